@@ -1,0 +1,207 @@
+//! One error type for everything a caller can be told: what went wrong, who has to act, whether trying
+//! again helps, and what to do.
+//!
+//! The codes are the wire's (`schemas/README.md`), append-only. A [`Kind`] decides side and retry once,
+//! so that the same failure reads the same in a log line, a reply and an exit message.
+
+use std::fmt;
+
+/// Who has to act on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Side {
+    /// The one who asked.
+    Gateway = 0,
+    /// An engine or its event stream.
+    Worker = 1,
+    /// The operating system under the daemon.
+    Kernel = 2,
+    /// The operator's configuration.
+    Config = 3,
+    /// The daemon itself, for a time (draining, overloaded) or by fault.
+    Daemon = 4,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $name:literal, $side:ident, $retryable:literal;)*) => {
+        /// What went wrong. The discriminant is the error code on the wire.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum Kind { $($(#[$doc])* $variant = $code,)* }
+
+        impl Kind {
+            /// Every kind, by code.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name used in logs, metrics and JSON.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Who has to act.
+            #[must_use]
+            pub const fn side(self) -> Side {
+                match self { $(Self::$variant => Side::$side,)* }
+            }
+
+            /// Whether the same request may succeed later, unchanged.
+            #[must_use]
+            pub const fn is_retryable(self) -> bool {
+                match self { $(Self::$variant => $retryable,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The body does not verify as the table its header names.
+    Malformed = 1, "malformed", Gateway, false;
+    /// The body is larger than the daemon accepts.
+    Oversized = 2, "oversized", Gateway, false;
+    /// The header's protocol version is not spoken here.
+    UnsupportedVersion = 3, "unsupported_version", Gateway, false;
+    /// The message kind, a feature bit or a field is not served here.
+    Unsupported = 4, "unsupported", Gateway, false;
+    /// A request came before hello.
+    HelloRequired = 5, "hello_required", Gateway, false;
+    /// A field has a value that means nothing.
+    InvalidArgument = 6, "invalid_argument", Gateway, false;
+    /// No such space.
+    UnknownSpace = 7, "unknown_space", Gateway, false;
+    /// Block size or window differ from the space's.
+    SchemeMismatch = 8, "scheme_mismatch", Gateway, false;
+    /// The request is only answered on the admin socket.
+    AdminOnly = 9, "admin_only", Gateway, false;
+    /// The session holds as many bookings as it may.
+    TooManyBookings = 10, "too_many_bookings", Gateway, true;
+    /// The request id is booked by another attempt that is still live.
+    BookingExists = 11, "booking_exists", Gateway, false;
+    /// The daemon is draining.
+    Draining = 12, "draining", Daemon, true;
+    /// A table of fixed size is full.
+    Overloaded = 13, "overloaded", Daemon, true;
+    /// The peer's user may not do this.
+    NotPermitted = 14, "not_permitted", Gateway, false;
+    /// The configuration cannot be used.
+    Config = 15, "config", Config, false;
+    /// A system call failed.
+    System = 16, "system", Kernel, false;
+    /// An event message could not be decoded.
+    Undecodable = 17, "undecodable", Worker, false;
+    /// The other end closed the connection or sent what cannot be trusted.
+    Connection = 18, "connection", Daemon, true;
+    /// Something here is broken.
+    Internal = 19, "internal", Daemon, false;
+}
+
+impl Kind {
+    /// The kind with this code on the wire.
+    #[must_use]
+    pub fn from_code(code: u16) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| *kind as u16 == code)
+    }
+}
+
+/// An error with the words a person needs.
+#[derive(Debug, thiserror::Error)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    remedy: String,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind`: what happened, and what to do about it.
+    #[must_use]
+    pub fn new(kind: Kind, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), remedy: remedy.into(), source: None }
+    }
+
+    /// The same error with its cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Who has to act.
+    #[must_use]
+    pub const fn side(&self) -> Side {
+        self.kind.side()
+    }
+
+    /// Whether the same request may succeed later, unchanged.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        self.kind.is_retryable()
+    }
+
+    /// What happened, without the remedy.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &str {
+        &self.remedy
+    }
+}
+
+impl fmt::Display for Error {
+    /// One line: kind, message, cause, remedy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.name(), self.message)?;
+        if let Some(source) = &self.source {
+            write!(f, ": {source}")?;
+        }
+        if !self.remedy.is_empty() {
+            write!(f, " ({})", self.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+/// `1 block`, `2 blocks`: a count as messages say it.
+#[must_use]
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What fallible functions of this crate return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_dense_from_one_and_round_trip() {
+        for (at, kind) in Kind::ALL.iter().enumerate() {
+            assert_eq!(*kind as usize, at + 1);
+            assert_eq!(Kind::from_code(*kind as u16), Some(*kind));
+        }
+        assert_eq!(Kind::from_code(0), None);
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0, 1, 2].map(|n| counted(n, "worker")), ["0 workers", "1 worker", "2 workers"]);
+    }
+
+    #[test]
+    fn display_is_one_line_with_the_remedy() {
+        let error = Error::new(Kind::System, "cannot bind /x", "remove it").caused_by(std::io::Error::other("in use"));
+        assert_eq!(error.to_string(), "system: cannot bind /x: in use (remove it)");
+    }
+}

@@ -1,0 +1,299 @@
+//! The sequence gate: what one batch's number and bytes say about the stream it belongs to.
+//!
+//! A pure state machine per publisher stream. It only judges; what a judgement does to the worker is
+//! decided by whoever feeds it (see `ingest`).
+//!
+//! | state | input | verdict | next state |
+//! |---|---|---|---|
+//! | Waiting | batch `n` | First{`n`, the last sequence of the connection before} | Live at `n`, remembers only `n` |
+//! | Waiting | disconnected | – | Waiting |
+//! | Live at `l` | batch `l+1` | InOrder | Live at `l+1` |
+//! | Live at `l` | batch `n > l+1` | Gap{expected `l+1`, got `n`, missed `n-l-1`} | Live at `n` |
+//! | Live at `l` | batch `n <= l`, remembered with the same bytes | Duplicate | unchanged |
+//! | Live at `l` | batch `n <= l`, remembered with other bytes, or not remembered | Restart{`n`, `l`} | Live at `n`, remembers only `n` |
+//! | Live at `l` | disconnected | – | Waiting, after `l` |
+//!
+//! A sequence is remembered while it is among the last [`GATE_PAYLOADS_REMEMBERED`] numbers up to `l` and
+//! was received. A batch of another incarnation has other bytes: every format carries a time stamp or
+//! a generation. What the gate cannot see: a restarted publisher whose first batch we receive is numbered
+//! exactly `l+1` and whose connection did not break. A restart breaks the connection, so the caller
+//! reports [`SequenceGate::disconnected`] before it feeds the first batch of the next one.
+
+use crate::ids::EventSeq;
+use crate::limits::GATE_PAYLOADS_REMEMBERED;
+
+/// What one batch is to its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The first batch since the stream was opened or its connection broke. From 0 it is the stream's
+    /// very first; any other number means that batches were sent before.
+    First {
+        /// Its sequence.
+        seq: EventSeq,
+        /// The last sequence of the connection before, if there was one that carried a batch.
+        before: Option<EventSeq>,
+    },
+    /// The next one. Apply it.
+    InOrder,
+    /// Applied before, byte for byte. Ignore it.
+    Duplicate,
+    /// Batches are missing before this one.
+    Gap {
+        /// The sequence that should have come.
+        expected: EventSeq,
+        /// The sequence that came.
+        got: EventSeq,
+        /// How many are missing.
+        missed: u64,
+    },
+    /// Another incarnation of the publisher is speaking: nothing said before it holds any more.
+    Restart {
+        /// Its first sequence that we see. From 0 nothing of it was missed.
+        seq: EventSeq,
+        /// The last sequence of the incarnation before.
+        before: EventSeq,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing received since the stream was opened or its connection broke.
+    Waiting { before: Option<EventSeq> },
+    /// Received up to and including `last`.
+    Live { last: EventSeq },
+}
+
+/// The gate of one stream. About 1 KiB; no allocation.
+#[derive(Clone, Debug)]
+pub struct SequenceGate {
+    state: State,
+    remembered: Remembered,
+}
+
+impl Default for SequenceGate {
+    fn default() -> Self {
+        Self { state: State::Waiting { before: None }, remembered: Remembered::default() }
+    }
+}
+
+impl SequenceGate {
+    /// Judges a batch by its sequence and a 64-bit hash of its payload, and moves on to it.
+    pub fn batch(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
+        let verdict = self.judge(seq, payload_hash);
+        match verdict {
+            Verdict::Duplicate => return verdict,
+            Verdict::First { .. } | Verdict::Restart { .. } => self.remembered = Remembered::default(),
+            Verdict::InOrder | Verdict::Gap { .. } => {}
+        }
+        self.remembered.insert(seq, payload_hash);
+        self.state = State::Live { last: seq };
+        verdict
+    }
+
+    fn judge(&self, seq: EventSeq, payload_hash: u64) -> Verdict {
+        match self.state {
+            State::Waiting { before } => Verdict::First { seq, before },
+            State::Live { last } if seq <= last => match self.remembered.get(seq, last) {
+                Some(hash) if hash == payload_hash => Verdict::Duplicate,
+                _ => Verdict::Restart { seq, before: last },
+            },
+            State::Live { last } => {
+                // `seq > last`, so `last + 1` exists.
+                let expected = EventSeq(last.0 + 1);
+                match seq.0 - expected.0 {
+                    0 => Verdict::InOrder,
+                    missed => Verdict::Gap { expected, got: seq, missed },
+                }
+            }
+        }
+    }
+
+    /// The connection broke: what comes next may be of another incarnation, and batches may be lost.
+    pub fn disconnected(&mut self) {
+        if let State::Live { last } = self.state {
+            self.state = State::Waiting { before: Some(last) };
+        }
+    }
+
+    /// The last sequence of the connection that is live; `None` before its first batch.
+    #[must_use]
+    pub fn last(&self) -> Option<EventSeq> {
+        match self.state {
+            State::Waiting { .. } => None,
+            State::Live { last } => Some(last),
+        }
+    }
+}
+
+/// Payload hashes by sequence, each in the place of its number modulo the capacity.
+#[derive(Clone, Debug)]
+struct Remembered([Option<(EventSeq, u64)>; GATE_PAYLOADS_REMEMBERED]);
+
+impl Default for Remembered {
+    fn default() -> Self {
+        Self([None; GATE_PAYLOADS_REMEMBERED])
+    }
+}
+
+impl Remembered {
+    fn place(seq: EventSeq) -> usize {
+        (seq.0 % GATE_PAYLOADS_REMEMBERED as u64) as usize
+    }
+
+    fn insert(&mut self, seq: EventSeq, payload_hash: u64) {
+        self.0[Self::place(seq)] = Some((seq, payload_hash));
+    }
+
+    /// The hash of `seq`'s payload. A place may still hold a number from before a gap, hence the window.
+    fn get(&self, seq: EventSeq, last: EventSeq) -> Option<u64> {
+        let (held, hash) = self.0[Self::place(seq)]?;
+        (held == seq && last.0 - seq.0 < GATE_PAYLOADS_REMEMBERED as u64).then_some(hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn gate_at(seqs: impl IntoIterator<Item = u64>) -> SequenceGate {
+        let mut gate = SequenceGate::default();
+        for seq in seqs {
+            gate.batch(EventSeq(seq), seq);
+        }
+        gate
+    }
+
+    #[test]
+    fn every_row_of_the_table() {
+        let seq = EventSeq;
+        let waiting = SequenceGate::default();
+        let mut broken = gate_at(5..=9);
+        broken.disconnected();
+        let rows: &[(&str, &SequenceGate, u64, u64, Verdict, u64)] = &[
+            ("from the start", &waiting, 0, 0, Verdict::First { seq: seq(0), before: None }, 0),
+            ("late", &waiting, 7, 0, Verdict::First { seq: seq(7), before: None }, 7),
+            ("next", &gate_at(0..=4), 5, 5, Verdict::InOrder, 5),
+            ("hole", &gate_at(0..=4), 9, 9, Verdict::Gap { expected: seq(5), got: seq(9), missed: 4 }, 9),
+            ("again", &gate_at(0..=4), 4, 4, Verdict::Duplicate, 4),
+            ("again, older", &gate_at(0..=4), 0, 0, Verdict::Duplicate, 4),
+            ("other bytes at the last", &gate_at(0..=4), 4, 99, Verdict::Restart { seq: seq(4), before: seq(4) }, 4),
+            ("other bytes at 0", &gate_at(0..=4), 0, 99, Verdict::Restart { seq: seq(0), before: seq(4) }, 0),
+            ("before we joined", &gate_at(5..=9), 3, 3, Verdict::Restart { seq: seq(3), before: seq(9) }, 3),
+            ("within a gap", &gate_at([0, 1, 9]), 5, 5, Verdict::Restart { seq: seq(5), before: seq(9) }, 5),
+            ("forgotten", &gate_at(0..=64), 0, 0, Verdict::Restart { seq: seq(0), before: seq(64) }, 0),
+            ("oldest remembered", &gate_at(0..=64), 1, 1, Verdict::Duplicate, 64),
+            ("too old after a gap", &gate_at([0, 1, 200]), 1, 1, Verdict::Restart { seq: seq(1), before: seq(200) }, 1),
+            ("after a break, next", &broken, 10, 10, Verdict::First { seq: seq(10), before: Some(seq(9)) }, 10),
+            ("after a break, 0", &broken, 0, 0, Verdict::First { seq: seq(0), before: Some(seq(9)) }, 0),
+            ("the last number", &gate_at([u64::MAX]), 0, 1, Verdict::Restart { seq: seq(0), before: seq(u64::MAX) }, 0),
+        ];
+        for (name, gate, seq, hash, verdict, last) in rows {
+            let mut gate = SequenceGate::clone(gate);
+            assert_eq!(gate.batch(EventSeq(*seq), *hash), *verdict, "{name}");
+            assert_eq!(gate.last(), Some(EventSeq(*last)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_new_incarnation_forgets_the_bytes_of_the_old_one() {
+        let mut gate = gate_at(0..=9);
+        assert_eq!(gate.batch(EventSeq(3), 99), Verdict::Restart { seq: EventSeq(3), before: EventSeq(9) });
+        assert_eq!(gate.batch(EventSeq(2), 2), Verdict::Restart { seq: EventSeq(2), before: EventSeq(3) });
+        gate.disconnected();
+        assert_eq!(gate.last(), None);
+        gate.batch(EventSeq(7), 7);
+        assert_eq!(gate.batch(EventSeq(2), 2), Verdict::Restart { seq: EventSeq(2), before: EventSeq(7) });
+    }
+
+    #[test]
+    fn breaking_twice_keeps_what_came_before() {
+        let mut gate = gate_at(0..=3);
+        gate.disconnected();
+        gate.disconnected();
+        assert_eq!(gate.batch(EventSeq(1), 5), Verdict::First { seq: EventSeq(1), before: Some(EventSeq(3)) });
+    }
+
+    /// The table of the module's docs with a map in place of a ring.
+    #[derive(Default)]
+    struct Model {
+        received: BTreeMap<u64, u64>,
+        last: Option<u64>,
+        before: Option<u64>,
+    }
+
+    impl Model {
+        fn batch(&mut self, seq: u64, hash: u64) -> Verdict {
+            let verdict = match self.last {
+                None => Verdict::First { seq: EventSeq(seq), before: self.before.map(EventSeq) },
+                Some(last) if seq == last + 1 => Verdict::InOrder,
+                Some(last) if seq > last => {
+                    Verdict::Gap { expected: EventSeq(last + 1), got: EventSeq(seq), missed: seq - last - 1 }
+                }
+                Some(last) => {
+                    let oldest = (last + 1).saturating_sub(GATE_PAYLOADS_REMEMBERED as u64);
+                    if seq >= oldest && self.received.get(&seq) == Some(&hash) {
+                        return Verdict::Duplicate;
+                    }
+                    Verdict::Restart { seq: EventSeq(seq), before: EventSeq(last) }
+                }
+            };
+            if matches!(verdict, Verdict::First { .. } | Verdict::Restart { .. }) {
+                self.received.clear();
+            }
+            self.received.insert(seq, hash);
+            self.last = Some(seq);
+            verdict
+        }
+
+        fn disconnected(&mut self) {
+            self.before = self.last.take().or(self.before);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Next,
+        Jump(u64),
+        Back(u64, bool),
+        Disconnect,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => Just(Step::Next),
+            1 => (0_u64..200).prop_map(Step::Jump),
+            3 => (0_u64..100, any::<bool>()).prop_map(|(by, other)| Step::Back(by, other)),
+            1 => Just(Step::Disconnect),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_gate_is_the_model(first in 0_u64..100, steps in prop::collection::vec(step(), 0..400)) {
+            let (mut gate, mut model) = (SequenceGate::default(), Model::default());
+            let mut at = first;
+            for step in steps {
+                let (seq, hash) = match step {
+                    Step::Next => (at + 1, (at + 1) * 3),
+                    Step::Jump(by) => (at + by, (at + by) * 3),
+                    Step::Back(by, other) => {
+                        let seq = at.saturating_sub(by);
+                        (seq, seq * 3 + u64::from(other))
+                    }
+                    Step::Disconnect => {
+                        gate.disconnected();
+                        model.disconnected();
+                        continue;
+                    }
+                };
+                at = seq;
+                prop_assert_eq!(gate.batch(EventSeq(seq), hash), model.batch(seq, hash));
+                prop_assert_eq!(gate.last(), model.last.map(EventSeq));
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! One event while its fields come in, in whatever order.
+
+use super::cursor::{Cursor, Type};
+use super::tokens::Tokens;
+use super::{Decoder, Result};
+use crate::event::batch::{Filling, SaltText, StoredHead, Text};
+use crate::event::error::Reason;
+use crate::event::{GroupKind, Medium, Oddity};
+use crate::ids::{EngineHash, GroupId, Tier};
+use crate::limits::{BLOCK_SIZE_TOKENS_MAX, NAME_BYTES_MAX};
+
+/// What a gateway puts before the salt it hands to vLLM, where Dynamo's frontend is that gateway.
+const SALT_PREFIX: &str = "dynamo-cache-salt:";
+
+/// The fields of events. The discriminant is a bit of [`Draft::seen`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Type,
+    BlockHashes,
+    Parent,
+    TokenIds,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    /// Position 7 of an array: vLLM's LoRA name, or SGLang's map with the salt.
+    LoraNameOrMetadata,
+    ExtraKeys,
+    GroupIndex,
+    SpecKind,
+    SlidingWindow,
+    Locality,
+    Ownership,
+    SessionId,
+    Lookahead,
+    CacheSalt,
+    BlockMedia,
+    MediaKeys,
+}
+
+impl Field {
+    pub(super) const fn from_key(key: &[u8]) -> Option<Self> {
+        Some(match key {
+            b"type" => Self::Type,
+            b"block_hashes" => Self::BlockHashes,
+            b"parent_block_hash" => Self::Parent,
+            b"token_ids" => Self::TokenIds,
+            b"block_size" => Self::BlockSize,
+            b"lora_id" => Self::LoraId,
+            b"medium" => Self::Medium,
+            b"lora_name" => Self::LoraName,
+            b"extra_keys" => Self::ExtraKeys,
+            b"group_idx" => Self::GroupIndex,
+            b"kv_cache_spec_kind" => Self::SpecKind,
+            b"kv_cache_spec_sliding_window" => Self::SlidingWindow,
+            b"locality" => Self::Locality,
+            b"ownership" => Self::Ownership,
+            b"session_id" => Self::SessionId,
+            b"lookahead_token_ids" => Self::Lookahead,
+            b"cache_salt" => Self::CacheSalt,
+            b"block_mm_infos" => Self::BlockMedia,
+            b"mm_keys" => Self::MediaKeys,
+            _ => return None,
+        })
+    }
+}
+
+/// The fields of a stored event that an engine always sends.
+const STORED_FIELDS: [Field; 4] = [Field::BlockHashes, Field::Parent, Field::TokenIds, Field::BlockSize];
+
+/// What is known of an event so far. Hashes and tokens are in the writer's open event.
+#[derive(Debug, Default)]
+pub(super) struct Draft<'p> {
+    seen: u32,
+    parent: Option<EngineHash>,
+    tokens: Tokens,
+    block_size: u32,
+    medium: Option<Medium>,
+    remote: bool,
+    pub(super) group: GroupId,
+    group_kind: GroupKind,
+    /// The adapter's name, unless absent or empty.
+    pub(super) lora: Option<&'p str>,
+    /// Whether an adapter's number was given.
+    lora_id: bool,
+    /// The salt under its own key, unless absent or empty.
+    pub(super) salt: Option<&'p str>,
+    /// Where the extra keys begin: they can only be read once the adapter's name is known.
+    extra_keys: Option<Cursor<'p>>,
+    block_media: Option<Cursor<'p>>,
+    media_keys: Option<Cursor<'p>>,
+}
+
+impl Draft<'_> {
+    /// Notes that a field came.
+    pub(super) fn mark(&mut self, field: Field) -> std::result::Result<(), Reason> {
+        if self.has(field) {
+            return Err(Reason::RepeatedField);
+        }
+        self.seen |= 1 << field as u32;
+        Ok(())
+    }
+
+    /// Whether a field came.
+    pub(super) const fn has(&self, field: Field) -> bool {
+        self.seen & (1 << field as u32) != 0
+    }
+
+    /// Whether the chain begins with this event.
+    pub(super) const fn is_root(&self) -> bool {
+        self.parent.is_none()
+    }
+
+    /// Where the blocks are; engines that do not say mean the device.
+    pub(super) fn medium(&self) -> Medium {
+        if self.remote { Medium::Remote } else { self.medium.unwrap_or(Medium::Tier(Tier::Device)) }
+    }
+}
+
+impl<'p> Decoder<'p, '_> {
+    /// Reads one field's value.
+    pub(super) fn field(&mut self, field: Field, draft: &mut Draft<'p>) -> Result<()> {
+        match field {
+            Field::BlockHashes => return self.block_hashes(),
+            Field::TokenIds => draft.tokens = self.token_ids()?,
+            _ if self.cursor.take_nil()? => {}
+            Field::Parent => draft.parent = Some(self.hash()?),
+            Field::BlockSize => draft.block_size = self.block_size()?,
+            Field::LoraId => draft.lora_id = self.lora_id()?,
+            Field::Medium => draft.medium = Some(medium_of(self.cursor.str_bytes()?)),
+            Field::LoraName => draft.lora = non_empty(self.cursor.str()?),
+            Field::LoraNameOrMetadata if self.cursor.peek()? == Type::Map => self.metadata(draft)?,
+            Field::LoraNameOrMetadata => draft.lora = non_empty(self.cursor.str()?),
+            Field::GroupIndex => draft.group = GroupId(self.cursor.u32()?),
+            Field::SpecKind => draft.group_kind = group_kind_of(self.cursor.str_bytes()?),
+            Field::Locality => draft.remote = self.cursor.str_bytes()?.eq_ignore_ascii_case(b"REMOTE"),
+            Field::CacheSalt => draft.salt = salt_of(self.cursor.str()?),
+            Field::ExtraKeys => draft.extra_keys = Some(self.set_aside()?),
+            Field::BlockMedia => draft.block_media = Some(self.set_aside()?),
+            Field::MediaKeys => draft.media_keys = Some(self.set_aside()?),
+            Field::Lookahead => {
+                if self.set_aside()?.array()? > 0 {
+                    self.writer.count(Oddity::LookaheadTokens);
+                }
+            }
+            Field::Type | Field::SlidingWindow | Field::Ownership | Field::SessionId => self.cursor.skip()?,
+        }
+        Ok(())
+    }
+
+    /// Passes over a value and tells where it began.
+    fn set_aside(&mut self) -> Result<Cursor<'p>> {
+        let value = self.cursor;
+        self.cursor.skip()?;
+        Ok(value)
+    }
+
+    fn block_hashes(&mut self) -> Result<()> {
+        let start = self.cursor;
+        let count = self.cursor.array()?;
+        self.writer.reserve_hashes(count).map_err(|reason| start.error(reason))?;
+        for _ in 0..count {
+            let hash = self.hash()?;
+            self.writer.push_hash(hash);
+        }
+        Ok(())
+    }
+
+    /// A block's hash: an integer by its two's complement, bytes by their last eight, big endian.
+    fn hash(&mut self) -> Result<EngineHash> {
+        let start = self.cursor;
+        if start.peek()? != Type::Bin {
+            return Ok(EngineHash(self.cursor.int()?.0));
+        }
+        let bytes = self.cursor.bin()?;
+        if bytes.is_empty() {
+            return Err(start.error(Reason::OutOfRange));
+        }
+        let last = &bytes[bytes.len().saturating_sub(8)..];
+        Ok(EngineHash(last.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))))
+    }
+
+    fn block_size(&mut self) -> Result<u32> {
+        let start = self.cursor;
+        let size = self.cursor.u32()?;
+        if size > BLOCK_SIZE_TOKENS_MAX { Err(start.error(Reason::OutOfRange)) } else { Ok(size) }
+    }
+
+    /// Whether the number names an adapter; engines count from 1.
+    fn lora_id(&mut self) -> Result<bool> {
+        if self.cursor.peek()? == Type::Int {
+            return Ok(self.cursor.int()?.0 != 0);
+        }
+        self.cursor.skip()?;
+        Ok(true)
+    }
+
+    fn metadata(&mut self, draft: &mut Draft<'p>) -> Result<()> {
+        for _ in 0..self.cursor.map()? {
+            if self.cursor.str_bytes()? != b"cache_salt" {
+                self.writer.count(Oddity::UnknownKey);
+                self.cursor.skip()?;
+            } else if !self.cursor.take_nil()? {
+                draft.salt = salt_of(self.cursor.str()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a stored event's fields together.
+    pub(super) fn close_stored(&mut self, draft: &Draft<'p>, start: Cursor<'p>) -> Result<()> {
+        if !STORED_FIELDS.iter().all(|field| draft.has(*field)) {
+            return Err(start.error(Reason::MissingField));
+        }
+        let said = self.extra_keys(draft, draft.extra_keys)?;
+        let unassigned = self.block_media(draft.block_media)?.or(self.media_keys(draft.media_keys)?);
+        let unusable = draft.tokens.mismatch(self.writer.tokens().len(), self.writer.hashes().len(), draft.block_size);
+        let filling = match unusable.or(said.unusable).or(unassigned) {
+            Some(oddity) => {
+                self.writer.count(oddity);
+                Filling::Unusable
+            }
+            None => Filling::Tokens { bigram: draft.tokens == Tokens::Pairs },
+        };
+        let (lora, salt) = self.names(draft, said.salt, start)?;
+        let head = StoredHead {
+            parent: draft.parent,
+            filling,
+            block_size: draft.block_size,
+            medium: draft.medium(),
+            group: draft.group,
+            group_kind: draft.group_kind,
+            lora,
+            salt,
+        };
+        self.writer.stored(head).map_err(|reason| start.error(reason))
+    }
+
+    /// The names that separate the chain from others. `said` is what the extra keys say of the salt.
+    fn names(
+        &mut self,
+        draft: &Draft<'p>,
+        said: std::result::Result<Option<&'p str>, Oddity>,
+        start: Cursor<'p>,
+    ) -> Result<(Option<Text>, SaltText)> {
+        let too_long = |name: Option<&str>| name.is_some_and(|name| name.len() > NAME_BYTES_MAX);
+        let salt = said.map(|salt| draft.salt.or(salt.and_then(salt_of)));
+        let salt = match salt {
+            _ if draft.lora.is_none() && draft.lora_id => Err(Oddity::NamelessLora),
+            Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(Oddity::OversizedName),
+            other => other,
+        };
+        let mut keep = |name: Option<&str>| {
+            let kept = name.filter(|name| name.len() <= NAME_BYTES_MAX).map(|name| self.writer.keep_text(name));
+            kept.transpose().map_err(|reason| start.error(reason))
+        };
+        let lora = keep(draft.lora)?;
+        let salt = match salt {
+            Ok(salt) => keep(salt)?.map_or(SaltText::Inherited, SaltText::Of),
+            Err(oddity) => {
+                self.writer.count(oddity);
+                SaltText::Unknown
+            }
+        };
+        Ok((lora, salt))
+    }
+}
+
+fn non_empty(name: &str) -> Option<&str> {
+    Some(name).filter(|name| !name.is_empty())
+}
+
+/// The salt as a gateway knows it.
+pub(super) fn salt_of(salt: &str) -> Option<&str> {
+    // The prefix alone is a salt too: taken for none it would show a salted prompt's blocks to everybody.
+    non_empty(salt.strip_prefix(SALT_PREFIX).filter(|salt| !salt.is_empty()).unwrap_or(salt))
+}
+
+/// The engines' names of where a block is, in any case.
+fn medium_of(name: &[u8]) -> Medium {
+    const NAMES: [(Tier, &[&str]); 4] = [
+        (Tier::Device, &["GPU", "DEVICE"]),
+        (Tier::Host, &["CPU", "CPU_PINNED", "CPU_TIER1"]),
+        (Tier::Disk, &["CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ"]),
+        (Tier::External, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
+    ];
+    let is_named = |names: &[&str]| names.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
+    NAMES.iter().find(|(_, names)| is_named(names)).map_or(Medium::Unknown, |(tier, _)| Medium::Tier(*tier))
+}
+
+/// vLLM's names of what a KV-cache group serves.
+const fn group_kind_of(name: &[u8]) -> GroupKind {
+    match name {
+        b"full_attention" | b"mla_attention" | b"sink_full_attention" => GroupKind::Main,
+        _ => GroupKind::Other,
+    }
+}

@@ -1,0 +1,148 @@
+//! What entered the engine's block hashes beside tokens.
+//!
+//! vLLM lists it per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
+//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, bytes for a
+//! digest of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
+
+use super::cursor::{Cursor, Type};
+use super::draft::Draft;
+use super::{Decoder, Result};
+use crate::event::Oddity;
+use crate::event::media::identifier_hash;
+
+/// What the extra keys say.
+#[derive(Debug)]
+pub(super) struct Said<'p> {
+    /// The salt, or why it cannot be told.
+    pub(super) salt: std::result::Result<Option<&'p str>, Oddity>,
+    /// Why the tokens are not the whole content, if they are not.
+    pub(super) unusable: Option<Oddity>,
+}
+
+impl<'p> Said<'p> {
+    /// A string that is not the adapter's name, in the block with this index.
+    fn candidate(&mut self, text: &'p str, may_be_salt: bool) {
+        self.salt = match self.salt {
+            Ok(None) if may_be_salt => Ok(Some(text)),
+            _ => Err(Oddity::AmbiguousSalt),
+        };
+    }
+}
+
+impl<'p> Decoder<'p, '_> {
+    /// Reads the extra keys that begin at `keys`; multimodal objects go to the open event.
+    pub(super) fn extra_keys(&mut self, draft: &Draft<'p>, keys: Option<Cursor<'p>>) -> Result<Said<'p>> {
+        let mut said = Said { salt: Ok(None), unusable: None };
+        let Some(mut cursor) = keys else { return Ok(said) };
+        for block in 0..cursor.array()? {
+            if cursor.take_nil()? {
+                continue;
+            }
+            // The name is one of the strings once; an equal salt remains.
+            let mut lora = draft.lora;
+            for _ in 0..cursor.array()? {
+                match cursor.peek()? {
+                    Type::Nil => cursor.skip()?,
+                    Type::Str => {
+                        let text = cursor.str()?;
+                        if lora == Some(text) {
+                            lora = None;
+                        } else if draft.salt.is_none() || draft.salt != super::draft::salt_of(text) {
+                            said.candidate(text, block == 0 && draft.is_root() && draft.salt.is_none());
+                        }
+                    }
+                    Type::Array => {
+                        let oddity = self.media_object(&mut cursor, block)?;
+                        said.unusable = said.unusable.or(oddity);
+                    }
+                    Type::Bin => {
+                        cursor.skip()?;
+                        said.unusable = said.unusable.or(Some(Oddity::PromptEmbeds));
+                    }
+                    _ => {
+                        cursor.skip()?;
+                        said.unusable = said.unusable.or(Some(Oddity::UnknownExtraKey));
+                    }
+                }
+            }
+        }
+        Ok(said)
+    }
+
+    /// `[identifier, offset]`. The offset is where the object begins relative to the block, and does not matter.
+    fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+        let mut object = *cursor;
+        cursor.skip()?;
+        if object.array()? != 2 || object.peek()? != Type::Str {
+            return Ok(Some(Oddity::UnknownExtraKey));
+        }
+        let hash = identifier_hash(object.str()?);
+        if object.peek()? != Type::Int {
+            return Ok(Some(Oddity::UnknownExtraKey));
+        }
+        self.block_object(object, block, hash)
+    }
+
+    /// Reads `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
+    pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+        let mut unusable = None;
+        let Some(mut cursor) = infos else { return Ok(None) };
+        for block in 0..cursor.array()? {
+            if cursor.take_nil()? {
+                continue;
+            }
+            for _ in 0..cursor.map()? {
+                if cursor.str_bytes()? != b"mm_objects" {
+                    cursor.skip()?;
+                    continue;
+                }
+                for _ in 0..cursor.array()? {
+                    unusable = self.hashed_object(&mut cursor, block)?.or(unusable);
+                }
+            }
+        }
+        Ok(unusable)
+    }
+
+    fn hashed_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+        let mut hash = None;
+        for _ in 0..cursor.map()? {
+            if cursor.str_bytes()? == b"mm_hash" {
+                hash = Some(cursor.int()?.0);
+            } else {
+                cursor.skip()?;
+            }
+        }
+        match hash {
+            Some(hash) => self.block_object(*cursor, block, hash),
+            None => Ok(Some(Oddity::UnassignedMedia)),
+        }
+    }
+
+    /// Assigns an object to a block of the open event.
+    fn block_object(&mut self, at: Cursor<'p>, block: usize, hash: u64) -> Result<Option<Oddity>> {
+        if block >= self.writer.hashes().len() {
+            return Ok(Some(Oddity::UnassignedMedia));
+        }
+        self.writer.push_media(block as u32, hash).map_err(|reason| at.error(reason))?;
+        Ok(None)
+    }
+
+    /// Reads `[[key…]|nil…]`, TensorRT-LLM's own keys: they say that objects are there, in a form that has no
+    /// agreed hash.
+    pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+        let mut unusable = None;
+        let Some(mut cursor) = keys else { return Ok(None) };
+        for _ in 0..cursor.array()? {
+            if cursor.take_nil()? {
+                continue;
+            }
+            let mut objects = cursor;
+            cursor.skip()?;
+            if objects.array()? > 0 {
+                unusable = Some(Oddity::UnassignedMedia);
+            }
+        }
+        Ok(unusable)
+    }
+}

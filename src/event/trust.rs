@@ -1,0 +1,368 @@
+//! What moves a worker between levels of trust: a pure state machine over [`TrustReason`]s.
+//!
+//! The level is the worst that any reason allows ([`TrustReason::cap`]), so only the set changes here:
+//!
+//! | input | adds | takes away |
+//! |---|---|---|
+//! | (at first) | joining | |
+//! | no event source | no_events | joining |
+//! | joined, or restarted, at sequence 0 | | everything but no_events and isolation_unknown; a relay's word |
+//! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed |
+//! | restarted at a later sequence | joined_late | what a restart at 0 takes away |
+//! | gap | gap | silent, misframed |
+//! | disconnected | disconnected | joining, silent, misframed |
+//! | a message without the frames of a batch | misframed | |
+//! | batch in its place: nothing is missing before it | | silent, misframed |
+//! | batch seen before | | silent |
+//! | undecodable | undecodable | |
+//! | an event of an unknown kind | unknown_events | |
+//! | a store refused, ambiguous or unbound; a bound reached | the reason named | |
+//! | another rank, another scheme, an unknown medium, a group without a rule | the reason named | |
+//! | a wire without a place for salts, hashes that cover more than the block | the reason named | |
+//! | silent | silent | |
+//! | a relay's word about its own view | (its reasons, its level as a cap) | (what it said before) |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, unknown_events |
+//!
+//! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
+//! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
+//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash) would be true again with the next block, so it stays until
+//! another incarnation of the engine has spoken from its first batch on.
+//!
+//! A batch that is not decoded, like one that a gap skipped, may have held removals. The worker is then
+//! `lower_bound` only because whoever reports it here also empties the worker (see `ingest`).
+
+use super::SourceTrust;
+use crate::ids::EventSeq;
+use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
+
+/// What was learnt about a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrustInput {
+    /// Its record names no event source.
+    NoEventSource,
+    /// The first batch of a connection, with its sequence.
+    Joined(EventSeq),
+    /// The first batch of another incarnation, with its sequence.
+    Restarted(EventSeq),
+    /// Batches are missing and the worker was emptied.
+    Gap,
+    /// A batch in its place.
+    Batch,
+    /// A batch that was seen before.
+    Duplicate,
+    /// A message without the frames of a batch, and so without a sequence.
+    Misframed,
+    /// The connection broke and the worker was emptied.
+    Disconnected,
+    /// Something arrived that lowers trust for the reason named, until what the table says takes it away.
+    Found(Finding),
+    /// A relay says what it believes of the view it publishes.
+    Source(SourceTrust),
+    /// No batch for longer than is configured.
+    Silent,
+    /// The engine dropped everything in every tier.
+    ClearedAllTiers,
+}
+
+/// What a batch or one of its events can show that lowers trust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A batch could not be decoded, and the worker was emptied.
+    Undecodable,
+    /// An event of an unknown kind: it may have been a removal.
+    UnknownEvents,
+    /// A store in another block size or window.
+    SchemeMismatch,
+    /// A store that binds a held hash elsewhere.
+    HashConflict,
+    /// A root chain announced again.
+    AmbiguousStore,
+    /// A store that cannot be bound to a chain.
+    UnknownRoot,
+    /// A bound on the worker's blocks.
+    CapacityBound,
+    /// A KV group without a rule.
+    Hybrid,
+    /// A medium that maps to no tier.
+    UnknownMedium,
+    /// A batch of another rank.
+    RankConflict,
+    /// An engine whose wire cannot say that a prompt was salted.
+    IsolationUnknown,
+    /// An engine whose block hashes cover tokens after the block.
+    LookaheadHash,
+}
+
+impl Finding {
+    /// The reason it gives.
+    #[must_use]
+    pub const fn reason(self) -> TrustReason {
+        match self {
+            Self::Undecodable => TrustReason::Undecodable,
+            Self::UnknownEvents => TrustReason::UnknownEvents,
+            Self::SchemeMismatch => TrustReason::SchemeMismatch,
+            Self::HashConflict => TrustReason::HashConflict,
+            Self::AmbiguousStore => TrustReason::AmbiguousStore,
+            Self::UnknownRoot => TrustReason::UnknownRoot,
+            Self::CapacityBound => TrustReason::CapacityBound,
+            Self::Hybrid => TrustReason::Hybrid,
+            Self::UnknownMedium => TrustReason::UnknownMedium,
+            Self::RankConflict => TrustReason::RankConflict,
+            Self::IsolationUnknown => TrustReason::IsolationUnknown,
+            Self::LookaheadHash => TrustReason::LookaheadHash,
+        }
+    }
+}
+
+/// Reasons that only the record or the wire's format can take away.
+const LASTING: [TrustReason; 2] = [TrustReason::NoEvents, TrustReason::IsolationUnknown];
+/// Reasons that any batch of a connection takes away.
+const UNTIL_A_BATCH: [TrustReason; 4] =
+    [TrustReason::Joining, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
+/// Reasons that speak of what the engine held, moot once it holds nothing.
+const UNTIL_CLEARED: [TrustReason; 8] = [
+    TrustReason::JoinedLate,
+    TrustReason::Gap,
+    TrustReason::Undecodable,
+    TrustReason::HashConflict,
+    TrustReason::AmbiguousStore,
+    TrustReason::UnknownRoot,
+    TrustReason::CapacityBound,
+    TrustReason::UnknownEvents,
+];
+
+/// The trust of one worker.
+#[derive(Clone, Debug)]
+pub struct WorkerTrust {
+    reasons: TrustReasons,
+    source: Option<SourceTrust>,
+    since_unix_ms: u64,
+    as_of: Option<(EventSeq, u64)>,
+}
+
+impl WorkerTrust {
+    /// Joining, since now (milliseconds of Unix time).
+    #[must_use]
+    pub fn new(now_unix_ms: u64) -> Self {
+        let reasons = [TrustReason::Joining].into_iter().collect();
+        Self { reasons, source: None, since_unix_ms: now_unix_ms, as_of: None }
+    }
+
+    /// Takes an input at a time (milliseconds of Unix time). Answers whether the level fell.
+    pub fn apply(&mut self, input: TrustInput, now_unix_ms: u64) -> bool {
+        let before = self.level();
+        self.change(input);
+        let after = self.level();
+        if after != before {
+            self.since_unix_ms = now_unix_ms;
+        }
+        after < before
+    }
+
+    fn change(&mut self, input: TrustInput) {
+        match input {
+            TrustInput::NoEventSource => {
+                self.take(&[TrustReason::Joining]);
+                self.reasons.insert(TrustReason::NoEvents);
+            }
+            TrustInput::Joined(EventSeq(0)) | TrustInput::Restarted(EventSeq(0)) => self.keep(&LASTING),
+            TrustInput::Joined(_) => {
+                self.take(&UNTIL_A_BATCH);
+                self.reasons.insert(TrustReason::JoinedLate);
+            }
+            TrustInput::Restarted(_) => {
+                self.keep(&LASTING);
+                self.reasons.insert(TrustReason::JoinedLate);
+            }
+            TrustInput::Gap => {
+                self.take(&[TrustReason::Silent, TrustReason::Misframed]);
+                self.reasons.insert(TrustReason::Gap);
+            }
+            TrustInput::Batch => self.take(&[TrustReason::Silent, TrustReason::Misframed]),
+            TrustInput::Duplicate => self.take(&[TrustReason::Silent]),
+            TrustInput::Misframed => self.reasons.insert(TrustReason::Misframed),
+            TrustInput::Disconnected => {
+                self.take(&[TrustReason::Joining, TrustReason::Silent, TrustReason::Misframed]);
+                self.reasons.insert(TrustReason::Disconnected);
+            }
+            TrustInput::Found(finding) => self.reasons.insert(finding.reason()),
+            TrustInput::Source(source) => self.source = Some(source),
+            TrustInput::Silent => self.reasons.insert(TrustReason::Silent),
+            TrustInput::ClearedAllTiers => self.take(&UNTIL_CLEARED),
+        }
+    }
+
+    fn take(&mut self, reasons: &[TrustReason]) {
+        for reason in reasons {
+            self.reasons.remove(*reason);
+        }
+    }
+
+    /// Forgets everything but these: another incarnation is speaking.
+    fn keep(&mut self, reasons: &[TrustReason]) {
+        self.reasons = self.reasons.iter().filter(|held| reasons.contains(held)).collect();
+        self.source = None;
+    }
+
+    /// The index has applied everything up to a batch, at a time (milliseconds of Unix time).
+    pub fn applied(&mut self, seq: EventSeq, now_unix_ms: u64) {
+        self.as_of = Some((seq, now_unix_ms));
+    }
+
+    /// The level its reasons allow.
+    #[must_use]
+    pub fn level(&self) -> TrustLevel {
+        let own = self.reasons.cap();
+        self.source.map_or(own, |source| own.min(source.level))
+    }
+
+    /// Why not more.
+    #[must_use]
+    pub const fn reasons(&self) -> TrustReasons {
+        match self.source {
+            Some(source) => self.reasons.union(source.reasons),
+            None => self.reasons,
+        }
+    }
+
+    /// What readers are to see.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        Trust {
+            level: self.level(),
+            reasons: self.reasons(),
+            since_unix_ms: self.since_unix_ms,
+            as_of_seq: self.as_of.map(|(seq, _)| seq),
+            as_of_unix_ms: self.as_of.map_or(0, |(_, at)| at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TrustReason as R;
+
+    const ALL_FOUND: [Finding; 12] = [
+        Finding::Undecodable,
+        Finding::UnknownEvents,
+        Finding::SchemeMismatch,
+        Finding::HashConflict,
+        Finding::AmbiguousStore,
+        Finding::UnknownRoot,
+        Finding::CapacityBound,
+        Finding::Hybrid,
+        Finding::UnknownMedium,
+        Finding::RankConflict,
+        Finding::IsolationUnknown,
+        Finding::LookaheadHash,
+    ];
+
+    fn after(inputs: &[TrustInput]) -> WorkerTrust {
+        let mut trust = WorkerTrust::new(0);
+        for input in inputs {
+            trust.apply(*input, 0);
+        }
+        trust
+    }
+
+    #[test]
+    fn every_row_of_the_table() {
+        use TrustInput::{
+            Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, Misframed, NoEventSource, Restarted,
+            Silent,
+        };
+        let at = EventSeq;
+        let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
+            (&[], TrustLevel::Unproven, &[R::Joining]),
+            (&[NoEventSource], TrustLevel::None, &[R::NoEvents]),
+            (&[Joined(at(0))], TrustLevel::Exact, &[]),
+            (&[Joined(at(4))], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(4)), Restarted(at(0))], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Restarted(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(0)), Gap], TrustLevel::LowerBound, &[R::Gap]),
+            (&[Joined(at(0)), Gap, Batch], TrustLevel::LowerBound, &[R::Gap]),
+            (&[Joined(at(4)), Gap, ClearedAllTiers], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Gap, Restarted(at(0))], TrustLevel::Exact, &[]),
+            (&[Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
+            (&[Joined(at(0)), Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
+            (&[Joined(at(0)), Disconnected, Joined(at(9))], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(0)), Disconnected, Joined(at(0))], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Gap, Disconnected, Joined(at(9))], TrustLevel::LowerBound, &[R::JoinedLate, R::Gap]),
+            (&[Joined(at(0)), Silent], TrustLevel::Unproven, &[R::Silent]),
+            (&[Joined(at(0)), Silent, Batch], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Silent, Duplicate], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Misframed], TrustLevel::Unproven, &[R::Misframed]),
+            (&[Joined(at(0)), Misframed, Duplicate], TrustLevel::Unproven, &[R::Misframed]),
+            (&[Joined(at(0)), Misframed, Batch], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Misframed, Gap], TrustLevel::LowerBound, &[R::Gap]),
+            (&[Misframed, Joined(at(0))], TrustLevel::Exact, &[]),
+            (&[Misframed, Joined(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(0)), Misframed, ClearedAllTiers], TrustLevel::Unproven, &[R::Misframed]),
+            (&[Joined(at(0)), Silent, Gap], TrustLevel::LowerBound, &[R::Gap]),
+            (&[Joined(at(0)), Silent, Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
+            (&[Joined(at(0)), Found(Finding::Hybrid), ClearedAllTiers], TrustLevel::Unproven, &[R::Hybrid]),
+            (&[Joined(at(0)), Found(Finding::Hybrid), Restarted(at(0))], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Found(Finding::Hybrid), Restarted(at(1))], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (
+                &[Joined(at(0)), Found(Finding::IsolationUnknown), Restarted(at(0))],
+                TrustLevel::Unproven,
+                &[R::IsolationUnknown],
+            ),
+        ];
+        for (inputs, level, reasons) in rows {
+            let trust = after(inputs);
+            assert_eq!(trust.level(), *level, "{inputs:?}");
+            assert_eq!(trust.reasons(), reasons.iter().copied().collect(), "{inputs:?}");
+        }
+    }
+
+    #[test]
+    fn every_finding_lowers_and_a_clear_takes_away_only_the_past() {
+        for finding in ALL_FOUND {
+            let found = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Found(finding)]);
+            assert_eq!(found.reasons(), [finding.reason()].into_iter().collect());
+            assert!(found.level() < TrustLevel::Exact, "{finding:?}");
+            let mut cleared = found.clone();
+            cleared.apply(TrustInput::ClearedAllTiers, 1);
+            let of_the_past = matches!(
+                finding,
+                Finding::Undecodable
+                    | Finding::UnknownEvents
+                    | Finding::HashConflict
+                    | Finding::AmbiguousStore
+                    | Finding::UnknownRoot
+                    | Finding::CapacityBound
+            );
+            assert_eq!(cleared.reasons().is_empty(), of_the_past, "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_relay_caps_what_we_believe() {
+        let source =
+            SourceTrust { level: TrustLevel::LowerBound, reasons: [R::JoinedLate, R::Gap].into_iter().collect() };
+        let mut trust = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Source(source)]);
+        assert_eq!((trust.level(), trust.reasons()), (TrustLevel::LowerBound, source.reasons));
+        trust.apply(TrustInput::ClearedAllTiers, 0);
+        assert_eq!(trust.level(), TrustLevel::LowerBound, "only the relay can take its word back");
+        trust.apply(TrustInput::Source(SourceTrust { level: TrustLevel::Exact, reasons: TrustReasons::NONE }), 0);
+        assert_eq!((trust.level(), trust.reasons()), (TrustLevel::Exact, TrustReasons::NONE));
+    }
+
+    #[test]
+    fn since_moves_with_the_level_and_as_of_with_the_batch() {
+        let mut trust = WorkerTrust::new(5);
+        assert_eq!((trust.trust().since_unix_ms, trust.trust().as_of_seq), (5, None));
+        assert!(!trust.apply(TrustInput::Joined(EventSeq(0)), 7), "it rose");
+        trust.applied(EventSeq(0), 7);
+        assert!(!trust.apply(TrustInput::Batch, 8));
+        trust.applied(EventSeq(1), 8);
+        let seen = trust.trust();
+        assert_eq!((seen.since_unix_ms, seen.as_of_seq, seen.as_of_unix_ms), (7, Some(EventSeq(1)), 8));
+        assert!(trust.apply(TrustInput::Gap, 9), "it fell");
+        assert!(!trust.apply(TrustInput::Found(Finding::UnknownRoot), 10), "same level, one more reason");
+        assert_eq!(trust.trust().since_unix_ms, 9);
+        assert_eq!(trust.trust().as_of_seq, Some(EventSeq(1)), "a gap applies nothing");
+    }
+}

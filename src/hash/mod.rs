@@ -1,0 +1,84 @@
+//! Tokens into block hashes, pure and bit for bit what other routers of this kind compute.
+//!
+//! A block's **local hash** is XXH3-64 over its tokens as little-endian u32 and, sorted, the hashes of the
+//! multimodal objects it touches (little-endian u64), under the [`seed`] of its LoRA adapter and cache salt. The
+//! position of a block does not enter it. A **sequence hash** chains local hashes:
+//! `s[0] = l[0]`, `s[i] = xxh3(s[i-1] || l[i])` under the plain seed 1337.
+//!
+//! XXH3 is public and not keyed: whoever may choose prompts can make two blocks collide.
+
+mod media;
+mod scalar;
+
+pub use media::placeholder_token;
+
+use crate::ids::{LocalHash, Scheme, Seed, SequenceHash, Window};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+#[cfg(target_endian = "big")]
+compile_error!("tokens and hashes are viewed in place as little-endian bytes");
+
+/// The seed of a chain with neither LoRA nor salt, and of every sequence hash.
+pub const SEED_BASE: u64 = 1337;
+/// Bytes of one token id.
+pub const TOKEN_BYTES: usize = 4;
+
+/// The seed of chains under this LoRA adapter and cache salt. An empty name means the same as none.
+#[must_use]
+pub fn seed(lora: Option<&str>, salt: Option<&str>) -> Seed {
+    let mut seed = SEED_BASE;
+    if let Some(name) = lora.filter(|name| !name.is_empty()) {
+        seed = seed.wrapping_add(xxh3_64_with_seed(name.as_bytes(), 0));
+    }
+    if let Some(salt) = salt.filter(|salt| !salt.is_empty()) {
+        seed = seed.wrapping_add(xxh3_64_with_seed(salt.as_bytes(), 1));
+    }
+    Seed(seed)
+}
+
+/// How many whole blocks `token_count` tokens make. A bigram block needs the token after its last.
+///
+/// A block size of 0 makes none.
+#[must_use]
+pub fn block_count(token_count: usize, scheme: Scheme) -> usize {
+    let overlap = match scheme.window {
+        Window::Plain => 0,
+        Window::Bigram => 1,
+    };
+    token_count.saturating_sub(overlap).checked_div(scheme.block_size as usize).unwrap_or(0)
+}
+
+/// Token ids as the bytes that [`local_hashes`] reads, without copying.
+#[must_use]
+pub fn token_bytes(tokens: &[u32]) -> &[u8] {
+    bytemuck::cast_slice(tokens)
+}
+
+/// Clears `out` and fills it with the local hash of every whole block.
+///
+/// `tokens_le` are little-endian u32 token ids at any alignment; what does not fill a block is ignored.
+/// `media` are (block index, object hash) in any order; those of blocks that are not whole are ignored.
+/// Allocates nothing once `out` is large enough; unsorted `media` are sorted in a buffer the thread keeps.
+pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32, u64)], out: &mut Vec<LocalHash>) {
+    out.clear();
+    if media.is_empty() {
+        scalar::local_hashes(scheme, seed, tokens_le, out);
+    } else {
+        media::with_sorted(media, |sorted| media::local_hashes(scheme, seed, tokens_le, sorted, out));
+    }
+}
+
+/// Clears `out` and fills it with the chain over `locals`, one sequence hash per local hash.
+pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {
+    out.clear();
+    scalar::sequence_hashes(locals, out);
+}
+
+/// The sequence hash of a block from that of the block before it and its own local hash.
+#[must_use]
+pub fn chain(previous: SequenceHash, local: LocalHash) -> SequenceHash {
+    scalar::chain(previous, local)
+}
+
+#[cfg(test)]
+mod tests;

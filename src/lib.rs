@@ -1,0 +1,44 @@
+//! **Which worker should run this prompt?** A gateway asks over a Unix socket; kvrouted answers from two
+//! pictures it keeps up to date: an index of the KV-cache blocks in every engine, fed by the events that
+//! engines publish over ZeroMQ, and a load per worker, fed by what gateways book and free.
+//!
+//! # The two flows
+//!
+//! ```text
+//! write   ZMQ frames → ingest → event (decode, sequence gate) → hash → index writer → published to readers
+//! read    socket frame → serve → wire → hash → index + load + fleet → route (filter, cost, select, book) → reply
+//! ```
+//!
+//! * **Write.** A worker's shard follows from its id and rank alone. Each shard has one ingest thread, which
+//!   reads the publishers' sockets and is the only one to change its part of every index: an event stays on
+//!   one thread from the socket to the index.
+//! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. No
+//!   lock is taken until something is booked.
+//! * **Control.** The main thread accepts connections and hands them to cores, answers the admin socket and
+//!   `/metrics`, expires bookings, and drains on SIGTERM.
+//!
+//! # Who may depend on whom
+//!
+//! ```text
+//! main → cli → {daemon, demo} → {serve, ingest, client} → {wire, config} → route
+//!      → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
+//! ```
+//!
+//! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
+//! holds the arrows to what is written here.
+//!
+//! A newcomer reads [`route`] (the decision), then [`index`] (what is promised about it), then
+//! [`event::gate`] (why a gap cannot make the index lie).
+
+// What everything is named and bounded by.
+pub mod error;
+pub mod ids;
+pub mod limits;
+pub mod trust;
+
+// The write flow, in its order.
+pub mod event;
+pub mod hash;
+
+// The read flow, from the decision outwards.
+pub mod schema_generated;

@@ -1,0 +1,184 @@
+//! Every bound of the daemon, units last. What an operator may change lives in `config` and is checked
+//! against these.
+
+/// Bytes of the frame header.
+pub const FRAME_HEADER_BYTES: usize = 16;
+/// Frames and flatbuffers are padded to this, so that the next header is aligned too.
+pub const FRAME_ALIGN_BYTES: usize = 8;
+/// A body beyond this cannot be meant: the connection is closed instead of skipping that much.
+pub const FRAME_BODY_BYTES_CEILING: u32 = 256 << 20;
+/// Largest body answered, unless configured lower or higher (below the ceiling).
+pub const FRAME_BODY_BYTES_MAX_DEFAULT: u32 = 8 << 20;
+/// What a connection's receive buffer starts with; it grows to one frame of the configured maximum.
+pub const RECEIVE_BUFFER_BYTES_MIN: usize = 64 << 10;
+/// What a connection's receive buffer keeps between large frames; what is beyond is given back at once.
+pub const RECEIVE_BUFFER_BYTES_KEPT: usize = 1 << 20;
+/// Reads without a large frame after which a receive buffer shrinks to its minimum.
+pub const RECEIVE_BUFFER_READS_KEPT: u32 = 64;
+/// Reads that one connection may take in a row before the others of its core have their turn.
+pub const READS_PER_TURN_MAX: u32 = 16;
+/// Frames of one connection that may be answered in a row before the others of its core have their turn.
+pub const FRAMES_PER_TURN_MAX: u32 = 64;
+/// A connection stops reading until its replies are written once this much waits.
+pub const REPLY_BUFFER_BYTES_MAX: usize = 4 << 20;
+/// What a connection's reply buffer keeps once its replies are written.
+pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
+/// Bytes of an error's message or remedy on the wire; what is longer is cut.
+pub const ERROR_TEXT_BYTES_MAX: usize = 1 << 10;
+/// Bytes of a request beside its prompt, allow-list and multimodal hashes apart.
+pub const REQUEST_OVERHEAD_BYTES_MAX: u32 = 64 << 10;
+/// Nesting of a frame's tables.
+pub const FRAME_TABLE_DEPTH_MAX: usize = 8;
+/// Tables in one request.
+pub const REQUEST_TABLES_MAX: usize = 1 << 12;
+/// Connections of one daemon, over all cores.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Connections of the admin socket.
+pub const ADMIN_CONNECTIONS_MAX: usize = 64;
+/// Connections the kernel keeps waiting for the acceptor.
+pub const LISTEN_BACKLOG: i32 = 1024;
+/// Permission bits of the routing socket's file: its owner and group may route.
+pub const ROUTING_SOCKET_MODE_DEFAULT: u32 = 0o660;
+/// Permission bits of the admin socket's file: its owner may administer.
+pub const ADMIN_SOCKET_MODE_DEFAULT: u32 = 0o600;
+/// Entries of a core's submission queue; its completion queue is twice that.
+pub const URING_ENTRIES: u32 = 4096;
+/// How long the io_uring probe may take, milliseconds.
+pub const IO_PROBE_MS_MAX: u64 = 500;
+/// How long a core waits for connections that were cut at the drain deadline, milliseconds.
+pub const DRAIN_GRACE_MS: u64 = 200;
+/// How long the acceptor rests after a failed accept, milliseconds.
+pub const ACCEPT_REST_MS: u64 = 100;
+/// Log lines of one sort that peers may cause within [`LOG_WINDOW_MS`].
+pub const LOG_LINES_PER_WINDOW_MAX: u32 = 10;
+/// Length of the window in which such lines are counted, milliseconds.
+pub const LOG_WINDOW_MS: u64 = 10_000;
+/// Longest wait for another daemon that is binding a socket in the same directory, milliseconds.
+pub const BIND_LOCK_MS_MAX: u64 = 2_000;
+/// How long to rest before asking for that lock again, milliseconds.
+pub const BIND_LOCK_REST_MS: u64 = 10;
+/// Open connections to the metrics port; more wait in the kernel.
+pub const METRICS_CONNECTIONS_MAX: usize = 64;
+/// How long a connection to the metrics port may stay, milliseconds: it holds one of the few places.
+pub const METRICS_CONNECTION_MS_MAX: u64 = 10_000;
+/// Messages (connections, drain) that may wait in one core's mailbox.
+pub const MAILBOX_MESSAGES_MAX: usize = 1024;
+/// Bytes of a Unix socket's path: `sun_path` holds 108 with its terminator.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Serving threads of one daemon.
+pub const CORES_MAX: usize = 256;
+/// Longest configurable wait for replies under way when the daemon stops, milliseconds.
+pub const DRAIN_MS_CEILING: u64 = 600_000;
+
+/// Tokens of one prompt.
+pub const PROMPT_TOKENS_MAX: usize = 1 << 21;
+/// Blocks of one prompt.
+pub const PROMPT_BLOCKS_MAX: usize = PROMPT_TOKENS_MAX;
+/// Bytes of a LoRA name, salt, request id, model, namespace or client name.
+pub const NAME_BYTES_MAX: usize = 256;
+/// Multimodal hashes of one prompt.
+pub const MEDIA_HASHES_MAX: usize = 1 << 16;
+/// Candidates listed in one reply.
+pub const CANDIDATES_MAX: usize = WORKERS_MAX;
+/// Entries of an allow-list.
+pub const ALLOW_LIST_MAX: usize = WORKERS_MAX;
+/// Workers in one page of a workers or status reply.
+pub const WORKERS_PAGE_MAX: usize = 256;
+
+/// Tokens per block.
+pub const BLOCK_SIZE_TOKENS_MAX: u32 = 1 << 16;
+/// What a decision by load alone counts as a block while the space's scheme is unknown.
+pub const NOMINAL_BLOCK_SIZE_TOKENS: u32 = 16;
+/// Workers (ranks) of one daemon.
+pub const WORKERS_MAX: usize = 4096;
+/// Spaces of one daemon.
+pub const SPACES_MAX: usize = 256;
+/// Ingest shards of one daemon.
+pub const SHARDS_MAX: usize = 64;
+/// Blocks bound for one worker over all tiers, unless its record says otherwise.
+pub const WORKER_BLOCKS_MAX_DEFAULT: u64 = 16 << 20;
+/// Blocks that a worker's record may claim or allow.
+pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
+/// Tokens one worker may batch in a step.
+pub const BATCHED_TOKENS_CEILING: u64 = 1 << 32;
+/// Taints of one worker.
+pub const TAINTS_MAX: usize = 64;
+/// Blocks of one worker that wait for a parent.
+pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
+/// KV groups of one worker's tier.
+pub const GROUPS_MAX: usize = 32;
+/// Engine hashes of one worker that may name the same content after the same parent.
+pub const ALIASES_MAX: usize = 8;
+/// Lanes of one shard that were cleared and not yet swept; beyond it a clear waits for the sweep.
+pub const RETIRED_LANES_MAX: usize = 256;
+
+/// Bytes of one event message; what is larger is skipped and counted.
+pub const EVENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Blocks of one event batch.
+pub const EVENT_BATCH_BLOCKS_MAX: usize = 1 << 20;
+/// Tokens of one event batch.
+pub const EVENT_BATCH_TOKENS_MAX: usize = 1 << 24;
+/// Events of one event batch.
+pub const EVENT_BATCH_EVENTS_MAX: usize = 1 << 18;
+/// Multimodal objects of one event batch.
+pub const EVENT_BATCH_MEDIA_MAX: usize = 1 << 18;
+/// Bytes of the LoRA names and salts of one event batch.
+pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
+/// Nesting of a msgpack value that is skipped.
+pub const MSGPACK_DEPTH_MAX: usize = 16;
+/// Payload hashes remembered per stream, to tell a duplicate from another incarnation.
+pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
+/// KV groups of one worker that are remembered as not main attention.
+pub const OTHER_GROUPS_MAX: usize = 256;
+/// Engine hashes of one worker that are remembered as contradicted; beyond it every parent counts as one.
+pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
+/// Payload bytes taken from one publisher before the next has its turn.
+pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
+/// Messages taken from one publisher before the next has its turn.
+pub const INGEST_TURN_MESSAGES_MAX: usize = 256;
+/// Messages libzmq keeps for one publisher before it drops; engines send with the same mark.
+pub const ZMQ_RECEIVE_MESSAGES_MAX: i32 = 100_000;
+/// Message size at which libzmq drops the connection: above what is skipped and counted, yet bounded.
+pub const ZMQ_MESSAGE_BYTES_MAX: i64 = 2 * EVENT_MESSAGE_BYTES_MAX as i64;
+/// Commands that may wait for one ingest thread.
+pub const INGEST_COMMANDS_MAX: usize = 64;
+/// Blocks that an ingest thread sweeps for each space between two turns.
+pub const INGEST_SWEEP_BLOCKS: usize = 8192;
+/// Publishers of one ZeroMQ context: libzmq allows 1023 sockets, a publisher takes three.
+pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
+/// File descriptors a publisher takes.
+pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
+
+/// Bookings of one session.
+pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
+/// Bookings of one daemon.
+pub const BOOKINGS_MAX: usize = 1 << 20;
+/// How often bookings are looked through for what has to end.
+pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
+/// Bookings dropped for their age before others are let in between.
+pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 4096;
+/// Sessions of one daemon.
+pub const SESSIONS_MAX: usize = 1 << 16;
+
+/// Longest configurable time of a booking or a session, seconds.
+pub const BOOKING_S_CEILING: u64 = 86_400;
+/// Longest configurable wait for a worker's events, milliseconds.
+pub const EVENTS_MS_CEILING: u64 = 86_400_000;
+
+const _: () = assert!(FRAME_HEADER_BYTES.is_multiple_of(FRAME_ALIGN_BYTES));
+const _: () = assert!(FRAME_BODY_BYTES_MAX_DEFAULT < FRAME_BODY_BYTES_CEILING);
+const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN > FRAME_HEADER_BYTES);
+// A connection has one operation in flight at most, so its core's completion queue never overflows.
+const _: () = assert!(CONNECTIONS_MAX <= URING_ENTRIES as usize * 2);
+const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN <= RECEIVE_BUFFER_BYTES_KEPT);
+const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
+// A prompt of the largest size fits a frame: 4 bytes a token and 64 KiB for the rest.
+const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEILING as usize);
+// The arenas of a batch are addressed by u32.
+const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
+const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
+const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
+const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
+const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
+const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
+const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");

@@ -1,0 +1,19 @@
+//! What the schema compiler wrote, included once and exempt from the lints and formatting that hold
+//! elsewhere. `scripts/gen-schemas` writes the files; `tests/schemas.rs` fails when they are stale.
+
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
+#[rustfmt::skip]
+mod kv_events_generated;
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
+#[rustfmt::skip]
+mod routing_generated;
+
+/// `schemas/kv_events.fbs`: what a worker says.
+pub mod events {
+    pub use super::kv_events_generated::kvrouted::events::*;
+}
+
+/// `schemas/routing.fbs`: what a gateway and the daemon say to each other.
+pub mod routing {
+    pub use super::routing_generated::kvrouted::routing::*;
+}

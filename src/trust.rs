@@ -1,0 +1,308 @@
+//! How much an answer about a worker may be believed, and why.
+//!
+//! A level and a set of reasons; both travel with every candidate of every reply. What moves a worker
+//! between levels is `event::trust`; this file is only the vocabulary.
+
+use std::fmt;
+
+/// Belief in what the index holds for a worker. The order is the order of trust.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum TrustLevel {
+    /// No event stream, and nothing guessed in its place.
+    #[default]
+    None = 0,
+    /// Guessed from our own decisions; the engine says nothing.
+    Predicted = 1,
+    /// Something may be wrong either way; the reasons say what.
+    Unproven = 2,
+    /// Every block reported is held; more may be.
+    LowerBound = 3,
+    /// Exactly what the engine held at the sequence the answer names.
+    Exact = 4,
+}
+
+impl TrustLevel {
+    /// The name used in JSON, logs and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Predicted => "predicted",
+            Self::Unproven => "unproven",
+            Self::LowerBound => "lower_bound",
+            Self::Exact => "exact",
+        }
+    }
+
+    /// The level with this number, if there is one.
+    #[must_use]
+    pub const fn from_u8(value: u8) -> Option<Self> {
+        Some(match value {
+            0 => Self::None,
+            1 => Self::Predicted,
+            2 => Self::Unproven,
+            3 => Self::LowerBound,
+            4 => Self::Exact,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for TrustLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $bit:literal, $name:literal, $cap:ident, $remedy:literal;)*) => {
+        /// Why a worker's trust is not `exact`. The discriminant is the bit's number on the wire; append only.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum TrustReason { $($(#[$doc])* $variant = $bit,)* }
+
+        impl TrustReason {
+            /// Every reason, by bit number.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name used in JSON, logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The best level a worker with this reason can have.
+            #[must_use]
+            pub const fn cap(self) -> TrustLevel {
+                match self { $(Self::$variant => TrustLevel::$cap,)* }
+            }
+
+            /// What an operator can do about it.
+            #[must_use]
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$variant => $remedy,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Nothing received from the worker yet.
+    Joining = 0, "joining", Unproven, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
+    /// The first batch seen was not the stream's first.
+    JoinedLate = 1, "joined_late", LowerBound, "start kvrouted before the engine, or clear the engine's prefix cache once";
+    /// Sequences are missing and could not be fetched again; the worker was emptied.
+    Gap = 2, "gap", LowerBound, "raise the engine's hwm, or clear its prefix cache once";
+    /// The connection to the publisher broke; the worker was emptied.
+    Disconnected = 3, "disconnected", Unproven, "check that the engine runs and that its endpoint is reachable";
+    /// A message could not be decoded and was skipped.
+    Undecodable = 4, "undecodable", LowerBound, "check that the engine's version is supported; the log names the first bad field";
+    /// Blocks of another block size or window arrived and were refused.
+    SchemeMismatch = 5, "scheme_mismatch", LowerBound, "give the engine the space's block size, or the worker a space of its own";
+    /// A stored event bound a held hash to another place and was refused.
+    HashConflict = 6, "hash_conflict", LowerBound, "check that one endpoint is not shared by two engines";
+    /// A root chain was announced again; whether that is a second copy cannot be told.
+    AmbiguousStore = 7, "ambiguous_store", LowerBound, "none needed; the worker is exact again once its cache is cleared";
+    /// Blocks arrived whose chain, and so whose salt, is unknown; they were not bound.
+    UnknownRoot = 8, "unknown_root", LowerBound, "none needed where the stream was joined late; otherwise report it with a capture";
+    /// A bound on this worker's blocks was reached; blocks were refused.
+    CapacityBound = 9, "capacity_bound", LowerBound, "raise the bound that the log names, or check the worker's capacity in blocks";
+    /// The engine has KV groups that no rule covers yet.
+    Hybrid = 10, "hybrid", Unproven, "overlap of hybrid models is not proven yet; route by load or accept the risk";
+    /// Blocks in a medium that maps to no tier were ignored.
+    UnknownMedium = 11, "unknown_medium", LowerBound, "report the medium's name; its blocks are not counted";
+    /// Two live streams claim the worker, or its rank changed; the later one is refused.
+    RankConflict = 12, "rank_conflict", LowerBound, "give every data-parallel rank its own endpoint and dp_rank";
+    /// No batch for longer than the configured silence.
+    Silent = 13, "silent", Unproven, "check the engine; raise ingest.silence_ms_max if it is merely idle";
+    /// The worker publishes no events.
+    NoEvents = 14, "no_events", None, "give the worker's record an events endpoint";
+    /// The index moved under the query more often than it was willing to look again.
+    ReadContended = 15, "read_contended", Unproven, "retry; if it persists spread workers over more shards";
+    /// Sequences are missing and are being fetched.
+    Recovering = 16, "recovering", Unproven, "wait; recovery is bounded in time";
+    /// The engine's wire cannot say that a prompt was salted.
+    IsolationUnknown = 17, "isolation_unknown", Unproven, "state in the space's record that no cache salts are used";
+    /// Something was said that cannot be read, and it may have been a removal.
+    UnknownEvents = 18, "unknown_events", Unproven, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
+    /// The engine's block hashes cover tokens after the block, so a block may fit a prompt only in part.
+    LookaheadHash = 19, "lookahead_hash", Unproven, "none needed; a match may be too long by the last block, where the prompts part";
+    /// A message without the frames of a batch came; only the next batch shows whether it was one.
+    Misframed = 20, "misframed", Unproven, "give the worker a topic of its own, or check what else publishes at its endpoint";
+}
+
+/// A set of [`TrustReason`]s.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TrustReasons(u64);
+
+impl TrustReasons {
+    /// No reason at all.
+    pub const NONE: Self = Self(0);
+
+    /// The set with these wire bits; unknown bits are kept, so that a newer peer's reasons survive a relay.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The wire bits.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Adds a reason.
+    pub const fn insert(&mut self, reason: TrustReason) {
+        self.0 |= 1 << reason as u8;
+    }
+
+    /// Takes a reason away.
+    pub const fn remove(&mut self, reason: TrustReason) {
+        self.0 &= !(1 << reason as u8);
+    }
+
+    /// The reasons of both.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether a reason is in the set.
+    #[must_use]
+    pub const fn contains(self, reason: TrustReason) -> bool {
+        self.0 & (1 << reason as u8) != 0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The known reasons in the set, by bit number.
+    pub fn iter(self) -> impl Iterator<Item = TrustReason> {
+        TrustReason::ALL.iter().copied().filter(move |r| self.contains(*r))
+    }
+
+    /// The best level these reasons leave.
+    #[must_use]
+    pub fn cap(self) -> TrustLevel {
+        self.iter().map(TrustReason::cap).min().unwrap_or(TrustLevel::Exact)
+    }
+}
+
+/// The names, e.g. `{joined_late, gap}`; bits of a newer peer by number, as `bit_40`.
+impl fmt::Debug for TrustReasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut set = f.debug_set();
+        for bit in (0..u64::BITS).filter(|bit| self.0 & (1 << bit) != 0) {
+            match TrustReason::ALL.get(bit as usize) {
+                Some(reason) => set.entry(&format_args!("{}", reason.name())),
+                None => set.entry(&format_args!("bit_{bit}")),
+            };
+        }
+        set.finish()
+    }
+}
+
+impl FromIterator<TrustReason> for TrustReasons {
+    fn from_iter<I: IntoIterator<Item = TrustReason>>(reasons: I) -> Self {
+        let mut set = Self::NONE;
+        for reason in reasons {
+            set.insert(reason);
+        }
+        set
+    }
+}
+
+/// A worker's trust as a reader sees it, with what it is as of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// How much to believe.
+    pub level: TrustLevel,
+    /// Why not more.
+    pub reasons: TrustReasons,
+    /// When the level last changed, milliseconds of Unix time.
+    pub since_unix_ms: u64,
+    /// The last batch the index has applied; `None` before the first.
+    pub as_of_seq: Option<crate::ids::EventSeq>,
+    /// When that batch was applied, milliseconds of Unix time; 0 before the first.
+    pub as_of_unix_ms: u64,
+}
+
+impl Trust {
+    /// The trust in an answer that was read between this and `later`: no more than either.
+    ///
+    /// A level falls before what it speaks of can be read, and rises after, so the worse of the two holds for
+    /// all that could be read in between. Where the level went away and came back meanwhile, what was read
+    /// may be of any level, which counts as contended.
+    #[must_use]
+    pub fn meet(self, later: Self) -> Self {
+        let mut reasons = self.reasons.union(later.reasons);
+        let mut level = self.level.min(later.level);
+        if self.level == later.level && self.since_unix_ms != later.since_unix_ms {
+            reasons.insert(TrustReason::ReadContended);
+            level = level.min(TrustLevel::Unproven);
+        }
+        let since_unix_ms = if later.level <= self.level { later.since_unix_ms } else { self.since_unix_ms };
+        Self { level, reasons, since_unix_ms, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_capped_by_its_worst_reason() {
+        assert_eq!(TrustReasons::NONE.cap(), TrustLevel::Exact);
+        let late: TrustReasons = [TrustReason::JoinedLate].into_iter().collect();
+        assert_eq!(late.cap(), TrustLevel::LowerBound);
+        let both: TrustReasons = [TrustReason::JoinedLate, TrustReason::Hybrid].into_iter().collect();
+        assert_eq!(both.cap(), TrustLevel::Unproven);
+        assert_eq!(both.iter().map(TrustReason::name).collect::<Vec<_>>(), ["joined_late", "hybrid"]);
+    }
+
+    #[test]
+    fn what_was_read_between_two_trusts_is_worth_the_worse() {
+        let trust = |level, since_unix_ms, seq| Trust {
+            level,
+            reasons: if level == TrustLevel::Exact {
+                TrustReasons::NONE
+            } else {
+                [TrustReason::Gap].into_iter().collect()
+            },
+            since_unix_ms,
+            as_of_seq: Some(crate::ids::EventSeq(seq)),
+            as_of_unix_ms: seq,
+        };
+        let (exact, fallen) = (trust(TrustLevel::Exact, 1, 10), trust(TrustLevel::LowerBound, 2, 11));
+        assert_eq!(exact.meet(trust(TrustLevel::Exact, 1, 12)), exact, "as of what was known before");
+        assert_eq!(exact.meet(fallen), Trust { as_of_seq: exact.as_of_seq, as_of_unix_ms: 10, ..fallen });
+        assert_eq!(fallen.meet(trust(TrustLevel::Exact, 3, 12)), fallen);
+        let back = exact.meet(trust(TrustLevel::Exact, 3, 12));
+        assert_eq!(back.level, TrustLevel::Unproven);
+        assert!(back.reasons.contains(TrustReason::ReadContended));
+    }
+
+    #[test]
+    fn debug_names_the_reasons_and_numbers_the_unknown() {
+        let mut reasons: TrustReasons = [TrustReason::Gap, TrustReason::JoinedLate].into_iter().collect();
+        assert_eq!(format!("{reasons:?}"), "{joined_late, gap}");
+        reasons = TrustReasons::from_bits(reasons.bits() | 1 << 40);
+        assert_eq!(format!("{reasons:?}"), "{joined_late, gap, bit_40}");
+        assert_eq!(format!("{:?}", TrustReasons::NONE), "{}");
+    }
+
+    #[test]
+    fn bits_are_dense_and_names_unique() {
+        for (bit, reason) in TrustReason::ALL.iter().enumerate() {
+            assert_eq!(bit, *reason as usize);
+        }
+        let mut names: Vec<_> = TrustReason::ALL.iter().map(|r| r.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TrustReason::ALL.len());
+    }
+}

@@ -39,6 +39,7 @@ pub mod trust;
 // The write flow, in its order.
 pub mod event;
 pub mod hash;
+pub mod index;
 
 // The read flow, from the decision outwards.
 pub mod schema_generated;

@@ -34,12 +34,15 @@
 pub mod error;
 pub mod ids;
 pub mod limits;
+pub mod metrics;
 pub mod trust;
 
 // The write flow, in its order.
 pub mod event;
 pub mod hash;
 pub mod index;
+pub mod ingest;
 
 // The read flow, from the decision outwards.
+pub mod fleet;
 pub mod schema_generated;

@@ -1,0 +1,148 @@
+//! What one thread writes per event batch and every core reads per decision.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ids::{EventSeq, Scheme, Window};
+use crate::trust::{Trust, TrustLevel, TrustReasons};
+
+const NO_SEQ: u64 = u64::MAX;
+const LEVEL_SHIFT: u32 = 56;
+
+/// A worker's trust. Written by the worker's ingest thread, read by every core.
+///
+/// | atomic | written | read |
+/// |---|---|---|
+/// | `as_of_seq` | Release, after the index has published the batch | Acquire, before the index is read |
+/// | level, reasons | Release: a fall before the index publishes what it speaks of, a rise after | Acquire, before and after the index is read |
+/// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
+#[derive(Debug)]
+pub struct TrustCell {
+    /// Level in the top byte, reasons below.
+    packed: AtomicU64,
+    since_unix_ms: AtomicU64,
+    as_of_seq: AtomicU64,
+    as_of_unix_ms: AtomicU64,
+}
+
+impl TrustCell {
+    /// A cell that holds `trust`.
+    #[must_use]
+    pub fn new(trust: Trust) -> Self {
+        let cell = Self {
+            packed: AtomicU64::new(0),
+            since_unix_ms: AtomicU64::new(0),
+            as_of_seq: AtomicU64::new(NO_SEQ),
+            as_of_unix_ms: AtomicU64::new(0),
+        };
+        cell.store(trust);
+        cell
+    }
+
+    /// Replaces what readers see. Call it after the index has published what `trust` speaks of; a level that
+    /// falls, also before.
+    pub fn store(&self, trust: Trust) {
+        let packed = (trust.level as u64) << LEVEL_SHIFT | trust.reasons.bits();
+        self.since_unix_ms.store(trust.since_unix_ms, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `load`; a reader that sees a risen level sees the index that earned it.
+        self.packed.store(packed, Ordering::Release);
+        self.as_of_unix_ms.store(trust.as_of_unix_ms, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `load`; a reader that sees this sequence sees its blocks.
+        self.as_of_seq.store(trust.as_of_seq.map_or(NO_SEQ, |seq| seq.0), Ordering::Release);
+    }
+
+    /// What is known now. Load it before the index is read, so that the index is at least as new as it says, and
+    /// once more after, so that what the index lost meanwhile is not believed ([`Trust::meet`]).
+    #[must_use]
+    pub fn load(&self) -> Trust {
+        // Acquire: pairs with the Release in `store`.
+        let seq = self.as_of_seq.load(Ordering::Acquire);
+        // Acquire: pairs with the Release in `store`.
+        let packed = self.packed.load(Ordering::Acquire);
+        Trust {
+            level: TrustLevel::from_u8((packed >> LEVEL_SHIFT) as u8).unwrap_or_default(),
+            reasons: TrustReasons::from_bits(packed & ((1 << LEVEL_SHIFT) - 1)),
+            since_unix_ms: self.since_unix_ms.load(Ordering::Relaxed),
+            as_of_seq: (seq != NO_SEQ).then_some(EventSeq(seq)),
+            as_of_unix_ms: self.as_of_unix_ms.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A space's hash scheme: configured, or learnt from the first worker that shows it. Zero = unknown.
+#[derive(Debug, Default)]
+pub struct SchemeCell(AtomicU64);
+
+impl SchemeCell {
+    /// A cell that holds `scheme`, or none yet.
+    #[must_use]
+    pub fn new(scheme: Option<Scheme>) -> Self {
+        Self(AtomicU64::new(scheme.map_or(0, pack)))
+    }
+
+    /// The scheme, once known.
+    #[must_use]
+    pub fn get(&self) -> Option<Scheme> {
+        // Relaxed: the number is all there is; no other memory hangs on it.
+        unpack(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Takes `scheme` if none is known; either way, answers with the one that holds now.
+    pub fn learn(&self, scheme: Scheme) -> Scheme {
+        // Relaxed: see `get`.
+        match self.0.compare_exchange(0, pack(scheme), Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => scheme,
+            Err(held) => unpack(held).unwrap_or(scheme),
+        }
+    }
+
+    /// Forgets a learnt scheme, so that it can be learnt again.
+    pub fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+const fn pack(scheme: Scheme) -> u64 {
+    scheme.block_size as u64 | (matches!(scheme.window, Window::Bigram) as u64) << 32
+}
+
+const fn unpack(packed: u64) -> Option<Scheme> {
+    if packed == 0 {
+        return None;
+    }
+    let window = if packed >> 32 != 0 { Window::Bigram } else { Window::Plain };
+    Some(Scheme { block_size: packed as u32, window })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::TrustReason;
+
+    #[test]
+    fn trust_round_trips() {
+        let trust = Trust {
+            level: TrustLevel::LowerBound,
+            reasons: [TrustReason::Gap, TrustReason::JoinedLate].into_iter().collect(),
+            since_unix_ms: 7,
+            as_of_seq: Some(EventSeq(41)),
+            as_of_unix_ms: 9,
+        };
+        let cell = TrustCell::new(Trust::default());
+        assert_eq!(cell.load(), Trust::default());
+        cell.store(trust);
+        assert_eq!(cell.load(), trust);
+    }
+
+    #[test]
+    fn a_scheme_is_learnt_once() {
+        let cell = SchemeCell::default();
+        let (first, second) =
+            (Scheme { block_size: 16, window: Window::Bigram }, Scheme { block_size: 64, window: Window::Plain });
+        assert_eq!(cell.get(), None);
+        assert_eq!(cell.learn(first), first);
+        assert_eq!(cell.learn(second), first);
+        assert_eq!(cell.get(), Some(first));
+        cell.forget();
+        assert_eq!(cell.learn(second), second);
+    }
+}

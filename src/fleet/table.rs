@@ -1,0 +1,254 @@
+//! The fleet table: every space and worker, published whole.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::cells::{SchemeCell, TrustCell};
+use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+
+/// Which part of a request a pool serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PoolRole {
+    /// Prefill and decode.
+    #[default]
+    Both,
+    /// Prefill only.
+    Prefill,
+    /// Decode only.
+    Decode,
+}
+
+impl PoolRole {
+    /// The lower-case name used in the configuration, logs and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// Where a worker is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WorkerState {
+    /// Named, and its publisher not reached yet, for less than the configured time. Eligible: it may be about to be.
+    #[default]
+    Joining,
+    /// Its publisher is connected.
+    Ready,
+    /// Takes no new requests.
+    Draining,
+    /// Its publisher has been gone, or not been reached since the start, for longer than the configured time.
+    /// Takes no requests while others can, until its publisher connects.
+    Down,
+}
+
+impl WorkerState {
+    /// The lower-case name used in logs, metrics and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// What a worker computes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DeviceClass {
+    /// An accelerator.
+    #[default]
+    Gpu,
+    /// The host's processor.
+    Cpu,
+}
+
+impl DeviceClass {
+    /// The lower-case name used in the configuration, logs and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// Where a worker's events come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSource {
+    /// ZeroMQ endpoint of its PUB socket, as we connect to it.
+    pub endpoint: String,
+    /// ZeroMQ endpoint of its replay ROUTER socket.
+    pub replay: Option<String>,
+    /// Subscription prefix; empty = everything.
+    pub topic: String,
+}
+
+/// Prompts and blocks that may be compared: one model, namespace and pool.
+#[derive(Clone, Debug)]
+pub struct Space {
+    /// Its number on the wire.
+    pub id: SpaceId,
+    /// The model's name, as gateways say it.
+    pub model: String,
+    /// What else separates it; empty = the default namespace.
+    pub namespace: String,
+    /// Which pool it is.
+    pub role: PoolRole,
+    /// How its tokens become hashes.
+    pub scheme: Arc<SchemeCell>,
+}
+
+/// One worker's record.
+#[derive(Clone, Debug)]
+pub struct WorkerRecord {
+    /// Its place in the table.
+    pub index: WorkerIndex,
+    /// Who it is.
+    pub worker: Worker,
+    /// The space it serves.
+    pub space: SpaceId,
+    /// A short name for people.
+    pub name: String,
+    /// Which shard's writer owns its blocks.
+    pub shard: ShardId,
+    /// The index's name for it in that shard.
+    pub slot: WorkerSlot,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// Tokens it batches in one step.
+    pub batched_tokens_max: u64,
+    /// What it computes on.
+    pub device_class: DeviceClass,
+    /// Its throughput relative to a CPU worker's 1.
+    pub weight: f64,
+    /// Labels that constraints match.
+    pub taints: Vec<String>,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// How much the index's word about it may be believed.
+    pub trust: Arc<TrustCell>,
+    /// Where its events come from; `None` = it publishes none.
+    pub events: Option<EventSource>,
+}
+
+/// Every space and worker at one version.
+#[derive(Clone, Debug, Default)]
+pub struct FleetTable {
+    /// Counts changes, from 1.
+    pub version: u64,
+    /// By [`SpaceId`].
+    pub spaces: Vec<Space>,
+    /// By [`WorkerIndex`].
+    pub workers: Vec<WorkerRecord>,
+}
+
+impl FleetTable {
+    /// The space with this number.
+    #[must_use]
+    pub fn space(&self, id: SpaceId) -> Option<&Space> {
+        self.spaces.get(id.0 as usize)
+    }
+
+    /// The worker at this place.
+    #[must_use]
+    pub fn worker(&self, index: WorkerIndex) -> Option<&WorkerRecord> {
+        self.workers.get(index.0 as usize)
+    }
+
+    /// The workers of a space, in table order.
+    pub fn workers_of(&self, space: SpaceId) -> impl Iterator<Item = &WorkerRecord> {
+        self.workers.iter().filter(move |record| record.space == space)
+    }
+}
+
+/// The published table. Readers take it whole and without a lock; changes are made one at a time.
+#[derive(Debug)]
+pub struct Fleet {
+    table: ArcSwap<FleetTable>,
+    /// Held while a change is made, so that two changes cannot start from the same table.
+    changing: Mutex<()>,
+}
+
+impl Fleet {
+    /// Publishes the first table, as version 1.
+    #[must_use]
+    pub fn new(mut table: FleetTable) -> Self {
+        table.version = 1;
+        Self { table: ArcSwap::from_pointee(table), changing: Mutex::new(()) }
+    }
+
+    /// The current table; wait-free, no reference count is touched.
+    #[must_use]
+    pub fn load(&self) -> arc_swap::Guard<Arc<FleetTable>> {
+        self.table.load()
+    }
+
+    /// Publishes a changed copy under the next version. `change` says whether it changed anything.
+    pub fn update(&self, change: impl FnOnce(&mut FleetTable) -> bool) -> bool {
+        let _one_at_a_time = self.changing.lock();
+        let mut next = FleetTable::clone(&self.table.load());
+        if !change(&mut next) {
+            return false;
+        }
+        next.version += 1;
+        self.table.store(Arc::new(next));
+        true
+    }
+
+    /// Moves a worker to another state.
+    pub fn set_state(&self, index: WorkerIndex, state: WorkerState) -> bool {
+        self.update(|table| match table.workers.get_mut(index.0 as usize) {
+            Some(record) if record.state != state => {
+                record.state = state;
+                true
+            }
+            _ => false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::Trust;
+
+    fn record(index: u32) -> WorkerRecord {
+        WorkerRecord {
+            index: WorkerIndex(index),
+            worker: Worker::new(u64::from(index) + 1, 0),
+            space: SpaceId(0),
+            name: format!("w{index}"),
+            shard: ShardId(0),
+            slot: WorkerSlot(index as u16),
+            capacity_blocks: 0,
+            batched_tokens_max: 8192,
+            device_class: DeviceClass::Gpu,
+            weight: 1.0,
+            taints: Vec::new(),
+            state: WorkerState::Joining,
+            trust: Arc::new(TrustCell::new(Trust::default())),
+            events: None,
+        }
+    }
+
+    #[test]
+    fn every_change_is_a_new_version_and_no_change_is_none() {
+        let fleet = Fleet::new(FleetTable { workers: vec![record(0), record(1)], ..FleetTable::default() });
+        let before = fleet.load();
+        assert!(fleet.set_state(WorkerIndex(1), WorkerState::Draining));
+        assert!(!fleet.set_state(WorkerIndex(1), WorkerState::Draining));
+        assert!(!fleet.set_state(WorkerIndex(2), WorkerState::Down));
+        assert_eq!((before.version, fleet.load().version), (1, 2));
+        assert_eq!(before.workers[1].state, WorkerState::Joining, "a table once taken does not change");
+        assert_eq!(fleet.load().workers[1].state, WorkerState::Draining);
+    }
+}

@@ -1,0 +1,105 @@
+//! Starting an ingest thread, and ending it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam::channel;
+
+use super::inbox::{Command, Inbox, RefusedPublisher, system};
+use super::shard::Shard;
+use super::{IngestConfig, ShardPlan};
+use crate::error::{Error, Kind, Result};
+use crate::fleet::Fleet;
+
+/// A running ingest thread. Dropping it ends the thread too.
+pub struct IngestHandle {
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+    refused: Vec<RefusedPublisher>,
+}
+
+impl fmt::Debug for IngestHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IngestHandle").field("running", &self.is_running()).field("refused", &self.refused).finish()
+    }
+}
+
+/// Starts the thread of a shard and waits until its publishers are being connected.
+///
+/// The worker's states in `fleet` follow its publisher: ready on a handshake, down when it is gone, or is not
+/// reached, for long.
+///
+/// # Errors
+/// [`Kind::System`] where the thread or its event loop cannot be made. A publisher that cannot be opened is no
+/// error: see [`IngestHandle::refused`].
+pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result<IngestHandle> {
+    let (started, start) = channel::bounded(1);
+    let thread = std::thread::Builder::new()
+        .name(format!("ingest-{}", plan.shard))
+        .spawn(move || {
+            // Sockets are made here and not by the caller: libzmq's own threads inherit the pinning of
+            // the thread that makes the first.
+            pin(config.core);
+            match Shard::open(plan, config, fleet) {
+                Err(error) => drop(started.send(Err(error))),
+                Ok((mut shard, refused)) => {
+                    if started.send(Ok((shard.inbox(), refused))).is_ok() {
+                        shard.run();
+                    }
+                }
+            }
+        })
+        .map_err(|error| system("cannot start an ingest thread").caused_by(error))?;
+    let (inbox, refused) = start.recv().map_err(|_| system("an ingest thread ended before it began"))??;
+    Ok(IngestHandle { inbox, thread: Some(thread), refused })
+}
+
+fn pin(core: Option<usize>) {
+    if let Some(id) = core
+        && !core_affinity::set_for_current(core_affinity::CoreId { id })
+    {
+        tracing::warn!(core = id, "cannot pin the ingest thread; it runs on any core");
+    }
+}
+
+impl IngestHandle {
+    /// The workers whose publishers could not be opened, and why. Their trust says `no_events`.
+    #[must_use]
+    pub fn refused(&self) -> &[RefusedPublisher] {
+        &self.refused
+    }
+
+    /// Whether the thread still runs; it ends by itself only by a fault, which it has logged.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Ends the thread and waits for it. Its writers go with it, and with them what the index holds; the
+    /// workers' trust says `disconnected`.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] where the thread had panicked.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        // The newest command: where the queue is full it takes the oldest one's place.
+        self.inbox.commands.force_push(Command::Stop);
+        self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))?;
+        thread
+            .join()
+            .map_err(|_| Error::new(Kind::Internal, "an ingest thread panicked", "report it with the log around it"))
+    }
+}
+
+impl Drop for IngestHandle {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "ingest thread did not end cleanly");
+        }
+    }
+}

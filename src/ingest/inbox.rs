@@ -1,0 +1,34 @@
+//! The way into an ingest thread, and what it tells whoever starts it.
+
+use crossbeam::queue::ArrayQueue;
+use mio::Waker;
+
+use crate::error::{Error, Kind};
+use crate::ids::Worker;
+
+/// What an ingest thread can be asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Close every socket and end.
+    Stop,
+}
+
+/// The way into a thread that waits in its event loop.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) commands: ArrayQueue<Command>,
+    pub(super) waker: Waker,
+}
+
+/// A worker whose publisher could not be opened. The others go on.
+#[derive(Debug)]
+pub struct RefusedPublisher {
+    /// Which worker.
+    pub worker: Worker,
+    /// Why.
+    pub error: Error,
+}
+
+pub(super) fn system(message: &str) -> Error {
+    Error::new(Kind::System, message, "check the limits of threads and open files of this user")
+}

@@ -1,0 +1,102 @@
+//! HOW a worker's events arrive: sockets, threads and time. What they mean is decided in `event`, where
+//! the blocks go in `index`; this module carries one to the other.
+//!
+//! ```text
+//! ZMQ frames → subscription → stream: gate → decode → apply: scheme, seed, hashes → index → trust cell
+//! ```
+//!
+//! One thread per shard, with one event loop over each publisher's own sockets ([`spawn`]). It is the only
+//! writer of the shard's part of the index, and nothing is handed from thread to thread on the way. A
+//! publisher has its turn of a bounded number of messages, then its state is published: first the index,
+//! then the trust that says as of which sequence it is. Trust that falls is shown at once, before the index changes.
+
+mod apply;
+pub mod descriptors;
+mod handle;
+mod inbox;
+mod link;
+mod scheme;
+mod seed;
+mod shard;
+mod stream;
+mod subscription;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use handle::{IngestHandle, spawn};
+pub use inbox::RefusedPublisher;
+pub use view::{Tally, WorkerGauges, WorkerView};
+
+use crate::fleet::{EventSource, SchemeCell};
+use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+use crate::index::ShardWriter;
+use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
+
+/// What an ingest thread is told once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IngestConfig {
+    /// Logical CPU to run on, as the operating system numbers them; `None` = wherever it likes.
+    pub core: Option<usize>,
+    /// How long a publisher may be gone, or not be reached from the start, before its worker is down,
+    /// milliseconds; 0 = for ever.
+    pub down_after_ms: u64,
+    /// How long a connected publisher may send no batch before trust falls, milliseconds; 0 = for ever.
+    pub silence_ms_max: u64,
+    /// Messages libzmq keeps for one publisher before it drops.
+    pub receive_messages_max: i32,
+    /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no
+    /// thread can tell that the workers of the others hold nothing.
+    pub shards: usize,
+}
+
+impl Default for IngestConfig {
+    fn default() -> Self {
+        Self {
+            core: None,
+            down_after_ms: 10_000,
+            silence_ms_max: 0,
+            receive_messages_max: ZMQ_RECEIVE_MESSAGES_MAX,
+            shards: 1,
+        }
+    }
+}
+
+/// One publisher and the worker it speaks for.
+#[derive(Clone, Debug)]
+pub struct Publisher {
+    /// Its worker's place in the fleet table.
+    pub index: WorkerIndex,
+    /// Who the worker is. Batches that name another rank are refused.
+    pub worker: Worker,
+    /// The space it serves; the plan has a writer for it.
+    pub space: SpaceId,
+    /// What that writer calls it.
+    pub slot: WorkerSlot,
+    /// Where its events come from.
+    pub source: EventSource,
+    /// Its space's scheme.
+    pub scheme: Arc<SchemeCell>,
+    /// Whether the scheme is the operator's word and so never forgotten.
+    pub scheme_configured: bool,
+    /// Whether prompts of this space may be salted; `false` lets chains with an unknown parent be bound.
+    pub salts_possible: bool,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// What others see of it.
+    pub view: Arc<WorkerView>,
+}
+
+/// Everything one ingest thread owns.
+#[derive(Debug)]
+pub struct ShardPlan {
+    /// Its number, for its name and the logs.
+    pub shard: ShardId,
+    /// One writer for each space with a worker in this shard.
+    pub writers: Vec<(SpaceId, ShardWriter)>,
+    /// Its publishers.
+    pub publishers: Vec<Publisher>,
+}

@@ -1,0 +1,406 @@
+//! The event loop of one ingest thread.
+//!
+//! One `epoll` over the descriptors of every publisher's two sockets, a waker for commands, and the poll's
+//! timeout for what depends on time. The descriptors are edge-triggered, so a publisher that is not drained
+//! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crossbeam::queue::ArrayQueue;
+
+use super::inbox::{Command, Inbox, RefusedPublisher, system};
+use super::link::{Link, LinkChange, move_state};
+use super::stream::{Home, Now, Scratch, Stream};
+use super::subscription::{LinkEvent, Received, Subscription};
+use super::{IngestConfig, Publisher, ShardPlan};
+use crate::error::{Error, Kind, Result};
+use crate::event::trust::TrustInput;
+use crate::fleet::Fleet;
+use crate::ids::{ShardId, SpaceId, WorkerIndex};
+use crate::index::ShardWriter;
+use crate::limits::{
+    INGEST_COMMANDS_MAX, INGEST_SWEEP_BLOCKS, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX,
+    PUBLISHERS_PER_CONTEXT_MAX,
+};
+use crate::metrics::WorkerCounter;
+use crate::trust::TrustReason;
+
+const WAKER: Token = Token(usize::MAX);
+const POLL_EVENTS: usize = 1024;
+/// How often deadlines (down, silence) are looked at.
+const TICK_MS: u64 = 200;
+
+/// One publisher: its sockets, its connection's life and its stream.
+struct Member {
+    index: WorkerIndex,
+    /// Where its publisher is to be found.
+    endpoint: String,
+    /// Which of the shard's homes its blocks are in.
+    home: usize,
+    subscription: Subscription,
+    link: Link,
+    stream: Stream,
+    /// It was said that the endpoint cannot be opened.
+    unopened_said: bool,
+    /// Its connection broke, and what was received before has not all been taken.
+    broken: bool,
+    queued: bool,
+}
+
+/// Everything one ingest thread owns.
+pub(super) struct Shard {
+    id: ShardId,
+    config: IngestConfig,
+    poll: Poll,
+    inbox: Arc<Inbox>,
+    clock: Clock,
+    homes: Vec<Home>,
+    members: Vec<Member>,
+    /// Members with something to read, in the order of their turns.
+    ready: VecDeque<usize>,
+    scratch: Scratch,
+    fleet: Arc<Fleet>,
+    /// What the fleet is to be told after this round, all at once: every telling copies its table.
+    changes: Vec<(WorkerIndex, LinkChange)>,
+}
+
+impl Shard {
+    /// Makes the event loop and opens every publisher that can be opened.
+    pub(super) fn open(
+        plan: ShardPlan,
+        config: IngestConfig,
+        fleet: Arc<Fleet>,
+    ) -> Result<(Self, Vec<RefusedPublisher>)> {
+        let poll = Poll::new().map_err(|error| system("cannot make an event loop").caused_by(error))?;
+        let waker =
+            Waker::new(poll.registry(), WAKER).map_err(|error| system("cannot make a waker").caused_by(error))?;
+        let inbox = Arc::new(Inbox { commands: ArrayQueue::new(INGEST_COMMANDS_MAX), waker });
+        let ShardPlan { shard, writers, publishers } = plan;
+        let mut this = Self {
+            id: shard,
+            config,
+            poll,
+            inbox,
+            clock: Clock::start(),
+            homes: homes(writers, &publishers, config.shards),
+            members: Vec::with_capacity(publishers.len()),
+            ready: VecDeque::with_capacity(publishers.len()),
+            scratch: Scratch::default(),
+            fleet,
+            changes: Vec::new(),
+        };
+        let mut refused = Vec::new();
+        let mut context = zmq::Context::new();
+        for (number, publisher) in publishers.iter().enumerate() {
+            if number > 0 && number.is_multiple_of(PUBLISHERS_PER_CONTEXT_MAX) {
+                context = zmq::Context::new();
+            }
+            if let Err(error) = this.admit(&context, publisher, number) {
+                tracing::error!(worker = %publisher.worker, %error, "worker refused: its events cannot be received");
+                Stream::new(publisher, this.clock.now()).end(TrustInput::NoEventSource, this.clock.now());
+                refused.push(RefusedPublisher { worker: publisher.worker, error });
+            }
+        }
+        Ok((this, refused))
+    }
+
+    pub(super) fn inbox(&self) -> Arc<Inbox> {
+        Arc::clone(&self.inbox)
+    }
+
+    fn admit(&mut self, context: &zmq::Context, publisher: &Publisher, number: usize) -> Result<()> {
+        let home = self.homes.iter().position(|home| home.space == publisher.space).ok_or_else(|| {
+            Error::new(Kind::Internal, format!("shard {} has no writer for space {}", self.id, publisher.space), "")
+        })?;
+        let subscription = Subscription::open(context, &publisher.source, self.config.receive_messages_max, number)?;
+        let at = self.members.len();
+        let descriptors = subscription
+            .descriptors()
+            .map_err(|error| system("cannot wait for a publisher's sockets").caused_by(error))?;
+        for descriptor in descriptors {
+            self.poll
+                .registry()
+                .register(&mut SourceFd(&descriptor), Token(at), Interest::READABLE)
+                .map_err(|error| system("cannot wait for a publisher's sockets").caused_by(error))?;
+        }
+        let now = self.clock.now();
+        self.members.push(Member {
+            index: publisher.index,
+            endpoint: publisher.source.endpoint.clone(),
+            home,
+            subscription,
+            link: Link::new(now.uptime_ms),
+            stream: Stream::new(publisher, now),
+            unopened_said: false,
+            broken: false,
+            queued: false,
+        });
+        // What was signalled before the registration would never be signalled again.
+        self.enqueue(at);
+        Ok(())
+    }
+
+    /// Runs until it is told to stop, or until the event loop itself fails.
+    pub(super) fn run(&mut self) {
+        let mut events = Events::with_capacity(POLL_EVENTS);
+        let mut next_tick_ms = 0_u64;
+        let mut unswept = false;
+        tracing::info!(shard = %self.id, publishers = self.members.len(), "ingest runs");
+        loop {
+            let wait_ms = match (self.ready.is_empty(), unswept) {
+                (true, false) => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
+                _ => 0,
+            };
+            match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(shard = %self.id, %error, "the event loop failed; ingest ends");
+                    return;
+                }
+            }
+            events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
+            if self.stops() {
+                tracing::info!(shard = %self.id, "ingest ends");
+                return;
+            }
+            let now = self.clock.now();
+            self.round(now);
+            if now.uptime_ms >= next_tick_ms {
+                self.tick(now);
+                next_tick_ms = now.uptime_ms + TICK_MS;
+            }
+            self.tell_fleet();
+            unswept = false;
+            for home in &mut self.homes {
+                unswept |= home.sweep();
+            }
+        }
+    }
+
+    fn stops(&self) -> bool {
+        std::iter::from_fn(|| self.inbox.commands.pop()).any(|command| command == Command::Stop)
+    }
+
+    fn enqueue(&mut self, at: usize) {
+        if let Some(member) = self.members.get_mut(at)
+            && !std::mem::replace(&mut member.queued, true)
+        {
+            self.ready.push_back(at);
+        }
+    }
+
+    /// One turn for everybody who is queued now.
+    fn round(&mut self, now: Now) {
+        for _ in 0..self.ready.len() {
+            let Some(at) = self.ready.pop_front() else { return };
+            let (Some(member), scratch) = (self.members.get_mut(at), &mut self.scratch) else { continue };
+            member.queued = false;
+            let home = &mut self.homes[member.home];
+            match member.turn(home, scratch, &mut self.changes, now) {
+                Ok(true) => {}
+                Ok(false) => self.enqueue(at),
+                Err(error) => {
+                    // Only a closed context or a broken socket ends here; its worker must not look alive.
+                    tracing::error!(worker = %member.stream.worker, %error, "the publisher's socket failed");
+                    member.fail(home, now);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Now) {
+        for member in &mut self.members {
+            if let Some(change) = member.link.tick(now.uptime_ms, self.config.down_after_ms) {
+                member.say(change);
+                self.changes.push((member.index, change));
+            }
+            member.stream.tick(self.config.silence_ms_max, now);
+            member.stream.show(&mut self.homes[member.home]);
+        }
+    }
+
+    fn tell_fleet(&mut self) {
+        if !self.changes.is_empty() {
+            let changes = std::mem::take(&mut self.changes);
+            self.fleet.update(|table| {
+                let mut changed = false;
+                for change in changes {
+                    changed |= move_state(table, change);
+                }
+                changed
+            });
+        }
+    }
+}
+
+impl Drop for Shard {
+    /// The writers go, also where the thread panics, and readers then see nothing: nothing may be believed.
+    fn drop(&mut self) {
+        let now = self.clock.now();
+        for member in &mut self.members {
+            member.stream.end(TrustInput::Disconnected, now);
+        }
+    }
+}
+
+impl Member {
+    /// Takes what the connection did, then a bounded number of messages; `false` = there may be more.
+    fn turn(
+        &mut self,
+        home: &mut Home,
+        scratch: &mut Scratch,
+        changes: &mut Vec<(WorkerIndex, LinkChange)>,
+        now: Now,
+    ) -> zmq::Result<bool> {
+        self.link_events(changes, now)?;
+        let was_broken = self.broken;
+        let drained = self.messages(home, scratch, now)?;
+        // The connection may have broken while messages were taken, and some of them be of the next: that must
+        // be known before they are shown.
+        self.link_events(changes, now)?;
+        // What was received before the break is still good to know its sequences by; once it is taken, the
+        // next batch can only be of the next connection.
+        if drained && was_broken {
+            self.broken = false;
+            self.stream.disconnected(home, now);
+        }
+        self.stream.show(home);
+        Ok(drained && !self.broken)
+    }
+
+    /// Takes everything that the connection did.
+    fn link_events(&mut self, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) -> zmq::Result<()> {
+        while let Some(event) = self.subscription.link_event()? {
+            match event {
+                LinkEvent::Handshake => {
+                    self.unopened_said = false;
+                    if let Some(change) = self.link.handshake() {
+                        self.say(change);
+                        changes.push((self.index, change));
+                    }
+                }
+                LinkEvent::Disconnected => {
+                    if self.link.disconnected(now.uptime_ms) {
+                        tracing::warn!(worker = %self.stream.worker, "publisher disconnected; the worker is emptied");
+                        self.broken = true;
+                        self.stream.breaking(now);
+                    }
+                }
+                LinkEvent::Unopened => self.unopened(),
+                LinkEvent::HandshakeFailed => {
+                    self.stream.count(WorkerCounter::HandshakesFailed, 1);
+                    let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
+                    if times.is_power_of_two() {
+                        tracing::warn!(worker = %self.stream.worker, times, "what answers at the endpoint is no event publisher");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs what becomes of the connection.
+    fn say(&self, change: LinkChange) {
+        let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
+        match change {
+            LinkChange::Ready => tracing::info!(%worker, endpoint, "publisher connected"),
+            LinkChange::Gone => tracing::warn!(
+                %worker, endpoint, remedy = TrustReason::Disconnected.remedy(),
+                "publisher gone for too long; the worker is down"
+            ),
+            LinkChange::Unreached => tracing::warn!(
+                %worker, endpoint, remedy = "start the engine with KV events enabled, or correct the endpoint",
+                "publisher not reached since the start; the worker is down"
+            ),
+        }
+    }
+
+    /// The endpoint could not be tried at all; said once until it can be.
+    fn unopened(&mut self) {
+        if !std::mem::replace(&mut self.unopened_said, true) {
+            tracing::warn!(
+                worker = %self.stream.worker, endpoint = self.endpoint,
+                remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
+                "the publisher's host name does not resolve, or there is no socket for it; it is tried again"
+            );
+        }
+    }
+
+    /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
+    fn fail(&mut self, home: &mut Home, now: Now) {
+        self.link.disconnected(now.uptime_ms);
+        self.broken = false;
+        self.stream.disconnected(home, now);
+        self.stream.show(home);
+    }
+
+    fn messages(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> zmq::Result<bool> {
+        let mut bytes = 0;
+        for _ in 0..INGEST_TURN_MESSAGES_MAX {
+            match self.subscription.receive()? {
+                None => return Ok(true),
+                Some(Received::Batch { seq, payload }) => {
+                    bytes += payload.len();
+                    self.stream.message(home, scratch, seq, payload, now);
+                }
+                Some(Received::Misframed(frames)) => self.stream.misframed(frames, now),
+            }
+            if bytes > INGEST_TURN_BYTES_MAX {
+                break;
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Home {
+    /// Cleans up a slice of what was emptied; `true` = there is more.
+    fn sweep(&mut self) -> bool {
+        let more = self.writer.sweep(INGEST_SWEEP_BLOCKS);
+        if more || self.unswept {
+            // Published slice by slice: on a quiet shard the changes would pile up unseen until the next batch.
+            self.writer.publish();
+        }
+        self.unswept = more;
+        more
+    }
+}
+
+/// Joins each writer with what its publishers say of their space.
+fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<Home> {
+    writers
+        .into_iter()
+        .map(|(space, writer)| {
+            let mut of_space = publishers.iter().filter(|publisher| publisher.space == space).peekable();
+            let scheme = of_space.peek().map(|publisher| Arc::clone(&publisher.scheme)).unwrap_or_default();
+            let relearns = shards == 1 && of_space.peek().is_some_and(|publisher| !publisher.scheme_configured);
+            let slots = of_space.map(|publisher| publisher.slot).collect();
+            Home { space, writer, scheme, relearns, slots, unswept: false }
+        })
+        .collect()
+}
+
+/// The only clock of ingest.
+struct Clock {
+    started: Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { started: Instant::now() }
+    }
+
+    fn now(&self) -> Now {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Now { unix_ms: unix.as_millis() as u64, uptime_ms: self.started.elapsed().as_millis() as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,350 @@
+//! One publisher's stream: from a sequence and a payload to the index, the worker's trust and its counters.
+//!
+//! No socket and no clock: both are the shard's. What the gate's verdict does here, until lost batches
+//! can be fetched again:
+//!
+//! | what happened | the worker | trust |
+//! |---|---|---|
+//! | first batch, sequence 0 | | exact |
+//! | first batch, later | | joined_late |
+//! | duplicate | | |
+//! | gap | emptied, then the batch is applied | gap |
+//! | restart seen from 0 | emptied, then the batch is applied | exact |
+//! | restart seen later | emptied, then the batch is applied | joined_late |
+//! | disconnected | emptied | disconnected, until the next first batch |
+//! | undecodable | emptied | undecodable |
+//! | more blocks than the worker's capacity | emptied | capacity_bound |
+//!
+//! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
+//! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Publisher;
+use super::view::WorkerView;
+use crate::event::gate::{SequenceGate, Verdict};
+use crate::event::trust::{Finding, TrustInput, WorkerTrust};
+use crate::event::{self, BatchInfo, DecodeError, EventBatch, Oddity};
+use crate::fleet::SchemeCell;
+use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
+use crate::index::ShardWriter;
+use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
+use crate::metrics::WorkerCounter;
+use crate::trust::Trust;
+
+/// The time of one turn: of the wall for people, and since boot for deadlines.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Now {
+    pub(super) unix_ms: u64,
+    pub(super) uptime_ms: u64,
+}
+
+/// One space in one shard: everything its workers there share.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub(super) space: SpaceId,
+    pub(super) writer: ShardWriter,
+    pub(super) scheme: Arc<SchemeCell>,
+    /// Whether a learnt scheme may be learnt again once no worker holds anything.
+    pub(super) relearns: bool,
+    /// The workers, to tell when none holds anything.
+    pub(super) slots: Vec<WorkerSlot>,
+    /// Whether the writer has more to sweep.
+    pub(super) unswept: bool,
+}
+
+/// Memory that is used again from batch to batch.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) batch: EventBatch,
+    pub(super) locals: Vec<LocalHash>,
+}
+
+/// Engine hashes that are no identity, as far as they are remembered.
+#[derive(Debug, Default)]
+pub(super) struct Conflicted {
+    hashes: FxHashSet<EngineHash>,
+    /// There are more than can be remembered: any hash may be one.
+    all: bool,
+}
+
+impl Conflicted {
+    pub(super) fn contains(&self, hash: EngineHash) -> bool {
+        self.all || self.hashes.contains(&hash)
+    }
+
+    pub(super) fn extend(&mut self, hashes: &[EngineHash]) {
+        if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
+            *self = Self { hashes: FxHashSet::default(), all: true };
+        } else {
+            self.hashes.extend(hashes);
+        }
+    }
+}
+
+/// One publisher's stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) worker: Worker,
+    pub(super) slot: WorkerSlot,
+    pub(super) salts_possible: bool,
+    pub(super) view: Arc<WorkerView>,
+    /// Groups that a store called other than main attention; a removal does not say.
+    pub(super) other_groups: FxHashSet<GroupId>,
+    /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
+    pub(super) conflicted: Conflicted,
+    capacity_blocks: u64,
+    gate: SequenceGate,
+    trust: WorkerTrust,
+    /// What readers see.
+    shown: Trust,
+    format: Option<event::format::Format>,
+    heard_at_ms: Option<u64>,
+    /// Whether something changed since the last [`Stream::show`].
+    changed: bool,
+}
+
+impl Stream {
+    pub(super) fn new(publisher: &Publisher, now: Now) -> Self {
+        let trust = WorkerTrust::new(now.unix_ms);
+        let shown = trust.trust();
+        publisher.view.trust.store(shown);
+        Self {
+            worker: publisher.worker,
+            slot: publisher.slot,
+            salts_possible: publisher.salts_possible,
+            view: Arc::clone(&publisher.view),
+            other_groups: FxHashSet::default(),
+            conflicted: Conflicted::default(),
+            capacity_blocks: publisher.capacity_blocks,
+            gate: SequenceGate::default(),
+            trust,
+            shown,
+            format: None,
+            heard_at_ms: None,
+            changed: false,
+        }
+    }
+
+    /// Takes one message of the stream.
+    pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
+        self.heard_at_ms = Some(now.uptime_ms);
+        self.changed = true;
+        if !self.admit(home, seq, xxh3_64(payload), now) {
+            return;
+        }
+        home.writer.begin_batch(self.slot);
+        if payload.len() > EVENT_MESSAGE_BYTES_MAX {
+            self.count(WorkerCounter::MessagesOversized, 1);
+        }
+        match event::decode(payload, &mut self.format, &mut scratch.batch) {
+            Err(error) => self.undecodable(home, error, seq, now),
+            Ok(()) if !self.is_ours(scratch.batch.info()) => self.another_rank(scratch.batch.info(), seq, now),
+            Ok(()) => {
+                self.look_over(scratch.batch.info(), now);
+                self.apply(home, scratch, now);
+                if scratch.batch.info().oddities.get(Oddity::UnknownTag) > 0 {
+                    // A clear in this batch may have come before it.
+                    self.found(Finding::UnknownEvents, now);
+                }
+                self.count(WorkerCounter::Batches, 1);
+                self.check_capacity(home, now);
+            }
+        }
+        self.trust.applied(seq, now.unix_ms);
+    }
+
+    /// Does what the gate says; `false` = the batch is not to be applied.
+    fn admit(&mut self, home: &mut Home, seq: EventSeq, payload_hash: u64, now: Now) -> bool {
+        match self.gate.batch(seq, payload_hash) {
+            Verdict::InOrder => self.input(TrustInput::Batch, now),
+            Verdict::First { seq, .. } => {
+                self.forget_incarnation();
+                self.input(TrustInput::Joined(seq), now);
+            }
+            Verdict::Duplicate => {
+                self.count(WorkerCounter::Duplicates, 1);
+                self.input(TrustInput::Duplicate, now);
+                return false;
+            }
+            Verdict::Gap { expected, got, missed } => {
+                tracing::warn!(worker = %self.worker, %expected, %got, missed, "gap in the event stream; the worker is emptied");
+                self.count(WorkerCounter::Gaps, 1);
+                self.count(WorkerCounter::BatchesMissed, missed);
+                self.input(TrustInput::Gap, now);
+                self.empty(home);
+            }
+            Verdict::Restart { seq, before } => {
+                tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
+                self.count(WorkerCounter::Restarts, 1);
+                self.forget_incarnation();
+                self.input(TrustInput::Restarted(seq), now);
+                self.empty(home);
+            }
+        }
+        true
+    }
+
+    /// The connection broke, and everything received before has been taken.
+    pub(super) fn disconnected(&mut self, home: &mut Home, now: Now) {
+        self.changed = true;
+        self.count(WorkerCounter::Disconnects, 1);
+        self.gate.disconnected();
+        self.input(TrustInput::Disconnected, now);
+        self.empty(home);
+    }
+
+    /// The connection broke, and there may be more to take of it or already of the next: nothing is believed
+    /// until [`Stream::disconnected`].
+    pub(super) fn breaking(&mut self, now: Now) {
+        self.changed = true;
+        self.input(TrustInput::Disconnected, now);
+    }
+
+    /// A message without the frames of a batch. Its sequence is unknown: the next batch shows whether it had one.
+    pub(super) fn misframed(&mut self, frames: usize, now: Now) {
+        self.changed = true;
+        self.input(TrustInput::Misframed, now);
+        self.count(WorkerCounter::MessagesMisframed, 1);
+        let times = self.view.counters.get(WorkerCounter::MessagesMisframed);
+        if times.is_power_of_two() {
+            tracing::warn!(worker = %self.worker, frames, times, "message without an 8-byte sequence and a payload skipped");
+        }
+    }
+
+    /// Time has passed. `silence_ms_max` 0 = silence means nothing.
+    pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
+        let silent_for = self.heard_at_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
+        if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
+            self.heard_at_ms = None;
+            self.changed = true;
+            tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "no event batch for longer than configured");
+            self.input(TrustInput::Silent, now);
+        }
+    }
+
+    /// Nothing will be taken any more, for the reason that the input gives.
+    pub(super) fn end(&mut self, input: TrustInput, now: Now) {
+        self.input(input, now);
+        self.shown = self.trust.trust();
+        self.view.trust.store(self.shown);
+    }
+
+    /// Makes what was taken since the last call visible: the index first, then the trust that speaks of it.
+    pub(super) fn show(&mut self, home: &mut Home) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        home.writer.publish();
+        self.view.gauges.set(&home.writer.held(self.slot));
+        self.shown = self.trust.trust();
+        self.view.trust.store(self.shown);
+    }
+
+    /// Moves the trust. A fall is shown at once, before the index changes; a rise waits for [`Stream::show`].
+    pub(super) fn input(&mut self, input: TrustInput, now: Now) {
+        if self.trust.apply(input, now.unix_ms) {
+            let fallen = self.trust.trust();
+            self.shown.level = self.shown.level.min(fallen.level);
+            self.shown.reasons = self.shown.reasons.union(fallen.reasons);
+            self.shown.since_unix_ms = fallen.since_unix_ms;
+            self.view.trust.store(self.shown);
+        }
+    }
+
+    /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
+    pub(super) fn found(&mut self, finding: Finding, now: Now) {
+        if !self.trust.reasons().contains(finding.reason()) {
+            let reason = finding.reason();
+            tracing::warn!(worker = %self.worker, reason = reason.name(), remedy = reason.remedy(), "trust is lowered");
+        }
+        self.input(TrustInput::Found(finding), now);
+    }
+
+    pub(super) fn count(&self, counter: WorkerCounter, times: u64) {
+        self.view.counters.add(counter, times);
+    }
+
+    fn empty(&mut self, home: &mut Home) {
+        let held = home.writer.held(self.slot);
+        if held.bound > 0 || held.dormant > 0 {
+            self.count(WorkerCounter::Emptied, 1);
+            home.writer.clear(self.slot, None);
+        }
+    }
+
+    fn forget_incarnation(&mut self) {
+        self.format = None;
+        self.other_groups.clear();
+        self.conflicted = Conflicted::default();
+    }
+
+    fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {
+        self.count(WorkerCounter::BatchesUndecodable, 1);
+        let times = self.view.undecodable.add(error.reason as usize, 1);
+        if times.is_power_of_two() {
+            let (reason, offset) = (error.reason.name(), error.offset);
+            tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "event batch skipped; the worker is emptied");
+        }
+        self.found(Finding::Undecodable, now);
+        self.empty(home);
+    }
+
+    /// Whether a batch is of this worker. Nothing said = yes.
+    fn is_ours(&self, info: &BatchInfo) -> bool {
+        info.dp_rank.is_none_or(|rank| rank == self.worker.rank) && info.worker_id.is_none_or(|id| id == self.worker.id)
+    }
+
+    fn another_rank(&mut self, info: &BatchInfo, seq: EventSeq, now: Now) {
+        self.count(WorkerCounter::RankConflicts, 1);
+        let times = self.view.counters.get(WorkerCounter::RankConflicts);
+        if times.is_power_of_two() {
+            let (rank, id) = (info.dp_rank.map(|rank| rank.0), info.worker_id.map(|id| id.0));
+            tracing::warn!(worker = %self.worker, %seq, ?rank, ?id, times, "batch of another worker or rank refused");
+        }
+        self.found(Finding::RankConflict, now);
+    }
+
+    /// Counts what the decoder passed over and takes a relay's word about itself.
+    fn look_over(&mut self, info: &BatchInfo, now: Now) {
+        if let Some(source) = info.source {
+            self.input(TrustInput::Source(source), now);
+        }
+        for (oddity, times) in info.oddities.iter() {
+            let times = u64::from(times);
+            self.view.oddities.add(oddity as usize, times);
+            match oddity {
+                Oddity::UnknownTag => {
+                    self.count(WorkerCounter::UnknownTags, times);
+                    self.found(Finding::UnknownEvents, now);
+                }
+                Oddity::LookaheadTokens => self.found(Finding::LookaheadHash, now),
+                Oddity::NoPlaceForSalt if self.salts_possible => self.found(Finding::IsolationUnknown, now),
+                Oddity::UnknownKey | Oddity::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),
+                Oddity::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
+                // The event they belong to is counted where it is refused.
+                _ => {}
+            }
+        }
+    }
+
+    fn check_capacity(&mut self, home: &mut Home, now: Now) {
+        let references = home.writer.held(self.slot).references[Tier::Device.index()];
+        if self.capacity_blocks > 0 && references > self.capacity_blocks {
+            tracing::warn!(
+                worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
+                "more blocks in device memory than the worker has; it is emptied"
+            );
+            self.found(Finding::CapacityBound, now);
+            self.empty(home);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn reasons(&self) -> crate::trust::TrustReasons {
+        self.trust.reasons()
+    }
+}

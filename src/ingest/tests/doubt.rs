@@ -1,0 +1,127 @@
+//! What an engine says that cannot be taken at its word.
+
+use super::vllm::{self, BLOCK_SIZE, Batch};
+use super::{C, Options, R, Rig, chain};
+use crate::trust::TrustLevel;
+
+/// A stored event of one block in short msgpack: a map with one key more, or an array of so many fields.
+enum Shape {
+    Map(&'static str, &'static [u8]),
+    Array(usize),
+}
+
+fn stored_raw(hash: u8, content: u32, shape: &Shape) -> Vec<u8> {
+    let text = |text: &str| [&[0xa0 | text.len() as u8], text.as_bytes()].concat();
+    let mut tokens = vec![0x90 | BLOCK_SIZE as u8];
+    vllm::tokens(&[content]).iter().for_each(|token| {
+        tokens.push(0xce);
+        tokens.extend(token.to_be_bytes());
+    });
+    let nil = vec![0xc0];
+    let fields = [
+        ("block_hashes", vec![0x91, hash]),
+        ("parent_block_hash", nil.clone()),
+        ("token_ids", tokens),
+        ("block_size", vec![BLOCK_SIZE as u8]),
+        ("lora_id", nil.clone()),
+        ("medium", nil.clone()),
+        ("lora_name", nil.clone()),
+        ("extra_keys", nil),
+    ];
+    match shape {
+        Shape::Map(key, value) => {
+            let mut event = vec![0x80 | (fields.len() + 2) as u8];
+            event.extend([text("type"), text("BlockStored")].concat());
+            fields.iter().for_each(|(key, value)| event.extend([text(key).as_slice(), value].concat()));
+            event.extend([text(key).as_slice(), value].concat());
+            event
+        }
+        Shape::Array(len) => {
+            let mut event = vec![0x90 | (len + 1) as u8];
+            event.extend(text("BlockStored"));
+            fields.iter().take(*len).for_each(|(_, value)| event.extend(value));
+            event
+        }
+    }
+}
+
+#[test]
+fn what_names_a_contradicted_hash_as_its_parent_is_not_placed() {
+    let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
+    rig.send(0, &chain(0).stored(None, &[21], &[8]));
+    // 12 after 21, with 22 after it: neither is where 12 is held, and 13 may be either's.
+    rig.send(1, &Batch::new(1).stored(Some(21), &[12, 22], &[9, 4]).stored(Some(22), &[23], &[5]));
+    rig.send(2, &Batch::new(2).stored(Some(12), &[24], &[6]));
+    rig.expect(TrustLevel::LowerBound, &[R::HashConflict], 2);
+    assert_eq!((rig.device(&[1, 2, 6]), rig.device(&[1, 2, 3]), rig.device(&[8, 9])), (2, 3, 1));
+    assert_eq!(rig.count(C::StoresHashConflict), 3);
+    // Waiting for 12 would be no better: it may come back at either place.
+    rig.send(3, &Batch::new(3).removed(&[13, 12]).stored(Some(12), &[24], &[6]).stored(Some(11), &[12], &[2]));
+    assert_eq!(rig.device(&[1, 2, 6]), 2);
+    rig.send(4, &Batch::new(4).cleared().stored(None, &[12], &[9]).stored(Some(12), &[24], &[6]));
+    rig.expect(TrustLevel::Exact, &[], 4);
+    assert_eq!(rig.device(&[9, 6]), 2, "after a clear the hash means one thing again");
+}
+
+#[test]
+fn contradicted_hashes_beyond_the_bound_are_all_hashes() {
+    use crate::ids::EngineHash;
+    use crate::ingest::stream::Conflicted;
+    use crate::limits::CONFLICTED_HASHES_MAX;
+    let hashes: Vec<_> = (0..CONFLICTED_HASHES_MAX as u64).map(EngineHash).collect();
+    let mut conflicted = Conflicted::default();
+    conflicted.extend(&hashes);
+    assert!(conflicted.contains(EngineHash(7)) && !conflicted.contains(EngineHash(u64::MAX)));
+    conflicted.extend(&[EngineHash(u64::MAX - 1)]);
+    assert!(conflicted.contains(EngineHash(u64::MAX)));
+}
+
+#[test]
+fn a_group_without_a_kind_is_not_believed() {
+    let mut rig = Rig::new(&Options::default());
+    rig.send(0, &chain(0));
+    rig.send(1, &Batch::new(1).raw(stored_raw(21, 7, &Shape::Map("group_idx", &[0]))));
+    rig.expect(TrustLevel::Exact, &[], 1);
+    rig.send(2, &Batch::new(2).raw(stored_raw(22, 8, &Shape::Map("group_idx", &[1]))));
+    rig.expect(TrustLevel::Unproven, &[R::Hybrid], 2);
+}
+
+#[test]
+fn hashes_that_cover_more_than_the_block_are_not_believed() {
+    let mut rig = Rig::new(&Options::default());
+    rig.send(0, &Batch::new(0).raw(stored_raw(11, 1, &Shape::Map("lookahead_token_ids", &[0x91, 0x91, 7]))));
+    rig.expect(TrustLevel::Unproven, &[R::LookaheadHash], 0);
+    assert_eq!(rig.device(&[1]), 1);
+    rig.send(1, &Batch::new(1).cleared());
+    rig.expect(TrustLevel::Unproven, &[R::LookaheadHash], 1);
+}
+
+#[test]
+fn a_wire_without_a_place_for_salts_is_believed_only_where_there_are_none() {
+    for salts_possible in [true, false] {
+        let mut rig = Rig::new(&Options { salts_possible, ..Options::default() });
+        rig.send(0, &Batch::new(0).raw(stored_raw(11, 1, &Shape::Array(6))));
+        let (level, reasons): (_, &[R]) =
+            if salts_possible { (TrustLevel::Unproven, &[R::IsolationUnknown]) } else { (TrustLevel::Exact, &[]) };
+        rig.expect(level, reasons, 0);
+        assert_eq!(rig.device(&[1]), 1);
+    }
+    let mut rig = Rig::new(&Options::default());
+    rig.send(0, &Batch::new(0).raw(stored_raw(11, 1, &Shape::Array(8))));
+    rig.expect(TrustLevel::Exact, &[], 0);
+}
+
+#[test]
+fn a_connection_that_breaks_is_not_believed_while_its_rest_is_taken() {
+    let mut rig = Rig::new(&Options::default());
+    rig.send(0, &chain(0));
+    let now = rig.now;
+    rig.streams[0].breaking(now);
+    assert_eq!(rig.trust().level, TrustLevel::Unproven, "at once");
+    rig.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]));
+    rig.expect(TrustLevel::Unproven, &[R::Disconnected], 1);
+    let now = rig.now;
+    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.send(0, &chain(9));
+    rig.expect(TrustLevel::Exact, &[], 0);
+}

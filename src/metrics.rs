@@ -1,0 +1,206 @@
+//! What is counted. Each thread counts into a set of its own; a scrape or a status request merges them.
+//!
+//! Every drop, refusal and downgrade has a counter here with the reason in its name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A fixed list of counters.
+pub trait CounterName: Copy + 'static {
+    /// Every counter of the list, in the order of [`CounterName::index`].
+    const ALL: &'static [Self];
+    /// Its place in the list.
+    fn index(self) -> usize;
+    /// Its name in status, JSON and (with a prefix) Prometheus.
+    fn name(self) -> &'static str;
+    /// What it counts, in one sentence.
+    fn help(self) -> &'static str;
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $list:ident { $($variant:ident = $name:literal, $help:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $list { $(#[doc = $help] $variant,)* }
+
+        impl CounterName for $list {
+            const ALL: &'static [Self] = &[$(Self::$variant,)*];
+            fn index(self) -> usize {
+                self as usize
+            }
+            fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+            fn help(self) -> &'static str {
+                match self { $(Self::$variant => $help,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Per worker, counted by its ingest thread.
+    WorkerCounter {
+        Batches = "batches", "Event batches applied.";
+        BlocksStored = "blocks_stored", "Block references stored.";
+        BlocksRemoved = "blocks_removed", "Block references removed.";
+        Cleared = "cleared", "Clears applied.";
+        Duplicates = "duplicates", "Batches seen before and ignored.";
+        Gaps = "gaps", "Gaps in the sequence.";
+        BatchesMissed = "batches_missed", "Batches a gap skipped.";
+        Restarts = "restarts", "Restarts of the publisher.";
+        Disconnects = "disconnects", "Times the publisher's connection broke.";
+        HandshakesFailed = "handshakes_failed", "Times what answers at the worker's endpoint was no event publisher.";
+        Emptied = "emptied", "Times everything held for the worker was dropped because it could not be trusted.";
+        MessagesOversized = "messages_oversized", "Messages larger than the bound, skipped.";
+        MessagesMisframed = "messages_misframed", "Messages without a topic, an 8-byte sequence and a payload, skipped.";
+        BatchesUndecodable = "batches_undecodable", "Batches that could not be decoded, skipped.";
+        UnknownTags = "unknown_tags", "Events of an unknown kind, skipped.";
+        UnknownKeys = "unknown_keys", "Unknown keys of known events, ignored.";
+        TrailingElements = "trailing_elements", "Elements past the known ones, ignored.";
+        StoresSchemeMismatch = "stores_scheme_mismatch", "Stored events of another block size or window, refused.";
+        StoresUnusable = "stores_unusable", "Stored events whose tokens cannot be assigned to their blocks, refused.";
+        StoresUnknownRoot = "stores_unknown_root", "Stored events whose chain's seed is unknown, not bound.";
+        StoresHashConflict = "stores_hash_conflict", "Stored events that bind a held hash elsewhere, refused.";
+        StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";
+        StoresBounded = "stores_bounded", "Stored events refused because a bound was reached.";
+        StoresSchemeUnknown = "stores_scheme_unknown", "Stored events before the space's hash scheme was known, not bound.";
+        BlocksDormant = "blocks_dormant", "Blocks stored under a parent that is not held.";
+        RemovesUnknown = "removes_unknown", "Removals of blocks that were not held.";
+        EventsOtherGroup = "events_other_group", "Events of KV groups other than main attention, not counted.";
+        EventsUnknownMedium = "events_unknown_medium", "Events in a medium that maps to no tier, ignored.";
+        EventsRemote = "events_remote", "Events about blocks on other machines, ignored.";
+        RankConflicts = "rank_conflicts", "Batches of another rank than the stream's, refused.";
+    }
+}
+
+counters! {
+    /// Per serving core.
+    CoreCounter {
+        Connections = "connections", "Connections accepted.";
+        ConnectionsClosed = "connections_closed", "Connections that ended, for whatever reason.";
+        ConnectionsUntrusted = "connections_untrusted", "Connections closed because a frame header could not be trusted.";
+        ConnectionsFailed = "connections_failed", "Connections that ended by an error of the socket.";
+        Requests = "requests", "Requests answered, errors included.";
+        Errors = "errors", "Requests answered with an error.";
+        Routes = "routes", "Decisions made.";
+        RoutesNobody = "routes_nobody", "Decisions with nobody eligible.";
+        RoutesUnmatchable = "routes_unmatchable", "Decisions whose prompt could not be matched soundly.";
+        RoutesSchemeUnknown = "routes_scheme_unknown", "Decisions made by load alone because the space's hash scheme is unknown.";
+        RoutesAllDown = "routes_all_down", "Decisions among workers that were all down.";
+        RoutesContended = "routes_contended", "Decisions whose index read was contended.";
+        RoutesDecidedAgain = "routes_decided_again", "Decisions made once more because the chosen worker's load had moved.";
+        Bookings = "bookings", "Bookings made.";
+        BookingsSuperseded = "bookings_superseded", "Bookings taken over by a later attempt.";
+        BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
+        BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
+        RequestBlocks = "request_blocks", "Prompt blocks looked up.";
+        ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the control thread.
+    DaemonCounter {
+        ConnectionsRefused = "connections_refused", "Connections refused because too many were open.";
+        MailboxFull = "mailbox_full", "Connections refused because a core's mailbox was full.";
+        AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
+        BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they were too old.";
+        BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session's last connection had gone.";
+    }
+}
+
+/// One thread's values of one list. Padded, so that two threads' sets share no cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct CounterSet<L: CounterName> {
+    values: Box<[AtomicU64]>,
+    list: std::marker::PhantomData<fn() -> L>,
+}
+
+impl<L: CounterName> Default for CounterSet<L> {
+    fn default() -> Self {
+        Self { values: L::ALL.iter().map(|_| AtomicU64::new(0)).collect(), list: std::marker::PhantomData }
+    }
+}
+
+impl<L: CounterName> CounterSet<L> {
+    /// Adds `n`.
+    pub fn add(&self, counter: L, n: u64) {
+        // Relaxed: a count orders nothing.
+        self.values[counter.index()].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Adds one.
+    pub fn bump(&self, counter: L) {
+        self.add(counter, 1);
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn get(&self, counter: L) -> u64 {
+        // Relaxed: see `add`.
+        self.values[counter.index()].load(Ordering::Relaxed)
+    }
+}
+
+/// Upper bounds of [`Latency`]'s buckets: 2^8 ns (256 ns) doubling to 2^26 ns (67 ms), then the rest.
+const LATENCY_BUCKET_BITS: std::ops::RangeInclusive<u32> = 8..=26;
+
+/// How long something took, in buckets that double. One thread's own, merged on scrape.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Latency {
+    buckets: [AtomicU64; (*LATENCY_BUCKET_BITS.end() - *LATENCY_BUCKET_BITS.start() + 2) as usize],
+    sum_ns: AtomicU64,
+}
+
+impl Latency {
+    /// Counts one duration.
+    pub fn record(&self, ns: u64) {
+        let bits = 64 - ns.saturating_sub(1).leading_zeros();
+        let bucket = bits.clamp(*LATENCY_BUCKET_BITS.start(), *LATENCY_BUCKET_BITS.end() + 1);
+        // Relaxed: a count orders nothing.
+        self.buckets[(bucket - LATENCY_BUCKET_BITS.start()) as usize].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The sum in seconds, and (upper bound in seconds, count) of each bucket; the last bound is infinite.
+    #[must_use]
+    pub fn read(&self) -> (f64, Vec<(f64, u64)>) {
+        let bounds = LATENCY_BUCKET_BITS.map(|bits| (1_u64 << bits) as f64 * 1e-9).chain([f64::INFINITY]);
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        (self.sum_ns.load(Ordering::Relaxed) as f64 * 1e-9, bounds.zip(counts).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_indexes_dense() {
+        fn check<L: CounterName>() {
+            let mut names: Vec<_> = L::ALL.iter().map(|counter| counter.name()).collect();
+            assert!(L::ALL.iter().enumerate().all(|(at, counter)| counter.index() == at));
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), L::ALL.len());
+        }
+        check::<WorkerCounter>();
+        check::<CoreCounter>();
+        check::<DaemonCounter>();
+    }
+
+    #[test]
+    fn a_duration_lands_in_the_bucket_that_bounds_it() {
+        let latency = Latency::default();
+        for ns in [0, 256, 257, 1 << 26, (1 << 26) + 1, u64::MAX >> 1] {
+            latency.record(ns);
+        }
+        let (_, buckets) = latency.read();
+        let counts: Vec<_> = buckets.iter().map(|(_, count)| *count).collect();
+        assert_eq!((counts[0], counts[1], counts[18], counts[19]), (2, 1, 1, 2));
+        assert_eq!(counts.iter().sum::<u64>(), 6);
+        assert!((buckets[0].0 - 256e-9).abs() < 1e-15);
+    }
+}

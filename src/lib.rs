@@ -45,4 +45,6 @@ pub mod ingest;
 
 // The read flow, from the decision outwards.
 pub mod fleet;
+pub mod load;
+pub mod route;
 pub mod schema_generated;

@@ -1,0 +1,101 @@
+//! One decision with its booking: hash, look up, cost, select, book, free.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use kvrouted::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use kvrouted::hash;
+use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
+use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
+use kvrouted::load::{BookingRef, Loads, LoadsConfig};
+use kvrouted::route::{Decision, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::trust::Trust;
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
+/// A prompt of 720 blocks and a part.
+const PROMPT_TOKENS: u32 = 11_525;
+
+fn record(index: u32, slot: WorkerSlot) -> WorkerRecord {
+    WorkerRecord {
+        index: WorkerIndex(index),
+        worker: Worker::new(u64::from(index) + 1, 0),
+        space: SpaceId(0),
+        name: format!("w{}", index + 1),
+        shard: ShardId(0),
+        slot,
+        capacity_blocks: 0,
+        batched_tokens_max: 8192,
+        device_class: DeviceClass::Gpu,
+        weight: 8.0,
+        taints: Vec::new(),
+        state: WorkerState::Ready,
+        trust: Arc::new(TrustCell::new(Trust::default())),
+        events: None,
+    }
+}
+
+fn space() -> Space {
+    Space {
+        id: SpaceId(0),
+        model: "m".into(),
+        namespace: String::new(),
+        role: PoolRole::Both,
+        scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
+    }
+}
+
+/// Worker `w` of `n` holds the leading `w / n` of the prompt.
+fn hold(writer: &mut ShardWriter, workers: &[WorkerRecord], tokens: &[u32]) {
+    let seed = hash::seed(None, None);
+    let mut locals = Vec::new();
+    hash::local_hashes(SCHEME, seed, hash::token_bytes(tokens), &[], &mut locals);
+    let hashes: Vec<_> = (1..=locals.len() as u64).map(EngineHash).collect();
+    for (at, record) in workers.iter().enumerate().skip(1) {
+        let held = locals.len() * at / workers.len();
+        let (hashes, locals) = (&hashes[..held], &locals[..held]);
+        let blocks = StoreBlocks { parent: None, hashes, locals, tier: Tier::Device, group: GroupId(0), seed };
+        writer.begin_batch(record.slot);
+        writer.store(record.slot, &blocks);
+    }
+    writer.publish();
+}
+
+fn ask(tokens: &[u32]) -> RouteRequest<'_> {
+    RouteRequest::new(SpaceId(0), Prompt::of_tokens(tokens))
+}
+
+fn route(c: &mut Criterion) {
+    let tokens: Vec<u32> = (0..PROMPT_TOKENS).map(|token| token.wrapping_mul(2_654_435_761)).collect();
+    let mut group = c.benchmark_group("decide/route_and_free");
+    for count in [8, 64, 512] {
+        let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+        let workers: Vec<_> =
+            (0..count).filter_map(|index| writer.add_worker().map(|slot| record(index, slot))).collect();
+        hold(&mut writer, &workers, &tokens);
+        let fleet = FleetTable { version: 1, spaces: vec![space()], workers };
+        let indexes = [IndexReader::new(vec![reader])];
+        let loads = Loads::new(count as usize, LoadsConfig::default());
+        let policy = Policy::default();
+        let Ok(session) = loads.open_session(None, 0) else { return };
+        let view = View { fleet: &fleet, indexes: &indexes, loads: &loads, policy: &policy };
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let (mut scratch, mut decision) = (Scratch::default(), Decision::default());
+        group.bench_function(BenchmarkId::new("workers", count), |bencher| {
+            bencher.iter(|| {
+                let request = ask(black_box(&tokens));
+                let decided = decide(&view, &request, &mut scratch, &mut rng, &mut decision);
+                assert!(decided.is_ok(), "{decided:?}");
+                let chosen = decision.candidates[0];
+                let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen), 0);
+                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, route);
+criterion_main!(benches);

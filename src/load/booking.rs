@@ -1,0 +1,210 @@
+//! One booking, and the slots bookings are kept in.
+
+use hashbrown::{Equivalent, HashMap};
+use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
+
+use super::session::SessionId;
+use crate::ids::WorkerIndex;
+
+/// An opaque name of a booking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BookingHandle {
+    /// Where it is kept.
+    pub slot: u64,
+    /// Which of the bookings once kept there; never 0.
+    pub generation: u64,
+}
+
+/// How a gateway names a booking it made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BookingRef<'a> {
+    /// By the handle of the reply.
+    Handle(BookingHandle),
+    /// By its own name of the request.
+    Request {
+        /// Unique within the session while the booking lives.
+        request_id: &'a str,
+        /// The try that made the booking.
+        attempt: u32,
+    },
+}
+
+/// What became of a report about a booking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BookingOutcome {
+    /// It changed the booking.
+    Applied,
+    /// It had been said before; nothing changed.
+    AlreadyApplied,
+    /// Never seen by this daemon run, expired long ago, or another session's.
+    Unknown,
+    /// A later attempt of the same request holds the booking.
+    Superseded,
+}
+
+/// What a booking adds to its worker's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Tokens to be prefilled: those of the prompt that are not cached.
+    pub prefill_tokens: u64,
+    /// Blocks of the prompt.
+    pub decode_blocks: u64,
+}
+
+/// A live booking.
+#[derive(Debug)]
+pub(super) struct Booking {
+    pub(super) generation: u64,
+    pub(super) session: SessionId,
+    pub(super) request_id: Box<str>,
+    pub(super) attempt: u32,
+    pub(super) worker: WorkerIndex,
+    pub(super) demand: Demand,
+    pub(super) prefilling: bool,
+    pub(super) booked_at_ms: u64,
+    /// Its place in its session's list.
+    pub(super) session_place: u32,
+    /// The slots of the bookings made just before and just after it, among those alive.
+    pub(super) older: Option<u32>,
+    pub(super) younger: Option<u32>,
+}
+
+/// The key of a booking by its gateway's name for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct RequestKey {
+    session: SessionId,
+    request_id: Box<str>,
+}
+
+#[derive(Clone, Copy)]
+struct RequestKeyRef<'a>(SessionId, &'a str);
+
+impl Hash for RequestKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        RequestKeyRef(self.session, &self.request_id).hash(state);
+    }
+}
+
+impl Hash for RequestKeyRef<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+        self.1.hash(state);
+    }
+}
+
+impl Equivalent<RequestKey> for RequestKeyRef<'_> {
+    fn equivalent(&self, key: &RequestKey) -> bool {
+        self.0 == key.session && self.1 == &*key.request_id
+    }
+}
+
+/// What a request id stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// A live booking in this slot.
+    Live(u32),
+    /// A booking that ended; remembered for a while, so that ending it again is no surprise.
+    Ended {
+        /// The attempt that ended.
+        attempt: u32,
+    },
+}
+
+/// Bookings by slot and by request id. Slots are reused, generations never are.
+#[derive(Debug, Default)]
+pub(super) struct Bookings {
+    slots: Vec<Option<Booking>>,
+    free: Vec<u32>,
+    by_request: HashMap<RequestKey, Named>,
+    /// Ended request ids, oldest first, bounded.
+    ended: VecDeque<(SessionId, Box<str>)>,
+    /// The ends of the list that links live bookings in the order they were made.
+    oldest: Option<u32>,
+    youngest: Option<u32>,
+    generations: u64,
+}
+
+/// Request ids of ended bookings that are remembered.
+const ENDED_REMEMBERED: usize = 1 << 16;
+
+impl Bookings {
+    pub(super) fn live(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&Booking> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Booking> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub(super) fn named(&self, session: SessionId, request_id: &str) -> Option<Named> {
+        self.by_request.get(&RequestKeyRef(session, request_id)).copied()
+    }
+
+    /// The highest generation handed out so far.
+    pub(super) const fn generations(&self) -> u64 {
+        self.generations
+    }
+
+    /// Keeps `booking`, giving it its generation.
+    pub(super) fn insert(&mut self, mut booking: Booking) -> BookingHandle {
+        self.generations += 1;
+        booking.generation = self.generations;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            (self.slots.len() - 1) as u32
+        });
+        let key = RequestKey { session: booking.session, request_id: booking.request_id.clone() };
+        self.by_request.insert(key, Named::Live(slot));
+        booking.older = self.youngest.replace(slot);
+        booking.younger = None;
+        match booking.older.and_then(|older| self.get_mut(older)) {
+            Some(older) => older.younger = Some(slot),
+            None => self.oldest = Some(slot),
+        }
+        let handle = BookingHandle { slot: u64::from(slot), generation: booking.generation };
+        self.slots[slot as usize] = Some(booking);
+        handle
+    }
+
+    /// Ends the booking in `slot`, remembering its name.
+    pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
+        let booking = self.slots.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
+        self.unlink(&booking);
+        if let Some(named) = self.by_request.get_mut(&RequestKeyRef(booking.session, &booking.request_id)) {
+            *named = Named::Ended { attempt: booking.attempt };
+        }
+        self.ended.push_back((booking.session, booking.request_id.clone()));
+        while self.ended.len() > ENDED_REMEMBERED {
+            let Some((session, request_id)) = self.ended.pop_front() else { break };
+            let key = RequestKeyRef(session, &request_id);
+            if matches!(self.by_request.get(&key), Some(Named::Ended { .. })) {
+                self.by_request.remove(&key);
+            }
+        }
+        Some(booking)
+    }
+
+    /// Takes an ended booking out of the list by age.
+    fn unlink(&mut self, booking: &Booking) {
+        match booking.older.and_then(|older| self.get_mut(older)) {
+            Some(older) => older.younger = booking.younger,
+            None => self.oldest = booking.younger,
+        }
+        match booking.younger.and_then(|younger| self.get_mut(younger)) {
+            Some(younger) => younger.older = booking.older,
+            None => self.youngest = booking.older,
+        }
+    }
+
+    /// The slot of the oldest booking, if it is older than `age_ms`.
+    pub(super) fn oldest_beyond(&self, now_ms: u64, age_ms: u64) -> Option<u32> {
+        let slot = self.oldest?;
+        (now_ms.saturating_sub(self.get(slot)?.booked_at_ms) >= age_ms).then_some(slot)
+    }
+}

@@ -1,0 +1,292 @@
+//! Sessions, bookings and loads together: what a decision books and a gateway reports.
+
+use parking_lot::Mutex;
+
+use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Demand, Named};
+use super::cell::{Load, LoadCells};
+use super::session::{SessionId, SessionToken, Sessions};
+use crate::error::{Error, Kind, Result};
+use crate::ids::WorkerIndex;
+use crate::limits::{BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX, NAME_BYTES_MAX};
+
+/// When bookings end by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadsConfig {
+    /// A booking older than this is dropped.
+    pub age_ms_max: u64,
+    /// A session without connections for this long is dropped with its bookings.
+    pub session_grace_ms: u64,
+}
+
+impl Default for LoadsConfig {
+    fn default() -> Self {
+        Self { age_ms_max: 300_000, session_grace_ms: 10_000 }
+    }
+}
+
+/// A booking that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Booked {
+    /// Its name.
+    pub handle: BookingHandle,
+    /// Whether it took over from an earlier attempt of the same request.
+    pub superseded: bool,
+}
+
+/// How many bookings ended by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// Because they were too old.
+    pub by_age: u64,
+    /// Because their session had gone.
+    pub by_session: u64,
+}
+
+impl Expired {
+    /// All of them.
+    #[must_use]
+    pub const fn bookings(&self) -> u64 {
+        self.by_age + self.by_session
+    }
+}
+
+/// The loads of all workers and the bookings they come from.
+#[derive(Debug)]
+pub struct Loads {
+    cells: LoadCells,
+    /// One short critical section per report; never held across a system call.
+    books: Mutex<Books>,
+    config: LoadsConfig,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    sessions: Sessions,
+    bookings: Bookings,
+}
+
+impl Loads {
+    /// Idle workers `0..workers`.
+    #[must_use]
+    pub fn new(workers: usize, config: LoadsConfig) -> Self {
+        Self { cells: LoadCells::new(workers), books: Mutex::default(), config }
+    }
+
+    /// A worker's load now, without a lock.
+    #[must_use]
+    pub fn read(&self, worker: WorkerIndex) -> Load {
+        self.cells.read(worker)
+    }
+
+    /// Live bookings of all sessions.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.books.lock().bookings.live()
+    }
+
+    /// Adds a connection of `uid` to the session of `token`; no token = a session of its own.
+    ///
+    /// # Errors
+    /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions.
+    pub fn open_session(&self, token: Option<SessionToken>, uid: u32) -> Result<SessionId> {
+        self.books.lock().sessions.open(token, uid)
+    }
+
+    /// Takes a connection from a session. Its bookings live on for the configured grace.
+    pub fn close_session(&self, session: SessionId, now_ms: u64) {
+        self.books.lock().sessions.close(session, now_ms);
+    }
+
+    /// Books `demand` on a worker under the session's name for the request. A later attempt takes over.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty or overlong request id; `BookingExists` if this or a later attempt
+    /// is booked already; `TooManyBookings` and `Overloaded` at the bounds.
+    pub fn book(
+        &self,
+        session: SessionId,
+        request_id: &str,
+        attempt: u32,
+        worker: WorkerIndex,
+        demand: Demand,
+        now_ms: u64,
+    ) -> Result<Booked> {
+        if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
+            return Err(Error::new(
+                Kind::InvalidArgument,
+                format!("a booking needs a request_id of 1 to {NAME_BYTES_MAX} bytes, not {}", request_id.len()),
+                "name each request, or ask without booking",
+            ));
+        }
+        let mut books = self.books.lock();
+        let superseded = match books.bookings.named(session, request_id) {
+            Some(Named::Live(slot)) => {
+                let live_attempt = books.bookings.get_mut(slot).map_or(0, |booking| booking.attempt);
+                if live_attempt >= attempt {
+                    return Err(Error::new(
+                        Kind::BookingExists,
+                        format!("request {request_id:?} is booked by attempt {live_attempt}"),
+                        "free it, or ask under a higher attempt",
+                    ));
+                }
+                Some(slot)
+            }
+            _ => None,
+        };
+        books.admit(session, superseded.is_some())?;
+        if let Some(slot) = superseded {
+            self.end(&mut books, slot);
+        }
+        let session_place = books.sessions.get_mut(session).map_or(0, |held| held.bookings.len() as u32);
+        let handle = books.bookings.insert(Booking {
+            generation: 0,
+            session,
+            request_id: request_id.into(),
+            attempt,
+            worker,
+            demand,
+            prefilling: true,
+            booked_at_ms: now_ms,
+            session_place,
+            older: None,
+            younger: None,
+        });
+        if let Some(held) = books.sessions.get_mut(session) {
+            held.bookings.push(handle.slot as u32);
+        }
+        self.cells.change(worker, |load| {
+            load.prefill_tokens += demand.prefill_tokens;
+            load.decode_blocks += demand.decode_blocks;
+            load.requests += 1;
+        });
+        Ok(Booked { handle, superseded: superseded.is_some() })
+    }
+
+    /// The gateway says that a booking's prefill is done.
+    pub fn prefill_complete(&self, session: SessionId, booking: BookingRef<'_>) -> BookingOutcome {
+        let mut books = self.books.lock();
+        match books.find(session, booking) {
+            Ok(slot) => {
+                let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
+                if !std::mem::take(&mut booking.prefilling) {
+                    return BookingOutcome::AlreadyApplied;
+                }
+                let (worker, tokens) = (booking.worker, booking.demand.prefill_tokens);
+                self.cells.change(worker, |load| load.prefill_tokens -= tokens);
+                BookingOutcome::Applied
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// The gateway says that a request has ended, however it ended. Idempotent.
+    pub fn free(&self, session: SessionId, booking: BookingRef<'_>) -> BookingOutcome {
+        let mut books = self.books.lock();
+        match books.find(session, booking) {
+            Ok(slot) => {
+                self.end(&mut books, slot);
+                BookingOutcome::Applied
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
+    /// may let others in between.
+    pub fn expire(&self, now_ms: u64, bookings_max: usize) -> Expired {
+        let mut books = self.books.lock();
+        let mut expired = Expired::default();
+        for slot in books.sessions.end_abandoned(now_ms, self.config.session_grace_ms, bookings_max) {
+            self.end(&mut books, slot);
+            expired.by_session += 1;
+        }
+        while expired.bookings() < bookings_max as u64 {
+            let Some(slot) = books.bookings.oldest_beyond(now_ms, self.config.age_ms_max) else { break };
+            self.end(&mut books, slot);
+            expired.by_age += 1;
+        }
+        expired
+    }
+
+    /// Ends the booking in `slot` and gives its load back.
+    fn end(&self, books: &mut Books, slot: u32) {
+        let Some(booking) = books.bookings.end(slot) else { return };
+        books.forget_in_session(&booking);
+        self.cells.change(booking.worker, |load| {
+            if booking.prefilling {
+                load.prefill_tokens -= booking.demand.prefill_tokens;
+            }
+            load.decode_blocks -= booking.demand.decode_blocks;
+            load.requests -= 1;
+        });
+    }
+}
+
+impl Books {
+    /// Whether one more booking of `session` fits; one that takes another's place always does.
+    fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
+        let held = self.sessions.get_mut(session).map_or(0, |held| held.bookings.len());
+        if !replaces && held >= BOOKINGS_PER_SESSION_MAX {
+            return Err(Error::new(
+                Kind::TooManyBookings,
+                format!("the session holds {BOOKINGS_PER_SESSION_MAX} bookings"),
+                "free requests when they end",
+            ));
+        }
+        if !replaces && self.bookings.live() >= BOOKINGS_MAX {
+            return Err(Error::new(
+                Kind::Overloaded,
+                format!("{BOOKINGS_MAX} bookings are live"),
+                "free requests when they end, or lower the booking age",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The slot of a live booking of `session`, or what to answer instead.
+    fn find(&self, session: SessionId, booking: BookingRef<'_>) -> Result<u32, BookingOutcome> {
+        match booking {
+            BookingRef::Handle(handle) => {
+                let slot = u32::try_from(handle.slot).map_err(|_| BookingOutcome::Unknown)?;
+                match self.bookings.get(slot) {
+                    Some(live) if live.generation == handle.generation => {
+                        if live.session == session {
+                            Ok(slot)
+                        } else {
+                            Err(BookingOutcome::Unknown)
+                        }
+                    }
+                    // A generation that was handed out and is gone has ended.
+                    _ if handle.generation != 0 && handle.generation <= self.bookings.generations() => {
+                        Err(BookingOutcome::AlreadyApplied)
+                    }
+                    _ => Err(BookingOutcome::Unknown),
+                }
+            }
+            BookingRef::Request { request_id, attempt } => match self.bookings.named(session, request_id) {
+                Some(Named::Live(slot)) => match self.bookings.get(slot) {
+                    Some(live) if live.attempt == attempt => Ok(slot),
+                    Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
+                    _ => Err(BookingOutcome::Unknown),
+                },
+                Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
+                Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
+                _ => Err(BookingOutcome::Unknown),
+            },
+        }
+    }
+
+    /// Takes an ended booking out of its session's list.
+    fn forget_in_session(&mut self, booking: &Booking) {
+        let Some(session) = self.sessions.get_mut(booking.session) else { return };
+        let place = booking.session_place as usize;
+        if place < session.bookings.len() {
+            session.bookings.swap_remove(place);
+            if let Some(&moved) = session.bookings.get(place)
+                && let Some(moved) = self.bookings.get_mut(moved)
+            {
+                moved.session_place = place as u32;
+            }
+        }
+    }
+}

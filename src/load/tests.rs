@@ -1,0 +1,265 @@
+//! Bookings one by one, and many threads against a model.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::*;
+use crate::error::Kind;
+use crate::ids::WorkerIndex;
+use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
+
+const W: WorkerIndex = WorkerIndex(0);
+const DEMAND: Demand = Demand { prefill_tokens: 100, decode_blocks: 10 };
+
+fn loads() -> (Loads, SessionId) {
+    let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50 });
+    let session = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap();
+    (loads, session)
+}
+
+fn scalars(loads: &Loads, worker: WorkerIndex) -> (u64, u64, u64) {
+    let load = loads.read(worker);
+    (load.prefill_tokens, load.decode_blocks, load.requests)
+}
+
+fn by_id(request_id: &str, attempt: u32) -> BookingRef<'_> {
+    BookingRef::Request { request_id, attempt }
+}
+
+#[test]
+fn a_booking_lives_from_book_to_free() {
+    let (loads, session) = loads();
+    let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
+    assert_eq!(scalars(&loads, W), (100, 10, 1));
+    let handle = BookingRef::Handle(booked.handle);
+    assert_eq!(loads.prefill_complete(session, handle), BookingOutcome::Applied);
+    assert_eq!(loads.prefill_complete(session, handle), BookingOutcome::AlreadyApplied);
+    assert_eq!(scalars(&loads, W), (0, 10, 1));
+    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::Applied);
+    assert_eq!(scalars(&loads, W), (0, 0, 0));
+    assert_eq!(loads.free(session, handle), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.free(session, by_id("r2", 0)), BookingOutcome::Unknown);
+}
+
+#[test]
+fn free_implies_that_the_prefill_is_over() {
+    let (loads, session) = loads();
+    let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
+    assert_eq!(loads.free(session, BookingRef::Handle(booked.handle)), BookingOutcome::Applied);
+    assert_eq!(scalars(&loads, W), (0, 0, 0));
+}
+
+#[test]
+fn a_later_attempt_takes_over_and_fences_the_earlier() {
+    let (loads, session) = loads();
+    let first = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
+    assert_eq!(loads.book(session, "r1", 0, W, DEMAND, 0).unwrap_err().kind(), Kind::BookingExists);
+    let second = loads.book(session, "r1", 1, WorkerIndex(1), DEMAND, 0).unwrap();
+    assert!(second.superseded);
+    assert_eq!((scalars(&loads, W), scalars(&loads, WorkerIndex(1))), ((0, 0, 0), (100, 10, 1)));
+    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::Superseded);
+    assert_eq!(loads.free(session, BookingRef::Handle(first.handle)), BookingOutcome::AlreadyApplied);
+    assert_eq!(scalars(&loads, WorkerIndex(1)), (100, 10, 1));
+    assert_eq!(loads.free(session, by_id("r1", 1)), BookingOutcome::Applied);
+}
+
+#[test]
+fn sessions_do_not_touch_each_others_bookings() {
+    let (loads, session) = loads();
+    let other = loads.open_session(None, 7).unwrap();
+    let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
+    assert_eq!(loads.free(other, BookingRef::Handle(booked.handle)), BookingOutcome::Unknown);
+    assert_eq!(loads.free(other, by_id("r1", 0)), BookingOutcome::Unknown);
+    loads.book(other, "r1", 0, W, DEMAND, 0).unwrap();
+    assert_eq!(scalars(&loads, W), (200, 20, 2));
+    let stolen = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 8);
+    assert_eq!(stolen.unwrap_err().kind(), Kind::NotPermitted);
+}
+
+#[test]
+fn bookings_end_by_age_and_with_their_session() {
+    let (loads, session) = loads();
+    let lonely = loads.open_session(None, 7).unwrap();
+    for n in 0..3 {
+        loads.book(lonely, &format!("l{n}"), 0, W, DEMAND, 0).unwrap();
+    }
+    let again = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap();
+    assert_eq!(again, session, "a token names one session");
+    loads.book(session, "old", 0, W, DEMAND, 0).unwrap();
+    loads.book(session, "young", 0, W, DEMAND, 900).unwrap();
+    loads.close_session(session, 10);
+    loads.close_session(lonely, 10);
+    assert_eq!(loads.expire(40, 100), Expired::default());
+    assert_eq!(loads.expire(60, 100), Expired { by_age: 0, by_session: 3 });
+    assert_eq!(loads.expire(1000, 100), Expired { by_age: 1, by_session: 0 });
+    assert_eq!(loads.free(session, by_id("old", 0)), BookingOutcome::AlreadyApplied);
+    assert_eq!((scalars(&loads, W), loads.live()), ((100, 10, 1), 1));
+    loads.close_session(session, 1000);
+    assert_eq!(loads.expire(1050, 100).by_session, 1);
+    assert_eq!((scalars(&loads, W), loads.live()), ((0, 0, 0), 0));
+}
+
+#[test]
+fn a_large_session_expires_in_slices() {
+    let (loads, session) = loads();
+    for n in 0..10 {
+        loads.book(session, &format!("r{n}"), 0, W, DEMAND, 0).unwrap();
+    }
+    loads.close_session(session, 0);
+    for (by_session, left) in [(4, 6), (4, 2), (2, 0), (0, 0)] {
+        assert_eq!(loads.expire(60, 4), Expired { by_age: 0, by_session });
+        assert_eq!((loads.live(), scalars(&loads, W)), (left, (left as u64 * 100, left as u64 * 10, left as u64)));
+    }
+    let again = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 8).unwrap();
+    assert_ne!(again, session, "the token is free, whoever draws it");
+}
+
+#[test]
+fn sessions_that_come_and_go_do_not_fill_the_table() {
+    let (loads, session) = loads();
+    let held = loads.open_session(None, 7).unwrap();
+    loads.book(held, "r", 0, W, DEMAND, 0).unwrap();
+    loads.close_session(held, 0);
+    for n in 0..3 * SESSIONS_MAX as u64 {
+        let token = (n % 2 == 0).then_some(SessionToken { hi: 9, lo: n });
+        let passing = loads.open_session(token, 7).unwrap();
+        loads.close_session(passing, 0);
+    }
+    assert_eq!(loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap(), session);
+    assert_eq!((scalars(&loads, W), loads.expire(50, 100).by_session), ((100, 10, 1), 1));
+}
+
+#[test]
+fn a_request_id_is_needed() {
+    let (loads, session) = loads();
+    assert_eq!(loads.book(session, "", 0, W, DEMAND, 0).unwrap_err().kind(), Kind::InvalidArgument);
+    let long = "x".repeat(NAME_BYTES_MAX + 1);
+    assert_eq!(loads.book(session, &long, 0, W, DEMAND, 0).unwrap_err().kind(), Kind::InvalidArgument);
+}
+
+const WORKERS: u32 = 3;
+const THREADS: u64 = 4;
+const STEPS: usize = 20_000;
+/// When the bookings of the model are made; what is made at 0 is older than any age by then.
+const NOON_MS: u64 = 1 << 40;
+
+/// What one gateway knows of its bookings by request id: attempt, handle, worker, still prefilling.
+type Model = HashMap<String, (u32, BookingHandle, WorkerIndex, bool)>;
+
+/// One gateway's random reports, each outcome held to its model.
+fn report(loads: &Loads, session: SessionId, seed: u64) -> Model {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let (mut model, mut ended) = (Model::new(), None);
+    for _ in 0..STEPS {
+        let id = format!("r{}", rng.random_range(0..40));
+        let live = model.get(&id).copied();
+        let by_handle = rng.random_bool(0.5);
+        let name = |(attempt, handle, _, _): (u32, BookingHandle, WorkerIndex, bool)| {
+            if by_handle { BookingRef::Handle(handle) } else { by_id(&id, attempt) }
+        };
+        match (rng.random_range(0..4), live) {
+            (0 | 1, _) => {
+                let (attempt, worker) = (rng.random_range(0..6), WorkerIndex(rng.random_range(0..WORKERS)));
+                match (loads.book(session, &id, attempt, worker, DEMAND, NOON_MS), live) {
+                    (Ok(booked), live) => {
+                        assert_eq!(booked.superseded, live.is_some());
+                        assert!(live.is_none_or(|live| live.0 < attempt));
+                        model.insert(id, (attempt, booked.handle, worker, true));
+                    }
+                    (Err(error), Some(live)) => {
+                        assert!(error.kind() == Kind::BookingExists && live.0 >= attempt);
+                    }
+                    (Err(error), None) => panic!("{error}"),
+                }
+            }
+            (2, Some(mut live)) => {
+                let outcome = if live.3 { BookingOutcome::Applied } else { BookingOutcome::AlreadyApplied };
+                assert_eq!(loads.prefill_complete(session, name(live)), outcome);
+                live.3 = false;
+                model.insert(id, live);
+            }
+            (3, Some(live)) => {
+                assert_eq!(loads.free(session, name(live)), BookingOutcome::Applied);
+                ended = Some(live.1);
+                model.remove(&id);
+            }
+            _ => {
+                if let Some(handle) = ended {
+                    assert_eq!(loads.free(session, BookingRef::Handle(handle)), BookingOutcome::AlreadyApplied);
+                }
+            }
+        }
+    }
+    model
+}
+
+/// Sessions that book and leave, for the expiry to find.
+fn abandon(loads: &Loads, seed: u64) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    for n in 0..STEPS as u64 / 20 {
+        let session = loads.open_session((n % 2 == 0).then_some(SessionToken { hi: seed, lo: n }), 7).unwrap();
+        for booking in 0..rng.random_range(0..20) {
+            let worker = WorkerIndex(rng.random_range(0..WORKERS));
+            loads.book(session, &format!("a{booking}"), 0, worker, DEMAND, NOON_MS).unwrap();
+        }
+        loads.close_session(session, 0);
+    }
+}
+
+#[test]
+fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
+    let loads = Loads::new(WORKERS as usize, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50 });
+    let sessions: Vec<_> = (0..THREADS).map(|_| loads.open_session(None, 7).unwrap()).collect();
+    let stop = AtomicBool::new(false);
+    let models: Vec<Model> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(loads.expire(NOON_MS, 64).by_age, 0);
+                for worker in 0..WORKERS {
+                    let load = loads.read(WorkerIndex(worker));
+                    let whole = load.decode_blocks == load.requests * 10 && load.prefill_tokens <= load.requests * 100;
+                    assert!(whole || !load.version.is_multiple_of(2), "{load:?}");
+                }
+            }
+        });
+        let gateways: Vec<_> = (0..)
+            .zip(&sessions)
+            .map(|(seed, session)| {
+                scope.spawn({
+                    let loads = &loads;
+                    move || report(loads, *session, seed)
+                })
+            })
+            .collect();
+        let passing: Vec<_> = (0..2)
+            .map(|seed| {
+                scope.spawn({
+                    let loads = &loads;
+                    move || abandon(loads, 100 + seed)
+                })
+            })
+            .collect();
+        let passed: Vec<_> = passing.into_iter().map(|thread| thread.join()).collect();
+        let models: Vec<_> = gateways.into_iter().map(|gateway| gateway.join()).collect();
+        // Before anything fails here: the expiry would go on for ever.
+        stop.store(true, Ordering::Relaxed);
+        passed.into_iter().for_each(|passed| passed.unwrap());
+        models.into_iter().map(|model| model.unwrap()).collect()
+    });
+    while loads.expire(NOON_MS, 64).bookings() > 0 {}
+    for worker in (0..WORKERS).map(WorkerIndex) {
+        let live = models.iter().flat_map(Model::values).filter(|booking| booking.2 == worker);
+        let (requests, prefilling) = live.fold((0, 0), |(all, busy), live| (all + 1, busy + u64::from(live.3)));
+        assert_eq!(scalars(&loads, worker), (prefilling * 100, requests * 10, requests));
+    }
+    assert_eq!(loads.live(), models.iter().map(Model::len).sum::<usize>());
+    sessions.iter().skip(1).for_each(|session| loads.close_session(*session, NOON_MS));
+    while loads.expire(NOON_MS + 50, 7).bookings() > 0 {}
+    assert_eq!(loads.live(), models[0].len());
+    while loads.expire(NOON_MS + 1000, 7).bookings() > 0 {}
+    assert!((0..WORKERS).all(|worker| scalars(&loads, WorkerIndex(worker)) == (0, 0, 0)) && loads.live() == 0);
+}

@@ -1,0 +1,123 @@
+//! What was decided, and everything a reply, an explanation or a metric says of it.
+
+use super::cost::CostTerms;
+use crate::fleet::WorkerState;
+use crate::ids::{TierBlocks, Worker, WorkerIndex};
+use crate::load::BookingHandle;
+use crate::trust::Trust;
+
+/// Whether the prompt could be compared with the index at all. Never reported as a miss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatchStatus {
+    /// Overlaps mean what they say.
+    #[default]
+    Matched,
+    /// The prompt's scheme, salt, LoRA or media cannot be matched soundly; overlaps are all zero.
+    Unmatchable,
+}
+
+impl MatchStatus {
+    /// The name used in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Matched => "matched",
+            Self::Unmatchable => "unmatchable",
+        }
+    }
+}
+
+/// Remarks on a whole reply; bits of `schemas/README.md`, "reply notes".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyNotes(pub u64);
+
+impl ReplyNotes {
+    /// The space's hash scheme is not known yet: the decision was made by load alone.
+    pub const SCHEME_UNKNOWN: Self = Self(1);
+    /// The index moved under the query more often than it was willing to look again.
+    pub const READ_CONTENDED: Self = Self(1 << 1);
+
+    /// Every worker that could have been in the running is down; they were ranked all the same.
+    pub const ALL_DOWN: Self = Self(1 << 2);
+
+    /// Adds `other`'s bits.
+    pub const fn insert(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    /// Whether all of `other`'s bits are set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A rule that takes workers out of the running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// Not on the request's allow-list.
+    NotAllowed,
+    /// Takes no new requests.
+    Draining,
+    /// Its publisher has been gone too long, and there are others.
+    Down,
+}
+
+impl Rule {
+    /// Every rule, in the order they are applied.
+    pub const ALL: &'static [Self] = &[Self::NotAllowed, Self::Draining, Self::Down];
+
+    /// The name used in replies and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "not_allowed",
+            Self::Draining => "draining",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// One candidate with what it would cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scored {
+    /// Its place in the fleet table of the decision's version.
+    pub index: WorkerIndex,
+    /// Who it is.
+    pub worker: Worker,
+    /// What it holds of the prompt.
+    pub overlap: TierBlocks,
+    /// How far that may be believed.
+    pub trust: Trust,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// What its cost is made of; `terms.cost` is the cost.
+    pub terms: CostTerms,
+}
+
+/// The record of one decision, reused from one to the next.
+#[derive(Clone, Debug, Default)]
+pub struct Decision {
+    /// The chosen one first, then by ascending cost; empty = nobody was eligible.
+    pub candidates: Vec<Scored>,
+    /// How many were in the running, however many are listed.
+    pub eligible: u32,
+    /// How many shared the lowest cost.
+    pub ties: u32,
+    /// Whether overlaps mean anything.
+    pub matched: MatchStatus,
+    /// Remarks.
+    pub notes: ReplyNotes,
+    /// Whole blocks of the prompt that were looked up.
+    pub request_blocks: u32,
+    /// Which weights were used.
+    pub policy_version: u64,
+    /// Which fleet table was used.
+    pub fleet_version: u64,
+    /// How many batches the index had published, summed over shards.
+    pub index_epoch: u64,
+    /// The booking, if one was asked for and somebody was eligible.
+    pub booking: Option<BookingHandle>,
+    /// Who was taken out of the running, and by which rule.
+    pub removed: Vec<(Rule, Worker)>,
+}

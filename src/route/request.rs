@@ -1,0 +1,94 @@
+//! What a gateway asks, borrowed from wherever it lies.
+
+use crate::hash;
+use crate::ids::{Scheme, SpaceId, Worker};
+
+/// A prompt, as tokens or as the hashes of its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompt<'a> {
+    /// Token ids, little-endian u32 each, at any alignment.
+    Tokens(&'a [u8]),
+    /// Local hashes of the whole blocks, little-endian u64 each, at any alignment.
+    LocalHashes {
+        /// The hashes.
+        hashes: &'a [u8],
+        /// How they were made.
+        scheme: Scheme,
+        /// Tokens of the prompt, the last partial block included.
+        token_count: u32,
+    },
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt of these tokens, without copying.
+    #[must_use]
+    pub fn of_tokens(tokens: &'a [u32]) -> Self {
+        Self::Tokens(hash::token_bytes(tokens))
+    }
+
+    /// Tokens of the prompt.
+    #[must_use]
+    pub const fn token_count(&self) -> usize {
+        match self {
+            Self::Tokens(bytes) => bytes.len() / 4,
+            Self::LocalHashes { token_count, .. } => *token_count as usize,
+        }
+    }
+}
+
+/// Under what name a decision is to be booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BookingRequest<'a> {
+    /// The gateway's name of the request, unique within its session while the booking lives.
+    pub request_id: &'a str,
+    /// Counts the gateway's tries of that request; a later try takes the booking over.
+    pub attempt: u32,
+}
+
+/// Candidates that [`RouteRequest::new`] asks for: the best, and some to turn to if it fails.
+const CANDIDATES_DEFAULT: usize = 8;
+
+/// One question: which worker should run this prompt?
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouteRequest<'a> {
+    /// Among the workers of this space.
+    pub space: SpaceId,
+    /// What is to be run.
+    pub prompt: Prompt<'a>,
+    /// LoRA adapter; `None` or empty = none.
+    pub lora: Option<&'a str>,
+    /// Cache salt; `None` or empty = none.
+    pub salt: Option<&'a str>,
+    /// Multimodal objects as (block index, hash).
+    pub media: &'a [(u32, u64)],
+    /// Book the chosen worker, or only ask.
+    pub book: Option<BookingRequest<'a>>,
+    /// Return the terms of every candidate's cost and what removed the others.
+    pub explain: bool,
+    /// How many candidates to list, from 1; the daemon refuses 0 and lists at most `limits::CANDIDATES_MAX`.
+    pub candidates_max: usize,
+    /// Only these workers, rank `u32::MAX` = every rank; `None` = all.
+    pub allow: Option<&'a [Worker]>,
+    /// How many output tokens the gateway expects; 0 = no idea.
+    pub expected_output_tokens: u32,
+}
+
+impl<'a> RouteRequest<'a> {
+    /// A plain question: no adapter, salt or media, nothing booked or explained, any worker, 8 candidates.
+    /// Set what differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
+    #[must_use]
+    pub const fn new(space: SpaceId, prompt: Prompt<'a>) -> Self {
+        Self {
+            space,
+            prompt,
+            lora: None,
+            salt: None,
+            media: &[],
+            book: None,
+            explain: false,
+            candidates_max: CANDIDATES_DEFAULT,
+            allow: None,
+            expected_output_tokens: 0,
+        }
+    }
+}

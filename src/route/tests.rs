@@ -1,0 +1,278 @@
+//! Decisions over a small fleet with a real index.
+
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::*;
+use crate::error::Kind;
+use crate::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use crate::hash;
+use crate::ids::{
+    EngineHash, GroupId, LocalHash, Scheme, ShardId, SpaceId, Tier, TierBlocks, Window, Worker, WorkerIndex,
+};
+use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
+use crate::load::{Loads, LoadsConfig};
+use crate::trust::Trust;
+
+const SCHEME: Scheme = Scheme { block_size: 4, window: Window::Plain };
+
+struct World {
+    fleet: FleetTable,
+    writer: ShardWriter,
+    indexes: Vec<IndexReader>,
+    loads: Loads,
+    policy: Policy,
+    rng: Xoshiro256PlusPlus,
+    scratch: Scratch,
+    decision: Decision,
+}
+
+impl World {
+    /// Workers 1..=`workers` of rank 0 in one space.
+    fn new(workers: u32, scheme: Option<Scheme>) -> Self {
+        let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+        let records = (0..workers)
+            .map(|index| WorkerRecord {
+                index: WorkerIndex(index),
+                worker: Worker::new(u64::from(index) + 1, 0),
+                space: SpaceId(0),
+                name: format!("w{}", index + 1),
+                shard: ShardId(0),
+                slot: writer.add_worker().unwrap(),
+                capacity_blocks: 0,
+                batched_tokens_max: 8192,
+                device_class: DeviceClass::Gpu,
+                weight: 1.0,
+                taints: Vec::new(),
+                state: WorkerState::Ready,
+                trust: Arc::new(TrustCell::new(Trust::default())),
+                events: None,
+            })
+            .collect();
+        let space = Space {
+            id: SpaceId(0),
+            model: "m".into(),
+            namespace: String::new(),
+            role: PoolRole::Both,
+            scheme: Arc::new(SchemeCell::new(scheme)),
+        };
+        Self {
+            fleet: FleetTable { version: 1, spaces: vec![space], workers: records },
+            writer,
+            indexes: vec![IndexReader::new(vec![reader])],
+            loads: Loads::new(workers as usize, LoadsConfig::default()),
+            policy: Policy::default(),
+            rng: Xoshiro256PlusPlus::seed_from_u64(5),
+            scratch: Scratch::default(),
+            decision: Decision::default(),
+        }
+    }
+
+    /// Worker `index` holds the leading blocks of `tokens` in `tier`.
+    fn hold(&mut self, index: usize, tokens: &[u32], tier: Tier) {
+        let mut locals = Vec::new();
+        let seed = hash::seed(None, None);
+        hash::local_hashes(SCHEME, seed, bytemuck::cast_slice(tokens), &[], &mut locals);
+        let hashes: Vec<_> = (1..=locals.len() as u64).map(EngineHash).collect();
+        let slot = self.fleet.workers[index].slot;
+        self.writer.begin_batch(slot);
+        let blocks = StoreBlocks { parent: None, hashes: &hashes, locals: &locals, tier, group: GroupId(0), seed };
+        self.writer.store(slot, &blocks);
+        self.writer.publish();
+    }
+
+    fn decide(&mut self, request: &RouteRequest<'_>) -> crate::error::Result<()> {
+        let view = View { fleet: &self.fleet, indexes: &self.indexes, loads: &self.loads, policy: &self.policy };
+        decide(&view, request, &mut self.scratch, &mut self.rng, &mut self.decision)
+    }
+
+    fn order(&self) -> Vec<u64> {
+        self.decision.candidates.iter().map(|scored| scored.worker.id.0).collect()
+    }
+}
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|token| token * 31 + 7).collect()
+}
+
+fn ask(tokens: &[u32]) -> RouteRequest<'_> {
+    RouteRequest::new(SpaceId(0), Prompt::of_tokens(tokens))
+}
+
+#[test]
+fn the_longest_prefix_wins_on_an_idle_fleet() {
+    let mut world = World::new(3, Some(SCHEME));
+    let prompt = tokens(18);
+    world.hold(0, &prompt[..8], Tier::Device);
+    world.hold(2, &prompt[..16], Tier::Device);
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.order(), [3, 1, 2]);
+    assert_eq!((world.decision.request_blocks, world.decision.eligible, world.decision.ties), (4, 3, 1));
+    let device: Vec<_> = world.decision.candidates.iter().map(|scored| scored.overlap.device).collect();
+    assert_eq!(device, [4, 2, 0]);
+}
+
+#[test]
+fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix() {
+    let mut world = World::new(2, Some(SCHEME));
+    let prompt = tokens(16);
+    world.hold(0, &prompt, Tier::Device);
+    let session = world.loads.open_session(None, 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.order()[0], 1);
+    let chosen = world.decision.candidates[0];
+    let cold = demand(&ask(&prompt), &Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen });
+    assert_eq!(demand(&ask(&prompt), &chosen).prefill_tokens, 0);
+    assert_eq!((cold.prefill_tokens, cold.decode_blocks), (16, 4));
+    world.loads.book(session, "a", 0, chosen.index, cold, 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.order()[0], 2, "4 blocks of prefix against 4 of backlog and 4 of decode");
+}
+
+#[test]
+fn a_booking_between_reading_and_choosing_is_noticed() {
+    let mut world = World::new(1, Some(SCHEME));
+    let prompt = tokens(16);
+    let session = world.loads.open_session(None, 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    assert!(!world.scratch.chosen_moved(&world.decision, &world.loads));
+    let chosen = world.decision.candidates[0];
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen), 0).unwrap();
+    assert!(world.scratch.chosen_moved(&world.decision, &world.loads));
+}
+
+#[test]
+fn rules_remove_workers_and_say_so() {
+    let mut world = World::new(4, Some(SCHEME));
+    world.fleet.workers[1].state = WorkerState::Draining;
+    world.fleet.workers[2].state = WorkerState::Down;
+    let prompt = tokens(4);
+    let allow = [Worker::new(4, u32::MAX), Worker::new(3, 0), Worker::new(2, 0)];
+    world.decide(&RouteRequest { allow: Some(&allow), ..ask(&prompt) }).unwrap();
+    assert_eq!(world.order(), [4]);
+    let removed: Vec<_> = world.decision.removed.iter().map(|(rule, worker)| (rule.name(), worker.id.0)).collect();
+    assert_eq!(removed, [("not_allowed", 1), ("draining", 2), ("down", 3)]);
+    assert!(!world.decision.notes.contains(ReplyNotes::ALL_DOWN));
+    world.decide(&RouteRequest { allow: Some(&[Worker::new(3, 0), Worker::new(2, 0)]), ..ask(&prompt) }).unwrap();
+    assert_eq!(world.order(), [3], "down is better than nobody; draining is an order");
+    assert!(world.decision.notes.contains(ReplyNotes::ALL_DOWN));
+    let removed: Vec<_> = world.decision.removed.iter().map(|(rule, worker)| (rule.name(), worker.id.0)).collect();
+    assert_eq!(removed, [("not_allowed", 1), ("draining", 2), ("not_allowed", 4)]);
+    let view = View { fleet: &world.fleet, indexes: &world.indexes, loads: &world.loads, policy: &world.policy };
+    overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
+    assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be asked of everybody");
+    world.decide(&RouteRequest { allow: Some(&[]), ..ask(&prompt) }).unwrap();
+    assert_eq!((world.order().len(), world.decision.eligible, world.decision.ties), (0, 0, 0));
+}
+
+#[test]
+fn lora_and_salt_separate_equal_tokens() {
+    let mut world = World::new(1, Some(SCHEME));
+    let prompt = tokens(8);
+    world.hold(0, &prompt, Tier::Device);
+    for (lora, salt, expected) in [(None, None, 2), (Some("a"), None, 0), (None, Some("t"), 0), (Some(""), Some(""), 2)]
+    {
+        world.decide(&RouteRequest { lora, salt, ..ask(&prompt) }).unwrap();
+        assert_eq!(world.decision.candidates[0].overlap.device, expected, "{lora:?} {salt:?}");
+    }
+}
+
+#[test]
+fn a_prompt_may_come_as_hashes_of_the_same_scheme_only() {
+    let mut world = World::new(1, Some(SCHEME));
+    let prompt = tokens(10);
+    world.hold(0, &prompt, Tier::Host);
+    let mut locals: Vec<LocalHash> = Vec::new();
+    hash::local_hashes(SCHEME, hash::seed(None, None), bytemuck::cast_slice(&prompt), &[], &mut locals);
+    let bytes: Vec<u8> = locals.iter().flat_map(|local| local.0.to_le_bytes()).collect();
+    let by_hash = |hashes, scheme, token_count| RouteRequest {
+        prompt: Prompt::LocalHashes { hashes, scheme, token_count },
+        ..ask(&[])
+    };
+    world.decide(&by_hash(&bytes, SCHEME, 10)).unwrap();
+    assert_eq!(world.decision.candidates[0].overlap, TierBlocks { host: 2, ..TierBlocks::default() });
+    let other = Scheme { block_size: 16, ..SCHEME };
+    assert_eq!(world.decide(&by_hash(&bytes, other, 10)).unwrap_err().kind(), Kind::SchemeMismatch);
+    assert_eq!(world.decide(&by_hash(&bytes, SCHEME, 30)).unwrap_err().kind(), Kind::InvalidArgument);
+}
+
+#[test]
+fn without_a_scheme_load_decides_and_the_reply_says_so() {
+    let mut world = World::new(2, None);
+    let prompt = tokens(16);
+    let session = world.loads.open_session(None, 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.decision.matched, MatchStatus::Unmatchable);
+    assert!(world.decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN));
+    assert_eq!(world.decision.ties, 2);
+    let chosen = world.decision.candidates[0];
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen), 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    assert_ne!(world.order()[0], chosen.worker.id.0);
+}
+
+#[test]
+fn what_cannot_be_judged_is_refused() {
+    let mut world = World::new(1, Some(SCHEME));
+    let prompt = tokens(8);
+    let elsewhere = RouteRequest { space: SpaceId(9), ..ask(&prompt) };
+    assert_eq!(world.decide(&elsewhere).unwrap_err().kind(), Kind::UnknownSpace);
+    let media = RouteRequest { media: &[(2, 1)], ..ask(&prompt) };
+    assert_eq!(world.decide(&media).unwrap_err().kind(), Kind::InvalidArgument);
+    let huge = vec![0_u32; crate::limits::PROMPT_TOKENS_MAX + 1];
+    assert_eq!(world.decide(&ask(&huge)).unwrap_err().kind(), Kind::Oversized);
+}
+
+#[test]
+fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
+    use crate::trust::{TrustLevel, TrustReason, TrustReasons};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const DECISIONS: usize = 200;
+    let mut world = World::new(1, Some(SCHEME));
+    // Long, so that hashing it leaves time between reading the trust and reading the index.
+    let prompt = tokens(1 << 14);
+    let held = &prompt[..64];
+    world.hold(0, held, Tier::Device);
+    let trust = |level, reasons, since_unix_ms| Trust { level, reasons, since_unix_ms, ..Trust::default() };
+    let cell = Arc::clone(&world.fleet.workers[0].trust);
+    cell.store(trust(TrustLevel::Exact, TrustReasons::NONE, 0));
+    let World { fleet, writer, indexes, loads, policy, rng, scratch, decision } = &mut world;
+    let slot = fleet.workers[0].slot;
+    let (mut locals, seed, ended) = (Vec::new(), hash::seed(None, None), AtomicBool::new(false));
+    hash::local_hashes(SCHEME, seed, bytemuck::cast_slice(held), &[], &mut locals);
+    let hashes: Vec<_> = (1..=locals.len() as u64).map(EngineHash).collect();
+    let blocks =
+        StoreBlocks { parent: None, hashes: &hashes, locals: &locals, tier: Tier::Device, group: GroupId(0), seed };
+    let mut wrong = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut now = 0;
+            while !ended.load(Ordering::Relaxed) {
+                now += 2;
+                let gap = [TrustReason::Gap].into_iter().collect();
+                cell.store(trust(TrustLevel::LowerBound, gap, now));
+                writer.clear(slot, None);
+                writer.publish();
+                writer.store(slot, &blocks);
+                writer.publish();
+                cell.store(trust(TrustLevel::Exact, TrustReasons::NONE, now + 1));
+                writer.sweep(usize::MAX);
+            }
+        });
+        for _ in 0..DECISIONS {
+            let view = View { fleet, indexes, loads, policy };
+            decide(&view, &ask(&prompt), scratch, rng, decision).unwrap();
+            let worker = &decision.candidates[0];
+            if worker.trust.level == TrustLevel::Exact {
+                wrong += usize::from(worker.overlap.device as usize != hashes.len());
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(wrong, 0, "emptied, and said to be exact");
+    world.decide(&ask(&prompt)).unwrap();
+    let worker = &world.decision.candidates[0];
+    assert_eq!((worker.trust.level, worker.overlap.device), (TrustLevel::Exact, 16));
+}

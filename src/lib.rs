@@ -48,3 +48,8 @@ pub mod fleet;
 pub mod load;
 pub mod route;
 pub mod schema_generated;
+pub mod serve;
+pub mod wire;
+
+// The process, and those who talk to it.
+pub mod client;

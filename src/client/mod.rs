@@ -1,0 +1,389 @@
+//! A gateway's side of the routing protocol, blocking, for processes of their own.
+//!
+//! Requests may be sent ahead: [`Client::send_route`] queues, [`Client::recv`] returns replies in the
+//! order they come, each with the id of its request. While it waits for room to send, the client reads:
+//! any number of requests can be queued without either side waiting for the other forever.
+//!
+//! An async gateway gives each connection a thread of its own, with a channel to its tasks, and pipelines
+//! with `send_*` and `recv`; connections that share a [`SessionToken`] share their bookings.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use kvrouted::client::{Client, ClientOptions};
+//! use kvrouted::load::BookingRef;
+//! use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+//!
+//! # fn main() -> kvrouted::error::Result<()> {
+//! let options = ClientOptions { name: "my-gateway".into(), ..ClientOptions::default() };
+//! let mut client = Client::connect(Path::new("/run/kvrouted/kvrouted.sock"), &options)?;
+//! let space = client.space("example-model", None)?.id;
+//!
+//! let tokens: Vec<u32> = vec![1, 2, 3, 4];
+//! let book = Some(BookingRequest { request_id: "request-1", attempt: 0 });
+//! let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
+//! let reply = client.route(&request)?;
+//! // No candidate, no booking: nobody is in the running.
+//! if let (Some(best), Some(handle)) = (reply.candidates.first(), reply.booking) {
+//!     println!("send the prompt to worker {}", best.worker);
+//!     let booking = BookingRef::Handle(handle);
+//!     // When the first token comes:
+//!     client.prefill_complete(&booking)?;
+//!     // When the request has ended, however it ended:
+//!     client.free(&booking)?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod link;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use link::Link;
+
+use crate::error::{Error, Kind, Result};
+use crate::ids::{CorrelationId, SpaceId};
+use crate::load::{BookingOutcome, BookingRef, SessionToken};
+use crate::route::RouteRequest;
+use crate::wire::{
+    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, RouteReply, SpaceInfo, StatusPage, WorkerInfo,
+    WorkerStatus, WorkersPage,
+};
+pub use crate::wire::{RemoteError, Reply};
+
+/// Bytes of queued requests that are sent without waiting for [`Client::flush`].
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+
+/// How to connect.
+#[derive(Clone, Debug, Default)]
+pub struct ClientOptions {
+    /// What the client calls itself in the daemon's logs.
+    pub name: String,
+    /// The session that this connection shares with others; `None` = one of its own.
+    pub session: Option<SessionToken>,
+    /// How long to wait for the daemon, at each call; `None` = as long as it takes.
+    pub timeout: Option<Duration>,
+}
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub struct Client {
+    link: Link,
+    encoder: RequestEncoder,
+    /// Encoded and not yet sent.
+    unsent: Vec<u8>,
+    /// Came while another reply was waited for.
+    early: VecDeque<(CorrelationId, Reply)>,
+    next_id: u64,
+    hello: HelloReply,
+}
+
+impl Client {
+    /// Connects to the socket at `path` and says hello.
+    ///
+    /// # Errors
+    /// [`Kind::Connection`] if nobody answers there, or the daemon's own error.
+    pub fn connect(path: &Path, options: &ClientOptions) -> Result<Self> {
+        let link = Link::connect(path, options.timeout)?;
+        let hello = HelloReply {
+            version: 0,
+            instance_id: 0,
+            limits: crate::wire::ServerLimits::default(),
+            features: 0,
+            spaces: Vec::new(),
+            admin_socket: None,
+        };
+        let (encoder, unsent, early) = (RequestEncoder::default(), Vec::new(), VecDeque::new());
+        let mut client = Self { link, encoder, unsent, early, next_id: 1, hello };
+        let id = client.take_id();
+        client.encoder.hello(id, &options.name, options.session, &mut client.unsent);
+        client.flush()?;
+        // The first reply answers hello, or says why the connection is refused (then with id 0).
+        client.hello = match client.recv()?.1 {
+            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => hello,
+            Reply::Error(error) => return Err(error.into()),
+            other => return Err(unexpected("hello", &other)),
+        };
+        Ok(client)
+    }
+
+    /// Connects to the admin socket: `path` may be it or the routing socket, which then says where it is.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; [`Kind::Unsupported`] if the daemon has no admin socket.
+    pub fn connect_admin(path: &Path, options: &ClientOptions) -> Result<Self> {
+        // A session is the routing socket's affair; none is opened to ask a question.
+        let options = ClientOptions { session: None, ..options.clone() };
+        let client = Self::connect(path, &options)?;
+        let Some(admin) = client.hello.admin_socket.clone() else {
+            return Err(Error::new(Kind::Unsupported, "the daemon has no admin socket", "start it with one"));
+        };
+        if is_same_file(path, &admin) {
+            return Ok(client);
+        }
+        Self::connect(&beside(path, admin), &options)
+    }
+
+    /// What the daemon said of itself.
+    #[must_use]
+    pub fn hello(&self) -> &HelloReply {
+        &self.hello
+    }
+
+    /// The space of `model`, in `namespace` if given.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownSpace`] with the models there are, or if more than one space fits.
+    pub fn space(&self, model: &str, namespace: Option<&str>) -> Result<&SpaceInfo> {
+        let fits =
+            |space: &&SpaceInfo| space.model == model && namespace.is_none_or(|wanted| space.namespace == wanted);
+        let mut fitting = self.hello.spaces.iter().filter(fits);
+        match (fitting.next(), fitting.next()) {
+            (Some(space), None) => Ok(space),
+            (Some(_), Some(_)) => {
+                let names: Vec<_> =
+                    self.hello.spaces.iter().filter(fits).map(|space| space.namespace.as_str()).collect();
+                let what = format!("{model:?} is served in several spaces");
+                Err(Error::new(Kind::UnknownSpace, what, format!("name one of the namespaces {names:?}")))
+            }
+            (None, _) => {
+                let mut models: Vec<_> = self.hello.spaces.iter().map(|space| format!("{:?}", space.model)).collect();
+                models.sort_unstable();
+                models.dedup();
+                let what = match namespace {
+                    Some(namespace) => format!("the daemon has no model {model:?} in the namespace {namespace:?}"),
+                    None => format!("the daemon has no model {model:?}"),
+                };
+                Err(Error::new(Kind::UnknownSpace, what, format!("it has {}", models.join(", "))))
+            }
+        }
+    }
+
+    /// Queues a route; its reply comes by [`Client::recv`].
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] if no frame can hold it; [`Kind::Connection`].
+    pub fn send_route(&mut self, request: &RouteRequest<'_>) -> Result<CorrelationId> {
+        let id = self.take_id();
+        self.encoder.route(id, request, &mut self.unsent)?;
+        if self.unsent.len() >= SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(id)
+    }
+
+    /// Sends what is queued.
+    ///
+    /// # Errors
+    /// [`Kind::Connection`].
+    pub fn flush(&mut self) -> Result<()> {
+        let sent = self.link.send(&self.unsent);
+        self.unsent.clear();
+        sent
+    }
+
+    /// Sends what is queued and waits for the next reply. An error of the daemon is a reply.
+    ///
+    /// # Errors
+    /// [`Kind::Connection`] if the daemon is gone or silent for too long; [`Kind::Malformed`] if it sends
+    /// what cannot be read.
+    pub fn recv(&mut self) -> Result<(CorrelationId, Reply)> {
+        if let Some(reply) = self.early.pop_front() {
+            return Ok(reply);
+        }
+        self.flush()?;
+        self.link.recv()
+    }
+
+    /// Asks which worker should run a prompt.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn route(&mut self, request: &RouteRequest<'_>) -> Result<RouteReply> {
+        let id = self.send_route(request)?;
+        match self.reply_to(id)? {
+            Reply::Route(reply) => Ok(reply),
+            other => Err(unexpected("route", &other)),
+        }
+    }
+
+    /// Asks who holds how much of a prompt; only what says which prompt in which space matters.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn overlap(&mut self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
+        let id = self.take_id();
+        self.encoder.overlap(id, request, &mut self.unsent)?;
+        match self.reply_to(id)? {
+            Reply::Overlap(reply) => Ok(reply),
+            other => Err(unexpected("overlap", &other)),
+        }
+    }
+
+    /// Reports that a booked request's prefill is done.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn prefill_complete(&mut self, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
+        let id = self.take_id();
+        self.encoder.prefill_complete(id, booking, 0, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::PrefillComplete(outcome) => Ok(outcome),
+            other => Err(unexpected("prefill_complete", &other)),
+        }
+    }
+
+    /// Reports that a booked request is done.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn free(&mut self, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
+        let id = self.send_free(booking)?;
+        match self.reply_to(id)? {
+            Reply::Free(outcome) => Ok(outcome),
+            other => Err(unexpected("free", &other)),
+        }
+    }
+
+    /// Queues a prefill-complete; its reply comes by [`Client::recv`].
+    ///
+    /// # Errors
+    /// [`Kind::Connection`].
+    pub fn send_prefill_complete(&mut self, booking: &BookingRef<'_>) -> Result<CorrelationId> {
+        let id = self.take_id();
+        self.encoder.prefill_complete(id, booking, 0, &mut self.unsent);
+        if self.unsent.len() >= SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(id)
+    }
+
+    /// Queues a free; its reply comes by [`Client::recv`].
+    ///
+    /// # Errors
+    /// [`Kind::Connection`].
+    pub fn send_free(&mut self, booking: &BookingRef<'_>) -> Result<CorrelationId> {
+        let id = self.take_id();
+        self.encoder.free(id, booking, &mut self.unsent);
+        if self.unsent.len() >= SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(id)
+    }
+
+    /// Every worker's record, of one space or of all.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn workers(&mut self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
+        let (mut all, mut cursor) = (Vec::new(), 0);
+        loop {
+            let id = self.take_id();
+            self.encoder.workers(id, space, cursor, 0, &mut self.unsent);
+            let WorkersPage { workers, next_cursor, .. } = match self.reply_to(id)? {
+                Reply::Workers(page) => page,
+                other => return Err(unexpected("workers", &other)),
+            };
+            all.extend(workers);
+            match next_cursor {
+                Some(next) if next > cursor => cursor = next,
+                Some(_) => return Err(no_progress()),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Every worker's status. Only on the admin socket: see [`Client::connect_admin`].
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn status(&mut self) -> Result<Vec<WorkerStatus>> {
+        self.status_all().map(|page| page.workers)
+    }
+
+    /// All pages of status as one, with the daemon's own counters as the last page had them.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn status_all(&mut self) -> Result<StatusPage> {
+        let (mut workers, mut cursor) = (Vec::new(), 0);
+        loop {
+            let mut page = self.status_page(cursor, 0)?;
+            workers.append(&mut page.workers);
+            match page.next_cursor {
+                Some(next) if next > cursor => cursor = next,
+                Some(_) => return Err(no_progress()),
+                None => return Ok(StatusPage { workers, ..page }),
+            }
+        }
+    }
+
+    /// One page of status; `limit` 0 = as many workers as the daemon gives.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn status_page(&mut self, cursor: u32, limit: u32) -> Result<StatusPage> {
+        let id = self.take_id();
+        self.encoder.status(id, cursor, limit, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::Status(page) => Ok(page),
+            other => Err(unexpected("status", &other)),
+        }
+    }
+
+    fn take_id(&mut self) -> CorrelationId {
+        let id = CorrelationId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
+    /// Waits for the reply with this id and keeps the others for [`Client::recv`].
+    fn reply_to(&mut self, wanted: CorrelationId) -> Result<Reply> {
+        self.flush()?;
+        loop {
+            let (id, reply) = self.link.recv()?;
+            if id != wanted {
+                self.early.push_back((id, reply));
+                continue;
+            }
+            return match reply {
+                Reply::Error(error) => Err(error.into()),
+                reply => Ok(reply),
+            };
+        }
+    }
+}
+
+fn unexpected(request: &str, reply: &Reply) -> Error {
+    match reply {
+        Reply::Error(error) => error.clone().into(),
+        _ => Error::new(
+            Kind::Malformed,
+            format!("the daemon's reply to {request} is of another kind"),
+            "use both from one release",
+        ),
+    }
+}
+
+fn no_progress() -> Error {
+    Error::new(Kind::Malformed, "the daemon's pages do not advance", "use both from one release")
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), beside(one, other.to_owned()).canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// Where `told` lies: a relative path is the daemon's, whose directory is not ours, so it is looked for
+/// beside `path` first.
+fn beside(path: &Path, told: PathBuf) -> PathBuf {
+    match (path.parent(), told.file_name()) {
+        (Some(directory), Some(name)) if told.is_relative() && directory.join(name).exists() => directory.join(name),
+        _ => told,
+    }
+}

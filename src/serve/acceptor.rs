@@ -1,0 +1,109 @@
+//! The one acceptor: several on one Unix listener would not balance.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::SendFlags;
+use tokio::net::{UnixListener, UnixStream};
+
+use super::core::CoreHandle;
+use super::log_quota::LogQuota;
+use super::socket_file::BoundSocket;
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::limits::ACCEPT_REST_MS;
+use crate::metrics::{CounterSet, DaemonCounter};
+use crate::wire::ReplyEncoder;
+
+/// Accepts on the routing socket and hands every connection to the core that has fewest.
+pub struct Acceptor {
+    listener: UnixListener,
+    cores: Vec<CoreHandle>,
+    connections_max: usize,
+    counters: Arc<CounterSet<DaemonCounter>>,
+    encoder: ReplyEncoder,
+    log_quota: LogQuota,
+    // Last: the file goes once nobody listens.
+    _socket: BoundSocket,
+}
+
+impl Acceptor {
+    /// An acceptor on `socket` for `cores`. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the socket cannot be waited on.
+    pub fn new(
+        socket: BoundSocket,
+        cores: Vec<CoreHandle>,
+        connections_max: usize,
+        counters: Arc<CounterSet<DaemonCounter>>,
+    ) -> Result<Self> {
+        let listener = socket.listen_async()?;
+        let (encoder, log_quota) = (ReplyEncoder::default(), LogQuota::default());
+        Ok(Self { listener, cores, connections_max, counters, encoder, log_quota, _socket: socket })
+    }
+
+    /// Accepts until dropped, at any await. Dropping the acceptor closes the socket and removes its file.
+    pub async fn run(&mut self) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => self.place(stream),
+                Err(error) => {
+                    // Out of descriptors, most likely: the connection keeps waiting, and asking again at
+                    // once would only burn the processor.
+                    if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                        tracing::error!(%error, withheld, "cannot accept connections; they wait");
+                    }
+                    tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+                }
+            }
+        }
+    }
+
+    fn place(&mut self, stream: UnixStream) {
+        let (uid, stream) = match stream.peer_cred().and_then(|peer| Ok((peer.uid(), stream.into_std()?))) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.counters.bump(DaemonCounter::ConnectionsRefused);
+                if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                    tracing::warn!(%error, withheld, "a connection whose user cannot be told is refused");
+                }
+                return;
+            }
+        };
+        let alive = || self.cores.iter().filter(|core| core.is_alive());
+        let open: usize = alive().map(CoreHandle::connections).sum();
+        let least = alive().min_by_key(|core| core.connections());
+        let refused = match least {
+            Some(core) if open < self.connections_max => match core.hand_over(stream, uid) {
+                Ok(()) => return,
+                Err(stream) => (stream, DaemonCounter::MailboxFull, "the core's mailbox is full"),
+            },
+            Some(_) => (stream, DaemonCounter::ConnectionsRefused, "too many connections are open"),
+            None => (stream, DaemonCounter::ConnectionsRefused, "no core is serving"),
+        };
+        self.refuse(&refused.0, refused.1, refused.2, uid);
+    }
+
+    /// Tells the peer why, if it can be done without waiting, and closes.
+    fn refuse(&mut self, stream: &std::os::unix::net::UnixStream, counter: DaemonCounter, why: &str, uid: u32) {
+        self.counters.bump(counter);
+        if let Some(withheld) = self.log_quota.take(Instant::now()) {
+            tracing::warn!(uid, why, withheld, "a connection is refused");
+        }
+        let error =
+            Error::new(Kind::Overloaded, why, "share connections: any number of requests may be in flight on one");
+        turn_away(stream, &error, &mut self.encoder);
+    }
+}
+
+/// Tells a peer that is not admitted why, if it can be done without waiting.
+pub(super) fn turn_away(stream: impl AsFd, error: &Error, encoder: &mut ReplyEncoder) {
+    let mut out = Vec::new();
+    // Nothing was asked yet: the answer is to nobody in particular.
+    encoder.error(CorrelationId(0), error, &mut out);
+    if let Err(error) = rustix::net::send(stream, &out, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        tracing::debug!(%error, "the refused peer was gone already");
+    }
+}

@@ -1,0 +1,363 @@
+//! A core thread: one runtime, one service, its own connections, and a mailbox as the only way in.
+
+use std::cell::RefCell;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::ArrayQueue;
+use rustc_hash::FxHashMap;
+use tokio::sync::Notify;
+
+use super::connection::Connection;
+use super::engine::{Ended, Stream, drive};
+use super::log_quota::LogQuota;
+use super::probe::Engine;
+use super::responder::RoutingResponder;
+use super::service::Service;
+use super::{epoll, uring};
+use crate::error::{Error, Kind, Result};
+use crate::limits::{DRAIN_GRACE_MS, MAILBOX_MESSAGES_MAX};
+use crate::metrics::{CoreCounter, CounterSet};
+
+/// How a core is to run.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreOptions {
+    /// Its number, from 0; its thread is called `kvrouted-core-N`.
+    pub index: usize,
+    /// The processor it is bound to; `None` = the scheduler decides.
+    pub pin: Option<core_affinity::CoreId>,
+    /// What its connections run on.
+    pub engine: Engine,
+    /// Largest body it answers.
+    pub frame_body_bytes_max: u32,
+}
+
+enum Message {
+    Connection { stream: UnixStream, uid: u32 },
+    Drain { deadline: Instant },
+}
+
+/// What other threads may touch of a core.
+struct Mailbox {
+    queue: ArrayQueue<Message>,
+    arrived: Notify,
+    /// Connections handed over and not yet ended. Relaxed everywhere: it only guides the acceptor's choice.
+    connections: AtomicUsize,
+    /// Cleared, for good, when the thread no longer takes messages.
+    alive: AtomicBool,
+}
+
+impl Mailbox {
+    fn new() -> Self {
+        Self {
+            // One place more than connections may take, so that a drain always finds room.
+            queue: ArrayQueue::new(MAILBOX_MESSAGES_MAX + 1),
+            arrived: Notify::new(),
+            connections: AtomicUsize::new(0),
+            alive: AtomicBool::new(true),
+        }
+    }
+
+    async fn next(&self) -> Message {
+        loop {
+            if let Some(message) = self.queue.pop() {
+                return message;
+            }
+            // A message that arrives here leaves a permit: `notified` returns at once.
+            self.arrived.notified().await;
+        }
+    }
+}
+
+/// The sending side of a core's mailbox.
+#[derive(Clone)]
+pub struct CoreHandle {
+    mailbox: Arc<Mailbox>,
+}
+
+impl CoreHandle {
+    /// Connections it has, those on their way to it included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.mailbox.connections.load(Ordering::Relaxed)
+    }
+
+    /// Whether it still takes connections.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // Relaxed: a connection handed to a core that is just ending is dropped by whoever finds it.
+        self.mailbox.alive.load(Ordering::Relaxed)
+    }
+
+    /// Hands over a connection of user `uid`. Only one thread may call it.
+    ///
+    /// # Errors
+    /// Gives the stream back if the mailbox is full.
+    pub fn hand_over(&self, stream: UnixStream, uid: u32) -> Result<(), UnixStream> {
+        if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
+            return Err(stream);
+        }
+        self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
+        match self.mailbox.queue.push(Message::Connection { stream, uid }) {
+            Ok(()) => self.mailbox.arrived.notify_one(),
+            Err(Message::Connection { stream, .. }) => {
+                self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
+                return Err(stream);
+            }
+            // The queue gives back what was pushed.
+            Err(Message::Drain { .. }) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks it to end: to answer what has come in, and to cut what is still open at `deadline`. Stop the
+    /// acceptor first. A second call changes nothing.
+    pub fn drain(&self, deadline: Instant) {
+        if self.mailbox.queue.push(Message::Drain { deadline }).is_err() {
+            tracing::warn!("the core is draining already");
+        }
+        self.mailbox.arrived.notify_one();
+    }
+}
+
+/// A running core thread.
+pub struct Core {
+    index: usize,
+    handle: CoreHandle,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Core {
+    /// Starts a core: `make` builds its service on the new thread. Returns once it can take connections.
+    ///
+    /// # Errors
+    /// What `make` failed with; [`Kind::System`] if the thread or its runtime cannot be had.
+    pub fn start<S, F>(options: CoreOptions, counters: Arc<CounterSet<CoreCounter>>, make: F) -> Result<Self>
+    where
+        S: Service + 'static,
+        F: FnOnce() -> Result<S> + Send + 'static,
+    {
+        let mailbox = Arc::new(Mailbox::new());
+        let handle = CoreHandle { mailbox: Arc::clone(&mailbox) };
+        let (send, started) = mpsc::sync_channel(1);
+        let report = move |outcome| {
+            // The receiver waits for exactly this.
+            let _ = send.send(outcome);
+        };
+        let body = move || {
+            let _alive = AliveUntilDrop(Arc::clone(&mailbox));
+            pin(&options);
+            match make() {
+                Ok(service) => serve(options, mailbox, counters, service, report),
+                Err(error) => report(Err(error)),
+            }
+        };
+        let thread =
+            thread::Builder::new().name(format!("kvrouted-core-{}", options.index)).spawn(body).map_err(|error| {
+                Error::new(Kind::System, "cannot start a core thread", "raise the limit of processes").caused_by(error)
+            })?;
+        match started.recv() {
+            Ok(Ok(())) => Ok(Self { index: options.index, handle, thread }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(ended_by_panic(options.index)),
+        }
+    }
+
+    /// The sending side of its mailbox.
+    #[must_use]
+    pub fn handle(&self) -> CoreHandle {
+        self.handle.clone()
+    }
+
+    /// See [`CoreHandle::drain`].
+    pub fn drain(&self, deadline: Instant) {
+        self.handle.drain(deadline);
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] if it panicked.
+    pub fn join(self) -> Result<()> {
+        self.thread.join().map_err(|_| ended_by_panic(self.index))
+    }
+}
+
+fn ended_by_panic(index: usize) -> Error {
+    Error::new(Kind::Internal, format!("core {index} ended by a panic"), "report it with the log's last lines")
+}
+
+struct AliveUntilDrop(Arc<Mailbox>);
+
+impl Drop for AliveUntilDrop {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Relaxed);
+    }
+}
+
+fn pin(options: &CoreOptions) {
+    if let Some(processor) = options.pin
+        && !core_affinity::set_for_current(processor)
+    {
+        tracing::warn!(core = options.index, processor = processor.id, "cannot pin the core; it runs unpinned");
+    }
+}
+
+/// The thread's life once its service is there.
+fn serve<S: Service + 'static>(
+    options: CoreOptions,
+    mailbox: Arc<Mailbox>,
+    counters: Arc<CounterSet<CoreCounter>>,
+    service: S,
+    report: impl FnOnce(Result<()>),
+) {
+    let responder = RefCell::new(RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max));
+    match options.engine {
+        Engine::Uring => uring::block_on(report, run::<uring::UringStream, S>(options, mailbox, counters, responder)),
+        Engine::Epoll => epoll::block_on(report, run::<epoll::EpollStream, S>(options, mailbox, counters, responder)),
+    }
+}
+
+/// What the tasks of one core share.
+struct Shared<T, S: Service> {
+    options: CoreOptions,
+    mailbox: Arc<Mailbox>,
+    counters: Arc<CounterSet<CoreCounter>>,
+    responder: RefCell<RoutingResponder<S>>,
+    /// Open connections by a number that is never used again.
+    open: RefCell<FxHashMap<u64, Rc<T>>>,
+    ended: Notify,
+    log_quota: LogQuota,
+}
+
+async fn run<T: Stream, S: Service + 'static>(
+    options: CoreOptions,
+    mailbox: Arc<Mailbox>,
+    counters: Arc<CounterSet<CoreCounter>>,
+    responder: RefCell<RoutingResponder<S>>,
+) {
+    let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
+    let core: Rc<Shared<T, S>> = Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota });
+    let mut next_id = 0;
+    let deadline = loop {
+        match core.mailbox.next().await {
+            Message::Connection { stream, uid } => core.admit(next_id, stream, uid),
+            Message::Drain { deadline } => break deadline,
+        }
+        next_id += 1;
+    };
+    core.drain(deadline).await;
+}
+
+impl<T: Stream, S: Service + 'static> Shared<T, S> {
+    /// Starts the one task that reads, answers and writes a connection.
+    fn admit(self: &Rc<Self>, id: u64, stream: UnixStream, uid: u32) {
+        self.counters.bump(CoreCounter::Connections);
+        let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max));
+        let open = OpenConnection { core: Rc::clone(self), id, connection };
+        let stream = match T::from_std(stream) {
+            Ok(stream) => Rc::new(stream),
+            Err(error) => {
+                self.counters.bump(CoreCounter::ConnectionsFailed);
+                if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                    tracing::warn!(core = self.options.index, uid, %error, withheld, "a connection cannot be taken over");
+                }
+                return;
+            }
+        };
+        self.open.borrow_mut().insert(id, Rc::clone(&stream));
+        tokio::task::spawn_local(async move {
+            let ended = drive(&*stream, &open.core.responder, &open.connection).await;
+            open.core.count_end(uid, &ended);
+            // What the peer has not read stays readable; it just sees the end at once. An error says that
+            // the peer is gone, which is what is wanted.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        });
+    }
+
+    fn count_end(&self, uid: u32, ended: &Ended) {
+        let core = self.options.index;
+        match ended {
+            Ended::Eof { .. } => {}
+            Ended::Untrusted(_) => self.counters.bump(CoreCounter::ConnectionsUntrusted),
+            Ended::Failed(_) => self.counters.bump(CoreCounter::ConnectionsFailed),
+        }
+        if ended.is_peer_leaving() {
+            tracing::debug!(core, uid, %ended, "a connection has ended");
+        } else if let Some(withheld) = self.log_quota.take(Instant::now()) {
+            tracing::warn!(core, uid, %ended, withheld, "a connection is closed");
+        }
+    }
+
+    /// Ends every connection: what the kernel holds already is still read and answered.
+    async fn drain(&self, deadline: Instant) {
+        let core = self.options.index;
+        tracing::info!(core, connections = self.open.borrow().len(), "the core drains");
+        self.shutdown_all(std::net::Shutdown::Read);
+        if !self.all_ended(deadline).await {
+            tracing::warn!(
+                core,
+                connections = self.open.borrow().len(),
+                "the drain deadline has passed; connections are cut"
+            );
+            self.shutdown_all(std::net::Shutdown::Both);
+            if !self.all_ended(Instant::now() + Duration::from_millis(DRAIN_GRACE_MS)).await {
+                tracing::warn!(core, connections = self.open.borrow().len(), "connections are dropped");
+            }
+        }
+        let late =
+            std::iter::from_fn(|| self.mailbox.queue.pop()).filter(|m| matches!(m, Message::Connection { .. })).count();
+        if late > 0 {
+            self.mailbox.connections.fetch_sub(late, Ordering::Relaxed);
+            tracing::warn!(core, connections = late, "connections that came after the drain are dropped");
+        }
+    }
+
+    fn shutdown_all(&self, how: std::net::Shutdown) {
+        for stream in self.open.borrow().values() {
+            if let Err(error) = stream.shutdown(how) {
+                // The peer went first; its task is about to see that.
+                tracing::debug!(core = self.options.index, %error, "a connection was gone already");
+            }
+        }
+    }
+
+    async fn all_ended(&self, deadline: Instant) -> bool {
+        while !self.open.borrow().is_empty() {
+            if tokio::time::timeout_at(deadline.into(), self.ended.notified()).await.is_err() {
+                return self.open.borrow().is_empty();
+            }
+        }
+        true
+    }
+}
+
+/// A connection's entry in its core, undone when its task ends, however it ends.
+struct OpenConnection<T: Stream, S: Service + 'static> {
+    core: Rc<Shared<T, S>>,
+    id: u64,
+    connection: RefCell<Connection>,
+}
+
+impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {
+    fn drop(&mut self) {
+        let core = &self.core;
+        if thread::panicking() {
+            core.counters.bump(CoreCounter::ConnectionsFailed);
+            tracing::error!(
+                core = core.options.index,
+                "answering a request panicked; its connection is closed, the others go on"
+            );
+        }
+        self.connection.get_mut().on_closed(&mut *core.responder.borrow_mut());
+        core.open.borrow_mut().remove(&self.id);
+        core.counters.bump(CoreCounter::ConnectionsClosed);
+        core.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
+        core.ended.notify_one();
+    }
+}

@@ -1,0 +1,112 @@
+//! What an io engine gives a connection, and the one loop that drives a connection over either.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use super::connection::{Connection, Flow, Respond};
+use crate::limits::{READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT};
+use crate::wire::HeaderFault;
+
+/// A connected stream of one engine. A future of it is always awaited to its end: an io_uring operation
+/// that is dropped goes on and swallows what it reads. [`Stream::shutdown`] is how one is ended.
+pub(super) trait Stream: Sized + 'static {
+    /// Takes over a connected socket.
+    fn from_std(stream: UnixStream) -> io::Result<Self>;
+    /// Reads behind what `buffer` holds; 0 = the peer has ended.
+    async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>);
+    /// Writes all of `bytes`.
+    async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>);
+    /// Ends reads, writes or both; those that wait return.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The peer, or a drain, ended it.
+    Eof {
+        /// Part of a frame had come, the rest never did.
+        mid_frame: bool,
+    },
+    /// A header could not be trusted.
+    Untrusted(HeaderFault),
+    /// The socket failed.
+    Failed(io::Error),
+}
+
+impl Ended {
+    /// Whether the peer merely left: at the end of a frame, or without reading what it had asked for.
+    pub(super) fn is_peer_leaving(&self) -> bool {
+        match self {
+            Self::Eof { mid_frame } => !mid_frame,
+            Self::Untrusted(_) => false,
+            Self::Failed(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Eof { mid_frame: false } => f.write_str("the peer has ended it"),
+            Self::Eof { mid_frame: true } => f.write_str("it ended in the middle of a frame"),
+            Self::Untrusted(reason) => write!(f, "its frame header cannot be trusted: {reason}"),
+            Self::Failed(error) => write!(f, "its socket failed: {error}"),
+        }
+    }
+}
+
+/// Reads, answers and writes until the connection ends. All whole frames of one read are answered by one
+/// write; while a write waits, nothing more is read.
+pub(super) async fn drive<S: Stream, R: Respond>(
+    stream: &S,
+    responder: &RefCell<R>,
+    connection: &RefCell<Connection>,
+) -> Ended {
+    let mut out = Vec::new();
+    let mut reads_in_turn = 0;
+    loop {
+        let buffer = connection.borrow_mut().take_buffer();
+        let (read, buffer) = stream.read(buffer).await;
+        connection.borrow_mut().give_back(buffer);
+        match read {
+            Ok(0) => return Ended::Eof { mid_frame: connection.borrow().is_mid_frame() },
+            Ok(_) => {}
+            Err(error) => return Ended::Failed(error),
+        }
+        loop {
+            let flow = connection.borrow_mut().on_bytes(&mut *responder.borrow_mut(), &mut out);
+            if flow == Flow::Yield {
+                // What is answered is not written yet: one read is answered by one write.
+                reads_in_turn = 0;
+                tokio::task::yield_now().await;
+                continue;
+            }
+            if !out.is_empty() {
+                let (written, buffer) = stream.write_all(out).await;
+                out = buffer;
+                out.clear();
+                out.shrink_to(REPLY_BUFFER_BYTES_KEPT);
+                if let Err(error) = written {
+                    return Ended::Failed(error);
+                }
+            }
+            match flow {
+                Flow::Continue => break,
+                Flow::Write | Flow::Yield => {}
+                Flow::Close { reason } => return Ended::Untrusted(reason),
+            }
+        }
+        reads_in_turn += 1;
+        if reads_in_turn == READS_PER_TURN_MAX {
+            // A peer that always has more must not keep the core from the others.
+            reads_in_turn = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}

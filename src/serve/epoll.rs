@@ -1,0 +1,69 @@
+//! The engine of plain tokio: epoll says when, read and write are system calls.
+
+use std::io;
+use std::net::Shutdown;
+
+use super::engine::Stream;
+use crate::error::{Error, Kind, Result};
+
+/// A stream of this engine.
+pub(super) struct EpollStream(tokio::net::UnixStream);
+
+impl Stream for EpollStream {
+    fn from_std(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        tokio::net::UnixStream::from_std(stream).map(Self)
+    }
+
+    async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        loop {
+            if let Err(error) = self.0.readable().await {
+                return (Err(error), buffer);
+            }
+            match self.0.try_read_buf(&mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return (read, buffer),
+            }
+        }
+    }
+
+    async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        let mut written = 0;
+        while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
+            match self.0.try_write(rest) {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
+                Ok(n) => written += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if let Err(error) = self.0.writable().await {
+                        return (Err(error), bytes);
+                    }
+                }
+                Err(error) => return (Err(error), bytes),
+            }
+        }
+        (Ok(()), bytes)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        rustix::net::shutdown(&self.0, how).map_err(Into::into)
+    }
+}
+
+/// Builds this engine's runtime, reports by `ready`, and runs `future` to its end.
+pub(super) fn block_on<F: Future<Output = ()>>(ready: impl FnOnce(Result<()>), future: F) {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            ready(Ok(()));
+            tokio::task::LocalSet::new().block_on(&runtime, future);
+        }
+        Err(error) => {
+            let remedy = "raise the limit of open files, or lower the number of cores";
+            ready(Err(Error::new(Kind::System, "cannot build a core's epoll runtime", remedy).caused_by(error)));
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The receive buffer of a connection, and the frames in it.
+
+use std::ops::Range;
+
+use crate::limits::{
+    FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN, RECEIVE_BUFFER_READS_KEPT,
+};
+use crate::wire::{FrameHeader, HeaderFault};
+
+/// What lies next in the buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// A whole frame; its body lies at this range.
+    Frame(FrameHeader, Range<usize>),
+    /// The header of a body beyond the bound; the body is skipped as it comes in.
+    Oversized(FrameHeader),
+    /// Nothing whole: read more.
+    Incomplete,
+    /// A header that does not say where the next frame starts.
+    Untrusted(HeaderFault),
+}
+
+/// Splits what is read into frames.
+///
+/// Frames are multiples of 8 bytes and compaction moves the rest to the front, so that headers and
+/// bodies start 8-aligned as the buffer does. The buffer grows only with bytes that really arrived, to
+/// one frame of the largest size, and shrinks again.
+#[derive(Debug)]
+pub(super) struct FrameReader {
+    buffer: Vec<u8>,
+    /// Bytes of the buffer's front that are answered.
+    consumed: usize,
+    /// Bytes of an oversized body still to come.
+    skip_bytes: u64,
+    /// Bytes of the frame at the front, as far as its header says.
+    wanted: usize,
+    /// Reads since the buffer was last needed at its size.
+    small_reads: u32,
+    body_bytes_max: u32,
+}
+
+impl FrameReader {
+    pub(super) fn new(body_bytes_max: u32) -> Self {
+        Self { buffer: Vec::new(), consumed: 0, skip_bytes: 0, wanted: 0, small_reads: 0, body_bytes_max }
+    }
+
+    /// Bytes of a body at most.
+    pub(super) const fn body_bytes_max(&self) -> u32 {
+        self.body_bytes_max
+    }
+
+    /// Whether part of a frame waits for the rest.
+    pub(super) const fn is_mid_frame(&self) -> bool {
+        self.buffer.len() > self.consumed || self.skip_bytes > 0
+    }
+
+    /// The buffer, to be read into behind what it holds; there is room.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
+        self.resize();
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// Takes the buffer back after a read.
+    pub(super) fn give_back(&mut self, buffer: Vec<u8>) {
+        self.buffer = buffer;
+    }
+
+    /// Grows towards a frame that does not fit; shrinks when large frames have become rare.
+    fn resize(&mut self) {
+        let held = self.buffer.len();
+        if self.wanted > self.buffer.capacity() {
+            self.small_reads = 0;
+        } else {
+            self.small_reads = self.small_reads.saturating_add(1);
+        }
+        if self.buffer.capacity().saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2 {
+            // Twice what arrived, but not beyond the frame: a header alone reserves nothing.
+            let target =
+                self.wanted.min(held * 2).max(held + RECEIVE_BUFFER_BYTES_MIN / 2).max(RECEIVE_BUFFER_BYTES_MIN);
+            self.buffer.reserve_exact(target - held);
+        } else if held == 0 && self.buffer.capacity() > RECEIVE_BUFFER_BYTES_MIN {
+            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT;
+            self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
+        }
+    }
+
+    /// The bytes at a range that [`FrameReader::next`] gave.
+    pub(super) fn body(&self, range: Range<usize>) -> &[u8] {
+        self.buffer.get(range).unwrap_or_default()
+    }
+
+    /// Takes the next frame.
+    pub(super) fn next(&mut self) -> Next {
+        let held = self.buffer.len() - self.consumed;
+        // A body is at most 2^32 bytes, a usize at least that here: the minimum fits both.
+        let skipped = self.skip_bytes.min(held as u64);
+        self.skip_bytes -= skipped;
+        self.consumed += skipped as usize;
+        let Some(bytes) = self.buffer[self.consumed..].first_chunk::<FRAME_HEADER_BYTES>() else {
+            self.wanted = FRAME_HEADER_BYTES;
+            return Next::Incomplete;
+        };
+        let header = match FrameHeader::parse(bytes) {
+            Ok(header) => header,
+            Err(fault) => return Next::Untrusted(fault),
+        };
+        if header.body_bytes > self.body_bytes_max {
+            self.consumed += FRAME_HEADER_BYTES;
+            self.skip_bytes = u64::from(header.body_bytes);
+            return Next::Oversized(header);
+        }
+        let frame_bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
+        if self.buffer.len() - self.consumed < frame_bytes {
+            self.wanted = frame_bytes;
+            return Next::Incomplete;
+        }
+        if frame_bytes > RECEIVE_BUFFER_BYTES_MIN {
+            self.small_reads = 0;
+        }
+        let body = self.consumed + FRAME_HEADER_BYTES..self.consumed + frame_bytes;
+        self.consumed = body.end;
+        Next::Frame(header, body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::CorrelationId;
+    use crate::wire::FrameKind;
+
+    const MAX: u32 = 4 << 20;
+
+    fn frame(id: u64, body: &[u8]) -> Vec<u8> {
+        let mut bytes = FrameHeader::new(FrameKind::Route, body.len() as u32, CorrelationId(id)).encode().to_vec();
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    /// Feeds `bytes` as the sockets do, never more than the room there is, and collects what comes out.
+    fn feed(reader: &mut FrameReader, mut bytes: &[u8], step: usize) -> Vec<(u64, Option<Vec<u8>>)> {
+        let mut seen = Vec::new();
+        while !bytes.is_empty() {
+            let mut buffer = reader.take();
+            let room = buffer.capacity() - buffer.len();
+            assert!(room > 0, "there is always room to read");
+            let (now, later) = bytes.split_at(bytes.len().min(step).min(room));
+            buffer.extend_from_slice(now);
+            bytes = later;
+            reader.give_back(buffer);
+            loop {
+                match reader.next() {
+                    Next::Frame(header, body) => seen.push((header.correlation_id.0, Some(reader.body(body).to_vec()))),
+                    Next::Oversized(header) => seen.push((header.correlation_id.0, None)),
+                    Next::Incomplete => break,
+                    Next::Untrusted(fault) => panic!("{fault}"),
+                }
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn an_oversized_body_is_skipped_without_being_kept() {
+        let mut reader = FrameReader::new(MAX);
+        let mut bytes = frame(1, &[1; 8]);
+        bytes.extend(frame(2, &vec![2; MAX as usize + 8]));
+        bytes.extend(frame(3, &[3; 8]));
+        let seen = feed(&mut reader, &bytes, 50_000);
+        assert_eq!(seen, [(1, Some(vec![1; 8])), (2, None), (3, Some(vec![3; 8]))]);
+        assert_eq!(reader.buffer.capacity(), RECEIVE_BUFFER_BYTES_MIN);
+        assert!(!reader.is_mid_frame());
+    }
+
+    #[test]
+    fn a_header_alone_reserves_nothing_and_a_large_frame_is_given_back() {
+        let mut reader = FrameReader::new(MAX);
+        let large = frame(1, &vec![7; MAX as usize]);
+        assert_eq!(feed(&mut reader, &large[..16], 16), []);
+        assert!(reader.take().capacity() <= RECEIVE_BUFFER_BYTES_MIN);
+        let mut reader = FrameReader::new(MAX);
+        assert_eq!(feed(&mut reader, &large, 1 << 20).len(), 1);
+        let buffer = reader.take();
+        assert!(buffer.capacity() <= RECEIVE_BUFFER_BYTES_KEPT);
+        reader.give_back(buffer);
+        for id in 0..=u64::from(RECEIVE_BUFFER_READS_KEPT) {
+            assert_eq!(feed(&mut reader, &frame(id, &[0; 8]), 64).len(), 1);
+        }
+        assert!(reader.take().capacity() <= RECEIVE_BUFFER_BYTES_MIN);
+    }
+
+    #[test]
+    fn the_buffer_grows_to_one_frame_at_most() {
+        let mut reader = FrameReader::new(MAX);
+        let large = frame(1, &vec![7; MAX as usize]);
+        let mut peak = 0;
+        for chunk in large.chunks(30_000) {
+            feed(&mut reader, chunk, usize::MAX);
+            peak = peak.max(reader.buffer.capacity());
+        }
+        assert!(peak <= large.len() + RECEIVE_BUFFER_BYTES_MIN, "{peak}");
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_out_as_they_went_in(
+            bodies in proptest::collection::vec((0_usize..40_000, any::<u8>()), 1..12), step in 1_usize..100_000,
+        ) {
+            let bodies: Vec<Vec<u8>> = bodies.into_iter().map(|(len, fill)| vec![fill; len.next_multiple_of(8)]).collect();
+            let bytes: Vec<u8> = bodies.iter().zip(0..).flat_map(|(body, id)| frame(id, body)).collect();
+            let mut reader = FrameReader::new(MAX);
+            let seen = feed(&mut reader, &bytes, step.max(bytes.len() / 500));
+            prop_assert_eq!(seen, bodies.into_iter().zip(0..).map(|(body, id)| (id, Some(body))).collect::<Vec<_>>());
+            prop_assert!(!reader.is_mid_frame());
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut reader = FrameReader::new(64);
+            let mut buffer = reader.take();
+            buffer.extend_from_slice(&bytes);
+            reader.give_back(buffer);
+            while let Next::Frame(..) | Next::Oversized(_) = reader.next() {}
+        }
+    }
+}

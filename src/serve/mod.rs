@@ -1,0 +1,32 @@
+//! HOW gateways ask: sockets, threads and the io engines under them.
+//!
+//! ```text
+//! Acceptor (control thread) ─ mailbox ─▶ Core thread ─ Stream (io_uring | epoll) ─▶ Connection ─▶ RoutingResponder ─▶ Service
+//! AdminServer (control thread) ───────────────────────── Stream (epoll) ──────────▶ Connection ─▶ AdminResponder ──▶ AdminService
+//! ```
+//!
+//! A [`Connection`] turns bytes into frames and frames into replies and knows nothing of engines; a
+//! [`Service`] answers and knows nothing of bytes.
+
+mod acceptor;
+mod admin;
+mod connection;
+mod core;
+mod engine;
+mod epoll;
+mod frames;
+mod log_quota;
+mod probe;
+mod responder;
+mod service;
+mod socket_file;
+mod uring;
+
+pub use acceptor::Acceptor;
+pub use admin::{AdminResponder, AdminServer, AdminService};
+pub use connection::{Connection, Flow, Peer, Phase, Respond};
+pub use core::{Core, CoreHandle, CoreOptions};
+pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
+pub use responder::RoutingResponder;
+pub use service::{HelloInfo, Service};
+pub use socket_file::{BoundSocket, admin_path};

@@ -1,0 +1,213 @@
+//! Frames of the routing socket ↔ calls of a [`Service`], and what is counted of them.
+
+use std::sync::Arc;
+
+use super::connection::{Peer, Phase, Respond};
+use super::service::{HelloInfo, Service};
+use crate::error::{Error, Kind, Result};
+use crate::hash::TOKEN_BYTES;
+use crate::ids::CorrelationId;
+use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
+use crate::load::{BookingOutcome, SessionId};
+use crate::metrics::{CoreCounter, CounterSet};
+use crate::route::{Decision, MatchStatus, ReplyNotes, RouteRequest};
+use crate::wire::{
+    FrameHeader, FrameKind, Hello, HelloFacts, ReplyEncoder, Request, RequestScratch, ServerLimits, decode_request,
+};
+
+/// Answers a core's connections. Everything it needs per request is kept from one to the next.
+#[derive(Debug)]
+pub struct RoutingResponder<S> {
+    service: S,
+    counters: Arc<CounterSet<CoreCounter>>,
+    frame_body_bytes_max: u32,
+    scratch: RequestScratch,
+    decision: Decision,
+    encoder: ReplyEncoder,
+}
+
+impl<S: Service> RoutingResponder<S> {
+    /// Answers by `service`; `frame_body_bytes_max` is what hello says of the connections' bound.
+    #[must_use]
+    pub fn new(service: S, counters: Arc<CounterSet<CoreCounter>>, frame_body_bytes_max: u32) -> Self {
+        Self {
+            service,
+            counters,
+            frame_body_bytes_max,
+            scratch: RequestScratch::default(),
+            decision: Decision::default(),
+            encoder: ReplyEncoder::default(),
+        }
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn counters(&self) -> &CounterSet<CoreCounter> {
+        &self.counters
+    }
+
+    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        let id = header.correlation_id;
+        require_hello(peer, header)?;
+        // Taken out for the time of the request, which borrows it.
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let answered =
+            decode_request(header.kind, body, &mut scratch).and_then(|request| self.dispatch(peer, id, &request, out));
+        self.scratch = scratch;
+        answered
+    }
+
+    fn dispatch(&mut self, peer: &mut Peer, id: CorrelationId, request: &Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+        if let Request::Hello(hello) = request {
+            return self.hello(peer, id, hello, out);
+        }
+        let Phase::Open(Some(session)) = peer.phase else { return Err(hello_required()) };
+        match request {
+            // Answered above.
+            Request::Hello(_) => {}
+            Request::Route(route) => self.route(session, id, route, out)?,
+            Request::Overlap(route) => {
+                self.service.overlap(session, route, &mut self.decision)?;
+                self.encoder.overlap(id, &self.decision, out);
+            }
+            Request::PrefillComplete { booking, prefill_us } => {
+                let outcome = self.service.prefill_complete(session, booking, *prefill_us)?;
+                self.count_outcome(outcome);
+                self.encoder.prefill_complete(id, outcome, self.service.hello().instance_id, out);
+            }
+            Request::Free(booking) => {
+                let outcome = self.service.free(session, booking)?;
+                self.count_outcome(outcome);
+                if outcome == BookingOutcome::Applied {
+                    self.counters.bump(CoreCounter::BookingsFreed);
+                }
+                self.encoder.free(id, outcome, self.service.hello().instance_id, out);
+            }
+            Request::Workers { space, cursor, limit } => {
+                let fleet = self.service.fleet();
+                if space.is_some_and(|space| fleet.space(space).is_none()) {
+                    return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello for the spaces there are"));
+                }
+                self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
+            }
+            Request::Status { .. } => return Err(self.admin_only()),
+        }
+        Ok(())
+    }
+
+    fn hello(&mut self, peer: &mut Peer, id: CorrelationId, hello: &Hello<'_>, out: &mut Vec<u8>) -> Result<()> {
+        if peer.phase != Phase::HelloAwaited {
+            return Err(hello_again());
+        }
+        let version = hello.negotiate()?;
+        let session = self.service.session_opened(hello.session, peer.uid)?;
+        peer.phase = Phase::Open(Some(session));
+        tracing::debug!(client = hello.client_name, uid = peer.uid, session = session.0, "hello");
+        let info = self.service.hello();
+        let facts = hello_facts(version, &info, self.frame_body_bytes_max);
+        self.encoder.hello(id, &facts, &self.service.fleet(), out);
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        session: SessionId,
+        id: CorrelationId,
+        request: &RouteRequest<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.service.route(session, request, &mut self.decision)?;
+        let (decision, counters) = (&self.decision, &self.counters);
+        counters.bump(CoreCounter::Routes);
+        counters.add(CoreCounter::RequestBlocks, u64::from(decision.request_blocks));
+        match decision.candidates.first() {
+            Some(chosen) => counters.add(CoreCounter::ChosenOverlapBlocks, u64::from(chosen.overlap.total())),
+            None => counters.bump(CoreCounter::RoutesNobody),
+        }
+        let seen = [
+            (CoreCounter::RoutesUnmatchable, decision.matched == MatchStatus::Unmatchable),
+            (CoreCounter::RoutesSchemeUnknown, decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN)),
+            (CoreCounter::RoutesAllDown, decision.notes.contains(ReplyNotes::ALL_DOWN)),
+            (CoreCounter::RoutesContended, decision.notes.contains(ReplyNotes::READ_CONTENDED)),
+            (CoreCounter::Bookings, decision.booking.is_some()),
+        ];
+        for (counter, _) in seen.iter().filter(|(_, is_so)| *is_so) {
+            counters.bump(*counter);
+        }
+        self.encoder.route(id, decision, request.explain, &self.service.fleet(), out);
+        Ok(())
+    }
+
+    fn count_outcome(&self, outcome: BookingOutcome) {
+        if outcome == BookingOutcome::Unknown {
+            self.counters.bump(CoreCounter::BookingsUnknown);
+        }
+    }
+
+    fn admin_only(&self) -> Error {
+        let path = self.service.hello().admin_socket.map(|path| path.display().to_string());
+        let remedy = path.map_or("start the daemon with an admin socket".to_owned(), |path| format!("ask on {path}"));
+        Error::new(Kind::AdminOnly, "status is answered on the admin socket only", remedy)
+    }
+}
+
+impl<S: Service> Respond for RoutingResponder<S> {
+    fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) {
+        match self.answer(peer, header, body, out) {
+            Ok(()) => self.counters.bump(CoreCounter::Requests),
+            Err(error) => self.refuse(header.correlation_id, &error, out),
+        }
+    }
+
+    fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
+        self.counters.bump(CoreCounter::Requests);
+        self.counters.bump(CoreCounter::Errors);
+        tracing::debug!(%error, "a request is refused");
+        self.encoder.error(id, error, out);
+    }
+
+    fn closed(&mut self, peer: &mut Peer) {
+        if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited) {
+            self.service.session_closed(session);
+        }
+    }
+}
+
+/// Lets nothing but hello through until it was said.
+pub(super) fn require_hello(peer: &Peer, header: &FrameHeader) -> Result<()> {
+    let allowed = peer.phase != Phase::HelloAwaited || header.kind == FrameKind::Hello as u8;
+    if allowed { Ok(()) } else { Err(hello_required()) }
+}
+
+fn hello_required() -> Error {
+    Error::new(
+        Kind::HelloRequired,
+        "the first request of a connection must be hello",
+        "send hello and wait for its reply",
+    )
+}
+
+pub(super) fn hello_again() -> Error {
+    Error::new(Kind::InvalidArgument, "hello was said on this connection already", "open another connection")
+}
+
+pub(super) fn hello_facts<'a>(version: u16, info: &HelloInfo<'a>, frame_body_bytes_max: u32) -> HelloFacts<'a> {
+    HelloFacts {
+        version,
+        instance_id: info.instance_id,
+        limits: ServerLimits {
+            frame_body_bytes_max,
+            prompt_tokens_max: prompt_tokens_max(frame_body_bytes_max),
+            candidates_max: CANDIDATES_MAX as u32,
+            workers_page_max: WORKERS_PAGE_MAX as u32,
+            bookings_per_session_max: info.bookings_per_session_max,
+        },
+        admin_socket: info.admin_socket.and_then(std::path::Path::to_str),
+    }
+}
+
+/// Tokens that fit a body of `frame_body_bytes_max`, with room for everything else a request may carry.
+fn prompt_tokens_max(frame_body_bytes_max: u32) -> u32 {
+    let tokens = frame_body_bytes_max.saturating_sub(REQUEST_OVERHEAD_BYTES_MAX) / TOKEN_BYTES as u32;
+    tokens.min(PROMPT_TOKENS_MAX as u32)
+}

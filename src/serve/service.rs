@@ -1,0 +1,81 @@
+//! The seam between connections and what answers them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arc_swap::Guard;
+
+use crate::error::Result;
+use crate::fleet::FleetTable;
+use crate::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
+use crate::route::{Decision, RouteRequest};
+
+/// What a hello reply says that only the daemon knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HelloInfo<'a> {
+    /// Drawn when the daemon started.
+    pub instance_id: u64,
+    /// Bookings one session may hold.
+    pub bookings_per_session_max: u32,
+    /// Where status is answered; a path that is not UTF-8 is not told.
+    pub admin_socket: Option<&'a Path>,
+}
+
+/// What answers the requests of one core's connections.
+///
+/// A core owns one value, built on the core's thread, and calls it only from there. Every call runs to
+/// completion between two reads of the socket: it must not block. An error becomes a typed error on the
+/// request's correlation id; the connection goes on.
+pub trait Service {
+    /// The daemon's identity, for the hello reply.
+    fn hello(&self) -> HelloInfo<'_>;
+
+    /// The current fleet table: spaces for hello, names for candidates, records for a page of workers.
+    fn fleet(&self) -> Guard<Arc<FleetTable>>;
+
+    /// A connection of user `peer_uid` said hello. `token` names the session that its connections share;
+    /// `None` asks for one of its own. Called once per connection.
+    ///
+    /// # Errors
+    /// [`Kind::NotPermitted`](crate::error::Kind::NotPermitted) if the token's session is another user's,
+    /// [`Kind::Overloaded`](crate::error::Kind::Overloaded) if there are too many sessions,
+    /// [`Kind::Draining`](crate::error::Kind::Draining). The gateway may say hello again.
+    fn session_opened(&mut self, token: Option<SessionToken>, peer_uid: u32) -> Result<SessionId>;
+
+    /// A connection for which `session_opened` gave `session` is gone. Called exactly once for each.
+    fn session_closed(&mut self, session: SessionId);
+
+    /// Decides `request` and overwrites all of `decision`, which is the last call's, reused; books if the
+    /// request says so and somebody is eligible. `candidates` is cut to `candidates_max` already, and
+    /// `removed` is filled at least when the request asks to explain or nobody was eligible.
+    ///
+    /// # Errors
+    /// Unknown space, scheme mismatch, a full table. Nobody eligible is no error but an empty decision.
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()>;
+
+    /// Fills `decision.candidates` with what every eligible worker holds of the prompt. `request` books
+    /// nothing and lists everybody, so that a route answers it; override to list the others too.
+    ///
+    /// # Errors
+    /// As [`Service::route`].
+    fn overlap(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        self.route(session, request, decision)
+    }
+
+    /// The prefill of a booked request is done, after `prefill_us` microseconds (0 = not said).
+    ///
+    /// # Errors
+    /// Only what keeps the daemon from looking; a booking it does not know is an outcome.
+    fn prefill_complete(
+        &mut self,
+        session: SessionId,
+        booking: &BookingRef<'_>,
+        prefill_us: u64,
+    ) -> Result<BookingOutcome>;
+
+    /// A booked request is done.
+    ///
+    /// # Errors
+    /// As [`Service::prefill_complete`].
+    fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome>;
+}

@@ -1,0 +1,133 @@
+//! Between the schema's enums and structs and the crate's own.
+
+use crate::error::{Error, Kind, Result, Side};
+use crate::fleet::{DeviceClass, PoolRole, WorkerState};
+use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
+use crate::load::BookingOutcome;
+use crate::route::{CostTerms, MatchStatus};
+use crate::schema_generated::routing as fb;
+use crate::trust::{Trust, TrustLevel, TrustReasons};
+
+/// "No batch applied yet" on the wire.
+const NO_SEQ: u64 = u64::MAX;
+
+/// Maps an enum of the schema to one of the crate, both ways.
+macro_rules! enum_map {
+    ($to_wire:ident, $from_wire:ident, $ours:ident, $theirs:ident { $($variant:ident),* }) => {
+        pub(super) const fn $to_wire(value: $ours) -> fb::$theirs {
+            match value { $($ours::$variant => fb::$theirs::$variant,)* }
+        }
+        pub(super) const fn $from_wire(value: fb::$theirs) -> Option<$ours> {
+            match value { $(fb::$theirs::$variant => Some($ours::$variant),)* _ => None }
+        }
+    };
+}
+
+enum_map!(role_to_wire, role_from_wire, PoolRole, PoolRole { Both, Prefill, Decode });
+enum_map!(state_to_wire, state_from_wire, WorkerState, WorkerState { Joining, Ready, Draining, Down });
+enum_map!(device_to_wire, device_from_wire, DeviceClass, DeviceClass { Gpu, Cpu });
+enum_map!(window_to_wire, window_from_wire, Window, Window { Plain, Bigram });
+enum_map!(match_to_wire, match_from_wire, MatchStatus, MatchStatus { Matched, Unmatchable });
+enum_map!(
+    outcome_to_wire,
+    outcome_from_wire,
+    BookingOutcome,
+    BookingOutcome { Applied, AlreadyApplied, Unknown, Superseded }
+);
+enum_map!(side_to_wire, side_from_wire, Side, ErrorSide { Gateway, Worker, Kernel, Config, Daemon });
+
+/// What a peer of this version cannot have meant.
+pub(super) fn unknown_value(field: &str, value: impl std::fmt::Display) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        format!("{field} has the value {value}, which this version does not know"),
+        "use both sides from the same release",
+    )
+}
+
+pub(super) fn worker_to_wire(worker: Worker) -> fb::WorkerRef {
+    fb::WorkerRef::new(worker.id.0, worker.rank.0)
+}
+
+pub(super) fn worker_from_wire(worker: &fb::WorkerRef) -> Worker {
+    Worker::new(worker.worker_id(), worker.dp_rank())
+}
+
+pub(super) fn tiers_to_wire(blocks: TierBlocks) -> fb::TierBlocks {
+    fb::TierBlocks::new(blocks.device, blocks.host, blocks.disk, blocks.external)
+}
+
+pub(super) fn tiers_from_wire(blocks: Option<&fb::TierBlocks>) -> TierBlocks {
+    blocks.map_or_else(TierBlocks::default, |blocks| TierBlocks {
+        device: blocks.device(),
+        host: blocks.host(),
+        disk: blocks.disk(),
+        external: blocks.external(),
+    })
+}
+
+pub(super) fn trust_to_wire(trust: Trust) -> fb::Trust {
+    let as_of_seq = trust.as_of_seq.map_or(NO_SEQ, |seq| seq.0);
+    let level = fb::TrustLevel(trust.level as u8);
+    fb::Trust::new(level, trust.reasons.bits(), trust.since_unix_ms, as_of_seq, trust.as_of_unix_ms)
+}
+
+pub(super) fn trust_from_wire(trust: Option<&fb::Trust>) -> Result<Trust> {
+    let Some(trust) = trust else { return Ok(Trust::default()) };
+    let level = TrustLevel::from_u8(trust.level().0).ok_or_else(|| unknown_value("trust.level", trust.level().0))?;
+    Ok(Trust {
+        level,
+        reasons: TrustReasons::from_bits(trust.reasons()),
+        since_unix_ms: trust.since_unix_ms(),
+        as_of_seq: (trust.as_of_seq() != NO_SEQ).then(|| EventSeq(trust.as_of_seq())),
+        as_of_unix_ms: trust.as_of_unix_ms(),
+    })
+}
+
+/// The scheme of a space; block size 0 = not known yet.
+pub(super) fn scheme_from_wire(scheme: fb::Scheme<'_>) -> Result<Option<Scheme>> {
+    let window = window_from_wire(scheme.window()).ok_or_else(|| unknown_value("scheme.window", scheme.window().0))?;
+    if scheme.seed_rule() != fb::SeedRule::Xxh3Additive {
+        return Err(unknown_value("scheme.seed_rule", scheme.seed_rule().0));
+    }
+    Ok((scheme.block_size() != 0).then(|| Scheme { block_size: scheme.block_size(), window }))
+}
+
+pub(super) fn scheme_args(scheme: Option<Scheme>) -> fb::SchemeArgs {
+    let window = window_to_wire(scheme.map_or(Window::Plain, |scheme| scheme.window));
+    let block_size = scheme.map_or(0, |scheme| scheme.block_size);
+    fb::SchemeArgs { block_size, window, seed_rule: fb::SeedRule::Xxh3Additive }
+}
+
+/// Lists the terms once for both directions.
+macro_rules! cost_terms {
+    ($($term:ident),*) => {
+        pub(super) const fn terms_args(terms: &CostTerms) -> fb::CostTermsArgs {
+            fb::CostTermsArgs { $($term: terms.$term,)* }
+        }
+        pub(super) fn terms_from_wire(terms: fb::CostTerms<'_>) -> CostTerms {
+            CostTerms { $($term: terms.$term(),)* }
+        }
+    };
+}
+
+cost_terms!(
+    request_blocks,
+    cached_tokens,
+    effective_overlap,
+    active_prefill_tokens,
+    decay,
+    device_credit,
+    host_credit,
+    disk_credit,
+    shared_credit,
+    prefill,
+    active_decode_blocks,
+    additional_decode_blocks,
+    decode,
+    active_requests,
+    active_requests_cost,
+    capability_weight,
+    taint_factor,
+    cost
+);

@@ -1,0 +1,240 @@
+//! The gateway's frames, built in one reused buffer and appended to whatever is to be sent.
+
+use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
+
+use super::convert::{scheme_args, worker_to_wire};
+use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{CorrelationId, SpaceId};
+use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
+use crate::load::{BookingRef, SessionToken};
+use crate::route::{Prompt, RouteRequest};
+use crate::schema_generated::routing as fb;
+
+/// Encodes requests; kept from one to the next.
+#[derive(Default)]
+pub struct RequestEncoder {
+    builder: FlatBufferBuilder<'static>,
+    tokens: Vec<u32>,
+    hashes: Vec<u64>,
+    media: Vec<fb::MediaHash>,
+    allow: Vec<fb::WorkerRef>,
+}
+
+impl std::fmt::Debug for RequestEncoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestEncoder").finish_non_exhaustive()
+    }
+}
+
+/// The encoded fields that every question about a prompt has.
+struct Question {
+    tokens: Option<WIPOffset<Vector<'static, u32>>>,
+    local_hashes: Option<WIPOffset<Vector<'static, u64>>>,
+    scheme: Option<WIPOffset<fb::Scheme<'static>>>,
+    token_count: u32,
+    lora: Option<WIPOffset<&'static str>>,
+    salt: Option<WIPOffset<&'static str>>,
+    media: Option<WIPOffset<Vector<'static, fb::MediaHash>>>,
+}
+
+impl RequestEncoder {
+    /// Appends a hello for this protocol version.
+    pub fn hello(&mut self, id: CorrelationId, client_name: &str, session: Option<SessionToken>, out: &mut Vec<u8>) {
+        self.hello_range(id, (PROTOCOL_VERSION, PROTOCOL_VERSION), client_name, session, out);
+    }
+
+    /// Appends a hello for a range of protocol versions, oldest and newest.
+    pub fn hello_range(
+        &mut self,
+        id: CorrelationId,
+        (version_min, version_max): (u16, u16),
+        client_name: &str,
+        session: Option<SessionToken>,
+        out: &mut Vec<u8>,
+    ) {
+        let client_name = self.builder.create_string(client_name);
+        let session = session.map(|token| fb::SessionToken::new(token.hi, token.lo));
+        let args =
+            fb::HelloArgs { version_min, version_max, client_name: Some(client_name), session: session.as_ref() };
+        let root = fb::Hello::create(&mut self.builder, &args);
+        self.finish(FrameKind::Hello, id, root, out);
+    }
+
+    /// Appends a route.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] if a list is longer than any daemon takes; nothing is appended then.
+    pub fn route(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
+        check_lengths(request)?;
+        let question = self.question(request);
+        let request_id = request.book.map(|book| self.builder.create_string(book.request_id));
+        let allow = request.allow.map(|workers| {
+            self.allow.clear();
+            self.allow.extend(workers.iter().map(|worker| worker_to_wire(*worker)));
+            self.builder.create_vector(&self.allow)
+        });
+        let args = fb::RouteArgs {
+            space_id: request.space.0,
+            request_id,
+            attempt: request.book.map_or(0, |book| book.attempt),
+            tokens: question.tokens,
+            local_hashes: question.local_hashes,
+            scheme: question.scheme,
+            token_count: question.token_count,
+            lora: question.lora,
+            salt: question.salt,
+            media: question.media,
+            book: request.book.is_some(),
+            explain: request.explain,
+            candidates_max: u32::try_from(request.candidates_max).unwrap_or(u32::MAX),
+            allow,
+            expected_output_tokens: request.expected_output_tokens,
+            ..fb::RouteArgs::default()
+        };
+        let root = fb::Route::create(&mut self.builder, &args);
+        self.finish(FrameKind::Route, id, root, out);
+        Ok(())
+    }
+
+    /// Appends an overlap; only what says which prompt in which space is sent.
+    ///
+    /// # Errors
+    /// As [`RequestEncoder::route`].
+    pub fn overlap(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
+        check_lengths(request)?;
+        let question = self.question(request);
+        let args = fb::OverlapArgs {
+            space_id: request.space.0,
+            tokens: question.tokens,
+            local_hashes: question.local_hashes,
+            scheme: question.scheme,
+            token_count: question.token_count,
+            lora: question.lora,
+            salt: question.salt,
+            media: question.media,
+            ..fb::OverlapArgs::default()
+        };
+        let root = fb::Overlap::create(&mut self.builder, &args);
+        self.finish(FrameKind::Overlap, id, root, out);
+        Ok(())
+    }
+
+    /// Appends a prefill-complete; `prefill_us` 0 = not said.
+    pub fn prefill_complete(
+        &mut self,
+        id: CorrelationId,
+        booking: &BookingRef<'_>,
+        prefill_us: u64,
+        out: &mut Vec<u8>,
+    ) {
+        let (handle, request_id, attempt) = self.booking(booking);
+        let args = fb::PrefillCompleteArgs {
+            booking: handle.as_ref(),
+            request_id,
+            attempt,
+            prefill_us,
+            ..fb::PrefillCompleteArgs::default()
+        };
+        let root = fb::PrefillComplete::create(&mut self.builder, &args);
+        self.finish(FrameKind::PrefillComplete, id, root, out);
+    }
+
+    /// Appends a free.
+    pub fn free(&mut self, id: CorrelationId, booking: &BookingRef<'_>, out: &mut Vec<u8>) {
+        let (handle, request_id, attempt) = self.booking(booking);
+        let args = fb::FreeArgs { booking: handle.as_ref(), request_id, attempt, ..fb::FreeArgs::default() };
+        let root = fb::Free::create(&mut self.builder, &args);
+        self.finish(FrameKind::Free, id, root, out);
+    }
+
+    /// Appends a request for a page of workers; limit 0 = as many as the daemon gives.
+    pub fn workers(&mut self, id: CorrelationId, space: Option<SpaceId>, cursor: u32, limit: u32, out: &mut Vec<u8>) {
+        let args = fb::WorkersArgs {
+            space_id: space.map_or(u32::MAX, |space| space.0),
+            cursor,
+            limit,
+            ..fb::WorkersArgs::default()
+        };
+        let root = fb::Workers::create(&mut self.builder, &args);
+        self.finish(FrameKind::Workers, id, root, out);
+    }
+
+    /// Appends a request for a page of status; limit 0 = as many as the daemon gives.
+    pub fn status(&mut self, id: CorrelationId, cursor: u32, limit: u32, out: &mut Vec<u8>) {
+        let root =
+            fb::Status::create(&mut self.builder, &fb::StatusArgs { cursor, limit, ..fb::StatusArgs::default() });
+        self.finish(FrameKind::Status, id, root, out);
+    }
+
+    fn question(&mut self, request: &RouteRequest<'_>) -> Question {
+        let builder = &mut self.builder;
+        let mut question = Question {
+            tokens: None,
+            local_hashes: None,
+            scheme: None,
+            token_count: 0,
+            lora: request.lora.map(|name| builder.create_string(name)),
+            salt: request.salt.map(|name| builder.create_string(name)),
+            media: None,
+        };
+        if !request.media.is_empty() {
+            self.media.clear();
+            self.media.extend(request.media.iter().map(|&(block, hash)| fb::MediaHash::new(block, hash)));
+            question.media = Some(builder.create_vector(&self.media));
+        }
+        match request.prompt {
+            Prompt::Tokens(bytes) => {
+                self.tokens.clear();
+                self.tokens.extend(bytes.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
+                question.tokens = Some(builder.create_vector(&self.tokens));
+            }
+            Prompt::LocalHashes { hashes, scheme, token_count } => {
+                self.hashes.clear();
+                self.hashes.extend(hashes.as_chunks().0.iter().map(|hash| u64::from_le_bytes(*hash)));
+                question.local_hashes = Some(builder.create_vector(&self.hashes));
+                question.scheme = Some(fb::Scheme::create(builder, &scheme_args(Some(scheme))));
+                question.token_count = token_count;
+            }
+        }
+        question
+    }
+
+    fn booking(
+        &mut self,
+        booking: &BookingRef<'_>,
+    ) -> (Option<fb::BookingHandle>, Option<WIPOffset<&'static str>>, u32) {
+        match *booking {
+            BookingRef::Handle(handle) => (Some(fb::BookingHandle::new(handle.slot, handle.generation)), None, 0),
+            BookingRef::Request { request_id, attempt } => {
+                (None, Some(self.builder.create_string(request_id)), attempt)
+            }
+        }
+    }
+
+    fn finish<T>(&mut self, kind: FrameKind, id: CorrelationId, root: WIPOffset<T>, out: &mut Vec<u8>) {
+        self.builder.finish(root, Some(FRAME_IDENTIFIER));
+        append_frame(out, kind, id, self.builder.finished_data());
+        self.builder.reset();
+    }
+}
+
+/// Keeps a request within what a frame can hold at all; finer checks are the daemon's.
+fn check_lengths(request: &RouteRequest<'_>) -> Result<()> {
+    let hashes = match request.prompt {
+        Prompt::Tokens(_) => 0,
+        Prompt::LocalHashes { hashes, .. } => hashes.len() / 8,
+    };
+    let lists = [
+        ("prompt tokens", request.prompt.token_count(), PROMPT_TOKENS_MAX),
+        ("local hashes", hashes, PROMPT_TOKENS_MAX),
+        ("media hashes", request.media.len(), MEDIA_HASHES_MAX),
+        ("allow list entries", request.allow.map_or(0, <[_]>::len), ALLOW_LIST_MAX),
+    ];
+    match lists.iter().find(|(_, len, max)| len > max) {
+        Some((what, len, max)) => {
+            Err(Error::new(Kind::InvalidArgument, format!("{len} {what}"), format!("send at most {max}")))
+        }
+        None => Ok(()),
+    }
+}

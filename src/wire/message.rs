@@ -1,0 +1,256 @@
+//! What a gateway gets back, owned.
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Kind, Side};
+use crate::fleet::{DeviceClass, PoolRole, WorkerState};
+use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
+use crate::load::BookingOutcome;
+use crate::route::{BookingHandle, CostTerms, MatchStatus, ReplyNotes};
+use crate::trust::Trust;
+
+/// Any frame a daemon sends.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// To hello.
+    Hello(HelloReply),
+    /// To route.
+    Route(RouteReply),
+    /// To prefill-complete.
+    PrefillComplete(BookingOutcome),
+    /// To free.
+    Free(BookingOutcome),
+    /// To overlap.
+    Overlap(OverlapReply),
+    /// To workers.
+    Workers(WorkersPage),
+    /// To status.
+    Status(StatusPage),
+    /// To anything that failed.
+    Error(RemoteError),
+}
+
+/// The bounds a daemon holds its gateways to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Bytes of a request's body.
+    pub frame_body_bytes_max: u32,
+    /// Tokens of a prompt.
+    pub prompt_tokens_max: u32,
+    /// Candidates in a reply.
+    pub candidates_max: u32,
+    /// Workers in a page.
+    pub workers_page_max: u32,
+    /// Bookings of a session.
+    pub bookings_per_session_max: u32,
+}
+
+/// A model, namespace and pool that can be asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpaceInfo {
+    /// What requests call it.
+    pub id: SpaceId,
+    /// The model's name.
+    pub model: String,
+    /// What else separates it; empty = the default namespace.
+    pub namespace: String,
+    /// Which pool it is.
+    pub role: PoolRole,
+    /// How its tokens become hashes, once that is known.
+    pub scheme: Option<Scheme>,
+}
+
+/// The daemon's side of the first exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelloReply {
+    /// The protocol version both speak.
+    pub version: u16,
+    /// Drawn when the daemon started.
+    pub instance_id: u64,
+    /// Its bounds.
+    pub limits: ServerLimits,
+    /// What it serves: bits of [`features`](super::features).
+    pub features: u64,
+    /// What can be asked about.
+    pub spaces: Vec<SpaceInfo>,
+    /// Where status is answered.
+    pub admin_socket: Option<PathBuf>,
+}
+
+/// One candidate of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Who it is.
+    pub worker: Worker,
+    /// Its short name.
+    pub name: String,
+    /// What it holds of the prompt.
+    pub overlap: TierBlocks,
+    /// How far that may be believed.
+    pub trust: Trust,
+    /// What it would cost; the least is chosen.
+    pub cost: f64,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// What the cost is made of, when asked to explain.
+    pub terms: Option<CostTerms>,
+}
+
+/// A decision.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteReply {
+    /// The chosen one first, then by ascending cost; empty = nobody was eligible.
+    pub candidates: Vec<Candidate>,
+    /// How many were in the running, however many are listed.
+    pub eligible: u32,
+    /// How many shared the lowest cost.
+    pub ties: u32,
+    /// Whether overlaps mean anything.
+    pub matched: MatchStatus,
+    /// Remarks.
+    pub notes: ReplyNotes,
+    /// Whole blocks of the prompt that were looked up.
+    pub request_blocks: u32,
+    /// Which weights were used.
+    pub policy_version: u64,
+    /// Which fleet table was used.
+    pub fleet_version: u64,
+    /// How many batches the index had applied, summed over shards.
+    pub index_epoch: u64,
+    /// The booking, if one was asked for and somebody was eligible.
+    pub booking: Option<BookingHandle>,
+    /// Rules and whom they took out of the running; when nobody was eligible, or when asked to explain.
+    pub removed: Vec<(String, Vec<Worker>)>,
+}
+
+/// What one worker holds of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverlapEntry {
+    /// Who.
+    pub worker: Worker,
+    /// How much.
+    pub overlap: TierBlocks,
+    /// How far that may be believed.
+    pub trust: Trust,
+}
+
+/// Who holds how much of a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OverlapReply {
+    /// Every eligible worker.
+    pub workers: Vec<OverlapEntry>,
+    /// Whether overlaps mean anything.
+    pub matched: MatchStatus,
+    /// Whole blocks of the prompt that were looked up.
+    pub request_blocks: u32,
+    /// Remarks.
+    pub notes: ReplyNotes,
+}
+
+/// One worker's record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerInfo {
+    /// Who it is.
+    pub worker: Worker,
+    /// The space it serves.
+    pub space: SpaceId,
+    /// Its short name.
+    pub name: String,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// What it computes on.
+    pub device_class: DeviceClass,
+    /// Its throughput relative to a CPU worker's 1.
+    pub weight: f64,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// Tokens it batches in one step.
+    pub batched_tokens_max: u64,
+    /// Labels that constraints match.
+    pub taints: Vec<String>,
+    /// How much the index's word about it may be believed.
+    pub trust: Trust,
+}
+
+/// A page of workers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkersPage {
+    /// The workers.
+    pub workers: Vec<WorkerInfo>,
+    /// Where the next page starts; `None` = this is the last.
+    pub next_cursor: Option<u32>,
+    /// Which fleet table it is from.
+    pub fleet_version: u64,
+}
+
+/// How one worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// Who it is.
+    pub worker: Worker,
+    /// The space it serves.
+    pub space: SpaceId,
+    /// That space's model.
+    pub model: String,
+    /// Its short name.
+    pub name: String,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// How much the index's word about it may be believed.
+    pub trust: Trust,
+    /// Blocks bound, whichever tier holds them.
+    pub blocks_held: u64,
+    /// Blocks held by tier, by [`Tier::index`](crate::ids::Tier::index); at most 2³² - 1 on the wire.
+    pub blocks_by_tier: [u64; 4],
+    /// Its counters by name.
+    pub counters: Vec<(String, u64)>,
+    /// What an operator can do about the worst reason.
+    pub remedy: Option<String>,
+}
+
+/// A page of status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusPage {
+    /// The workers.
+    pub workers: Vec<WorkerStatus>,
+    /// Where the next page starts, never 0; `None` = this is the last.
+    pub next_cursor: Option<u32>,
+    /// Which fleet table it is from.
+    pub fleet_version: u64,
+    /// Drawn when the daemon started.
+    pub instance_id: u64,
+    /// How long the daemon has been up, milliseconds.
+    pub uptime_ms: u64,
+    /// The daemon's own counters by name.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// An error the daemon answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteError {
+    /// The number on the wire.
+    pub code: u16,
+    /// What it means, if this version knows.
+    pub kind: Option<Kind>,
+    /// Who has to act.
+    pub side: Side,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+    /// When to try again, microseconds; 0 = at will.
+    pub retry_after_us: u32,
+    /// What happened.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl From<RemoteError> for Error {
+    /// Keeps kind, message and remedy. A code that this version does not know becomes
+    /// [`Kind::Internal`], its number in the message.
+    fn from(remote: RemoteError) -> Self {
+        match remote.kind {
+            Some(kind) => Self::new(kind, remote.message, remote.remedy),
+            None => Self::new(Kind::Internal, format!("error code {}: {}", remote.code, remote.message), remote.remedy),
+        }
+    }
+}

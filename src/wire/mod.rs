@@ -1,0 +1,48 @@
+//! Bytes ↔ requests and replies of the routing protocol. Pure: no socket, no clock.
+//!
+//! A frame is a 16-byte header ([`FrameHeader`]) and a body: one table of `schemas/routing.fbs`, finished
+//! with the identifier `KVRT`, padded to 8 bytes. [`decode_request`] and [`ReplyEncoder`] are the daemon's
+//! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
+
+mod convert;
+mod encode_reply;
+mod encode_request;
+mod header;
+mod message;
+mod reply;
+mod request;
+mod verify;
+
+#[cfg(test)]
+mod tests;
+
+pub use encode_reply::{HelloFacts, ReplyEncoder};
+pub use encode_request::RequestEncoder;
+pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
+pub use message::{
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
+    StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+};
+pub use reply::decode_reply;
+pub(crate) use request::unsupported_version;
+pub use request::{Hello, Request, RequestScratch, decode_request};
+
+/// Bits of `must_understand` and of the hello reply's `features`: what a request may depend on.
+pub mod features {
+    /// Route requests.
+    pub const ROUTING: u64 = 1;
+    /// Bookings: `book`, prefill-complete, free.
+    pub const BOOKINGS: u64 = 1 << 1;
+    /// Prompts as local hashes.
+    pub const LOCAL_HASHES: u64 = 1 << 2;
+    /// Multimodal hashes.
+    pub const MEDIA: u64 = 1 << 3;
+    /// The terms of every cost, and who was removed.
+    pub const EXPLAIN: u64 = 1 << 4;
+    /// Overlap requests.
+    pub const OVERLAP: u64 = 1 << 5;
+    /// Workers requests.
+    pub const WORKERS: u64 = 1 << 6;
+    /// Everything this version serves.
+    pub const SERVED: u64 = ROUTING | BOOKINGS | LOCAL_HASHES | MEDIA | EXPLAIN | OVERLAP | WORKERS;
+}

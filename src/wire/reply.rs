@@ -1,0 +1,209 @@
+//! The gateway's reading of what the daemon sends, into owned values.
+
+use super::convert::{
+    device_from_wire, match_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire, side_from_wire,
+    state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value, worker_from_wire,
+};
+use super::header::FrameKind;
+use super::message::{
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
+    StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+};
+use super::verify::{self, malformed};
+use crate::error::{Kind, Result, Side};
+use crate::fleet::WorkerState;
+use crate::ids::{SpaceId, Worker};
+use crate::load::BookingOutcome;
+use crate::route::{BookingHandle, MatchStatus, ReplyNotes};
+use crate::schema_generated::routing as fb;
+
+/// Tables in one reply: a page of status has one per counter.
+const REPLY_TABLES_MAX: usize = 1 << 20;
+
+/// The reply in a body, given the kind in its header.
+///
+/// # Errors
+/// [`Kind::Malformed`] if the body does not verify, [`Kind::Unsupported`] if the daemon is newer than
+/// this crate and says something that it does not know.
+pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
+    let Some(known) = FrameKind::from_u8(kind) else { return Err(unknown_value("kind", kind)) };
+    Ok(match known {
+        FrameKind::HelloReply => Reply::Hello(hello(root::<fb::HelloReply<'_>>(body)?)?),
+        FrameKind::RouteReply => Reply::Route(route(root::<fb::RouteReply<'_>>(body)?)?),
+        FrameKind::PrefillCompleteReply => {
+            Reply::PrefillComplete(outcome(root::<fb::PrefillCompleteReply<'_>>(body)?.outcome())?)
+        }
+        FrameKind::FreeReply => Reply::Free(outcome(root::<fb::FreeReply<'_>>(body)?.outcome())?),
+        FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
+        FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
+        FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
+        FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
+        other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
+    })
+}
+
+fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
+where
+    T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
+{
+    verify::root::<T>(body, REPLY_TABLES_MAX)
+}
+
+fn outcome(value: fb::BookingOutcome) -> Result<BookingOutcome> {
+    outcome_from_wire(value).ok_or_else(|| unknown_value("outcome", value.0))
+}
+
+fn state(value: fb::WorkerState) -> Result<WorkerState> {
+    state_from_wire(value).ok_or_else(|| unknown_value("state", value.0))
+}
+
+fn matched(value: fb::MatchStatus) -> Result<MatchStatus> {
+    match_from_wire(value).ok_or_else(|| unknown_value("match", value.0))
+}
+
+fn hello(table: fb::HelloReply<'_>) -> Result<HelloReply> {
+    let limits = table.limits();
+    let spaces = table.spaces().iter().map(|space| {
+        Ok(SpaceInfo {
+            id: SpaceId(space.space_id()),
+            model: space.model().to_owned(),
+            namespace: space.namespace().unwrap_or_default().to_owned(),
+            role: role_from_wire(space.role()).ok_or_else(|| unknown_value("role", space.role().0))?,
+            scheme: scheme_from_wire(space.scheme())?,
+        })
+    });
+    Ok(HelloReply {
+        version: table.version(),
+        instance_id: table.instance_id(),
+        limits: ServerLimits {
+            frame_body_bytes_max: limits.frame_body_bytes_max(),
+            prompt_tokens_max: limits.prompt_tokens_max(),
+            candidates_max: limits.candidates_max(),
+            workers_page_max: limits.workers_page_max(),
+            bookings_per_session_max: limits.bookings_per_session_max(),
+        },
+        features: table.features(),
+        spaces: spaces.collect::<Result<_>>()?,
+        admin_socket: table.admin_socket().filter(|path| !path.is_empty()).map(Into::into),
+    })
+}
+
+fn route(table: fb::RouteReply<'_>) -> Result<RouteReply> {
+    let removed = table.removed().map(|removed| {
+        let rule = |removal: fb::Removal<'_>| {
+            (removal.rule().to_owned(), removal.workers().iter().map(worker_from_wire).collect::<Vec<_>>())
+        };
+        removed.iter().map(rule).collect()
+    });
+    Ok(RouteReply {
+        candidates: table.candidates().iter().map(candidate).collect::<Result<_>>()?,
+        eligible: table.eligible(),
+        ties: table.ties(),
+        matched: matched(table.match_())?,
+        notes: ReplyNotes(table.notes()),
+        request_blocks: table.request_blocks(),
+        policy_version: table.policy_version(),
+        fleet_version: table.fleet_version(),
+        index_epoch: table.index_epoch(),
+        booking: table.booking().map(|handle| BookingHandle { slot: handle.slot(), generation: handle.generation() }),
+        removed: removed.unwrap_or_default(),
+    })
+}
+
+fn candidate(table: fb::Candidate<'_>) -> Result<Candidate> {
+    Ok(Candidate {
+        worker: Worker::new(table.worker_id(), table.dp_rank()),
+        name: table.name().unwrap_or_default().to_owned(),
+        overlap: tiers_from_wire(table.overlap()),
+        trust: trust_from_wire(table.trust())?,
+        cost: table.cost(),
+        state: state(table.state())?,
+        terms: table.terms().map(terms_from_wire),
+    })
+}
+
+fn overlap(table: fb::OverlapReply<'_>) -> Result<OverlapReply> {
+    let entry = |entry: fb::OverlapEntry<'_>| {
+        Ok(OverlapEntry {
+            worker: Worker::new(entry.worker_id(), entry.dp_rank()),
+            overlap: tiers_from_wire(entry.overlap()),
+            trust: trust_from_wire(entry.trust())?,
+        })
+    };
+    Ok(OverlapReply {
+        workers: table.workers().iter().map(entry).collect::<Result<_>>()?,
+        matched: matched(table.match_())?,
+        request_blocks: table.request_blocks(),
+        notes: ReplyNotes(table.notes()),
+    })
+}
+
+fn workers(table: fb::WorkersReply<'_>) -> Result<WorkersPage> {
+    let worker = |info: fb::WorkerInfo<'_>| {
+        Ok(WorkerInfo {
+            worker: Worker::new(info.worker_id(), info.dp_rank()),
+            space: SpaceId(info.space_id()),
+            name: info.name().unwrap_or_default().to_owned(),
+            state: state(info.state())?,
+            device_class: device_from_wire(info.device_class())
+                .ok_or_else(|| unknown_value("device_class", info.device_class().0))?,
+            weight: info.weight(),
+            capacity_blocks: info.capacity_blocks(),
+            batched_tokens_max: info.batched_tokens_max(),
+            taints: info.taints().map(|taints| taints.iter().map(str::to_owned).collect()).unwrap_or_default(),
+            trust: trust_from_wire(info.trust())?,
+        })
+    };
+    Ok(WorkersPage {
+        workers: table.workers().iter().map(worker).collect::<Result<_>>()?,
+        next_cursor: Some(table.next_cursor()).filter(|cursor| *cursor != 0),
+        fleet_version: table.fleet_version(),
+    })
+}
+
+fn status(table: fb::StatusReply<'_>) -> Result<StatusPage> {
+    Ok(StatusPage {
+        workers: table.workers().iter().map(worker_status).collect::<Result<_>>()?,
+        next_cursor: Some(table.next_cursor()).filter(|cursor| *cursor != 0),
+        fleet_version: table.fleet_version(),
+        instance_id: table.instance_id(),
+        uptime_ms: table.uptime_ms(),
+        counters: counters(table.counters()),
+    })
+}
+
+fn worker_status(table: fb::WorkerStatus<'_>) -> Result<WorkerStatus> {
+    let tiers = tiers_from_wire(table.blocks_by_tier());
+    Ok(WorkerStatus {
+        worker: Worker::new(table.worker_id(), table.dp_rank()),
+        space: SpaceId(table.space_id()),
+        model: table.model().unwrap_or_default().to_owned(),
+        name: table.name().unwrap_or_default().to_owned(),
+        state: state(table.state())?,
+        trust: trust_from_wire(table.trust())?,
+        blocks_held: table.blocks_held(),
+        blocks_by_tier: [tiers.device, tiers.host, tiers.disk, tiers.external].map(u64::from),
+        counters: counters(table.counters()),
+        remedy: table.remedy().map(str::to_owned),
+    })
+}
+
+fn counters(
+    list: Option<flatbuffers::Vector<'_, flatbuffers::ForwardsUOffset<fb::Counter<'_>>>>,
+) -> Vec<(String, u64)> {
+    list.map(|list| list.iter().map(|counter| (counter.name().to_owned(), counter.value())).collect())
+        .unwrap_or_default()
+}
+
+fn error(table: fb::Error<'_>) -> RemoteError {
+    RemoteError {
+        code: table.code(),
+        kind: Kind::from_code(table.code()),
+        // A side that is not known here is somebody else's: the daemon's.
+        side: side_from_wire(table.side()).unwrap_or(Side::Daemon),
+        retryable: table.retryable(),
+        retry_after_us: table.retry_after_us(),
+        message: table.message().to_owned(),
+        remedy: table.remedy().to_owned(),
+    }
+}

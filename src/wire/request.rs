@@ -1,0 +1,383 @@
+//! What a gateway asks: bodies verified, checked against the limits, and turned into the values the
+//! rest of the daemon works with. Prompts and names stay where they lie in the body.
+//!
+//! A field or bit that this version does not serve is refused by name, never passed over: a gateway that
+//! pins a request must not be answered as if it had not.
+
+use flatbuffers::Vector;
+
+use super::convert::{scheme_from_wire, worker_from_wire};
+use super::features;
+use super::header::{FrameKind, PROTOCOL_VERSION};
+use super::verify;
+use crate::error::{Error, Kind, Result, counted};
+use crate::ids::{Scheme, SpaceId, Window, Worker};
+use crate::limits::{
+    ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
+    REQUEST_TABLES_MAX,
+};
+use crate::load::{BookingRef, SessionToken};
+use crate::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
+use crate::schema_generated::routing as fb;
+
+/// "Every space" on the wire.
+const EVERY_SPACE: u32 = u32::MAX;
+
+/// Where the lists of a request are put, reused from one request to the next.
+#[derive(Debug, Default)]
+pub struct RequestScratch {
+    media: Vec<(u32, u64)>,
+    allow: Vec<Worker>,
+}
+
+/// The first frame of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello<'a> {
+    /// Oldest protocol version the gateway speaks.
+    pub version_min: u16,
+    /// Newest protocol version the gateway speaks.
+    pub version_max: u16,
+    /// What the gateway calls itself in logs.
+    pub client_name: &'a str,
+    /// The session its connections share; `None` = one of this connection's own.
+    pub session: Option<SessionToken>,
+}
+
+impl Hello<'_> {
+    /// The version both sides will speak.
+    ///
+    /// # Errors
+    /// [`Kind::UnsupportedVersion`] when the gateway's range leaves this daemon's version out.
+    pub fn negotiate(&self) -> Result<u16> {
+        if (self.version_min..=self.version_max).contains(&PROTOCOL_VERSION) {
+            return Ok(PROTOCOL_VERSION);
+        }
+        let (min, max) = (self.version_min, self.version_max);
+        Err(unsupported_version(&format!("the gateway speaks protocol versions {min} to {max}")))
+    }
+}
+
+/// A request that this version serves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Request<'a> {
+    /// First frame of a connection.
+    Hello(Hello<'a>),
+    /// Which worker should run this prompt?
+    Route(RouteRequest<'a>),
+    /// A booked request's prefill is done.
+    PrefillComplete {
+        /// The booking.
+        booking: BookingRef<'a>,
+        /// How long the prefill took, microseconds; 0 = not said.
+        prefill_us: u64,
+    },
+    /// A booked request is done.
+    Free(BookingRef<'a>),
+    /// Who holds how much of a prompt? A route that books nothing and lists everybody.
+    Overlap(RouteRequest<'a>),
+    /// Who is there?
+    Workers {
+        /// Of this space; `None` = of every space.
+        space: Option<SpaceId>,
+        /// Where the page starts; 0 = at the beginning.
+        cursor: u32,
+        /// Workers in the page at most; 0 = as many as the daemon gives.
+        limit: u32,
+    },
+    /// How is everybody? Admin socket only.
+    Status {
+        /// Where the page starts; 0 = at the beginning.
+        cursor: u32,
+        /// Workers in the page at most; 0 = as many as the daemon gives.
+        limit: u32,
+    },
+}
+
+/// The request in a body, given the kind in its header.
+///
+/// # Errors
+/// [`Kind::Malformed`] if the body does not verify; [`Kind::Unsupported`] naming the kind, field or bit
+/// that is not served; [`Kind::InvalidArgument`] naming the field whose value means nothing.
+pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScratch) -> Result<Request<'a>> {
+    let Some(known) = FrameKind::from_u8(kind) else {
+        return Err(unsupported(format!("request kind {kind}")));
+    };
+    Ok(match known {
+        FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
+        FrameKind::Route => Request::Route(route(root::<fb::Route<'a>>(body)?, scratch)?),
+        FrameKind::PrefillComplete => {
+            let table = root::<fb::PrefillComplete<'a>>(body)?;
+            understood(table.must_understand())?;
+            let booking = booking_ref(table.booking(), table.request_id(), table.attempt())?;
+            Request::PrefillComplete { booking, prefill_us: table.prefill_us() }
+        }
+        FrameKind::Free => {
+            let table = root::<fb::Free<'a>>(body)?;
+            understood(table.must_understand())?;
+            Request::Free(booking_ref(table.booking(), table.request_id(), table.attempt())?)
+        }
+        FrameKind::Overlap => Request::Overlap(overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
+        FrameKind::Workers => {
+            let table = root::<fb::Workers<'a>>(body)?;
+            understood(table.must_understand())?;
+            let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
+            Request::Workers { space, cursor: table.cursor(), limit: table.limit() }
+        }
+        FrameKind::Status => {
+            let table = root::<fb::Status<'a>>(body)?;
+            understood(table.must_understand())?;
+            Request::Status { cursor: table.cursor(), limit: table.limit() }
+        }
+        other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
+    })
+}
+
+/// The error for a version that is not spoken here.
+pub(crate) fn unsupported_version(what: &str) -> Error {
+    Error::new(
+        Kind::UnsupportedVersion,
+        format!("{what}, this daemon speaks {PROTOCOL_VERSION}"),
+        format!("use a client that speaks protocol version {PROTOCOL_VERSION}"),
+    )
+}
+
+fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
+where
+    T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
+{
+    verify::root::<T>(body, REQUEST_TABLES_MAX)
+}
+
+fn unsupported(what: impl std::fmt::Display) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        format!("{what} is not served by this version"),
+        "leave it out, or see the feature bits of the hello reply",
+    )
+}
+
+fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidArgument, message, remedy)
+}
+
+/// A string field within its bound; `None` and empty are the same.
+fn name<'a>(field: &str, value: Option<&'a str>) -> Result<Option<&'a str>> {
+    match value {
+        Some(text) if text.len() > NAME_BYTES_MAX => {
+            Err(invalid(format!("{field} has {} bytes", text.len()), format!("keep it within {NAME_BYTES_MAX} bytes")))
+        }
+        Some("") | None => Ok(None),
+        Some(text) => Ok(Some(text)),
+    }
+}
+
+fn hello(table: fb::Hello<'_>) -> Result<Hello<'_>> {
+    let session = table.session().map(|token| SessionToken { hi: token.hi(), lo: token.lo() });
+    if session == (Some(SessionToken { hi: 0, lo: 0 })) {
+        return Err(invalid("the session token is all zero", "draw 128 random bits, or leave it out"));
+    }
+    Ok(Hello {
+        version_min: table.version_min(),
+        version_max: table.version_max(),
+        client_name: name("client_name", table.client_name())?.unwrap_or_default(),
+        session,
+    })
+}
+
+fn booking_ref<'a>(
+    handle: Option<&fb::BookingHandle>,
+    request_id: Option<&'a str>,
+    attempt: u32,
+) -> Result<BookingRef<'a>> {
+    let handle = handle.filter(|handle| handle.slot() != 0 || handle.generation() != 0);
+    if let Some(handle) = handle {
+        return Ok(BookingRef::Handle(BookingHandle { slot: handle.slot(), generation: handle.generation() }));
+    }
+    match name("request_id", request_id)? {
+        Some(request_id) => Ok(BookingRef::Request { request_id, attempt }),
+        None => {
+            Err(invalid("no booking is named", "give the handle of the route reply, or the request_id and attempt"))
+        }
+    }
+}
+
+fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
+    refuse_unserved(&table)?;
+    let request_id = name("request_id", table.request_id())?;
+    let book = match (table.book(), request_id) {
+        (false, _) => None,
+        (true, Some(request_id)) => Some(BookingRequest { request_id, attempt: table.attempt() }),
+        (true, None) => {
+            return Err(invalid("book without a request_id", "name the request, unique within the session"));
+        }
+    };
+    if table.candidates_max() == 0 {
+        return Err(invalid("candidates_max is 0", "ask for at least one candidate"));
+    }
+    let question = Question {
+        tokens: table.tokens(),
+        local_hashes: table.local_hashes(),
+        scheme: table.scheme(),
+        token_count: table.token_count(),
+    };
+    let RequestScratch { media, allow } = scratch;
+    let allow = match table.allow() {
+        Some(listed) => {
+            bounded("allow", listed.len(), ALLOW_LIST_MAX)?;
+            allow.clear();
+            allow.extend(listed.iter().map(worker_from_wire));
+            Some(allow.as_slice())
+        }
+        None => None,
+    };
+    Ok(RouteRequest {
+        space: SpaceId(table.space_id()),
+        prompt: prompt(&question)?,
+        lora: name("lora", table.lora())?,
+        salt: name("salt", table.salt())?,
+        media: read_media(table.media(), media)?,
+        book,
+        explain: table.explain(),
+        candidates_max: (table.candidates_max() as usize).min(CANDIDATES_MAX),
+        allow,
+        expected_output_tokens: table.expected_output_tokens(),
+    })
+}
+
+fn overlap<'a>(table: fb::Overlap<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
+    understood(table.must_understand())?;
+    let question = Question {
+        tokens: table.tokens(),
+        local_hashes: table.local_hashes(),
+        scheme: table.scheme(),
+        token_count: table.token_count(),
+    };
+    Ok(RouteRequest {
+        lora: name("lora", table.lora())?,
+        salt: name("salt", table.salt())?,
+        media: read_media(table.media(), &mut scratch.media)?,
+        candidates_max: CANDIDATES_MAX,
+        ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
+    })
+}
+
+/// Refuses a request that depends on a feature that is not served.
+fn understood(must_understand: u64) -> Result<()> {
+    match must_understand & !features::SERVED {
+        0 => Ok(()),
+        unknown => Err(unsupported(format!("must_understand bit {}", unknown.trailing_zeros()))),
+    }
+}
+
+/// Names the first field that is set and not served. Absent and default values pass.
+fn refuse_unserved(table: &fb::Route<'_>) -> Result<()> {
+    understood(table.must_understand())?;
+    let fields = [
+        ("pin", table.pin().is_some()),
+        ("required_taints", table.required_taints().is_some_and(|taints| !taints.is_empty())),
+        ("preferred_taints", table.preferred_taints().is_some_and(|taints| !taints.is_empty())),
+        ("shared_hits", table.shared_hits().is_some_and(|ranges| !ranges.is_empty())),
+        ("affinity_session", table.affinity_session().is_some_and(|session| !session.is_empty())),
+        ("priority", table.priority() != 0),
+        ("priority_jump", table.priority_jump() != 0.0),
+        ("deadline_us", table.deadline_us() != 0),
+    ];
+    if let Some((field, _)) = fields.iter().find(|(_, set)| *set) {
+        return Err(unsupported(format!("route.{field}")));
+    }
+    let Some(overrides) = table.overrides() else { return Ok(()) };
+    let fields = [
+        ("mode", overrides.mode() != fb::Mode::Default),
+        ("device_credit", overrides.device_credit().is_some()),
+        ("prefill_load_scale", overrides.prefill_load_scale().is_some()),
+        ("temperature", overrides.temperature().is_some()),
+        ("shared_multiplier", overrides.shared_multiplier().is_some()),
+        ("assume_kv_reuse", overrides.assume_kv_reuse().is_some()),
+        ("track_prefill_tokens", overrides.track_prefill_tokens().is_some()),
+    ];
+    match fields.iter().find(|(_, set)| *set) {
+        Some((field, _)) => Err(unsupported(format!("route.overrides.{field}"))),
+        None => Ok(()),
+    }
+}
+
+/// The fields that say what the prompt is, the same in every request that has one.
+struct Question<'a> {
+    tokens: Option<Vector<'a, u32>>,
+    local_hashes: Option<Vector<'a, u64>>,
+    scheme: Option<fb::Scheme<'a>>,
+    token_count: u32,
+}
+
+fn prompt<'a>(question: &Question<'a>) -> Result<Prompt<'a>> {
+    match (question.tokens, question.local_hashes) {
+        (Some(tokens), None) => {
+            bounded("tokens", tokens.len(), PROMPT_TOKENS_MAX)?;
+            if question.scheme.is_some() {
+                return Err(invalid("scheme beside tokens", "a scheme goes with local_hashes; leave it out"));
+            }
+            if question.token_count != 0 && question.token_count as usize != tokens.len() {
+                let (said, sent) = (question.token_count, tokens.len());
+                return Err(invalid(
+                    format!("token_count says {said}, tokens has {sent}"),
+                    "leave token_count out beside tokens",
+                ));
+            }
+            Ok(Prompt::Tokens(tokens.bytes()))
+        }
+        (None, Some(hashes)) => hashed_prompt(hashes, question),
+        (Some(_), Some(_)) => Err(invalid("both tokens and local_hashes", "give one of them")),
+        (None, None) => Err(invalid("neither tokens nor local_hashes", "give one of them")),
+    }
+}
+
+fn hashed_prompt<'a>(hashes: Vector<'a, u64>, question: &Question<'a>) -> Result<Prompt<'a>> {
+    bounded("token_count", question.token_count as usize, PROMPT_TOKENS_MAX)?;
+    let scheme = match question.scheme {
+        Some(scheme) => scheme_from_wire(scheme)?,
+        None => None,
+    };
+    let Some(scheme) = scheme.filter(|scheme| scheme.block_size <= BLOCK_SIZE_TOKENS_MAX) else {
+        let remedy = format!("say the scheme the hashes were made with, block_size 1 to {BLOCK_SIZE_TOKENS_MAX}");
+        return Err(invalid("local_hashes without a usable scheme", remedy));
+    };
+    let blocks = whole_blocks(question.token_count, scheme);
+    if hashes.len() != blocks {
+        let message = format!(
+            "{} local_hashes for {}, which make {}",
+            hashes.len(),
+            counted(question.token_count as usize, "token"),
+            counted(blocks, "whole block")
+        );
+        return Err(invalid(message, "give one hash for every whole block, and the prompt's full token_count"));
+    }
+    Ok(Prompt::LocalHashes { hashes: hashes.bytes(), scheme, token_count: question.token_count })
+}
+
+/// Whole blocks of a prompt; a bigram block needs one token beyond its end.
+const fn whole_blocks(token_count: u32, scheme: Scheme) -> usize {
+    let tokens = match scheme.window {
+        Window::Plain => token_count,
+        Window::Bigram => token_count.saturating_sub(1),
+    };
+    (tokens / scheme.block_size) as usize
+}
+
+fn read_media<'a>(
+    listed: Option<Vector<'_, fb::MediaHash>>,
+    media: &'a mut Vec<(u32, u64)>,
+) -> Result<&'a [(u32, u64)]> {
+    media.clear();
+    if let Some(listed) = listed {
+        bounded("media", listed.len(), MEDIA_HASHES_MAX)?;
+        media.extend(listed.iter().map(|entry| (entry.block(), entry.hash())));
+    }
+    Ok(media)
+}
+
+fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
+    if len <= max {
+        return Ok(());
+    }
+    Err(invalid(format!("{field} is {len}, beyond {max}"), format!("keep {field} within {max}")))
+}

@@ -1,0 +1,199 @@
+//! The schemas, the files generated from them and the tables that document them say the same.
+
+// clippy.toml allows it in #[test] functions; all of this file is test.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kvrouted::error::{Kind, Side};
+use kvrouted::route::ReplyNotes;
+use kvrouted::schema_generated::{events, routing};
+use kvrouted::trust::{TrustLevel, TrustReason};
+use kvrouted::wire::{FrameKind, features};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn generated_files_are_those_of_the_schemas() {
+    let generated = root().join("src/schema_generated");
+    let mut stamped = Vec::new();
+    let mut expected = String::new();
+    for line in read("src/schema_generated/STAMP").lines() {
+        let (digest, name) = line.split_once("  ").unwrap_or_else(|| panic!("STAMP: '{line}' is not 'digest  name'"));
+        let folder = if name.ends_with(".fbs") { root() } else { &generated };
+        expected.push_str(&format!("{digest}  {}\n", folder.join(name).display()));
+        stamped.push(PathBuf::from(name));
+    }
+    for folder in ["schemas", "src/schema_generated"] {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let listed = match name.rsplit_once('.') {
+                Some((_, "fbs")) => stamped.contains(&Path::new("schemas").join(&name)),
+                _ if name.ends_with("_generated.rs") => stamped.contains(&PathBuf::from(&name)),
+                _ => true,
+            };
+            assert!(listed, "{folder}/{name} is not in STAMP: run scripts/gen-schemas");
+        }
+    }
+    let spawned =
+        Command::new("sha256sum").args(["--check", "--strict"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut check = match spawned {
+        Ok(check) => check,
+        Err(error) => {
+            // libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
+            let line = format!("\nskipped: the stamp of the generated files: sha256sum does not run: {error}\n");
+            return std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    };
+    check.stdin.take().unwrap().write_all(expected.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "the generated files are stale: run scripts/gen-schemas\n{report}");
+    assert_eq!(report.lines().filter(|line| line.ends_with(": OK")).count(), stamped.len());
+}
+
+/// The rows of the table under `## title` of schemas/README.md, cell by cell, without backticks.
+fn table(title: &str) -> Vec<Vec<String>> {
+    let text = read("schemas/README.md");
+    let section = text.split("\n## ").find(|section| section.lines().next() == Some(title));
+    let section = section.unwrap_or_else(|| panic!("schemas/README.md has no section '{title}'"));
+    let rows: Vec<Vec<String>> = section
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .skip(2)
+        .map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_string()).collect())
+        .collect();
+    assert!(!rows.is_empty(), "section '{title}' has no table");
+    rows
+}
+
+/// The first `columns` cells of each row.
+fn head(rows: Vec<Vec<String>>, columns: usize) -> Vec<Vec<String>> {
+    rows.into_iter().map(|row| row.into_iter().take(columns).collect()).collect()
+}
+
+fn side_name(side: Side) -> &'static str {
+    match side {
+        Side::Gateway => "gateway",
+        Side::Worker => "worker",
+        Side::Kernel => "kernel",
+        Side::Config => "config",
+        Side::Daemon => "daemon",
+    }
+}
+
+#[test]
+fn error_codes_are_documented() {
+    let retry = |kind: Kind| if kind.is_retryable() { "yes" } else { "no" };
+    let expected: Vec<Vec<String>> = Kind::ALL
+        .iter()
+        .map(|kind| {
+            vec![(*kind as u16).to_string(), kind.name().into(), side_name(kind.side()).into(), retry(*kind).into()]
+        })
+        .collect();
+    assert_eq!(head(table("Error codes"), 4), expected);
+}
+
+#[test]
+fn error_sides_are_the_schemas() {
+    for side in routing::ErrorSide::ENUM_VALUES {
+        let ours = [Side::Gateway, Side::Worker, Side::Kernel, Side::Config, Side::Daemon][usize::from(side.0)];
+        assert_eq!(side.variant_name().unwrap().to_lowercase(), side_name(ours));
+        assert_eq!(side.0, ours as u8);
+    }
+    assert_eq!(routing::ErrorSide::ENUM_VALUES.len(), 5);
+}
+
+#[test]
+fn trust_reasons_are_documented() {
+    let expected: Vec<Vec<String>> = TrustReason::ALL
+        .iter()
+        .map(|reason| vec![(*reason as u8).to_string(), reason.name().into(), reason.cap().name().into()])
+        .collect();
+    assert_eq!(head(table("Trust reasons"), 3), expected);
+}
+
+#[test]
+fn trust_levels_are_documented_and_those_of_both_schemas() {
+    let levels: Vec<TrustLevel> = (0..=u8::MAX).map_while(TrustLevel::from_u8).collect();
+    let expected: Vec<Vec<String>> =
+        levels.iter().map(|level| vec![(*level as u8).to_string(), level.name().into()]).collect();
+    assert_eq!(head(table("Trust levels"), 2), expected);
+    let snake = |name: &str| if name == "LowerBound" { "lower_bound".to_string() } else { name.to_lowercase() };
+    let of_routing: Vec<_> =
+        routing::TrustLevel::ENUM_VALUES.iter().map(|v| (v.0, snake(v.variant_name().unwrap()))).collect();
+    let of_events: Vec<_> =
+        events::SourceTrust::ENUM_VALUES.iter().map(|v| (v.0, snake(v.variant_name().unwrap()))).collect();
+    let ours: Vec<_> = levels.iter().map(|level| (*level as u8, level.name().to_string())).collect();
+    assert_eq!(of_routing, ours);
+    assert_eq!(of_events, ours);
+}
+
+#[test]
+fn message_kinds_are_documented_and_replies_follow_their_requests() {
+    let kinds = routing::Kind::ENUM_VALUES;
+    let expected: Vec<Vec<String>> =
+        kinds.iter().map(|kind| vec![kind.0.to_string(), kind.variant_name().unwrap().into()]).collect();
+    assert_eq!(head(table("Message kinds"), 2), expected);
+    let known: Vec<u8> = FrameKind::ALL.iter().map(|kind| *kind as u8).collect();
+    let numbers: Vec<u8> = kinds.iter().map(|kind| kind.0).filter(|number| *number != 0).collect();
+    assert_eq!(known, numbers, "every kind of the schema is known by its number");
+    for reply in kinds.iter().filter(|kind| kind.variant_name().unwrap().ends_with("Reply")) {
+        let request = routing::Kind(reply.0 - 1).variant_name().unwrap();
+        assert_eq!(reply.0 % 2, 0);
+        assert_eq!(reply.variant_name().unwrap(), format!("{request}Reply"));
+    }
+}
+
+#[test]
+fn reply_notes_are_documented() {
+    let notes = [
+        ("scheme_unknown", ReplyNotes::SCHEME_UNKNOWN),
+        ("read_contended", ReplyNotes::READ_CONTENDED),
+        ("all_down", ReplyNotes::ALL_DOWN),
+    ];
+    let expected: Vec<Vec<String>> =
+        notes.iter().map(|(name, note)| vec![note.0.trailing_zeros().to_string(), (*name).into()]).collect();
+    assert_eq!(head(table("Reply notes"), 2), expected);
+}
+
+#[test]
+fn feature_bits_are_documented() {
+    let bits = [
+        ("routing", features::ROUTING),
+        ("bookings", features::BOOKINGS),
+        ("local_hash_prompts", features::LOCAL_HASHES),
+        ("media_hashes", features::MEDIA),
+        ("explain", features::EXPLAIN),
+        ("overlap_query", features::OVERLAP),
+        ("workers_query", features::WORKERS),
+    ];
+    let expected: Vec<Vec<String>> =
+        bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();
+    assert_eq!(head(table("Feature bits"), 2), expected);
+    assert_eq!(bits.iter().fold(0, |all, (_, bit)| all | bit), features::SERVED, "what is served has a row");
+}
+
+#[test]
+fn bits_of_features_and_notes_are_dense_and_their_names_unique() {
+    for title in ["Feature bits", "Reply notes", "Trust reasons"] {
+        let rows = table(title);
+        let mut names: Vec<&String> = rows.iter().map(|row| &row[1]).collect();
+        for (bit, row) in rows.iter().enumerate() {
+            assert_eq!(row[0], bit.to_string(), "{title}");
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), rows.len(), "{title}: a name is used twice");
+        assert!(rows.len() <= 64, "{title}: more bits than the field has");
+    }
+}

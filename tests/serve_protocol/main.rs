@@ -1,0 +1,10 @@
+//! The routing and admin sockets as a gateway meets them: raw bytes and the client against real cores,
+//! on every io engine that works here, with a service whose answers are fixed.
+#![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
+
+mod client;
+mod daemon;
+mod frames;
+mod io_denied;
+mod lifecycle;
+mod service;

@@ -1,0 +1,158 @@
+//! Services whose answers are fixed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use arc_swap::Guard;
+use kvrouted::error::{Error, Kind, Result};
+use kvrouted::fleet::{
+    DeviceClass, Fleet, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState,
+};
+use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
+use kvrouted::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
+use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
+use kvrouted::serve::{AdminService, HelloInfo, Service};
+use kvrouted::trust::Trust;
+use kvrouted::wire::{StatusPage, WorkerStatus};
+
+pub(crate) const INSTANCE: u64 = 77;
+
+pub(crate) const WORKERS: u32 = 600;
+
+/// A prompt of this many tokens makes the service panic.
+pub(crate) const PANIC_TOKENS: usize = 13;
+
+pub(crate) fn fleet() -> Arc<Fleet> {
+    let record = |n: u32| WorkerRecord {
+        index: WorkerIndex(n),
+        worker: Worker::new(u64::from(n), 0),
+        space: SpaceId(n % 2),
+        name: format!("worker-{n}"),
+        shard: ShardId(0),
+        slot: WorkerSlot(n as u16),
+        capacity_blocks: 0,
+        batched_tokens_max: 8192,
+        device_class: DeviceClass::Gpu,
+        weight: 1.0,
+        taints: vec!["a".into()],
+        state: WorkerState::Ready,
+        trust: Arc::new(TrustCell::new(Trust::default())),
+        events: None,
+    };
+    let space = |id: u32, namespace: &str| Space {
+        id: SpaceId(id),
+        model: "llama".into(),
+        namespace: namespace.into(),
+        role: PoolRole::Both,
+        scheme: Arc::new(SchemeCell::new(Some(Scheme { block_size: 16, window: Window::Plain }))),
+    };
+    let spaces = vec![space(0, ""), space(1, "other")];
+    Arc::new(Fleet::new(FleetTable { version: 0, spaces, workers: (0..WORKERS).map(record).collect() }))
+}
+
+/// Answers a route with one worker whose id is the prompt's token count and whose rank is the session.
+pub(crate) struct FakeService {
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) admin: PathBuf,
+    pub(crate) sessions_open: Arc<AtomicI64>,
+    pub(crate) last_session: u32,
+}
+
+impl Service for FakeService {
+    fn hello(&self) -> HelloInfo<'_> {
+        HelloInfo { instance_id: INSTANCE, bookings_per_session_max: 5, admin_socket: Some(&self.admin) }
+    }
+
+    fn fleet(&self) -> Guard<Arc<FleetTable>> {
+        self.fleet.load()
+    }
+
+    fn session_opened(&mut self, token: Option<SessionToken>, _peer_uid: u32) -> Result<SessionId> {
+        if token == Some(SessionToken { hi: 1, lo: 1 }) {
+            return Err(Error::new(Kind::NotPermitted, "another user's session", "draw a token"));
+        }
+        self.sessions_open.fetch_add(1, Ordering::SeqCst);
+        self.last_session += 1;
+        Ok(SessionId(self.last_session))
+    }
+
+    fn session_closed(&mut self, _session: SessionId) {
+        self.sessions_open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        if request.space.0 > 1 {
+            return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello"));
+        }
+        let tokens = request.prompt.token_count();
+        assert_ne!(tokens, PANIC_TOKENS, "asked to");
+        let scored = Scored {
+            index: WorkerIndex(7),
+            worker: Worker::new(tokens as u64, session.0),
+            overlap: TierBlocks { device: 1, ..TierBlocks::default() },
+            trust: Trust::default(),
+            state: WorkerState::Ready,
+            terms: CostTerms { cost: 2.5, ..CostTerms::default() },
+        };
+        *decision = Decision {
+            candidates: vec![scored; request.candidates_max.min(64)],
+            eligible: 1,
+            ties: 1,
+            ..Decision::default()
+        };
+        decision.booking = request.book.map(|_| BookingHandle { slot: 3, generation: 4 });
+        Ok(())
+    }
+
+    fn prefill_complete(&mut self, _: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {
+        Ok(outcome(booking))
+    }
+
+    fn free(&mut self, _: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
+        Ok(outcome(booking))
+    }
+}
+
+fn outcome(booking: &BookingRef<'_>) -> BookingOutcome {
+    match booking {
+        BookingRef::Handle(BookingHandle { slot: 3, generation: 4 }) => BookingOutcome::Applied,
+        BookingRef::Request { attempt: 0, .. } => BookingOutcome::Superseded,
+        _ => BookingOutcome::Unknown,
+    }
+}
+
+pub(crate) struct FakeAdmin {
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) admin: PathBuf,
+}
+
+impl AdminService for FakeAdmin {
+    fn hello(&self) -> HelloInfo<'_> {
+        HelloInfo { instance_id: INSTANCE, bookings_per_session_max: 5, admin_socket: Some(&self.admin) }
+    }
+
+    fn fleet(&self) -> Guard<Arc<FleetTable>> {
+        self.fleet.load()
+    }
+
+    fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
+        let table = self.fleet.load();
+        let rest = table.workers.get(cursor as usize..).unwrap_or_default();
+        let workers = rest.iter().take(limit).map(|record| WorkerStatus {
+            worker: record.worker,
+            space: record.space,
+            model: "llama".into(),
+            name: record.name.clone(),
+            state: record.state,
+            trust: record.trust.load(),
+            blocks_held: 1,
+            blocks_by_tier: [1, 0, 0, 0],
+            counters: vec![("gaps".into(), u64::from(record.index.0)), ("batches".into(), 1)],
+            remedy: None,
+        });
+        let workers: Vec<_> = workers.collect();
+        let next_cursor = (rest.len() > workers.len()).then(|| cursor + workers.len() as u32);
+        StatusPage { workers, next_cursor, instance_id: INSTANCE, ..StatusPage::default() }
+    }
+}

@@ -53,3 +53,5 @@ pub mod wire;
 
 // The process, and those who talk to it.
 pub mod client;
+pub mod config;
+pub mod daemon;

@@ -1,0 +1,244 @@
+//! The second step: a draft whose fields are each acceptable is checked as a whole and becomes a
+//! [`Config`].
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
+
+use super::fields::WorkerDraft;
+use super::problem::{Place, Problem, nearest};
+use super::walk::{Draft, Entry};
+use super::{Config, ServeConfig, SpaceConfig, WorkerConfig};
+use crate::fleet::{DeviceClass, EventSource, WorkerState};
+use crate::ids::{SpaceId, Worker};
+use crate::limits;
+
+/// A GPU worker's throughput where its record does not say, relative to a CPU worker's 1.
+const GPU_WEIGHT_DEFAULT: f64 = 8.0;
+
+/// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
+/// appended.
+#[must_use]
+pub fn admin_socket_beside(socket: &Path) -> PathBuf {
+    let mut path = OsString::from(socket);
+    path.push(".admin");
+    PathBuf::from(path)
+}
+
+/// Makes a configuration of a draft. It is only to be used if no problem was added.
+pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
+    check_spaces(&draft.spaces, problems);
+    check_workers(&draft.workers, problems);
+    Config {
+        serve: serve(&draft.serve, problems),
+        metrics: draft.metrics.value.clone(),
+        log: draft.log.value.clone(),
+        ingest: draft.ingest.value.clone(),
+        booking: draft.booking.value.clone(),
+        policy: draft.policy.value.clone(),
+        spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
+        workers: draft.workers.iter().map(|entry| worker(entry, &draft.spaces, problems)).collect(),
+    }
+}
+
+fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig {
+    let mut serve = entry.value.clone();
+    if entry.written("admin_socket").is_none() {
+        serve.admin_socket = admin_socket_beside(&serve.socket);
+        let bytes = serve.admin_socket.as_os_str().len();
+        if bytes > limits::SOCKET_PATH_BYTES_MAX && !entry.is_refused("socket") {
+            let message = format!(
+                "with `.admin` appended the path is {bytes} bytes, a Unix socket's has at most {}; shorten it or set \
+                 admin_socket",
+                limits::SOCKET_PATH_BYTES_MAX
+            );
+            problems.push(entry.problem("socket", message));
+        }
+    } else if serve.admin_socket == serve.socket && !entry.is_refused("admin_socket") {
+        problems.push(entry.problem("admin_socket", "is the same path as socket; the two are separate sockets"));
+    }
+    serve
+}
+
+fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
+    // Not where a space was written in a way that could not be read: that is listed already.
+    let misread = |problem: &Problem| {
+        problem.path.is_empty() || problem.path == "space" || problem.nearest.as_deref() == Some("space")
+    };
+    if spaces.is_empty() && !problems.iter().any(misread) {
+        let message = "there is none: name at least one model, [[space]] with model = \"...\"";
+        problems.push(Problem::new(Place::Document, "space", message));
+    }
+    too_many(spaces, limits::SPACES_MAX, problems);
+    let mut seen = FirstPlace::default();
+    for entry in spaces {
+        if entry.value.model.is_empty() || ["namespace", "role"].iter().any(|field| entry.is_refused(field)) {
+            continue;
+        }
+        let space = &entry.value;
+        let place = entry.place("model");
+        if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &place) {
+            let message = format!("space {} is already defined at {first}", describe(space));
+            problems.push(entry.problem("model", message));
+        }
+    }
+}
+
+fn check_workers(workers: &[Entry<WorkerDraft>], problems: &mut Vec<Problem>) {
+    too_many(workers, limits::WORKERS_MAX, problems);
+    let mut identities = FirstPlace::default();
+    let mut endpoints = FirstPlace::default();
+    for entry in workers {
+        let draft = &entry.value;
+        if entry.written("id").is_some() && !entry.is_refused("id") && !entry.is_refused("dp_rank") {
+            let place = entry.place("id");
+            if let Some(first) = identities.repeats((draft.id, draft.dp_rank), &place) {
+                let message =
+                    format!("worker {} with dp_rank {} is already defined at {first}", draft.id, draft.dp_rank);
+                problems.push(entry.problem("id", message));
+            }
+        }
+        for (field, value) in [("endpoint", &draft.endpoint), ("replay", &draft.replay)] {
+            let Some(value) = value else { continue };
+            if let Some(first) = endpoints.repeats(value.to_ascii_lowercase(), &entry.place(field)) {
+                let message = format!("`{value}` is already used at {first}; every rank has sockets of its own");
+                problems.push(entry.problem(field, message));
+            }
+        }
+        if entry.written("endpoint").is_none() {
+            for (field, is_set) in [("replay", draft.replay.is_some()), ("topic", !draft.topic.is_empty())] {
+                if is_set {
+                    problems.push(entry.problem(field, "means nothing without endpoint"));
+                }
+            }
+        }
+        let within = draft.capacity_blocks <= draft.blocks_max;
+        if !within && !entry.is_refused("blocks_max") {
+            let message = format!("is beyond blocks_max, {}: its blocks would be refused", draft.blocks_max);
+            problems.push(entry.problem("capacity_blocks", message));
+        }
+    }
+}
+
+fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<Problem>) {
+    if let Some(entry) = entries.get(max) {
+        let message = format!("there are {}, at most {max} are allowed", entries.len());
+        problems.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
+    }
+}
+
+fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) -> WorkerConfig {
+    let draft = &entry.value;
+    let space = match find_space(entry, spaces) {
+        Ok(space) => space,
+        Err(problem) => {
+            problems.extend(problem);
+            SpaceId(0)
+        }
+    };
+    let name = draft.name.clone().unwrap_or_else(|| match draft.dp_rank {
+        0 => format!("w{}", draft.id),
+        rank => format!("w{}.{rank}", draft.id),
+    });
+    let events = draft.endpoint.clone().map(|endpoint| EventSource {
+        endpoint,
+        replay: draft.replay.clone(),
+        topic: draft.topic.clone(),
+    });
+    WorkerConfig {
+        worker: Worker::new(draft.id, draft.dp_rank),
+        space,
+        name,
+        events,
+        capacity_blocks: draft.capacity_blocks,
+        blocks_max: draft.blocks_max,
+        batched_tokens_max: draft.batched_tokens_max,
+        device_class: draft.device,
+        weight: draft.weight.unwrap_or(match draft.device {
+            DeviceClass::Gpu => GPU_WEIGHT_DEFAULT,
+            DeviceClass::Cpu => 1.0,
+        }),
+        taints: draft.taints.clone(),
+        state: if draft.draining { WorkerState::Draining } else { WorkerState::Joining },
+    }
+}
+
+/// The space a worker means by whatever it says of model, namespace and role. Where nothing sensible can be
+/// said because another problem is in the way, the error is empty.
+fn find_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> Result<SpaceId, Option<Problem>> {
+    let draft = &entry.value;
+    let unclear = ["model", "namespace", "role"].iter().any(|field| entry.is_refused(field))
+        || spaces.iter().any(|space| space.value.model.is_empty());
+    if unclear || spaces.is_empty() {
+        return Err(None);
+    }
+    let says = |space: &SpaceConfig| {
+        draft.model.as_ref().is_none_or(|model| *model == space.model)
+            && draft.namespace.as_ref().is_none_or(|namespace| *namespace == space.namespace)
+            && draft.role.is_none_or(|role| role == space.role)
+    };
+    let meant: Vec<_> = spaces.iter().enumerate().filter(|(_, space)| says(&space.value)).collect();
+    match meant.as_slice() {
+        [(at, _)] => Ok(SpaceId(*at as u32)),
+        [] => Err(Some(no_such_space(entry, spaces))),
+        [(at, first), rest @ ..] if rest.iter().all(|(_, other)| describe(&other.value) == describe(&first.value)) => {
+            // The same space defined twice: that is the problem, and it is listed where it stands.
+            Ok(SpaceId(*at as u32))
+        }
+        several => {
+            let listed: Vec<_> = several.iter().map(|(_, space)| describe(&space.value)).collect();
+            let field = if draft.model.is_none() { "model" } else { "namespace" };
+            let message = format!("the worker's space is not clear, it could be {}", listed.join(" or "));
+            Err(Some(entry.problem(field, message)))
+        }
+    }
+}
+
+fn no_such_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> Problem {
+    let draft = &entry.value;
+    if let Some(model) = &draft.model
+        && spaces.iter().all(|space| space.value.model != *model)
+    {
+        let near = nearest(model, spaces.iter().map(|space| space.value.model.as_str()));
+        return entry.problem("model", format!("no [[space]] has model `{model}`")).suggest(near);
+    }
+    let same_model = |space: &&Entry<SpaceConfig>| draft.model.as_ref().is_none_or(|m| *m == space.value.model);
+    if let Some(namespace) = &draft.namespace {
+        let namespaces = || spaces.iter().filter(same_model).map(|space| space.value.namespace.as_str());
+        if namespaces().all(|other| other != namespace) {
+            let near = nearest(namespace, namespaces());
+            return entry
+                .problem("namespace", format!("no [[space]] of that model has namespace `{namespace}`"))
+                .suggest(near);
+        }
+    }
+    let role = draft.role.unwrap_or_default().name();
+    entry.problem("role", format!("no [[space]] of that model and namespace has role `{role}`"))
+}
+
+fn describe(space: &SpaceConfig) -> String {
+    let namespace =
+        if space.namespace.is_empty() { "the default namespace".into() } else { format!("`{}`", space.namespace) };
+    format!("`{}` in {namespace}, role {}", space.model, space.role.name())
+}
+
+/// Where each value was first written.
+struct FirstPlace<K>(HashMap<K, Place>);
+
+impl<K> Default for FirstPlace<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Hash + Eq> FirstPlace<K> {
+    /// Where `key` was written before, if it was; else notes that it is written at `place`.
+    fn repeats(&mut self, key: K, place: &Place) -> Option<Place> {
+        if let Some(first) = self.0.get(&key) {
+            return Some(first.clone());
+        }
+        self.0.insert(key, place.clone());
+        None
+    }
+}

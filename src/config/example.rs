@@ -1,0 +1,55 @@
+//! The field table as a file: every field with its default, bounds and meaning.
+
+use std::fmt::Write as _;
+
+use super::field::{Field, Preset, Section};
+use super::fields;
+
+/// What holds for every field. There is no reload: the file is read once.
+const HEAD: &str = "\
+# kvrouted: every field, with its default. A change takes effect at the next start.
+";
+
+/// A configuration file that says nothing but the defaults, each with its documentation; fields without a
+/// default are comments with an example.
+#[must_use]
+pub fn example() -> String {
+    let mut text = String::from(HEAD);
+    section(&mut text, &fields::SERVE);
+    section(&mut text, &fields::METRICS);
+    section(&mut text, &fields::LOG);
+    section(&mut text, &fields::INGEST);
+    section(&mut text, &fields::BOOKING);
+    section(&mut text, &fields::POLICY);
+    section(&mut text, &fields::SPACE);
+    section(&mut text, &fields::WORKER);
+    text
+}
+
+/// A value as TOML writes it.
+pub(super) fn render<T>(field: &Field<T>, value: &str) -> String {
+    match field.kind {
+        _ if field.kind.is_quoted() => format!("\"{value}\""),
+        super::field::Kind::List { .. } => {
+            let items: Vec<_> = value.split('+').filter(|item| !item.is_empty()).map(|i| format!("\"{i}\"")).collect();
+            format!("[{}]", items.join(", "))
+        }
+        _ => value.to_owned(),
+    }
+}
+
+fn section<T>(text: &mut String, section: &Section<T>) {
+    let (open, close) = if section.repeated { ("[[", "]]") } else { ("[", "]") };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "\n# {}\n{open}{}{close}", section.doc, section.name);
+    for field in section.fields {
+        let _ = writeln!(text, "# {}", field.doc);
+        let unit = if field.unit.is_empty() { String::new() } else { format!("Unit: {}. ", field.unit) };
+        let _ = writeln!(text, "# {unit}Values: {}.", field.kind.bounds());
+        let _ = match field.preset {
+            Preset::Value(value) => writeln!(text, "{} = {}", field.name, render(field, value)),
+            Preset::Required(value) => writeln!(text, "{} = {} # required", field.name, render(field, value)),
+            Preset::Absent(value) => writeln!(text, "# {} = {}", field.name, render(field, value)),
+        };
+    }
+}

@@ -1,0 +1,230 @@
+//! What the field table is made of: a field knows its name, unit, default, bounds, words and place.
+
+use super::problem::nearest;
+
+/// What a field has when nobody sets it, as it would be written on the command line.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Preset {
+    /// This value.
+    Value(&'static str),
+    /// Nothing: it must be set, as in this example.
+    Required(&'static str),
+    /// Nothing, and that means something; an example of a value.
+    Absent(&'static str),
+}
+
+/// A field's type with its bounds, and where an accepted value goes.
+pub(super) enum Kind<T> {
+    Integer { min: u64, max: u64, set: fn(&mut T, u64) },
+    Number { min: f64, max: f64, set: fn(&mut T, f64) },
+    Flag { set: fn(&mut T, bool) },
+    Choice { names: &'static [&'static str], set: fn(&mut T, usize) },
+    Text { bytes_min: usize, bytes_max: usize, set: fn(&mut T, &str) },
+    List { items_max: usize, bytes_max: usize, set: fn(&mut T, Vec<String>) },
+    Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), Fault> },
+}
+
+/// One field.
+pub(super) struct Field<T: 'static> {
+    pub(super) name: &'static str,
+    /// What it counts in; empty where that means nothing.
+    pub(super) unit: &'static str,
+    pub(super) preset: Preset,
+    pub(super) kind: Kind<T>,
+    /// What it is, and what follows from it.
+    pub(super) doc: &'static str,
+}
+
+/// One table of the document, and all its fields.
+pub(super) struct Section<T: 'static> {
+    pub(super) name: &'static str,
+    /// Whether it is written `[[name]]`, once for each.
+    pub(super) repeated: bool,
+    pub(super) doc: &'static str,
+    pub(super) fields: &'static [Field<T>],
+}
+
+impl<T> Section<T> {
+    pub(super) fn field(&self, name: &str) -> Option<&'static Field<T>> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.fields.iter().map(|field| field.name)
+    }
+}
+
+/// Why a value was not accepted.
+#[derive(Debug, PartialEq)]
+pub(super) struct Fault {
+    pub(super) message: String,
+    pub(super) nearest: Option<String>,
+}
+
+impl Fault {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), nearest: None }
+    }
+
+    pub(super) fn near(message: impl Into<String>, nearest: Option<&str>) -> Self {
+        Self { message: message.into(), nearest: nearest.map(str::to_owned) }
+    }
+}
+
+/// A value as it was written, before a field has looked at it.
+#[derive(Debug)]
+pub(super) enum Written<'a> {
+    Integer(i64),
+    Number(f64),
+    Flag(bool),
+    Text(&'a str),
+    List(Vec<String>),
+    /// Anything a field cannot be: the name of its type.
+    Other(&'static str),
+}
+
+impl Written<'_> {
+    const fn type_name(&self) -> &'static str {
+        match self {
+            Self::Integer(_) => "an integer",
+            Self::Number(_) => "a number",
+            Self::Flag(_) => "a boolean",
+            Self::Text(_) => "a string",
+            Self::List(_) => "a list of strings",
+            Self::Other(name) => name,
+        }
+    }
+}
+
+impl<T> Kind<T> {
+    const fn expected(&self) -> &'static str {
+        match self {
+            Self::Integer { .. } => "an integer",
+            Self::Number { .. } => "a number",
+            Self::Flag { .. } => "true or false",
+            Self::Choice { .. } | Self::Text { .. } => "a string",
+            Self::List { .. } => "a list of strings",
+            Self::Parsed { what, .. } => what,
+        }
+    }
+
+    /// Whether a value of this kind is quoted in TOML.
+    pub(super) const fn is_quoted(&self) -> bool {
+        matches!(self, Self::Choice { .. } | Self::Text { .. } | Self::Parsed { .. })
+    }
+
+    /// The bounds in words, for people.
+    pub(super) fn bounds(&self) -> String {
+        match self {
+            Self::Integer { min, max, .. } => format!("{min} to {max}"),
+            Self::Number { min, max, .. } if *max == f64::MAX => format!("at least {min}"),
+            Self::Number { min, max, .. } => format!("{min} to {max}"),
+            Self::Flag { .. } => "true or false".to_owned(),
+            Self::Choice { names, .. } => names.join(", "),
+            Self::Text { bytes_max, .. } => format!("at most {bytes_max} bytes"),
+            Self::List { items_max, .. } => format!("at most {items_max} strings"),
+            Self::Parsed { what, .. } => (*what).to_owned(),
+        }
+    }
+
+    /// Sets the field to what the document says.
+    pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), Fault> {
+        match (self, written) {
+            (Self::Integer { set, .. }, Written::Integer(value)) => {
+                let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
+                set(target, value.ok_or_else(|| self.out_of_bounds())?);
+            }
+            // TOML's integers end at 2^63-1; identities and seeds do not. Beyond it they are quoted.
+            (Self::Integer { max, .. }, Written::Text(text)) if *max > i64::MAX as u64 => {
+                return self.set_text(target, text);
+            }
+            (Self::Number { .. }, Written::Integer(value)) => self.set_number(target, value as f64)?,
+            (Self::Number { .. }, Written::Number(value)) => self.set_number(target, value)?,
+            (Self::Flag { set }, Written::Flag(value)) => set(target, value),
+            (Self::Choice { .. } | Self::Text { .. } | Self::Parsed { .. }, Written::Text(text)) => {
+                return self.set_text(target, text);
+            }
+            (Self::List { .. }, Written::List(items)) => self.set_list(target, items)?,
+            (Self::Integer { .. } | Self::Number { .. } | Self::Flag { .. }, Written::Text(text)) => {
+                // Suggest the bare value only if it would have been accepted.
+                let bare = self.set_text(target, text).is_ok().then_some(text);
+                return Err(Fault::near(format!("expected {}, found a string", self.expected()), bare));
+            }
+            (_, written) => {
+                return Err(Fault::new(format!("expected {}, found {}", self.expected(), written.type_name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the field to a value as a default or a flag says it: without quotes, lists joined by `+`.
+    pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), Fault> {
+        match self {
+            Self::Integer { set, .. } => {
+                // Wider than any field, so that what is an integer and does not fit is told its bounds.
+                let value: i128 = text.parse().map_err(|_| self.not_a(text))?;
+                let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
+                set(target, value.ok_or_else(|| self.out_of_bounds())?);
+            }
+            Self::Number { .. } => self.set_number(target, text.parse().map_err(|_| self.not_a(text))?)?,
+            Self::Flag { set } => set(target, text.parse().map_err(|_| self.not_a(text))?),
+            Self::Choice { names, set } => match names.iter().position(|name| *name == text) {
+                Some(at) => set(target, at),
+                None => {
+                    let near = nearest(text, names.iter().copied());
+                    return Err(Fault::near(format!("`{text}` is none of {}", names.join(", ")), near));
+                }
+            },
+            Self::Text { bytes_min, bytes_max, set } => {
+                if text.len() < *bytes_min {
+                    return Err(Fault::new("must not be empty"));
+                }
+                if text.len() > *bytes_max {
+                    return Err(Fault::new(format!("is {} bytes, at most {bytes_max} are allowed", text.len())));
+                }
+                set(target, text);
+            }
+            Self::List { .. } => {
+                self.set_list(target, text.split('+').filter(|item| !item.is_empty()).map(str::to_owned).collect())?;
+            }
+            Self::Parsed { set, .. } => set(target, text)?,
+        }
+        Ok(())
+    }
+
+    fn set_number(&self, target: &mut T, value: f64) -> Result<(), Fault> {
+        match self {
+            // NaN is in no range.
+            Self::Number { min, max, set } if (*min..=*max).contains(&value) => set(target, value),
+            _ => return Err(self.out_of_bounds()),
+        }
+        Ok(())
+    }
+
+    fn set_list(&self, target: &mut T, items: Vec<String>) -> Result<(), Fault> {
+        let Self::List { items_max, bytes_max, set } = self else { return Ok(()) };
+        if items.len() > *items_max {
+            return Err(Fault::new(format!("has {} entries, at most {items_max} are allowed", items.len())));
+        }
+        if let Some(item) = items.iter().find(|item| item.is_empty() || item.len() > *bytes_max) {
+            return Err(Fault::new(format!("an entry must have 1 to {bytes_max} bytes, one has {}", item.len())));
+        }
+        set(target, items);
+        Ok(())
+    }
+
+    const fn integer_in_bounds(&self, value: u64) -> Option<u64> {
+        match self {
+            Self::Integer { min, max, .. } if *min <= value && value <= *max => Some(value),
+            _ => None,
+        }
+    }
+
+    fn out_of_bounds(&self) -> Fault {
+        Fault::new(format!("out of range, must be {}", self.bounds()))
+    }
+
+    fn not_a(&self, text: &str) -> Fault {
+        Fault::new(format!("expected {}, found `{text}`", self.expected()))
+    }
+}

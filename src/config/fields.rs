@@ -1,0 +1,20 @@
+//! The field table: every field's name, unit, default, bounds, meaning and place. The example file, the
+//! suggestions, the checks and the defaults of [`Config`](super::Config) are all read from here.
+
+mod daemon;
+mod fleet;
+
+use super::field::{Field, Kind, Preset};
+
+pub(super) use daemon::{BOOKING, INGEST, LOG, METRICS, POLICY, SERVE};
+pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+
+const fn field<T>(
+    name: &'static str,
+    unit: &'static str,
+    preset: Preset,
+    kind: Kind<T>,
+    doc: &'static str,
+) -> Field<T> {
+    Field { name, unit, preset, kind, doc }
+}

@@ -1,0 +1,271 @@
+//! The tables that say how the daemon runs and decides.
+
+use std::path::PathBuf;
+
+use super::field;
+use crate::config::endpoint;
+use crate::config::field::{Kind, Preset, Section};
+use crate::config::{
+    BookingConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PolicyConfig, ServeConfig,
+};
+use crate::limits;
+
+use Kind::{Choice, Flag, Integer, Number, Parsed};
+use Preset::{Absent, Value};
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
+    name: "serve",
+    repeated: false,
+    doc: "How gateways reach the daemon.",
+    fields: &[
+        field(
+            "socket",
+            "",
+            Value("/run/kvrouted/kvrouted.sock"),
+            Parsed {
+                what: "a path of at most 107 bytes",
+                set: |c, text| {
+                    endpoint::check_socket(text)?;
+                    c.socket = PathBuf::from(text);
+                    Ok(())
+                },
+            },
+            "The Unix socket gateways connect to. Its folder must exist; a stale file is replaced, a live one never.",
+        ),
+        field(
+            "admin_socket",
+            "",
+            Absent("/run/kvrouted/kvrouted.sock.admin"),
+            Parsed {
+                what: "a path of at most 107 bytes",
+                set: |c, text| {
+                    endpoint::check_socket(text)?;
+                    c.admin_socket = PathBuf::from(text);
+                    Ok(())
+                },
+            },
+            "The Unix socket that answers `kvrouted status`. Absent: the socket's path with `.admin` appended.",
+        ),
+        field(
+            "socket_mode",
+            "octal",
+            Value("0660"),
+            Parsed {
+                what: "an octal mode in quotes, such as \"0660\"",
+                set: |c, text| {
+                    c.socket_mode = endpoint::socket_mode(text)?;
+                    Ok(())
+                },
+            },
+            "Permission bits of the routing socket: who may write to it may route and book. The other is the owner's.",
+        ),
+        field(
+            "io",
+            "",
+            Value("auto"),
+            Choice {
+                names: &IoEngine::NAMES,
+                set: |c, at| c.io = [IoEngine::Auto, IoEngine::Uring, IoEngine::Epoll][at],
+            },
+            "The kernel interface under the connections. auto: io_uring where a probe finds it usable, else epoll.",
+        ),
+        field(
+            "cores",
+            "threads",
+            Value("0"),
+            Integer { min: 0, max: limits::CORES_MAX as u64, set: |c, v| c.cores = v as u16 },
+            "Serving threads. 0: as many as the process has processors, less the ingest shards; from 1 to 8.",
+        ),
+        field(
+            "pin",
+            "",
+            Value("false"),
+            Flag { set: |c, v| c.pin = v },
+            "Keep each serving thread on one processor. Pays on machines with processors to spare, costs elsewhere.",
+        ),
+        field(
+            "frame_body_bytes_max",
+            "bytes",
+            Value("8388608"),
+            Integer {
+                min: 4096,
+                max: limits::FRAME_BODY_BYTES_CEILING as u64,
+                set: |c, v| c.frame_body_bytes_max = v as u32,
+            },
+            "Largest request body answered; a token takes 4 bytes. Each connection may need that much memory.",
+        ),
+        field(
+            "drain_ms_max",
+            "milliseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::DRAIN_MS_CEILING, set: |c, v| c.drain_ms_max = v },
+            "How long a stop waits for replies under way before it closes what is left.",
+        ),
+    ],
+};
+
+pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
+    name: "metrics",
+    repeated: false,
+    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics.",
+    fields: &[field(
+        "port",
+        "TCP port",
+        Value("0"),
+        Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
+        "Where the page is served, on the loopback interface only. 0: nowhere.",
+    )],
+};
+
+pub(in crate::config) static LOG: Section<LogConfig> = Section {
+    name: "log",
+    repeated: false,
+    doc: "The log, on standard error. The environment variable RUST_LOG wins over `level`.",
+    fields: &[
+        field(
+            "level",
+            "",
+            Value("info"),
+            Choice { names: &LEVELS, set: |c, at| c.level = LEVELS[at] },
+            "The least severe level written. debug and trace cost time on every event.",
+        ),
+        field(
+            "format",
+            "",
+            Value("text"),
+            Choice { names: &["text", "json"], set: |c, at| c.format = [LogFormat::Text, LogFormat::Json][at] },
+            "text for people, json for one object a line.",
+        ),
+    ],
+};
+
+pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
+    name: "ingest",
+    repeated: false,
+    doc: "How the engines' events are taken in.",
+    fields: &[
+        field(
+            "shards",
+            "threads",
+            Value("1"),
+            Integer { min: 1, max: limits::SHARDS_MAX as u64, set: |c, v| c.shards = v as u16 },
+            "Ingest threads, each with its share of the workers. More take more events; every query visits all.",
+        ),
+        field(
+            "down_after_ms",
+            "milliseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.down_after_ms = v },
+            "A worker whose publisher is gone, or was never reached, this long is `down` until it connects. 0: never.",
+        ),
+        field(
+            "silence_ms_max",
+            "milliseconds",
+            Value("0"),
+            Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.silence_ms_max = v },
+            "A worker that sends nothing for longer is `unproven`. Idle engines are silent too. 0: never.",
+        ),
+        field(
+            "receive_messages_max",
+            "messages",
+            Value("100000"),
+            Integer { min: 1, max: i32::MAX as u64, set: |c, v| c.receive_messages_max = v as i32 },
+            "Messages kept for one publisher while its shard is busy; beyond it they are lost, which is a gap.",
+        ),
+    ],
+};
+
+pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
+    name: "booking",
+    repeated: false,
+    doc: "How long the daemon counts a request that its gateway has booked.",
+    fields: &[
+        field(
+            "age_s_max",
+            "seconds",
+            Value("300"),
+            Integer { min: 1, max: limits::BOOKING_S_CEILING, set: |c, v| c.age_s_max = v },
+            "A booking that nobody frees is dropped at this age. Below the longest request, load is under-counted.",
+        ),
+        field(
+            "session_grace_s",
+            "seconds",
+            Value("10"),
+            Integer { min: 0, max: limits::BOOKING_S_CEILING, set: |c, v| c.session_grace_s = v },
+            "A gateway's bookings outlive its last connection by this, so that it may reconnect.",
+        ),
+    ],
+};
+
+pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
+    name: "policy",
+    repeated: false,
+    doc: "What a decision weighs. Costs are in blocks; the lowest wins.",
+    fields: &[
+        field(
+            "device_credit",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.device_credit = v },
+            "Credit per block held in device memory. 0: route by load alone.",
+        ),
+        field(
+            "credit_decay",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.credit_decay = v },
+            "How fast a prefill backlog above the least loaded worker's lessens the device credit. 0: not at all.",
+        ),
+        field(
+            "prefill_load_scale",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.prefill_load_scale = v },
+            "Weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
+        ),
+        field(
+            "active_request_weight",
+            "blocks",
+            Value("0.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.active_request_weight = v },
+            "Cost per request a worker is busy with. Above 0 spreads many short requests.",
+        ),
+        field(
+            "host_hit_weight",
+            "",
+            Value("0.75"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.host_hit_weight = v },
+            "Credit per block held in host memory.",
+        ),
+        field(
+            "disk_hit_weight",
+            "",
+            Value("0.25"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disk_hit_weight = v },
+            "Credit per block held on disk or in an external store.",
+        ),
+        field(
+            "seed",
+            "",
+            Value("0"),
+            Integer { min: 0, max: u64::MAX, set: |c, v| c.seed = v },
+            "Seed of the draws between workers of equal cost, for repeatable runs. 0: drawn at the start.",
+        ),
+        field(
+            "track_prefill_tokens",
+            "",
+            Value("true"),
+            Flag { set: |c, v| c.weights.track_prefill_tokens = v },
+            "Count prefill: what a worker is busy with and what this prompt adds. false: no prefill term.",
+        ),
+        field(
+            "track_active_blocks",
+            "",
+            Value("true"),
+            Flag { set: |c, v| c.weights.track_active_blocks = v },
+            "Count decode blocks: what a worker is busy with and what this prompt adds. false: no decode term.",
+        ),
+    ],
+};

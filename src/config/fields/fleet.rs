@@ -1,0 +1,220 @@
+//! The tables that say who there is: spaces and workers.
+
+use super::field;
+use crate::config::endpoint;
+use crate::config::field::{Kind, Preset, Section};
+use crate::config::{Salts, SpaceConfig};
+use crate::fleet::{DeviceClass, PoolRole};
+use crate::ids::Window;
+use crate::limits;
+
+use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
+use Preset::{Absent, Required, Value};
+
+const ROLES: [PoolRole; 3] = [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode];
+const ROLE_NAMES: [&str; 3] = ["both", "prefill", "decode"];
+
+/// A `[[worker]]` as written, before its space is found and its absent fields are filled in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::config) struct WorkerDraft {
+    pub(in crate::config) id: u64,
+    pub(in crate::config) dp_rank: u32,
+    pub(in crate::config) model: Option<String>,
+    pub(in crate::config) namespace: Option<String>,
+    pub(in crate::config) role: Option<PoolRole>,
+    pub(in crate::config) name: Option<String>,
+    pub(in crate::config) endpoint: Option<String>,
+    pub(in crate::config) replay: Option<String>,
+    pub(in crate::config) topic: String,
+    pub(in crate::config) capacity_blocks: u64,
+    pub(in crate::config) blocks_max: u64,
+    pub(in crate::config) batched_tokens_max: u64,
+    pub(in crate::config) device: DeviceClass,
+    pub(in crate::config) weight: Option<f64>,
+    pub(in crate::config) taints: Vec<String>,
+    pub(in crate::config) draining: bool,
+}
+
+pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
+    name: "space",
+    repeated: true,
+    doc: "Prompts and blocks that may be compared: one model, namespace and pool. At least one.",
+    fields: &[
+        field(
+            "model",
+            "",
+            Required("example-model"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.model = v.to_owned() },
+            "The model's name, exactly as gateways say it.",
+        ),
+        field(
+            "namespace",
+            "",
+            Value(""),
+            Text { bytes_min: 0, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.namespace = v.to_owned() },
+            "Separates spaces of one model. Empty: the default namespace.",
+        ),
+        field(
+            "role",
+            "",
+            Value("both"),
+            Choice { names: &ROLE_NAMES, set: |c, at| c.role = ROLES[at] },
+            "The pool's part of a request, for gateways. Decisions heed only decode, where prefill is not tracked.",
+        ),
+        field(
+            "block_size",
+            "tokens",
+            Value("0"),
+            Integer { min: 0, max: limits::BLOCK_SIZE_TOKENS_MAX as u64, set: |c, v| c.block_size = v as u32 },
+            "Tokens per KV block, as the engines are started. 0: learnt from the first events; until then load decides.",
+        ),
+        field(
+            "window",
+            "",
+            Value("plain"),
+            Choice { names: &["plain", "bigram"], set: |c, at| c.window = [Window::Plain, Window::Bigram][at] },
+            "How the tokens of consecutive blocks lie; bigram for engines with EAGLE drafting.",
+        ),
+        field(
+            "salts",
+            "",
+            Value("possible"),
+            Choice { names: &["possible", "none"], set: |c, at| c.salts = [Salts::Possible, Salts::None][at] },
+            "Whether prompts may carry cache salts. none: engines whose events cannot tell are believed in full.",
+        ),
+    ],
+};
+
+pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
+    name: "worker",
+    repeated: true,
+    doc: "One data-parallel rank of an engine.",
+    fields: &[
+        field(
+            "id",
+            "",
+            Required("1"),
+            Integer { min: 0, max: u64::MAX, set: |c, v| c.id = v },
+            "The engine's number, as replies name it. Beyond 2^63-1 it is written in quotes.",
+        ),
+        field(
+            "dp_rank",
+            "",
+            Value("0"),
+            Integer { min: 0, max: u32::MAX as u64 - 1, set: |c, v| c.dp_rank = v as u32 },
+            "Its data-parallel rank. Every rank is a worker of its own, with its own endpoint.",
+        ),
+        field(
+            "model",
+            "",
+            Absent("example-model"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.model = Some(v.to_owned()) },
+            "The model of the space it serves. May be absent where there is one space.",
+        ),
+        field(
+            "namespace",
+            "",
+            Absent(""),
+            Text { bytes_min: 0, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.namespace = Some(v.to_owned()) },
+            "The namespace of its space. May be absent where the model is in one namespace.",
+        ),
+        field(
+            "role",
+            "",
+            Absent("both"),
+            Choice { names: &ROLE_NAMES, set: |c, at| c.role = Some(ROLES[at]) },
+            "The role of its space. May be absent where the model has one pool.",
+        ),
+        field(
+            "name",
+            "",
+            Absent("w1"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.name = Some(v.to_owned()) },
+            "A short name for people. Absent: `w<id>`, or `w<id>.<dp_rank>` where the rank is not 0.",
+        ),
+        field(
+            "endpoint",
+            "",
+            Absent("tcp://127.0.0.1:5557"),
+            Parsed {
+                what: "a string: tcp://host:port or ipc://path",
+                set: |c, text| {
+                    endpoint::check(text)?;
+                    c.endpoint = Some(text.to_owned());
+                    Ok(())
+                },
+            },
+            "Where it publishes KV events. Absent: it publishes none, and is routed to by load alone.",
+        ),
+        field(
+            "replay",
+            "",
+            Absent("tcp://127.0.0.1:5657"),
+            Parsed {
+                what: "a string: tcp://host:port or ipc://path",
+                set: |c, text| {
+                    endpoint::check(text)?;
+                    c.replay = Some(text.to_owned());
+                    Ok(())
+                },
+            },
+            "For recovery of lost events, which this version does not do: a gap empties what is known of the worker.",
+        ),
+        field(
+            "topic",
+            "",
+            Value(""),
+            Text { bytes_min: 0, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.topic = v.to_owned() },
+            "Subscription prefix. Empty: everything it publishes.",
+        ),
+        field(
+            "capacity_blocks",
+            "blocks",
+            Value("0"),
+            Integer { min: 0, max: limits::WORKER_BLOCKS_CEILING, set: |c, v| c.capacity_blocks = v },
+            "KV blocks its device holds. More than that announced as held is not believed. 0: not known.",
+        ),
+        field(
+            "blocks_max",
+            "blocks",
+            Value("16777216"),
+            Integer { min: 1, max: limits::WORKER_BLOCKS_CEILING, set: |c, v| c.blocks_max = v },
+            "Blocks remembered of it over all tiers. Beyond it blocks are refused, which lowers trust.",
+        ),
+        field(
+            "batched_tokens_max",
+            "tokens",
+            Value("8192"),
+            Integer { min: 1, max: limits::BATCHED_TOKENS_CEILING, set: |c, v| c.batched_tokens_max = v },
+            "Tokens it batches in one step. Told to gateways that list the workers; decisions do not use it yet.",
+        ),
+        field(
+            "device",
+            "",
+            Value("gpu"),
+            Choice { names: &["gpu", "cpu"], set: |c, at| c.device = [DeviceClass::Gpu, DeviceClass::Cpu][at] },
+            "What it computes on. Told to gateways that list the workers; decisions do not use it yet.",
+        ),
+        field(
+            "weight",
+            "",
+            Absent("8.0"),
+            Number { min: 0.001, max: 1e6, set: |c, v| c.weight = Some(v) },
+            "Its throughput, for gateways; decisions do not use it yet. Absent: 8 for gpu, 1 for cpu.",
+        ),
+        field(
+            "taints",
+            "",
+            Value(""),
+            List { items_max: limits::TAINTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.taints = v },
+            "Labels of it. Told to gateways that list the workers; decisions do not use them yet.",
+        ),
+        field(
+            "draining",
+            "",
+            Value("false"),
+            Flag { set: |c, v| c.draining = v },
+            "Take no new requests from the start.",
+        ),
+    ],
+};

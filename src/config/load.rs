@@ -1,0 +1,162 @@
+//! From a file, from flags, or from both: flags win.
+
+use std::path::{Path, PathBuf};
+
+use super::check;
+use super::field::Section;
+use super::fields::{self, WorkerDraft};
+use super::problem::{Place, Problem, Problems};
+use super::walk::{self, Draft, Entry};
+use super::{Config, SpaceConfig};
+
+/// One field set on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The flag, as written: `--socket`.
+    pub flag: &'static str,
+    /// The table the field is in: `serve`, or `space` for the one space that flags can make.
+    pub section: &'static str,
+    /// The field's name in that table.
+    pub field: &'static str,
+    /// Its value, without quotes.
+    pub text: String,
+}
+
+/// What the command line says about the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Single fields.
+    pub settings: Vec<Setting>,
+    /// Workers, each `field=value,field=value` with the fields of a `[[worker]]`; lists are joined by `+`.
+    pub workers: Vec<String>,
+}
+
+/// Reads a configuration from a file, if one is named, and from flags.
+///
+/// # Errors
+/// Everything that is wrong with them, in the order of the lines.
+pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
+    let Some(path) = path else {
+        return finish("command line", Some(Draft::preset()), Vec::new(), flags);
+    };
+    let source = path.display().to_string();
+    match std::fs::read(path).map(String::from_utf8) {
+        Ok(Ok(text)) => parse(&source, &text, flags),
+        Ok(Err(error)) => {
+            let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = before.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
+            let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u32 + 1;
+            let problem = Problem::new(Place::Line { line, column }, "", "syntax: the file is not UTF-8");
+            Err(Problems { source, list: vec![problem] })
+        }
+        Err(error) => {
+            let problem = Problem::new(Place::Document, "", format!("cannot be read: {error}"));
+            Err(Problems { source, list: vec![problem] })
+        }
+    }
+}
+
+/// Reads a configuration from the text of a file and from flags. `source` names the file in problems.
+///
+/// # Errors
+/// Everything that is wrong with them, in the order of the lines.
+pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
+    let mut problems = Vec::new();
+    let draft = walk::read(text, &mut problems);
+    finish(source, draft, problems, flags)
+}
+
+/// Where a daemon serves that was not told a socket, and where clients look for one.
+#[must_use]
+pub fn socket_default() -> PathBuf {
+    Draft::preset().serve.value.socket
+}
+
+fn finish(source: &str, draft: Option<Draft>, mut problems: Vec<Problem>, flags: &Flags) -> Result<Config, Problems> {
+    let config = draft.map(|mut draft| {
+        apply_flags(&mut draft, flags, &mut problems);
+        check::check(&draft, &mut problems)
+    });
+    match config {
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => {
+            problems.sort_by(|a, b| a.place.cmp(&b.place));
+            Err(Problems { source: source.to_owned(), list: problems })
+        }
+    }
+}
+
+fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
+    let mut space: Option<Entry<SpaceConfig>> = None;
+    for setting in &flags.settings {
+        match setting.section {
+            "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
+            "metrics" => apply(&fields::METRICS, &mut draft.metrics, setting, problems),
+            "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
+            "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
+            "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
+            "policy" => apply(&fields::POLICY, &mut draft.policy, setting, problems),
+            "space" => {
+                let entry = space.get_or_insert_with(|| {
+                    let path = format!("space[{}]", draft.spaces.len());
+                    Entry::preset(&fields::SPACE, path, Place::Flag(setting.flag.to_owned()))
+                });
+                apply(&fields::SPACE, entry, setting, problems);
+            }
+            other => {
+                let place = Place::Flag(setting.flag.to_owned());
+                problems.push(Problem::new(place, format!("{other}.{}", setting.field), "unknown table"));
+            }
+        }
+    }
+    if let Some(space) = space {
+        space.note_missing(&fields::SPACE, problems);
+        draft.spaces.push(space);
+    }
+    for text in &flags.workers {
+        let worker = worker(draft.workers.len(), text, problems);
+        draft.workers.push(worker);
+    }
+}
+
+fn apply<T>(section: &Section<T>, entry: &mut Entry<T>, setting: &Setting, problems: &mut Vec<Problem>) {
+    let place = Place::Flag(setting.flag.to_owned());
+    set(section, entry, setting.field, &setting.text, place, problems);
+}
+
+fn set<T>(
+    section: &Section<T>,
+    entry: &mut Entry<T>,
+    name: &str,
+    text: &str,
+    place: Place,
+    problems: &mut Vec<Problem>,
+) {
+    match section.field(name) {
+        Some(field) => {
+            let outcome = field.kind.set_text(&mut entry.value, text);
+            entry.note(field, place, outcome, problems);
+        }
+        None => problems.push(walk::unknown_field(section, &entry.path, name, place)),
+    }
+}
+
+/// Reads one `--worker id=1,endpoint=tcp://host:port`.
+fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {
+    let place = Place::Flag(format!("--worker {text}"));
+    let mut entry = Entry::preset(&fields::WORKER, format!("worker[{at}]"), place.clone());
+    for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
+        let Some((name, value)) = pair.split_once('=') else {
+            problems.push(Problem::new(place.clone(), entry.path_of(pair.trim()), "expected field=value"));
+            continue;
+        };
+        let name = name.trim();
+        if entry.written(name).is_some() {
+            problems.push(Problem::new(place.clone(), entry.path_of(name), "is said twice"));
+            continue;
+        }
+        set(&fields::WORKER, &mut entry, name, value.trim(), place.clone(), problems);
+    }
+    entry.note_missing(&fields::WORKER, problems);
+    entry
+}

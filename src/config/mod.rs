@@ -1,0 +1,224 @@
+//! The daemon's configuration: one TOML file, a default for every field, two steps.
+//!
+//! The first step reads the document (or the flags that stand in for one) into a draft, guided by one
+//! table of fields (`fields`) that also holds every default, bound, unit and description; the second
+//! checks the draft as a whole and makes the [`Config`] the daemon runs on. Both steps list everything they
+//! find wrong before anything is refused.
+
+mod check;
+mod endpoint;
+mod example;
+mod field;
+mod fields;
+mod load;
+mod problem;
+mod walk;
+
+use std::path::PathBuf;
+
+use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
+use crate::ids::{Scheme, SpaceId, Window, Worker};
+
+use crate::route::Policy;
+
+pub use check::admin_socket_beside;
+pub use example::example;
+pub use load::{Flags, Setting, load, parse, socket_default};
+pub use problem::{Place, Problem, Problems, nearest};
+
+/// Everything the daemon is told at its start, validated.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config {
+    /// How gateways reach the daemon.
+    pub serve: ServeConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// The log.
+    pub log: LogConfig,
+    /// How events are taken in.
+    pub ingest: IngestConfig,
+    /// How long bookings live.
+    pub booking: BookingConfig,
+    /// What a decision weighs.
+    pub policy: PolicyConfig,
+    /// The spaces; a [`SpaceId`] is a place in this list.
+    pub spaces: Vec<SpaceConfig>,
+    /// The workers, in the order they were named.
+    pub workers: Vec<WorkerConfig>,
+}
+
+/// Which interface to the kernel carries the connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// io_uring where a probe at the start finds it usable, else epoll.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// epoll.
+    Epoll,
+}
+
+impl IoEngine {
+    /// The names used in the configuration and on the command line.
+    pub const NAMES: [&'static str; 3] = ["auto", "uring", "epoll"];
+}
+
+/// `[serve]`: how gateways reach the daemon. The units are the names'; the field table says what follows
+/// from each value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServeConfig {
+    /// Where gateways connect.
+    pub socket: PathBuf,
+    /// Where administration is answered.
+    pub admin_socket: PathBuf,
+    /// Permission bits of the routing socket.
+    pub socket_mode: u32,
+    /// Which kernel interface carries the connections.
+    pub io: IoEngine,
+    /// Serving threads; 0 = as [`ServeConfig::core_count`] says.
+    pub cores: u16,
+    /// Keep each serving thread on one processor.
+    pub pin: bool,
+    /// Largest request body answered, bytes.
+    pub frame_body_bytes_max: u32,
+    /// How long a stop waits for replies under way, milliseconds.
+    pub drain_ms_max: u64,
+}
+
+/// Serving threads are not multiplied beyond this unless the configuration names a number.
+const CORES_DEFAULT_MAX: usize = 8;
+
+impl ServeConfig {
+    /// How many serving threads to start where `cpus` processors may be used and `shards` ingest threads
+    /// run: the configured number, else what the shards leave, from 1 to 8.
+    #[must_use]
+    pub fn core_count(&self, cpus: usize, shards: usize) -> usize {
+        match self.cores {
+            0 => cpus.saturating_sub(shards).clamp(1, CORES_DEFAULT_MAX),
+            cores => usize::from(cores),
+        }
+    }
+}
+
+/// `[metrics]`: the metrics page.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MetricsConfig {
+    /// TCP port on the loopback interface; 0 = none.
+    pub port: u16,
+}
+
+/// What a log line looks like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `[log]`: the log, on standard error.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogConfig {
+    /// The least severe level written: `off`, `error`, `warn`, `info`, `debug` or `trace`.
+    pub level: &'static str,
+    /// What a line looks like.
+    pub format: LogFormat,
+}
+
+/// `[ingest]`: how events are taken in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IngestConfig {
+    /// Ingest threads.
+    pub shards: u16,
+    /// A worker whose publisher has been gone, or not been reached, for this long is down, milliseconds; 0 = never.
+    pub down_after_ms: u64,
+    /// A worker silent for longer is no longer believed, milliseconds; 0 = never.
+    pub silence_ms_max: u64,
+    /// Messages kept for one publisher before libzmq drops.
+    pub receive_messages_max: i32,
+}
+
+/// `[booking]`: how long bookings live.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BookingConfig {
+    /// A booking is dropped at this age, seconds.
+    pub age_s_max: u64,
+    /// A session's bookings outlive its last connection by this, seconds.
+    pub session_grace_s: u64,
+}
+
+/// `[policy]`: what a decision weighs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyConfig {
+    /// The weights of the cost.
+    pub weights: Policy,
+    /// Seed of the draws between equal costs; 0 = drawn at the start.
+    pub seed: u64,
+}
+
+/// Whether prompts of a space can carry cache salts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Salts {
+    /// They can; an engine whose wire does not tell is believed less.
+    #[default]
+    Possible,
+    /// None does: no isolation can be lost.
+    None,
+}
+
+/// `[[space]]`: prompts and blocks that may be compared.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SpaceConfig {
+    /// The model, as gateways say it.
+    pub model: String,
+    /// What else separates it; empty = the default namespace.
+    pub namespace: String,
+    /// Which pool it is.
+    pub role: PoolRole,
+    /// Tokens per block; 0 = learnt from the first worker that shows it.
+    pub block_size: u32,
+    /// How blocks' tokens lie.
+    pub window: Window,
+    /// Whether prompts can be salted.
+    pub salts: Salts,
+}
+
+impl SpaceConfig {
+    /// The hash scheme, where it is configured.
+    #[must_use]
+    pub const fn scheme(&self) -> Option<Scheme> {
+        match self.block_size {
+            0 => None,
+            block_size => Some(Scheme { block_size, window: self.window }),
+        }
+    }
+}
+
+/// `[[worker]]`: one data-parallel rank of an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerConfig {
+    /// Who it is.
+    pub worker: Worker,
+    /// The space it serves: a place in [`Config::spaces`].
+    pub space: SpaceId,
+    /// A short name for people.
+    pub name: String,
+    /// Where its events come from; `None` = it publishes none.
+    pub events: Option<EventSource>,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// Blocks bound for it at most, over all tiers.
+    pub blocks_max: u64,
+    /// Tokens it batches in one step.
+    pub batched_tokens_max: u64,
+    /// What it computes on.
+    pub device_class: DeviceClass,
+    /// Its throughput relative to a CPU worker's 1.
+    pub weight: f64,
+    /// Labels that constraints match.
+    pub taints: Vec<String>,
+    /// [`WorkerState::Joining`], or [`WorkerState::Draining`] where the file says so.
+    pub state: WorkerState,
+}

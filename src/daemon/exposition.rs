@@ -1,0 +1,200 @@
+//! Every metric in Prometheus text, gathered when somebody scrapes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::fleet::{Fleet, WorkerRecord};
+use crate::ids::Tier;
+use crate::ingest::WorkerView;
+use crate::load::Loads;
+use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, WorkerCounter};
+use crate::trust::TrustLevel;
+
+/// What one serving core counts.
+#[derive(Debug, Default)]
+pub(super) struct CoreMetrics {
+    pub(super) counters: Arc<CounterSet<CoreCounter>>,
+    pub(super) decisions: Latency,
+}
+
+/// Where every figure is found.
+#[derive(Debug)]
+pub(super) struct Sources {
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) loads: Arc<Loads>,
+    /// By `WorkerIndex`.
+    pub(super) views: Vec<Arc<WorkerView>>,
+    pub(super) cores: Vec<Arc<CoreMetrics>>,
+    pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
+}
+
+/// The Prometheus text of `sources` now.
+pub(super) fn render(sources: &Arc<Sources>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Gatherer(Arc::clone(sources))));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Gatherer(Arc<Sources>);
+
+impl Collector for Gatherer {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.workers(&mut encoder)?;
+        self.worker_reasons(&mut encoder)?;
+        self.worker_gauges(&mut encoder)?;
+        self.cores(&mut encoder)?;
+        self.daemon(&mut encoder)
+    }
+}
+
+impl Gatherer {
+    fn workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let table = self.0.fleet.load();
+        for counter in WorkerCounter::ALL {
+            let name = format!("kvrouted_worker_{}", counter.name());
+            let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            for (record, view) in table.workers.iter().zip(&self.0.views) {
+                let labels = worker_labels(record);
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, u64, u64>(&view.counters.get(*counter), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What could not be decoded or used, by name; only what occurred has a line.
+    fn worker_reasons(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let table = self.0.fleet.load();
+        let help = "Batches that could not be decoded, by reason.";
+        let mut family = encoder.encode_descriptor("kvrouted_worker_undecodable", help, None, MetricType::Counter)?;
+        for (record, view) in table.workers.iter().zip(&self.0.views) {
+            for (reason, times) in view.undecodable_by_reason() {
+                let labels = worker_labels_and(record, "reason", reason);
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+            }
+        }
+        let help = "What decodable batches held that was passed over or could not be used, by kind.";
+        let mut family = encoder.encode_descriptor("kvrouted_worker_oddities", help, None, MetricType::Counter)?;
+        for (record, view) in table.workers.iter().zip(&self.0.views) {
+            for (oddity, times) in view.oddities_by_name() {
+                let labels = worker_labels_and(record, "kind", oddity);
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let table = self.0.fleet.load();
+        let name = "kvrouted_worker_blocks_held";
+        let mut family = encoder.encode_descriptor(name, "Blocks held, by tier.", None, MetricType::Gauge)?;
+        for (record, view) in table.workers.iter().zip(&self.0.views) {
+            let held = view.gauges.by_tier();
+            for tier in Tier::ALL {
+                let labels = worker_labels_and(record, "tier", tier.name());
+                family.encode_family(&labels)?.encode_gauge(&(held[tier.index()] as i64))?;
+            }
+        }
+        let name = "kvrouted_worker_state";
+        let help = "1 for the state that a worker is in: joining, ready, draining or down.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for record in &table.workers {
+            let labels = worker_labels_and(record, "state", record.state.name());
+            family.encode_family(&labels)?.encode_gauge(&1_i64)?;
+        }
+        let name = "kvrouted_worker_trust";
+        let help = "Trust in the worker's view: 4 exact, 3 lower_bound, 2 unproven, 1 predicted, 0 none.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for record in &table.workers {
+            let labels = worker_labels(record);
+            family.encode_family(&labels)?.encode_gauge(&(record.trust.load().level as i64))?;
+        }
+        let name = "kvrouted_worker_trust_reason";
+        let help = "1 for each reason why a worker's trust is not exact.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for record in &table.workers {
+            let trust = record.trust.load();
+            for reason in trust.reasons.iter().filter(|_| trust.level != TrustLevel::Exact) {
+                let labels = worker_labels_and(record, "reason", reason.name());
+                family.encode_family(&labels)?.encode_gauge(&1_i64)?;
+            }
+        }
+        self.load_gauges(encoder)
+    }
+
+    fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let table = self.0.fleet.load();
+        type Pick = fn(crate::load::Load) -> u64;
+        let gauges: [(&str, &str, Pick); 3] = [
+            ("kvrouted_worker_active_prefill_tokens", "Booked tokens still to be prefilled.", |load| {
+                load.prefill_tokens
+            }),
+            ("kvrouted_worker_active_decode_blocks", "Blocks of the booked prompts.", |load| load.decode_blocks),
+            ("kvrouted_worker_active_requests", "Booked requests.", |load| load.requests),
+        ];
+        for (name, help, pick) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for record in &table.workers {
+                let labels = worker_labels(record);
+                family.encode_family(&labels)?.encode_gauge(&(pick(self.0.loads.read(record.index)) as i64))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cores(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for counter in CoreCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let sum: u64 = self.0.cores.iter().map(|core| core.counters.get(*counter)).sum();
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&sum, None)?;
+        }
+        let (mut sum, mut merged) = Latency::default().read();
+        for core in &self.0.cores {
+            let (core_sum, buckets) = core.decisions.read();
+            sum += core_sum;
+            for (into, from) in merged.iter_mut().zip(buckets) {
+                into.1 += from.1;
+            }
+        }
+        let count = merged.iter().map(|bucket| bucket.1).sum();
+        let name = "kvrouted_decision_seconds";
+        let help = "Time to decide and book one request, sockets excluded.";
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(sum, count, &merged, None)
+    }
+
+    fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for counter in DaemonCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.daemon.get(*counter), None)?;
+        }
+        let gauges = [
+            ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
+            ("kvrouted_fleet_version", "Version of the fleet table.", self.0.fleet.load().version as i64),
+        ];
+        for (name, help, value) in gauges {
+            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+}
+
+fn worker_labels(record: &WorkerRecord) -> [(&'static str, String); 2] {
+    [("worker_id", record.worker.id.0.to_string()), ("dp_rank", record.worker.rank.0.to_string())]
+}
+
+fn worker_labels_and(record: &WorkerRecord, label: &'static str, value: &str) -> [(&'static str, String); 3] {
+    let [id, rank] = worker_labels(record);
+    [id, rank, (label, value.to_owned())]
+}

@@ -1,0 +1,253 @@
+//! The daemon: which threads there are, what they share, and in which order they start and end.
+//!
+//! The control thread is the one that calls [`run`]. It accepts, answers administration and scrapes,
+//! expires bookings, and turns SIGTERM or SIGINT into a drain: no new connections, what has been read is
+//! answered, then the cores and the ingest threads end.
+
+mod boot;
+mod exposition;
+mod http;
+mod service;
+mod status;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use core_affinity::CoreId;
+use rand::RngExt;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::{Config, IoEngine};
+use crate::error::{Error, Kind, Result};
+use crate::fleet::Fleet;
+use crate::ingest::{self, IngestHandle};
+use crate::limits::{
+    ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
+};
+use crate::metrics::{CounterSet, DaemonCounter};
+use crate::serve::{
+    Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, choose_engine,
+};
+use crate::trust::{Trust, TrustLevel, TrustReason};
+use boot::Booted;
+use exposition::{CoreMetrics, Sources};
+use service::{CoreService, Shared};
+use status::Administration;
+
+/// Runs the daemon until it is asked to end.
+///
+/// # Errors
+/// What kept it from starting, with the remedy; nothing is left bound.
+pub fn run(config: &Config) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
+        Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
+    })?;
+    runtime.block_on(control(config))
+}
+
+async fn control(config: &Config) -> Result<()> {
+    let started = Instant::now();
+    let engine = choose_engine(match config.serve.io {
+        IoEngine::Auto => IoChoice::Auto,
+        IoEngine::Uring => IoChoice::Uring,
+        IoEngine::Epoll => IoChoice::Epoll,
+    })?;
+    let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    // The one call that sees every processor: a pinned thread sees only its own.
+    let cpus = core_affinity::get_core_ids().unwrap_or_default();
+    let Booted { fleet, loads, indexes, views, plans } = boot::boot(config, now_unix_ms)?;
+
+    // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
+    // of the start, and then drains it.
+    let mut signals = Signals::listen()?;
+    // Everything that can be refused is bound before any thread runs.
+    let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
+    let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
+    let scrapes = match config.metrics.port {
+        0 => None,
+        port => Some(http::bind(port).await?),
+    };
+    let shared = Shared {
+        instance_id: rand::rng().random_range(1..=u64::MAX),
+        admin_socket: config.serve.admin_socket.clone(),
+        fleet: Arc::clone(&fleet),
+        indexes,
+        loads: Arc::clone(&loads),
+        policy: config.policy.weights,
+        started,
+    };
+    let streams = start_ingest(config, plans, &fleet)?;
+    let counters = Arc::new(CounterSet::default());
+    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+    let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
+    let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
+    let sources =
+        Arc::new(Sources { fleet: Arc::clone(&fleet), loads, views, cores: metrics, daemon: Arc::clone(&counters) });
+    let administration = Administration { shared: shared.clone(), sources: Arc::clone(&sources) };
+    let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
+    let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
+    let mut acceptor = Acceptor::new(routing, handles, CONNECTIONS_MAX, Arc::clone(&counters))?;
+    announce(config, engine, core_count, streams.len());
+    let metrics_page = async {
+        match scrapes {
+            Some(listener) => http::serve(listener, Arc::clone(&sources)).await,
+            None => std::future::pending().await,
+        }
+    };
+    let why = tokio::select! {
+        signal = signals.next() => signal,
+        () = acceptor.run() => "acceptor",
+        () = admin.run() => "admin",
+        () = metrics_page => "metrics page",
+        () = expire(&shared, &counters) => "expiry",
+    };
+    let deadline = Instant::now() + Duration::from_millis(config.serve.drain_ms_max);
+    tracing::info!(why, deadline_ms = config.serve.drain_ms_max, "draining");
+    // The routing socket goes first, so that nobody connects to a daemon that is leaving.
+    drop(acceptor);
+    end(cores, streams, deadline);
+    tracing::info!(up_ms = shared.now_ms(), "ended");
+    Ok(())
+}
+
+/// Says that the daemon serves, and what will surprise whoever asks it.
+fn announce(config: &Config, engine: Engine, cores: usize, shards: usize) {
+    tracing::info!(
+        socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
+        metrics_port = config.metrics.port, engine = engine.name(), cores, shards,
+        spaces = config.spaces.len(), workers = config.workers.len(), "serving"
+    );
+    if config.workers.is_empty() {
+        tracing::warn!("no workers: every decision will be empty; name them with --worker or [[worker]]");
+    }
+}
+
+/// Where a core's chance begins: the configured seed told apart by core, or the system's.
+fn core_seed(config: &Config, core: usize) -> u64 {
+    match config.policy.seed {
+        0 => rand::rng().random(),
+        seed => seed.wrapping_add(core as u64),
+    }
+}
+
+fn start_ingest(config: &Config, mut plans: Vec<ingest::ShardPlan>, fleet: &Arc<Fleet>) -> Result<Vec<IngestHandle>> {
+    refuse_beyond_descriptors(&mut plans, fleet);
+    let ingest_config = ingest::IngestConfig {
+        core: None,
+        down_after_ms: config.ingest.down_after_ms,
+        silence_ms_max: config.ingest.silence_ms_max,
+        receive_messages_max: config.ingest.receive_messages_max,
+        shards: usize::from(config.ingest.shards),
+    };
+    let mut streams = Vec::with_capacity(plans.len());
+    for plan in plans {
+        let stream = ingest::spawn(plan, ingest_config, Arc::clone(fleet))?;
+        for refused in stream.refused() {
+            tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");
+        }
+        streams.push(stream);
+    }
+    Ok(streams)
+}
+
+/// Raises the limit of open files; takes out, by name, the publishers that still do not fit under it.
+fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet) {
+    let publishers: usize = plans.iter().map(|plan| plan.publishers.len()).sum();
+    let mut room = ingest::descriptors::raise(publishers, CONNECTIONS_MAX);
+    if room.publishers_max < publishers {
+        // Fewer connections then: a worker that is not heard costs every gateway.
+        room = ingest::descriptors::raise(publishers, 0);
+    }
+    let mut left = room.publishers_max;
+    for plan in plans {
+        let fit = left.min(plan.publishers.len());
+        left -= fit;
+        for refused in plan.publishers.drain(fit..) {
+            let limit = room.limit;
+            tracing::error!(worker = %refused.worker, limit, "too few open files for the worker's events: raise the limit (ulimit -n)");
+            let reasons = [TrustReason::NoEvents].into_iter().collect();
+            if let Some(record) = fleet.load().worker(refused.index) {
+                record.trust.store(Trust { level: TrustLevel::None, reasons, ..record.trust.load() });
+            }
+        }
+    }
+}
+
+/// Starts a serving thread for each of `metrics`.
+fn start_cores(
+    config: &Config,
+    engine: Engine,
+    cpus: &[CoreId],
+    shared: &Shared,
+    metrics: &[Arc<CoreMetrics>],
+) -> Result<Vec<Core>> {
+    let start = |(index, metrics): (usize, &Arc<CoreMetrics>)| {
+        let options = CoreOptions {
+            index,
+            pin: config.serve.pin.then(|| cpus.get(index % cpus.len().max(1)).copied()).flatten(),
+            engine,
+            frame_body_bytes_max: config.serve.frame_body_bytes_max,
+        };
+        // Readers are not shared between threads: each core clones its own.
+        let (shared, metrics, seed) = (shared.clone(), Arc::clone(metrics), core_seed(config, index));
+        let counters = Arc::clone(&metrics.counters);
+        Core::start(options, counters, move || Ok(CoreService::new(shared, metrics, seed)))
+    };
+    metrics.iter().enumerate().map(start).collect()
+}
+
+/// The signals that ask to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on they do not end the process by themselves.
+    fn listen() -> Result<Self> {
+        let listen = |kind| {
+            signal(kind).map_err(|cause| {
+                Error::new(Kind::System, "cannot listen for signals", "see the cause").caused_by(cause)
+            })
+        };
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// The name of the first that came.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Drops what is too old and whose session has gone, every second, a bounded number at a time.
+async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
+    let mut every = tokio::time::interval(Duration::from_millis(BOOKINGS_EXPIRY_EVERY_MS));
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        loop {
+            let expired = shared.loads.expire(shared.now_ms(), BOOKINGS_EXPIRED_PER_TURN_MAX);
+            counters.add(DaemonCounter::BookingsExpiredAge, expired.by_age);
+            counters.add(DaemonCounter::BookingsExpiredSession, expired.by_session);
+            if expired.bookings() < BOOKINGS_EXPIRED_PER_TURN_MAX as u64 {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Ends cores first, so that the index stands still only when nobody asks any more.
+fn end(cores: Vec<Core>, streams: Vec<IngestHandle>, deadline: Instant) {
+    for core in &cores {
+        core.drain(deadline);
+    }
+    let ended = cores.into_iter().map(Core::join).chain(streams.into_iter().map(IngestHandle::stop));
+    for error in ended.filter_map(Result::err) {
+        tracing::error!(%error, "a thread did not end well");
+    }
+}

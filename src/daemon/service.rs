@@ -1,0 +1,133 @@
+//! What answers the requests of one core: a decision over the shared tables, and the bookings.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::Guard;
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::exposition::CoreMetrics;
+use crate::error::Result;
+use crate::fleet::{Fleet, FleetTable};
+use crate::index::IndexReader;
+use crate::limits::BOOKINGS_PER_SESSION_MAX;
+use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
+use crate::metrics::CoreCounter;
+use crate::route::{Decision, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
+use crate::serve::{HelloInfo, Service};
+
+/// What every core shares.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) instance_id: u64,
+    pub(super) admin_socket: PathBuf,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) indexes: Vec<IndexReader>,
+    pub(super) loads: Arc<Loads>,
+    pub(super) policy: Policy,
+    /// Where the clock of bookings starts.
+    pub(super) started: Instant,
+}
+
+impl Shared {
+    /// Milliseconds since the daemon started: the clock of bookings.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// The daemon's identity.
+    pub(super) fn hello(&self) -> HelloInfo<'_> {
+        HelloInfo {
+            instance_id: self.instance_id,
+            bookings_per_session_max: BOOKINGS_PER_SESSION_MAX as u32,
+            admin_socket: Some(&self.admin_socket),
+        }
+    }
+
+    fn view<'a>(&'a self, fleet: &'a FleetTable) -> View<'a> {
+        View { fleet, indexes: &self.indexes, loads: &self.loads, policy: &self.policy }
+    }
+}
+
+/// One core's own half: readers, buffers, chance and counters.
+pub(super) struct CoreService {
+    shared: Shared,
+    metrics: Arc<CoreMetrics>,
+    scratch: Scratch,
+    rng: Xoshiro256PlusPlus,
+}
+
+impl CoreService {
+    /// A service whose ties are drawn from `seed`.
+    pub(super) fn new(shared: Shared, metrics: Arc<CoreMetrics>, seed: u64) -> Self {
+        Self { shared, metrics, scratch: Scratch::default(), rng: Xoshiro256PlusPlus::seed_from_u64(seed) }
+    }
+
+    fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        let fleet = self.shared.fleet.load();
+        decide(&self.shared.view(&fleet), request, &mut self.scratch, &mut self.rng, decision)
+    }
+
+    fn decide_and_book(
+        &mut self,
+        session: SessionId,
+        request: &RouteRequest<'_>,
+        decision: &mut Decision,
+    ) -> Result<()> {
+        self.decide(request, decision)?;
+        let Some(book) = request.book else { return Ok(()) };
+        // Another core may have booked the same worker meanwhile: decide once more, on what is known now.
+        if self.scratch.chosen_moved(decision, &self.shared.loads) {
+            self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
+            self.decide(request, decision)?;
+        }
+        let Some(chosen) = decision.candidates.first() else { return Ok(()) };
+        let (demand, now_ms) = (demand(request, chosen), self.shared.now_ms());
+        let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ms)?;
+        if booked.superseded {
+            self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
+        }
+        decision.booking = Some(booked.handle);
+        Ok(())
+    }
+}
+
+impl Service for CoreService {
+    fn hello(&self) -> HelloInfo<'_> {
+        self.shared.hello()
+    }
+
+    fn fleet(&self) -> Guard<Arc<FleetTable>> {
+        self.shared.fleet.load()
+    }
+
+    fn session_opened(&mut self, token: Option<SessionToken>, peer_uid: u32) -> Result<SessionId> {
+        self.shared.loads.open_session(token, peer_uid)
+    }
+
+    fn session_closed(&mut self, session: SessionId) {
+        self.shared.loads.close_session(session, self.shared.now_ms());
+    }
+
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        let began = Instant::now();
+        self.decide_and_book(session, request, decision)?;
+        self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        let fleet = self.shared.fleet.load();
+        overlaps(&self.shared.view(&fleet), request, &mut self.scratch, decision)
+    }
+
+    fn prefill_complete(&mut self, session: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {
+        Ok(self.shared.loads.prefill_complete(session, *booking))
+    }
+
+    fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
+        Ok(self.shared.loads.free(session, *booking))
+    }
+}

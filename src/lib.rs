@@ -52,6 +52,8 @@ pub mod serve;
 pub mod wire;
 
 // The process, and those who talk to it.
+pub mod cli;
 pub mod client;
 pub mod config;
 pub mod daemon;
+pub mod demo;

@@ -1,0 +1,84 @@
+//! The command line: arguments, and the commands that ask a running daemon.
+//!
+//! Data goes to standard output, everything else to standard error; exit codes are [`Exit`]'s.
+
+mod exit;
+mod logging;
+mod pipeline;
+mod prompts;
+mod query;
+mod ranking;
+mod remote;
+mod serve;
+mod status;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+
+use clap::Parser as _;
+
+use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
+
+pub use exit::{Exit, Failure};
+pub use logging::init as init_logging;
+pub use query::QueryArgs;
+pub use serve::{Prepared, ServeArgs};
+pub use status::StatusArgs;
+
+/// Tells an LLM gateway which worker should run a prompt.
+#[derive(Debug, clap::Parser)]
+#[command(name = "kvrouted", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Run the daemon.
+    Serve(Box<ServeArgs>),
+    /// Ask a running daemon which worker should run a prompt; books nothing.
+    Query(QueryArgs),
+    /// Show what a running daemon knows of every worker.
+    Status(StatusArgs),
+    /// The whole system on this machine: daemon, simulated engines and a gateway.
+    Demo(DemoArgs),
+    /// A simulated engine of the demo.
+    #[command(hide = true)]
+    DemoEngine(EngineArgs),
+    /// The gateway of the demo.
+    #[command(hide = true)]
+    DemoGateway(GatewayArgs),
+    /// The daemon of the demo.
+    #[command(hide = true)]
+    DemoDaemon(DaemonArgs),
+}
+
+/// Reads the command line. What is not to be run is said here: help and version on standard output, mistakes
+/// on standard error.
+///
+/// # Errors
+/// The code to exit with.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
+    Cli::try_parse_from(args).map_err(|error| {
+        // Nobody to tell if the terminal is gone.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Usage } else { Exit::Done }
+    })
+}
+
+/// Ends a command: says why it failed, if it did, and gives its code.
+pub fn conclude(outcome: Result<Exit, Failure>) -> Exit {
+    match outcome {
+        Ok(exit) => exit,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                // Nobody to tell if standard error is gone; the code still says it.
+                let _ = writeln!(std::io::stderr().lock(), "kvrouted: {}", failure.message);
+            }
+            failure.exit
+        }
+    }
+}

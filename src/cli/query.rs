@@ -1,0 +1,106 @@
+//! `kvrouted query`: asks, prints, books nothing.
+
+use std::io::{Read as _, Write};
+use std::path::{Path, PathBuf};
+
+use super::exit::{Exit, Failure};
+use super::prompts::{self, Question};
+use super::ranking::{self, Answer};
+use super::remote;
+use crate::config::socket_default;
+
+/// Prints which worker should run a prompt, and why.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("prompt").required(true).args(["tokens", "tokens_file", "batch"]))]
+pub struct QueryArgs {
+    /// The daemon's Unix socket
+    #[arg(long, value_name = "PATH", default_value_os_t = socket_default())]
+    pub socket: PathBuf,
+    /// The model
+    #[arg(long, value_name = "NAME")]
+    pub model: String,
+    /// The namespace of the model's space [default: the default namespace]
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// The prompt's token ids, with commas between
+    #[arg(long, value_name = "1,2,3")]
+    pub tokens: Option<String>,
+    /// A file with the prompt's token ids: a JSON array, or integers between whitespace; - = standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens_file: Option<PathBuf>,
+    /// A file with many prompts, {"tokens":[...],"lora":...,"salt":...} a line; - = standard input
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["lora", "salt"])]
+    pub batch: Option<PathBuf>,
+    /// The prompt's LoRA adapter
+    #[arg(long, value_name = "NAME")]
+    pub lora: Option<String>,
+    /// The prompt's cache salt
+    #[arg(long, value_name = "SALT")]
+    pub salt: Option<String>,
+    /// Print one JSON object a prompt instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl QueryArgs {
+    /// Asks everything and prints the answers in the order of the questions.
+    ///
+    /// # Errors
+    /// Input that cannot be read, a daemon that does not answer, a closed standard output.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        let questions = self.questions()?;
+        // Flushed when the last answer is out: `Stdout` itself flushes at every line.
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let mut refused = 0;
+        remote::ask(&self.socket, &self.model, self.namespace.as_deref(), &questions, &mut |place, answer| {
+            refused += usize::from(matches!(answer, Answer::Refused(_)));
+            self.print(&mut out, place, &questions[place], answer)
+        })?;
+        out.flush()?;
+        drop(out);
+        match refused {
+            0 => Ok(Exit::Done),
+            _ => Err(Failure::new(Exit::Refused, format!("{refused} of {} queries were refused", questions.len()))),
+        }
+    }
+
+    fn print(&self, out: &mut dyn Write, place: usize, question: &Question, answer: &Answer) -> Result<(), Failure> {
+        if self.json {
+            let line = ranking::json(answer).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+            writeln!(out, "{line}")?;
+            return Ok(());
+        }
+        if self.batch.is_some() {
+            writeln!(out, "{}query {}:", if place == 0 { "" } else { "\n" }, place + 1)?;
+        }
+        out.write_all(ranking::text(answer, question.token_count()).as_bytes())?;
+        Ok(())
+    }
+
+    fn questions(&self) -> Result<Vec<Question>, Failure> {
+        let usage = |source: &str, complaint: &str| {
+            let lines: Vec<_> = complaint.lines().map(|line| format!("{source}: {line}")).collect();
+            Failure::new(Exit::Usage, lines.join("\n"))
+        };
+        if let Some(path) = &self.batch {
+            return prompts::batch(&read(path)?).map_err(|complaint| usage(&path.to_string_lossy(), &complaint));
+        }
+        let (source, text) = match (&self.tokens_file, &self.tokens) {
+            (Some(path), _) => (path.to_string_lossy().into_owned(), read(path)?),
+            (None, tokens) => ("--tokens".to_owned(), tokens.clone().unwrap_or_default()),
+        };
+        let tokens = prompts::tokens(&text).map_err(|complaint| usage(&source, &complaint))?;
+        Ok(vec![Question { lora: self.lora.clone(), salt: self.salt.clone(), ..Question::of(&tokens) }])
+    }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = if path.as_os_str() == "-" {
+        std::io::stdin().lock().read_to_string(&mut text).map(|_| ())
+    } else {
+        std::fs::read_to_string(path).map(|content| text = content)
+    };
+    read.map_err(|error| Failure::new(Exit::Usage, format!("{}: cannot be read: {error}", path.display())))?;
+    Ok(text)
+}

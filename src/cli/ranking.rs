@@ -1,0 +1,340 @@
+//! A decision in print: one JSON line, or a table that says why.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde::Serialize;
+
+use crate::error::counted;
+use crate::fleet::WorkerState;
+use crate::ids::{TierBlocks, Worker};
+use crate::route::{CostTerms, MatchStatus, ReplyNotes};
+use crate::trust::Trust;
+
+/// What the daemon said to one question.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    /// A decision.
+    Ranking(Ranking),
+    /// A refusal, in the daemon's words.
+    Refused(String),
+}
+
+/// A decision about one prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Ranking {
+    pub(super) matched: MatchStatus,
+    pub(super) notes: ReplyNotes,
+    /// Whole blocks of the prompt that were looked up.
+    pub(super) request_blocks: u32,
+    /// How many shared the lowest cost.
+    pub(super) ties: u32,
+    /// The chosen worker first, if there is one, then by ascending cost; those out of the running last.
+    pub(super) rows: Vec<Row>,
+}
+
+/// One worker of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) worker: Worker,
+    /// Its short name; empty = not known.
+    pub(super) name: String,
+    pub(super) state: Option<WorkerState>,
+    pub(super) trust: Option<Trust>,
+    pub(super) overlap: TierBlocks,
+    /// `None` = out of the running.
+    pub(super) cost: Option<f64>,
+    pub(super) terms: Option<CostTerms>,
+    /// The rule that took it out of the running.
+    pub(super) removed_by: Option<String>,
+}
+
+impl Ranking {
+    /// The chosen worker.
+    fn best(&self) -> Option<&Row> {
+        self.rows.first().filter(|row| row.cost.is_some())
+    }
+}
+
+impl Row {
+    fn reasons(&self) -> Vec<&str> {
+        let trust = self.trust.iter().flat_map(|trust| trust.reasons.iter()).map(|r| -> &str { r.name() });
+        trust.chain(self.removed_by.as_deref()).collect()
+    }
+}
+
+#[derive(Serialize)]
+struct RankingLine<'a> {
+    best: Option<WorkerJson>,
+    #[serde(rename = "match")]
+    matched: &'static str,
+    candidates: Vec<CandidateJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct WorkerJson {
+    worker_id: u64,
+    dp_rank: u32,
+}
+
+#[derive(Serialize)]
+struct CandidateJson<'a> {
+    worker_id: u64,
+    dp_rank: u32,
+    overlap_blocks: OverlapJson,
+    cost: Option<f64>,
+    trust: Option<&'static str>,
+    reasons: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct OverlapJson {
+    device: u32,
+    host: u32,
+    disk: u32,
+    external: u32,
+}
+
+#[derive(Serialize)]
+struct RefusalLine<'a> {
+    error: &'a str,
+}
+
+fn candidate_json(row: &Row) -> CandidateJson<'_> {
+    let TierBlocks { device, host, disk, external } = row.overlap;
+    CandidateJson {
+        worker_id: row.worker.id.0,
+        dp_rank: row.worker.rank.0,
+        overlap_blocks: OverlapJson { device, host, disk, external },
+        cost: row.cost,
+        trust: row.trust.map(|trust| trust.level.name()),
+        reasons: row.reasons(),
+    }
+}
+
+/// An answer as one line of JSON, without its end.
+///
+/// # Errors
+/// Those of the serializer.
+pub(super) fn json(answer: &Answer) -> serde_json::Result<String> {
+    match answer {
+        Answer::Ranking(ranking) => serde_json::to_string(&RankingLine {
+            best: ranking.best().map(|row| WorkerJson { worker_id: row.worker.id.0, dp_rank: row.worker.rank.0 }),
+            matched: ranking.matched.name(),
+            candidates: ranking.rows.iter().map(candidate_json).collect(),
+        }),
+        Answer::Refused(error) => serde_json::to_string(&RefusalLine { error }),
+    }
+}
+
+const HEADER: [&str; 13] = [
+    "",
+    "worker",
+    "name",
+    "state",
+    "trust",
+    "device",
+    "host",
+    "disk",
+    "external",
+    "cached tokens",
+    "prefill",
+    "decode",
+    "cost",
+];
+
+/// An answer for people: what was asked, the ranking, and remarks.
+pub(super) fn text(answer: &Answer, token_count: usize) -> String {
+    let ranking = match answer {
+        Answer::Ranking(ranking) => ranking,
+        Answer::Refused(error) => return format!("refused: {error}\n"),
+    };
+    let eligible = ranking.rows.iter().filter(|row| row.cost.is_some()).count();
+    let mut text = format!(
+        "prompt of {}, {}: {}; {eligible} of {} in the running\n",
+        counted(token_count, "token"),
+        counted(ranking.request_blocks as usize, "whole block"),
+        ranking.matched.name(),
+        counted(ranking.rows.len(), "worker")
+    );
+    text.push_str(&table(ranking).to_string());
+    text.push('\n');
+    for remark in remarks(ranking) {
+        text.push_str(remark);
+        text.push('\n');
+    }
+    text
+}
+
+fn remarks(ranking: &Ranking) -> Vec<&'static str> {
+    let unmatchable = ranking.matched == MatchStatus::Unmatchable;
+    let remarks = [
+        (ranking.rows.is_empty(), "the space has no workers"),
+        (
+            !ranking.rows.is_empty() && ranking.best().is_none(),
+            "no worker is in the running; the rules that say so are under trust",
+        ),
+        (
+            unmatchable,
+            "unmatchable: the prompt cannot be compared with what workers hold; ranked by load, no overlap is claimed",
+        ),
+        (
+            ranking.notes.contains(ReplyNotes::SCHEME_UNKNOWN),
+            "the block size is not known yet; ranked by load until an engine shows it or the space's record says it",
+        ),
+        (
+            ranking.notes.contains(ReplyNotes::READ_CONTENDED),
+            "the index moved while it was read; overlaps may be off by what just changed",
+        ),
+        (
+            ranking.notes.contains(ReplyNotes::ALL_DOWN),
+            "every worker is down, as far as their event streams tell; they are ranked all the same",
+        ),
+        (ranking.ties > 1, "several workers share the lowest cost; one of them was drawn"),
+    ];
+    remarks.into_iter().filter(|(applies, _)| *applies).map(|(_, remark)| remark).collect()
+}
+
+fn table(ranking: &Ranking) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
+    for (at, row) in ranking.rows.iter().enumerate() {
+        table.add_row(cells(row, at == 0 && row.cost.is_some()));
+    }
+    table
+}
+
+fn cells(row: &Row, chosen: bool) -> Vec<Cell> {
+    let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let term = |pick: fn(&CostTerms) -> f64| {
+        number(row.terms.as_ref().map_or_else(dash, |terms| format!("{:.2}", pick(terms))))
+    };
+    let level = row.trust.map(|trust| trust.level.name());
+    let reasons = Some(row.reasons().join(", ")).filter(|reasons| !reasons.is_empty());
+    let trust = match (level, reasons) {
+        (Some(level), Some(reasons)) => format!("{level}: {reasons}"),
+        (Some(level), None) => level.to_owned(),
+        (None, reasons) => reasons.unwrap_or_else(dash),
+    };
+    vec![
+        Cell::new(if chosen { "*" } else { "" }),
+        Cell::new(row.worker.to_string()),
+        Cell::new(&row.name),
+        Cell::new(row.state.map_or("-", WorkerState::name)),
+        Cell::new(trust),
+        number(row.overlap.device.to_string()),
+        number(row.overlap.host.to_string()),
+        number(row.overlap.disk.to_string()),
+        number(row.overlap.external.to_string()),
+        number(row.terms.as_ref().map_or_else(dash, |terms| format!("{:.0}", terms.cached_tokens))),
+        term(|terms| terms.prefill),
+        term(|terms| terms.decode),
+        number(row.cost.map_or_else(dash, |cost| format!("{cost:.2}"))),
+    ]
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::EventSeq;
+    use crate::trust::{TrustLevel, TrustReason};
+
+    fn ranking() -> Ranking {
+        let trust = |level, reasons: &[TrustReason]| {
+            let reasons = reasons.iter().copied().collect();
+            Some(Trust { level, reasons, as_of_seq: Some(EventSeq(4)), ..Trust::default() })
+        };
+        let terms = CostTerms { cached_tokens: 32.0, prefill: 3.0, decode: 5.25, cost: 8.25, ..CostTerms::default() };
+        let chosen = Row {
+            worker: Worker::new(7, 1),
+            name: "w7.1".into(),
+            state: Some(WorkerState::Ready),
+            trust: trust(TrustLevel::Exact, &[]),
+            overlap: TierBlocks { device: 2, host: 1, disk: 0, external: 0 },
+            cost: Some(8.25),
+            terms: Some(terms),
+            removed_by: None,
+        };
+        let second = Row {
+            worker: Worker::new(u64::MAX, 0),
+            name: "big".into(),
+            trust: trust(TrustLevel::LowerBound, &[TrustReason::JoinedLate, TrustReason::Gap]),
+            overlap: TierBlocks::default(),
+            cost: Some(11.0),
+            terms: None,
+            ..chosen.clone()
+        };
+        let out = Row {
+            worker: Worker::new(9, 0),
+            name: String::new(),
+            state: None,
+            trust: None,
+            overlap: TierBlocks::default(),
+            cost: None,
+            terms: None,
+            removed_by: Some("draining".into()),
+        };
+        Ranking { request_blocks: 5, ties: 1, rows: vec![chosen, second, out], ..Ranking::default() }
+    }
+
+    #[test]
+    fn json_has_exactly_the_promised_shape() {
+        assert_eq!(
+            json(&Answer::Ranking(ranking())).unwrap(),
+            concat!(
+                r#"{"best":{"worker_id":7,"dp_rank":1},"match":"matched","candidates":["#,
+                r#"{"worker_id":7,"dp_rank":1,"overlap_blocks":{"device":2,"host":1,"disk":0,"external":0},"#,
+                r#""cost":8.25,"trust":"exact","reasons":[]},"#,
+                r#"{"worker_id":18446744073709551615,"dp_rank":0,"#,
+                r#""overlap_blocks":{"device":0,"host":0,"disk":0,"external":0},"#,
+                r#""cost":11.0,"trust":"lower_bound","reasons":["joined_late","gap"]},"#,
+                r#"{"worker_id":9,"dp_rank":0,"overlap_blocks":{"device":0,"host":0,"disk":0,"external":0},"#,
+                r#""cost":null,"trust":null,"reasons":["draining"]}]}"#,
+            )
+        );
+    }
+
+    #[test]
+    fn json_says_when_nobody_can_be_chosen_and_when_nothing_can_be_compared() {
+        let mut nobody = ranking();
+        nobody.rows.drain(..2);
+        nobody.matched = MatchStatus::Unmatchable;
+        let line = json(&Answer::Ranking(nobody)).unwrap();
+        assert!(line.starts_with(r#"{"best":null,"match":"unmatchable","candidates":[{"worker_id":9,"#), "{line}");
+        let empty = json(&Answer::Ranking(Ranking::default())).unwrap();
+        assert_eq!(empty, r#"{"best":null,"match":"matched","candidates":[]}"#);
+        assert_eq!(json(&Answer::Refused("no \"x\"".into())).unwrap(), r#"{"error":"no \"x\""}"#);
+    }
+
+    #[test]
+    fn the_table_marks_the_chosen_and_says_why() {
+        let text = text(&Answer::Ranking(ranking()), 90);
+        assert!(
+            text.starts_with("prompt of 90 tokens, 5 whole blocks: matched; 2 of 3 workers in the running\n"),
+            "{text}"
+        );
+        let line =
+            |words: &str| text.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {text}"));
+        let chosen = line("w7.1");
+        for words in ["*", "7/1", "ready", "exact", "32", "3.00", "5.25", "8.25"] {
+            assert!(chosen.contains(words), "{words}: {chosen}");
+        }
+        assert!(line("big").contains("lower_bound: joined_late, gap"));
+        assert!(!line("big").contains('*'));
+        assert!(line("9/0").contains("draining"));
+    }
+
+    #[test]
+    fn remarks_say_what_the_numbers_do_not() {
+        let mut ranking = ranking();
+        ranking.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
+        ranking.ties = 2;
+        let said = text(&Answer::Ranking(ranking), 0);
+        assert!(said.contains("block size is not known") && said.contains("share the lowest cost"), "{said}");
+        assert!(text(&Answer::Ranking(Ranking::default()), 0).contains("no workers"));
+        assert_eq!(text(&Answer::Refused("why".into()), 0), "refused: why\n");
+    }
+}

@@ -1,0 +1,128 @@
+//! `kvrouted serve`: from arguments to a configuration.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use super::exit::{Exit, Failure};
+use crate::config::{self, Config, Flags, Setting};
+use crate::error::counted;
+
+const WORKER_HELP: &str = "\
+A worker is named by the fields of a [[worker]] in the file, with commas between:
+  --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
+id is required; dp_rank, topic, name, capacity_blocks, device, weight, taints=a+b and the others are optional.
+Every field, its default and its meaning: kvrouted serve --example-config";
+
+/// Runs the daemon as a file says, or, without a file, as the flags say. Flags win over the file.
+#[derive(Debug, clap::Args)]
+#[command(after_help = WORKER_HELP)]
+pub struct ServeArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check the configuration, say what is wrong with it, and run nothing
+    #[arg(long)]
+    pub check: bool,
+    /// Print a configuration file with every field, its default and its meaning, and run nothing
+    #[arg(long)]
+    pub example_config: bool,
+    /// The Unix socket gateways connect to [default: /run/kvrouted/kvrouted.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<String>,
+    /// The Unix socket administration is answered on [default: the socket's path with `.admin` appended]
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<String>,
+    /// Without a file: the model of the only space
+    #[arg(long, value_name = "NAME", conflicts_with = "config", required_unless_present_any = ["config", "example_config"])]
+    pub model: Option<String>,
+    /// Without a file: the namespace of the only space
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    pub namespace: Option<String>,
+    /// Without a file: tokens per KV block [default: learnt from the first events]
+    #[arg(long, value_name = "TOKENS", conflicts_with = "config", allow_negative_numbers = true)]
+    pub block_size: Option<String>,
+    /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
+    #[arg(long, value_name = "SALTS", conflicts_with = "config")]
+    pub salts: Option<String>,
+    /// Without a file: a worker; repeatable
+    #[arg(long, value_name = "FIELD=VALUE,...", conflicts_with = "config")]
+    pub worker: Vec<String>,
+    /// The kernel interface under the connections: auto, uring or epoll [default: auto]
+    #[arg(long, value_name = "ENGINE")]
+    pub io: Option<String>,
+    /// Serving threads; 0 = by the machine [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub cores: Option<String>,
+    /// Keep each serving thread on one processor
+    #[arg(long)]
+    pub pin: bool,
+    /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub metrics_port: Option<String>,
+    /// Seed of the draws between equal costs; 0 = drawn at the start [default: 0]
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// What a log line looks like: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// What the arguments of `serve` come to.
+#[derive(Debug)]
+pub enum Prepared {
+    /// Run the daemon on this.
+    Run(Box<Config>),
+    /// All that was asked for has been said.
+    Done(Exit),
+}
+
+impl ServeArgs {
+    /// The configuration to run on, or what was asked for instead of running.
+    ///
+    /// # Errors
+    /// Every problem of file and flags, with the code for it; nothing has been bound.
+    pub fn prepare(&self) -> Result<Prepared, Failure> {
+        let mut stdout = std::io::stdout().lock();
+        if self.example_config {
+            stdout.write_all(config::example().as_bytes())?;
+            stdout.flush()?;
+            return Ok(Prepared::Done(Exit::Done));
+        }
+        let config = config::load(self.config.as_deref(), &self.flags())
+            .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
+        if self.check {
+            let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
+            writeln!(stdout, "ok: {spaces}, {workers}")?;
+            return Ok(Prepared::Done(Exit::Done));
+        }
+        Ok(Prepared::Run(Box::new(config)))
+    }
+
+    /// The fields that flags set.
+    #[must_use]
+    pub fn flags(&self) -> Flags {
+        let pin = self.pin.then(|| "true".to_owned());
+        let settings = [
+            ("--socket", "serve", "socket", &self.socket),
+            ("--admin-socket", "serve", "admin_socket", &self.admin_socket),
+            ("--io", "serve", "io", &self.io),
+            ("--cores", "serve", "cores", &self.cores),
+            ("--pin", "serve", "pin", &pin),
+            ("--metrics-port", "metrics", "port", &self.metrics_port),
+            ("--seed", "policy", "seed", &self.seed),
+            ("--log-level", "log", "level", &self.log_level),
+            ("--log-format", "log", "format", &self.log_format),
+            ("--model", "space", "model", &self.model),
+            ("--namespace", "space", "namespace", &self.namespace),
+            ("--block-size", "space", "block_size", &self.block_size),
+            ("--salts", "space", "salts", &self.salts),
+        ];
+        let setting = |(flag, section, field, text): (_, _, _, &Option<String>)| {
+            Some(Setting { flag, section, field, text: text.clone()? })
+        };
+        Flags { settings: settings.into_iter().filter_map(setting).collect(), workers: self.worker.clone() }
+    }
+}

@@ -1,0 +1,183 @@
+//! `kvrouted status`: every worker, how far it may be believed, and what to do about it.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::exit::{Exit, Failure};
+use super::remote;
+use crate::config::socket_default;
+use crate::trust::TrustReason;
+use crate::wire::WorkerStatus;
+
+/// Prints what the daemon knows of every worker.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// The daemon's Unix socket
+    #[arg(long, value_name = "PATH", default_value_os_t = socket_default())]
+    pub socket: PathBuf,
+    /// The daemon's administration socket [default: the one its socket names]
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl StatusArgs {
+    /// Asks and prints.
+    ///
+    /// # Errors
+    /// A daemon that does not answer, a closed standard output.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        let lines = remote::workers(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let text = if self.json {
+            json(&lines).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
+        } else {
+            text(&lines)
+        };
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{text}")?;
+        stdout.flush()?;
+        Ok(Exit::Done)
+    }
+}
+
+#[derive(Serialize)]
+struct StatusJson {
+    workers: Vec<WorkerJson>,
+}
+
+#[derive(Serialize)]
+struct WorkerJson {
+    worker_id: u64,
+    dp_rank: u32,
+    trust: &'static str,
+    reasons: Vec<&'static str>,
+    blocks_held: u64,
+    last_seq: Option<u64>,
+    counters: Map<String, Value>,
+}
+
+fn json(lines: &[WorkerStatus]) -> serde_json::Result<String> {
+    let worker = |line: &WorkerStatus| WorkerJson {
+        worker_id: line.worker.id.0,
+        dp_rank: line.worker.rank.0,
+        trust: line.trust.level.name(),
+        reasons: line.trust.reasons.iter().map(TrustReason::name).collect(),
+        blocks_held: line.blocks_held,
+        last_seq: line.trust.as_of_seq.map(|seq| seq.0),
+        counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
+    };
+    serde_json::to_string(&StatusJson { workers: lines.iter().map(worker).collect() })
+}
+
+const HEADER: [&str; 11] =
+    ["worker", "name", "model", "state", "trust", "last seq", "held", "device", "host", "disk", "external"];
+
+fn text(lines: &[WorkerStatus]) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
+    for line in lines {
+        table.add_row(cells(line));
+    }
+    let mut parts = vec![table.to_string()];
+    for line in lines {
+        let counted: Vec<_> =
+            line.counters.iter().filter(|(_, v)| *v > 0).map(|(name, value)| format!("{name} {value}")).collect();
+        if !counted.is_empty() {
+            parts.push(format!("{}: {}", line.worker, counted.join(", ")));
+        }
+        if let Some(remedy) = remedy(line) {
+            parts.push(format!("{}: to do: {remedy}", line.worker));
+        }
+    }
+    parts.join("\n")
+}
+
+fn cells(line: &WorkerStatus) -> Vec<Cell> {
+    let number = |value: u64| Cell::new(value).set_alignment(CellAlignment::Right);
+    let reasons: Vec<_> = line.trust.reasons.iter().map(TrustReason::name).collect();
+    let level = line.trust.level.name();
+    let trust = if reasons.is_empty() { level.to_owned() } else { format!("{level}: {}", reasons.join(", ")) };
+    let mut cells = vec![
+        Cell::new(line.worker),
+        Cell::new(&line.name),
+        Cell::new(&line.model),
+        Cell::new(line.state.name()),
+        Cell::new(trust),
+        line.trust.as_of_seq.map_or_else(|| Cell::new("-").set_alignment(CellAlignment::Right), |seq| number(seq.0)),
+        number(line.blocks_held),
+    ];
+    cells.extend(line.blocks_by_tier.map(number));
+    cells
+}
+
+/// The daemon's words, else those of the reason that costs the most trust.
+fn remedy(line: &WorkerStatus) -> Option<&str> {
+    line.remedy.as_deref().or_else(|| line.trust.reasons.iter().min_by_key(|r| r.cap()).map(TrustReason::remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::WorkerState;
+    use crate::ids::{EventSeq, SpaceId, Worker};
+    use crate::trust::{Trust, TrustLevel};
+
+    fn lines() -> Vec<WorkerStatus> {
+        let exact = WorkerStatus {
+            worker: Worker::new(1, 0),
+            name: "w1".into(),
+            space: SpaceId(0),
+            model: "m".into(),
+            state: WorkerState::Ready,
+            trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(41)), ..Trust::default() },
+            blocks_held: 12,
+            blocks_by_tier: [10, 5, 0, 0],
+            counters: vec![("batches".into(), 42), ("gaps".into(), 0)],
+            remedy: None,
+        };
+        let reasons = [TrustReason::JoinedLate, TrustReason::Joining].into_iter().collect();
+        let joining = WorkerStatus {
+            worker: Worker::new(2, 3),
+            name: "w2.3".into(),
+            state: WorkerState::Joining,
+            trust: Trust { level: TrustLevel::Unproven, reasons, ..Trust::default() },
+            blocks_held: 0,
+            blocks_by_tier: [0; 4],
+            counters: Vec::new(),
+            ..exact.clone()
+        };
+        vec![exact, joining]
+    }
+
+    #[test]
+    fn json_has_exactly_the_promised_shape() {
+        assert_eq!(
+            json(&lines()).unwrap(),
+            concat!(
+                r#"{"workers":[{"worker_id":1,"dp_rank":0,"trust":"exact","reasons":[],"blocks_held":12,"#,
+                r#""last_seq":41,"counters":{"batches":42,"gaps":0}},"#,
+                r#"{"worker_id":2,"dp_rank":3,"trust":"unproven","reasons":["joining","joined_late"],"#,
+                r#""blocks_held":0,"last_seq":null,"counters":{}}]}"#,
+            )
+        );
+        assert_eq!(json(&[]).unwrap(), r#"{"workers":[]}"#);
+    }
+
+    #[test]
+    fn the_table_says_what_to_do() {
+        let mut lines = lines();
+        let said = text(&lines);
+        assert!(said.contains("unproven: joining, joined_late"), "{said}");
+        assert!(said.contains("1/0: batches 42") && !said.contains("gaps"), "{said}");
+        assert!(said.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{said}");
+        lines[1].remedy = Some("ask the daemon".into());
+        assert!(text(&lines).contains("2/3: to do: ask the daemon"));
+    }
+}

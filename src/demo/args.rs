@@ -1,0 +1,89 @@
+//! The command lines of the demo and of the processes it starts.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// `kvrouted demo`: daemon, simulated engines and gateway, first round-robin, then KV routing.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Seed of the generated workload and of every token in it.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Simulated engines.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: u32,
+    /// Requests of each of the two phases; by default 1500 generated ones, or 600 of a trace.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: Option<u32>,
+    /// Replay this Mooncake trace (one JSON object a line: timestamp, input_length, output_length, hash_ids).
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep sockets and logs in this folder, which must be absent or empty.
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+}
+
+/// `kvrouted demo-engine`: one simulated engine. Lives until its standard input closes.
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {
+    /// Unix socket on which it takes requests.
+    #[arg(long)]
+    pub link: PathBuf,
+    /// Where it writes what it published, one JSON object a line.
+    #[arg(long)]
+    pub log: PathBuf,
+    /// KV blocks its cache holds.
+    #[arg(long)]
+    pub capacity_blocks: usize,
+}
+
+/// `kvrouted demo-gateway`: replays the workload through the daemon. Lives until it is done or its
+/// standard input closes.
+#[derive(Clone, Debug, Args)]
+pub struct GatewayArgs {
+    /// The daemon's socket.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// An engine as `ID=PATH` of its Unix socket; repeatable.
+    #[arg(long = "engine", value_name = "ID=PATH", value_parser = parse_engine)]
+    pub engines: Vec<(u64, PathBuf)>,
+    /// Port of the loopback interface on which the daemon serves its metrics, if it does.
+    #[arg(long)]
+    pub metrics_port: Option<u16>,
+    /// Where it writes what the daemon answered, one JSON object a line.
+    #[arg(long)]
+    pub log: PathBuf,
+    /// Requests in flight at once, at most; they start as they arrive.
+    #[arg(long, default_value_t = 32)]
+    pub in_flight: usize,
+    /// As for `demo`.
+    #[arg(long)]
+    pub seed: u64,
+    /// As for `demo`.
+    #[arg(long)]
+    pub requests: u32,
+    /// As for `demo`.
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
+}
+
+/// `kvrouted demo-daemon`: becomes `kvrouted ARGS`, killed when the process that started it dies.
+#[derive(Clone, Debug, Args)]
+pub struct DaemonArgs {
+    /// Process id of the demo.
+    #[arg(long)]
+    pub parent: i32,
+    /// The daemon's own command line.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+fn parse_engine(text: &str) -> Result<(u64, PathBuf), String> {
+    let (id, path) = text.split_once('=').ok_or("expected ID=PATH")?;
+    Ok((id.parse().map_err(|error| format!("{id:?} is no worker id: {error}"))?, path.into()))
+}

@@ -1,0 +1,172 @@
+//! A prefix cache as vLLM's: blocks in use are pinned, the rest wait in the order of their last use, and
+//! within one request the block farthest from the root goes first. Pure.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+/// A block in the cache.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Running requests that use it.
+    pins: u32,
+    /// Its place among the unpinned; meaningless while pinned.
+    stamp: u64,
+}
+
+/// An LRU cache of blocks, closed under prefixes: no block is held without the one before it.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    capacity_blocks: usize,
+    held: FxHashMap<u64, Held>,
+    /// Unpinned blocks, the next to go first.
+    unpinned: BTreeMap<u64, u64>,
+    stamp_next: u64,
+    /// Blocks promised to running requests for their output.
+    reserved_blocks: usize,
+}
+
+impl PrefixCache {
+    /// An empty cache.
+    pub(crate) fn new(capacity_blocks: usize) -> Self {
+        Self {
+            capacity_blocks,
+            held: FxHashMap::default(),
+            unpinned: BTreeMap::new(),
+            stamp_next: 0,
+            reserved_blocks: 0,
+        }
+    }
+
+    /// Leading blocks of `chain` that are held.
+    pub(crate) fn depth(&self, chain: &[u64]) -> usize {
+        chain.iter().take_while(|name| self.held.contains_key(name)).count()
+    }
+
+    /// Takes a prompt in: pins what is held, stores the rest, and reserves `output_blocks` for
+    /// [`PrefixCache::append`]. Answers how many blocks were held before, or `None` (and changes nothing)
+    /// if running requests leave no room. What had to go is added to `evicted`.
+    pub(crate) fn admit(&mut self, chain: &[u64], output_blocks: usize, evicted: &mut Vec<u64>) -> Option<usize> {
+        let cached = self.depth(chain);
+        let already_pinned =
+            chain[..cached].iter().filter(|name| self.held.get(name).is_some_and(|held| held.pins > 0)).count();
+        let pinned = self.held.len() - self.unpinned.len();
+        let wanted = chain.len() - already_pinned + output_blocks;
+        if pinned + self.reserved_blocks + wanted > self.capacity_blocks {
+            return None;
+        }
+        self.reserved_blocks += output_blocks;
+        // Pinned before anything is evicted: what was found must not go to make room for the rest.
+        for name in &chain[..cached] {
+            self.pin(*name);
+        }
+        for name in &chain[cached..] {
+            self.store(*name, evicted);
+        }
+        Some(cached)
+    }
+
+    /// Stores one more block of a running request, out of its reserve. Answers whether it is new here;
+    /// another running request may have generated the same.
+    pub(crate) fn append(&mut self, name: u64, evicted: &mut Vec<u64>) -> bool {
+        self.reserved_blocks = self.reserved_blocks.saturating_sub(1);
+        if self.held.contains_key(&name) {
+            self.pin(name);
+            return false;
+        }
+        self.store(name, evicted);
+        true
+    }
+
+    /// Unpins a finished request's blocks; they stay until room is needed.
+    pub(crate) fn release(&mut self, chain: &[u64]) {
+        for name in chain.iter().rev() {
+            let Some(held) = self.held.get_mut(name) else { continue };
+            held.pins = held.pins.saturating_sub(1);
+            if held.pins == 0 {
+                held.stamp = self.stamp_next;
+                self.unpinned.insert(self.stamp_next, *name);
+                self.stamp_next += 1;
+            }
+        }
+    }
+
+    /// Forgets everything; only sound while nothing runs.
+    pub(crate) fn clear(&mut self) {
+        self.held.clear();
+        self.unpinned.clear();
+        self.reserved_blocks = 0;
+    }
+
+    fn pin(&mut self, name: u64) {
+        if let Some(held) = self.held.get_mut(&name) {
+            if held.pins == 0 {
+                self.unpinned.remove(&held.stamp);
+            }
+            held.pins += 1;
+        }
+    }
+
+    fn store(&mut self, name: u64, evicted: &mut Vec<u64>) {
+        if self.held.len() >= self.capacity_blocks
+            && let Some((_, oldest)) = self.unpinned.pop_first()
+        {
+            self.held.remove(&oldest);
+            evicted.push(oldest);
+        }
+        self.held.insert(name, Held { pins: 1, stamp: 0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_its_end_before_its_start() {
+        let mut cache = PrefixCache::new(4);
+        let mut evicted = Vec::new();
+        assert_eq!(cache.admit(&[1, 2], 0, &mut evicted), Some(0));
+        cache.release(&[1, 2]);
+        assert_eq!(cache.admit(&[3, 4], 0, &mut evicted), Some(0));
+        cache.release(&[3, 4]);
+        assert_eq!(cache.admit(&[1, 2], 0, &mut evicted), Some(2), "a hit makes it recent");
+        cache.release(&[1, 2]);
+        assert!(evicted.is_empty());
+        assert_eq!(cache.admit(&[5], 0, &mut evicted), Some(0));
+        assert_eq!(evicted, [4]);
+        assert_eq!((cache.depth(&[3, 4]), cache.depth(&[1, 2])), (1, 2));
+    }
+
+    #[test]
+    fn what_runs_is_never_evicted_and_its_output_always_finds_room() {
+        let mut cache = PrefixCache::new(4);
+        let mut evicted = Vec::new();
+        assert_eq!(cache.admit(&[1, 2], 1, &mut evicted), Some(0));
+        assert_eq!(cache.admit(&[3, 4], 0, &mut evicted), None, "one block too many");
+        assert_eq!(cache.admit(&[1, 3], 0, &mut evicted), Some(1), "a shared block counts once");
+        cache.release(&[1, 3]);
+        assert!(cache.append(9, &mut evicted));
+        assert!(evicted.is_empty());
+        cache.release(&[1, 2, 9]);
+        assert_eq!(cache.admit(&[6, 7, 8], 0, &mut evicted), Some(0));
+        assert_eq!(evicted, [3, 9, 2]);
+    }
+
+    #[test]
+    fn the_same_output_of_two_requests_is_one_block() {
+        let mut cache = PrefixCache::new(4);
+        let mut evicted = Vec::new();
+        cache.admit(&[1], 1, &mut evicted);
+        cache.admit(&[1], 1, &mut evicted);
+        assert!(cache.append(2, &mut evicted));
+        assert!(!cache.append(2, &mut evicted));
+        cache.release(&[1, 2]);
+        assert_eq!(cache.admit(&[5, 6, 7], 0, &mut evicted), None, "the other request still uses both");
+        cache.release(&[1, 2]);
+        assert_eq!(cache.admit(&[5, 6, 7], 0, &mut evicted), Some(0));
+        cache.release(&[5, 6, 7]);
+        cache.clear();
+        assert_eq!(cache.depth(&[5]), 0);
+    }
+}

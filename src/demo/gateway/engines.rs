@@ -1,0 +1,161 @@
+//! The gateway's connections to the engines: one each, shared by all requests in flight.
+
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::super::link::{FromEngine, ToEngine};
+use crate::error::{Error, Kind};
+
+type Waiting = Mutex<Option<FxHashMap<u32, mpsc::Sender<FromEngine>>>>;
+
+/// One engine.
+pub(super) struct EngineLink {
+    /// Its worker id.
+    pub(super) worker: u64,
+    writing: Mutex<UnixStream>,
+    /// Who waits for which request; `None` once the engine has gone.
+    waiting: Arc<Waiting>,
+    /// Everything that is not about a request.
+    control: Mutex<mpsc::Receiver<FromEngine>>,
+}
+
+impl EngineLink {
+    /// Connects to the engine and starts the thread that hears it.
+    ///
+    /// # Errors
+    /// `connection` if it does not listen.
+    pub(super) fn connect(worker: u64, path: &Path) -> Result<Self, Error> {
+        let writing = UnixStream::connect(path).map_err(|error| gone(worker).caused_by(error))?;
+        let reading = writing.try_clone().map_err(|error| gone(worker).caused_by(error))?;
+        let waiting = Arc::new(Mutex::new(Some(FxHashMap::default())));
+        let (controls, control) = mpsc::channel();
+        let shared = Arc::clone(&waiting);
+        std::thread::Builder::new()
+            .name(format!("engine-{worker}"))
+            .spawn(move || hear(reading, &shared, &controls))
+            .map_err(|error| gone(worker).caused_by(error))?;
+        Ok(Self { worker, writing: Mutex::new(writing), waiting, control: Mutex::new(control) })
+    }
+
+    /// Sends a prompt. What the engine says of it comes through the answer.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn submit(&self, id: u32, prompt: Vec<u32>, output: Vec<u32>) -> Result<Answers, Error> {
+        let (sender, receiver) = mpsc::channel();
+        match self.waiting.lock().as_mut() {
+            Some(waiting) => waiting.insert(id, sender),
+            None => return Err(gone(self.worker)),
+        };
+        self.say(&ToEngine::Submit { id, prompt, output })?;
+        Ok(Answers { worker: self.worker, receiver })
+    }
+
+    /// Waits until the engine may be used.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn ready(&self) -> Result<(), Error> {
+        match self.next_control()? {
+            FromEngine::Ready => Ok(()),
+            other => Err(unexpected(self.worker, other)),
+        }
+    }
+
+    /// Empties the cache. Answers with the sequence of the batch that says so.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn clear(&self) -> Result<u64, Error> {
+        self.say(&ToEngine::Clear)?;
+        match self.next_control()? {
+            FromEngine::Cleared { seq } => Ok(seq),
+            other => Err(unexpected(self.worker, other)),
+        }
+    }
+
+    /// Has the engine complete its log. Answers with the batches in it.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn finish(&self) -> Result<u64, Error> {
+        self.say(&ToEngine::Finish)?;
+        match self.next_control()? {
+            FromEngine::Finished { batches } => Ok(batches),
+            other => Err(unexpected(self.worker, other)),
+        }
+    }
+
+    fn say(&self, request: &ToEngine) -> Result<(), Error> {
+        request.write(&mut *self.writing.lock()).map_err(|error| gone(self.worker).caused_by(error))
+    }
+
+    fn next_control(&self) -> Result<FromEngine, Error> {
+        self.control.lock().recv().map_err(|_| gone(self.worker))
+    }
+}
+
+/// What an engine says of one request.
+pub(super) struct Answers {
+    worker: u64,
+    receiver: mpsc::Receiver<FromEngine>,
+}
+
+impl Answers {
+    /// Waits until the prompt is computed. Answers with the blocks that were in the cache.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn prefilled(&self) -> Result<u32, Error> {
+        match self.next()? {
+            FromEngine::Prefilled { cached_blocks, .. } => Ok(cached_blocks),
+            other => Err(unexpected(self.worker, other)),
+        }
+    }
+
+    /// Waits until the output is complete.
+    ///
+    /// # Errors
+    /// `connection` if the engine has gone.
+    pub(super) fn done(&self) -> Result<(), Error> {
+        match self.next()? {
+            FromEngine::Done { .. } => Ok(()),
+            other => Err(unexpected(self.worker, other)),
+        }
+    }
+
+    fn next(&self) -> Result<FromEngine, Error> {
+        self.receiver.recv().map_err(|_| gone(self.worker))
+    }
+}
+
+/// Hands what the engine says to whom it concerns, until it goes; then nobody waits any longer.
+fn hear(stream: UnixStream, waiting: &Waiting, control: &mpsc::Sender<FromEngine>) {
+    let mut from = BufReader::new(stream);
+    while let Ok(Some(message)) = FromEngine::read(&mut from) {
+        let mut waiting = waiting.lock();
+        let Some(waiting) = waiting.as_mut() else { break };
+        // A receiver that has gone has given up on the request; there is nobody to tell.
+        match message {
+            FromEngine::Prefilled { id, .. } => drop(waiting.get(&id).map(|sender| sender.send(message))),
+            FromEngine::Done { id } => drop(waiting.remove(&id).map(|sender| sender.send(message))),
+            FromEngine::Ready | FromEngine::Cleared { .. } | FromEngine::Finished { .. } => {
+                let _ = control.send(message);
+            }
+        }
+    }
+    *waiting.lock() = None;
+}
+
+fn gone(worker: u64) -> Error {
+    Error::new(Kind::Connection, format!("engine {worker} has gone"), "see its log in the folder given by --keep")
+}
+
+fn unexpected(worker: u64, message: FromEngine) -> Error {
+    Error::new(Kind::Internal, format!("engine {worker} says {message:?} out of turn"), "report it")
+}

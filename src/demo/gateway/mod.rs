@@ -1,0 +1,299 @@
+//! The demo's gateway: replays the workload through the daemon's socket, once choosing engines itself and
+//! once as the daemon says. It asks the daemon in both phases, so that its answers are checked in both.
+
+mod engines;
+mod scrape;
+mod turnstile;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+
+use self::engines::EngineLink;
+use self::scrape::Decisions;
+use self::turnstile::Turnstile;
+use super::args::GatewayArgs;
+use super::chain::BLOCK_TOKENS;
+use super::clock::monotonic_ns;
+use super::record::{self, CandidateRecord, RecordWriter, ReplyRecord};
+use super::report::{GatewayMessage, LatencyQuantiles, Phase, PhaseTotals};
+use super::workload::Workload;
+use super::{MODEL, chain, lifetime, load_workload};
+use crate::client::{Client, ClientOptions};
+use crate::error::{Error, Kind};
+use crate::ids::SpaceId;
+use crate::load::{BookingOutcome, BookingRef};
+use crate::route::{BookingRequest, Prompt, RouteRequest};
+use crate::trust::TrustLevel;
+use crate::wire::RouteReply;
+
+/// How long the daemon may take to answer anything.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to apply what was published.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Requests between two reports of progress.
+const PROGRESS_REQUESTS: usize = 10;
+
+/// Runs both phases and prints a [`GatewayMessage`] a line.
+///
+/// # Errors
+/// Whatever daemon, engines or files cannot do, by whose fault it is.
+pub fn run(args: &GatewayArgs) -> Result<(), Error> {
+    lifetime::end_with_stdin()?;
+    let workload = load_workload(args.seed, args.requests, args.trace.as_deref())?;
+    let engines: Vec<EngineLink> =
+        args.engines.iter().map(|(id, path)| EngineLink::connect(*id, path)).collect::<Result<_, _>>()?;
+    let gateway = Gateway { workload: &workload, engines: &engines, log: Mutex::new(RecordWriter::create(&args.log)?) };
+    engines.iter().try_for_each(EngineLink::ready)?;
+    // Connected before the first arrival and kept, as gateways do: setting up all of them at once while
+    // requests come is a cost of neither routing.
+    let mut daemons: Vec<Daemon> =
+        (0..args.in_flight.max(1)).map(|_| Daemon::connect(&args.socket)).collect::<Result<_, _>>()?;
+    for phase in [Phase::RoundRobin, Phase::Kv] {
+        gateway.clear_caches(&mut daemons[0])?;
+        // Before the phase and not from its start on: the daemon was asked while the caches were cleared.
+        let before = args.metrics_port.and_then(Decisions::read);
+        let mut totals = gateway.run(phase, &mut daemons)?;
+        let after = args.metrics_port.and_then(Decisions::read);
+        totals.daemon_mean_us = after.zip(before).and_then(|(after, before)| after.mean_us_since(before));
+        print(&GatewayMessage::Over(phase, totals))?;
+    }
+    gateway.log.lock().flush()?;
+    let batches = engines.iter().map(|engine| Ok((engine.worker, engine.finish()?))).collect::<Result<_, Error>>()?;
+    print(&GatewayMessage::Finished(batches))
+}
+
+/// What every request in flight shares.
+struct Gateway<'a> {
+    workload: &'a Workload,
+    engines: &'a [EngineLink],
+    log: Mutex<RecordWriter>,
+}
+
+/// What the requests of a phase add up to.
+struct Counts {
+    totals: PhaseTotals,
+    round_trip_ns: Histogram<u64>,
+}
+
+impl Gateway<'_> {
+    /// Empties every engine's cache and waits until the daemon has applied it.
+    fn clear_caches(&self, daemon: &mut Daemon) -> Result<(), Error> {
+        let cleared: Vec<u64> = self.engines.iter().map(EngineLink::clear).collect::<Result<_, _>>()?;
+        let deadline = monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
+        loop {
+            let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, None)?;
+            let applied = |engine: &EngineLink| {
+                let of = reply.candidates.iter().find(|candidate| candidate.worker.id.0 == engine.worker);
+                of.and_then(|candidate| candidate.trust.as_of_seq).map(|seq| seq.0)
+            };
+            let Some(late) = self.engines.iter().zip(&cleared).find(|(engine, seq)| applied(engine) < Some(**seq))
+            else {
+                return Ok(());
+            };
+            if monotonic_ns() > deadline {
+                return Err(Error::new(
+                    Kind::Connection,
+                    format!("the daemon has not applied batch {} of engine {}", late.1, late.0.worker),
+                    "see the daemon's log in the folder given by --keep",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Replays the whole workload with as many requests in flight as there are connections, at most.
+    fn run(&self, phase: Phase, daemons: &mut [Daemon]) -> Result<PhaseTotals, Error> {
+        let counts = Mutex::new(Counts::new(self.engines.len())?);
+        let turnstile = Turnstile::new(&self.workload.requests);
+        let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+            let (turnstile, counts) = (&turnstile, &counts);
+            let threads: Vec<_> = daemons
+                .iter_mut()
+                .map(|daemon| {
+                    scope.spawn(move || {
+                        let result = self.run_slot(phase, turnstile, daemon, counts);
+                        if result.is_err() {
+                            turnstile.close();
+                        }
+                        result
+                    })
+                })
+                .collect();
+            let broken = || Err(Error::new(Kind::Internal, "a thread of the gateway panicked", "report it"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| broken())).collect()
+        });
+        results.into_iter().collect::<Result<(), Error>>()?;
+        Ok(counts.into_inner().finish())
+    }
+
+    /// Runs one request after the other until there are no more.
+    fn run_slot(
+        &self,
+        phase: Phase,
+        turnstile: &Turnstile<'_>,
+        daemon: &mut Daemon,
+        counts: &Mutex<Counts>,
+    ) -> Result<(), Error> {
+        while let Some(index) = turnstile.enter() {
+            self.run_request(phase, index, daemon, counts)?;
+            let done = turnstile.leave(index);
+            if done.is_multiple_of(PROGRESS_REQUESTS) {
+                print(&GatewayMessage::Progress(phase, done))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_request(
+        &self,
+        phase: Phase,
+        index: usize,
+        daemon: &mut Daemon,
+        counts: &Mutex<Counts>,
+    ) -> Result<(), Error> {
+        let (prompt, output) = (self.workload.prompt(index), self.workload.output(index));
+        let blocks = prompt.len() / BLOCK_TOKENS;
+        let prompt_tokens = prompt.len() as u64;
+        let request_id = format!("demo-{index}");
+        let book = (phase == Phase::Kv).then_some(BookingRequest { request_id: &request_id, attempt: 0 });
+        let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
+        // Nothing but the client's call between the two: what the gateway does for itself is no latency.
+        let left_ns = monotonic_ns();
+        let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, book)?;
+        let replied_ns = monotonic_ns();
+        self.write_down(index, left_ns, replied_ns, &prompt, &reply)?;
+
+        let chosen = match phase {
+            Phase::RoundRobin => index % self.engines.len(),
+            Phase::Kv => self.chosen(&reply)?,
+        };
+        let answers = self.engines[chosen].submit(index as u32, prompt, output)?;
+        let cached_blocks = u64::from(answers.prefilled()?);
+        let booking = reply.booking.map(BookingRef::Handle);
+        if let Some(booking) = &booking {
+            applied(daemon.client.prefill_complete(booking)?, index)?;
+        }
+        answers.done()?;
+        if let Some(booking) = &booking {
+            applied(daemon.client.free(booking)?, index)?;
+        }
+        let mut counts = counts.lock();
+        counts.round_trip_ns.saturating_record(replied_ns - left_ns);
+        counts.totals.prompt_blocks += blocks as u64;
+        counts.totals.cached_blocks += cached_blocks;
+        counts.totals.prefill_tokens[chosen] += prompt_tokens - cached_blocks * BLOCK_TOKENS as u64;
+        Ok(())
+    }
+
+    /// Which of the engines the daemon names first.
+    fn chosen(&self, reply: &RouteReply) -> Result<usize, Error> {
+        let first = reply.candidates.first().map(|candidate| candidate.worker.id.0);
+        let place = first.and_then(|id| self.engines.iter().position(|engine| engine.worker == id));
+        match place {
+            Some(place) if reply.booking.is_some() => Ok(place),
+            _ => Err(Error::new(
+                Kind::Internal,
+                format!("the daemon chose worker {first:?} with booking {:?}", reply.booking),
+                "see the daemon's log in the folder given by --keep",
+            )),
+        }
+    }
+
+    /// Records what the daemon said, to be checked when everything is over.
+    fn write_down(
+        &self,
+        request: usize,
+        left_ns: u64,
+        replied_ns: u64,
+        prompt: &[u32],
+        reply: &RouteReply,
+    ) -> Result<(), Error> {
+        let candidates: Vec<CandidateRecord> = reply
+            .candidates
+            .iter()
+            .map(|candidate| CandidateRecord {
+                worker: candidate.worker.id.0,
+                device: candidate.overlap.device,
+                lower: candidate.overlap.total() - candidate.overlap.device,
+                as_of_seq: candidate.trust.as_of_seq.map(|seq| seq.0),
+                exact: candidate.trust.level == TrustLevel::Exact,
+            })
+            .collect();
+        if candidates.len() != self.engines.len() {
+            return Err(Error::new(
+                Kind::Internal,
+                format!("the daemon listed {} of {} engines", candidates.len(), self.engines.len()),
+                "see the daemon's log in the folder given by --keep",
+            ));
+        }
+        let record = ReplyRecord { request, left_ns, replied_ns, chain: chain::of_tokens(prompt), candidates };
+        let line = record::line_of(&record)?;
+        self.log.lock().write_line(&line)
+    }
+}
+
+/// One connection to the daemon.
+struct Daemon {
+    client: Client,
+    space: SpaceId,
+}
+
+impl Daemon {
+    fn connect(socket: &Path) -> Result<Self, Error> {
+        let options = ClientOptions { name: "demo-gateway".to_owned(), session: None, timeout: Some(REPLY_TIMEOUT) };
+        let client = Client::connect(socket, &options)?;
+        let space = client.space(MODEL, None)?.id;
+        Ok(Self { client, space })
+    }
+
+    /// Asks where to run the prompt whose token ids are `prompt`, each 4 bytes, little-endian, and books it if
+    /// told so.
+    fn route(
+        &mut self,
+        prompt: &[u8],
+        candidates_max: usize,
+        expected_output_tokens: u32,
+        book: Option<BookingRequest<'_>>,
+    ) -> Result<RouteReply, Error> {
+        let plain = RouteRequest::new(self.space, Prompt::Tokens(prompt));
+        self.client.route(&RouteRequest { book, candidates_max, expected_output_tokens, ..plain })
+    }
+}
+
+impl Counts {
+    fn new(engines: usize) -> Result<Self, Error> {
+        let totals = PhaseTotals { prefill_tokens: vec![0; engines], ..PhaseTotals::default() };
+        // Up to a minute, three digits.
+        let round_trip_ns = Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(histogram_failed)?;
+        Ok(Self { totals, round_trip_ns })
+    }
+
+    fn finish(mut self) -> PhaseTotals {
+        let us = |quantile| self.round_trip_ns.value_at_quantile(quantile) as f64 / 1000.0;
+        self.totals.round_trip_us = LatencyQuantiles { p50: us(0.5), p99: us(0.99), p999: us(0.999) };
+        self.totals
+    }
+}
+
+/// A booking that the daemon has lost is load that it no longer sees.
+fn applied(outcome: BookingOutcome, request: usize) -> Result<(), Error> {
+    if outcome == BookingOutcome::Applied {
+        return Ok(());
+    }
+    let what = format!("the daemon says {outcome:?} of the booking of request {request}");
+    Err(Error::new(Kind::Internal, what, "see the daemon's log in the folder given by --keep"))
+}
+
+fn histogram_failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(Kind::Internal, "latencies cannot be counted", "report it").caused_by(error)
+}
+
+fn print(message: &GatewayMessage) -> Result<(), Error> {
+    let failed = || Error::new(Kind::System, "the demo does not listen any longer", "start the demo again");
+    let line = serde_json::to_string(message).map_err(|error| failed().caused_by(error))?;
+    writeln!(std::io::stdout().lock(), "{line}").map_err(|error| failed().caused_by(error))
+}

@@ -1,0 +1,127 @@
+//! Lets requests through in the workload's order, none before it arrives and none before the one it
+//! continues is complete.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::workload::Request;
+
+/// From making a turnstile to the first arrival: the threads are up by then, and their start delays nobody.
+const HEAD_START: Duration = Duration::from_millis(100);
+
+/// The order of a workload, shared by the threads that run it.
+pub(super) struct Turnstile<'a> {
+    requests: &'a [Request],
+    opened: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    next: usize,
+    complete: Vec<bool>,
+    complete_count: usize,
+    closed: bool,
+}
+
+impl<'a> Turnstile<'a> {
+    /// Nobody has passed yet; the clock of arrivals starts in a moment.
+    pub(super) fn new(requests: &'a [Request]) -> Self {
+        let state = State { next: 0, complete: vec![false; requests.len()], complete_count: 0, closed: false };
+        Self { requests, opened: Instant::now() + HEAD_START, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Waits for and answers with the next request; `None` when there are no more, or after a failure.
+    pub(super) fn enter(&self) -> Option<usize> {
+        let index = self.take()?;
+        let arrival = self.opened + Duration::from_micros(self.requests[index].arrival_us);
+        // Out of the lock: nobody else has to wait for this arrival.
+        std::thread::sleep(arrival.saturating_duration_since(Instant::now()));
+        Some(index)
+    }
+
+    fn take(&self) -> Option<usize> {
+        let mut state = self.state.lock();
+        loop {
+            let request = self.requests.get(state.next).filter(|_| !state.closed)?;
+            if request.after.is_none_or(|before| state.complete[before]) {
+                state.next += 1;
+                self.wake(&state);
+                return Some(state.next - 1);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Wakes who need not wait any longer. All wait for the same request, so one is woken for it, and wakes
+    /// one for the next: waking all of them each time would take the processors from daemon and engines.
+    fn wake(&self, state: &State) {
+        match self.requests.get(state.next) {
+            None => {
+                self.changed.notify_all();
+            }
+            Some(next) if next.after.is_none_or(|before| state.complete[before]) => {
+                self.changed.notify_one();
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Notes that a request is complete. Answers with how many are.
+    pub(super) fn leave(&self, index: usize) -> usize {
+        let mut state = self.state.lock();
+        state.complete[index] = true;
+        state.complete_count += 1;
+        self.wake(&state);
+        state.complete_count
+    }
+
+    /// Lets nobody through any longer.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::workload::Workload;
+    use super::*;
+
+    #[test]
+    fn everybody_passes_once_in_order_and_nobody_before_the_turn_it_continues() {
+        let workload = Workload::generate(1, 300);
+        let turnstile = Turnstile::new(&workload.requests);
+        let complete = Mutex::new(vec![false; 300]);
+        let passed = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    while let Some(index) = turnstile.enter() {
+                        passed.lock().push(index);
+                        if let Some(before) = workload.requests[index].after {
+                            assert!(complete.lock()[before]);
+                        }
+                        complete.lock()[index] = true;
+                        turnstile.leave(index);
+                    }
+                });
+            }
+        });
+        let mut passed = passed.into_inner();
+        passed.sort_unstable();
+        assert_eq!(passed, (0..300).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn closing_wakes_who_waits() {
+        let workload = Workload::generate(1, 300);
+        let turnstile = Turnstile::new(&workload.requests);
+        std::thread::scope(|scope| {
+            let all = scope.spawn(|| std::iter::from_fn(|| turnstile.enter()).count());
+            turnstile.close();
+            assert!(all.join().unwrap() < 300, "the second turn of a conversation never comes");
+        });
+    }
+}

@@ -1,0 +1,353 @@
+//! `kvrouted demo`: the main job with nothing but this program.
+//!
+//! ```text
+//! demo ─┬─ engine × N   an LRU prefix cache that publishes as vLLM does     ──ZeroMQ──▶ daemon
+//!       ├─ daemon       `kvrouted serve` as anybody would start it
+//!       └─ gateway      replays conversations ──Unix socket──▶ daemon, and runs them on the engines
+//! ```
+//!
+//! All are processes of the same binary. The workload runs twice, with caches cleared between: engines
+//! chosen in turn, then as the daemon says. Engines and gateway write down what happened; when everything is
+//! over, every overlap the daemon reported is held to the engines' own caches (`verify`).
+
+pub mod args;
+mod chain;
+mod clock;
+pub mod engine;
+pub mod gateway;
+pub mod lifetime;
+mod link;
+mod processes;
+mod record;
+mod report;
+mod trace;
+mod verify;
+mod workload;
+
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::ChildStdout;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustc_hash::FxHashMap;
+
+use self::args::DemoArgs;
+use self::chain::BLOCK_TOKENS;
+use self::processes::Processes;
+use self::report::{EventTotals, GatewayMessage, Phase, PhaseTotals, Report};
+use self::verify::{History, Verdict};
+use self::workload::Workload;
+use crate::client::{Client, ClientOptions};
+use crate::error::{Error, Kind};
+use crate::metrics::{CounterName, WorkerCounter};
+
+/// The model's name in the demo's only space.
+const MODEL: &str = "demo";
+/// Requests of each phase, generated.
+const REQUESTS_DEFAULT: u32 = 1500;
+/// Requests of each phase, from a trace: its prompts are several times as long.
+const TRACE_REQUESTS_DEFAULT: u32 = 600;
+/// How long the daemon may take to come up, and to apply the last batches.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Runs the demo and prints what came of it.
+///
+/// # Errors
+/// `internal` if an overlap was wrong or a batch was lost: what to look at is in the message. Otherwise
+/// whatever could not be started, read or reached.
+pub fn run(args: &DemoArgs) -> Result<(), Error> {
+    let requests = args.requests.unwrap_or(match args.trace {
+        Some(_) => TRACE_REQUESTS_DEFAULT,
+        None => REQUESTS_DEFAULT,
+    });
+    let workload = load_workload(args.seed, requests, args.trace.as_deref())?;
+    let processes = Processes::new(args.keep.as_deref())?;
+    let outcome = run_in(&processes, args, &workload);
+    if outcome.is_err() {
+        processes.unless_interrupted();
+    }
+    let (report, verdict) = outcome?;
+    let text = if args.json { report.json() } else { report.table() };
+    writeln!(std::io::stdout().lock(), "{text}")
+        .map_err(|error| Error::new(Kind::System, "standard output is closed", "keep it open").caused_by(error))?;
+    judge(&report, &verdict)
+}
+
+/// The workload that these options mean: the same in every process.
+fn load_workload(seed: u64, requests: u32, trace: Option<&Path>) -> Result<Workload, Error> {
+    let Some(path) = trace else { return Ok(Workload::generate(seed, requests as usize)) };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Error::new(Kind::Config, format!("the trace {} cannot be read", path.display()), "name a Mooncake jsonl file")
+            .caused_by(error)
+    })?;
+    trace::parse(&text, seed, requests as usize)
+}
+
+fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result<(Report, Verdict), Error> {
+    let capacity_blocks = workload.capacity_blocks(args.workers as usize);
+    let progress = progress_bar(args, workload.requests.len());
+    let ids: Vec<u64> = (1..=u64::from(args.workers)).collect();
+    let endpoints = start_engines(processes, &ids, capacity_blocks)?;
+    let metrics_port = start_daemon(processes, &daemon_arguments(args.seed, &ids, &endpoints, capacity_blocks))?;
+    let gateway = start_gateway(processes, args, &ids, workload.requests.len(), metrics_port)?;
+
+    let mut report = Report {
+        workload: match &args.trace {
+            Some(trace) => format!("the trace {}", trace.display()),
+            None => "generated multi-turn conversations".to_owned(),
+        },
+        seed: args.seed,
+        requests: workload.requests.len() as u32,
+        workers: args.workers,
+        cores: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        ..Report::default()
+    };
+    let published = follow(gateway, &progress, &mut report);
+    // Why the gateway stopped is rather the daemon's or an engine's story than its own.
+    if published.is_none() {
+        std::thread::sleep(Duration::from_millis(100));
+        if let Some(error) = processes.ended() {
+            return Err(error);
+        }
+    }
+    processes.wait("gateway")?;
+    let published = published.ok_or_else(|| internal("the gateway ended without a word"))?;
+    progress.set_message("checking every overlap");
+    report.events = collect_events(processes, &published)?;
+    let verdict = verify_all(processes, &published)?;
+    progress.finish_and_clear();
+    (report.checked_overlaps, report.wrong_overlaps) = (verdict.checked, verdict.wrong);
+    report.not_exact_overlaps = verdict.not_exact;
+    Ok((report, verdict))
+}
+
+fn progress_bar(args: &DemoArgs, requests: usize) -> ProgressBar {
+    if args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(2 * requests as u64), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{msg:28} {bar:40} {pos}/{len} requests, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.set_message("starting");
+    bar.tick();
+    bar
+}
+
+/// Starts the engines; answers with their endpoints.
+fn start_engines(processes: &Processes, ids: &[u64], capacity_blocks: usize) -> Result<Vec<String>, Error> {
+    let starting = |id: &u64| {
+        processes.start(&format!("engine-{id}"), |command| {
+            command.arg("demo-engine").arg("--link").arg(processes.path(&format!("engine-{id}.sock")));
+            command.arg("--log").arg(processes.path(&format!("engine-{id}.jsonl")));
+            command.arg("--capacity-blocks").arg(capacity_blocks.to_string());
+        })
+    };
+    // All first, then their words: they come up side by side.
+    let outputs: Vec<ChildStdout> = ids.iter().map(starting).collect::<Result<_, _>>()?;
+    let mut endpoints = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        let mut line = String::new();
+        let read = BufReader::new(output).read_line(&mut line);
+        if !matches!(read, Ok(1..)) {
+            std::thread::sleep(Duration::from_millis(100));
+            return Err(processes.ended().unwrap_or_else(|| internal("an engine did not say its endpoint")));
+        }
+        endpoints.push(line.trim().to_owned());
+    }
+    Ok(endpoints)
+}
+
+/// What the daemon is told, its sockets and ports apart. Draws between equal costs repeat with the demo's seed.
+fn daemon_arguments(seed: u64, ids: &[u64], endpoints: &[String], capacity_blocks: usize) -> Vec<String> {
+    // 0 would have the daemon draw one.
+    let common = [
+        ("--model", MODEL.to_owned()),
+        ("--block-size", BLOCK_TOKENS.to_string()),
+        ("--seed", seed.max(1).to_string()),
+    ];
+    let worker = |(id, endpoint): (&u64, &String)| {
+        ("--worker", format!("id={id},endpoint={endpoint},capacity_blocks={capacity_blocks}"))
+    };
+    let workers = ids.iter().zip(endpoints).map(worker);
+    common.into_iter().chain(workers).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+}
+
+/// Starts the daemon and waits until it answers. Answers with the port of its metrics, if there is one.
+fn start_daemon(processes: &Processes, arguments: &[String]) -> Result<Option<u16>, Error> {
+    if let Ok(port) = free_port() {
+        let Err(error) = try_daemon(processes, arguments, port) else { return Ok(Some(port)) };
+        processes.unless_interrupted();
+        // Somebody else may have taken the port meanwhile. A daemon that cannot bind ends before it subscribes
+        // to any engine, and the demo does without its metrics; if that was not why, the next one says so.
+        if !processes.forget_ended("daemon") {
+            return Err(error);
+        }
+    }
+    // Port 0 is none.
+    try_daemon(processes, arguments, 0).map(|()| None)
+}
+
+/// A port of the loopback interface that was free a moment ago.
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// Starts the daemon as anybody would, with metrics on `metrics_port`, and waits until it answers.
+fn try_daemon(processes: &Processes, arguments: &[String], metrics_port: u16) -> Result<(), Error> {
+    let socket = processes.path("kvrouted.sock");
+    // It has nothing to say on standard output.
+    drop(processes.start("daemon", |command| {
+        command.args(["demo-daemon", "--parent", &std::process::id().to_string(), "--", "serve"]);
+        command.arg("--socket").arg(&socket).args(["--metrics-port", &metrics_port.to_string()]).args(arguments);
+    })?);
+    let deadline = Instant::now() + DAEMON_TIMEOUT;
+    loop {
+        let Err(error) = Client::connect(&socket, &client_options()) else { return Ok(()) };
+        if let Some(ended) = processes.ended() {
+            return Err(ended);
+        }
+        if Instant::now() > deadline {
+            return Err(internal("the daemon does not answer").caused_by(error));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn start_gateway(
+    processes: &Processes,
+    args: &DemoArgs,
+    ids: &[u64],
+    requests: usize,
+    metrics_port: Option<u16>,
+) -> Result<ChildStdout, Error> {
+    processes.start("gateway", |command| {
+        command.arg("demo-gateway").arg("--socket").arg(processes.path("kvrouted.sock"));
+        command.arg("--log").arg(processes.path("replies.jsonl"));
+        command.args(["--seed", &args.seed.to_string(), "--requests", &requests.to_string()]);
+        for id in ids {
+            let link = processes.path(&format!("engine-{id}.sock"));
+            let mut engine = std::ffi::OsString::from(format!("{id}="));
+            engine.push(link);
+            command.arg("--engine").arg(engine);
+        }
+        if let Some(port) = metrics_port {
+            command.args(["--metrics-port", &port.to_string()]);
+        }
+        if let Some(trace) = &args.trace {
+            command.arg("--trace").arg(trace);
+        }
+    })
+}
+
+/// Follows the gateway to its end. Answers with the batches each engine published, if it got that far.
+fn follow(gateway: ChildStdout, progress: &ProgressBar, report: &mut Report) -> Option<Vec<(u64, u64)>> {
+    let mut published = None;
+    for line in BufReader::new(gateway).lines() {
+        // What is no message is not the gateway's: it fails below for want of the last one.
+        let Ok(message) = serde_json::from_str(&line.ok()?) else { return None };
+        match message {
+            GatewayMessage::Progress(phase, done) => show(progress, phase, done),
+            GatewayMessage::Over(phase, totals) => *totals_of(report, phase) = totals,
+            GatewayMessage::Finished(batches) => published = Some(batches),
+        }
+    }
+    published
+}
+
+fn show(progress: &ProgressBar, phase: Phase, done: usize) {
+    let (message, before) = match phase {
+        Phase::RoundRobin => ("1/2 round-robin", 0),
+        Phase::Kv => ("2/2 KV routing", progress.length().unwrap_or(0) / 2),
+    };
+    progress.set_message(message);
+    progress.set_position(before + done as u64);
+}
+
+fn totals_of(report: &mut Report, phase: Phase) -> &mut PhaseTotals {
+    match phase {
+        Phase::RoundRobin => &mut report.round_robin,
+        Phase::Kv => &mut report.kv,
+    }
+}
+
+/// Waits until the daemon has applied everything, and reads what it counted.
+fn collect_events(processes: &Processes, published: &[(u64, u64)]) -> Result<EventTotals, Error> {
+    let mut client = Client::connect_admin(&processes.path("kvrouted.sock"), &client_options())?;
+    let deadline = Instant::now() + DAEMON_TIMEOUT;
+    loop {
+        let workers = client.status()?;
+        let applied = |id: u64, batches: u64| {
+            let of = workers.iter().find(|status| status.worker.id.0 == id);
+            of.and_then(|status| status.trust.as_of_seq).map_or(0, |seq| seq.0 + 1) >= batches
+        };
+        if published.iter().all(|(id, batches)| applied(*id, *batches)) || Instant::now() > deadline {
+            let count = |counter: WorkerCounter| -> u64 {
+                let named = workers.iter().flat_map(|status| &status.counters);
+                named.filter(|(name, _)| name == counter.name()).map(|(_, value)| value).sum()
+            };
+            return Ok(EventTotals {
+                batches: count(WorkerCounter::Batches),
+                blocks: count(WorkerCounter::BlocksStored) + count(WorkerCounter::BlocksRemoved),
+                gaps: count(WorkerCounter::Gaps),
+            });
+        }
+        if let Some(error) = processes.ended() {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Reads every log and checks every reply.
+fn verify_all(processes: &Processes, published: &[(u64, u64)]) -> Result<Verdict, Error> {
+    let mut engines = FxHashMap::default();
+    for (id, batches) in published {
+        let mut history = History::default();
+        record::read_all(&processes.path(&format!("engine-{id}.jsonl")), |batch| history.push(&batch))?;
+        if history.batches() != *batches || history.out_of_order() > 0 {
+            return Err(internal(&format!("the log of engine {id} lacks some of its {batches} batches")));
+        }
+        engines.insert(*id, history);
+    }
+    let mut verdict = Verdict::default();
+    record::read_all(&processes.path("replies.jsonl"), |reply| verify::check(&reply, &engines, &mut verdict))?;
+    verdict.published = published.iter().map(|(_, batches)| batches).sum();
+    Ok(verdict)
+}
+
+/// Whether the run shows what it should; if not, why not.
+fn judge(report: &Report, verdict: &Verdict) -> Result<(), Error> {
+    let EventTotals { batches, gaps, .. } = report.events;
+    let mut faults = Vec::new();
+    if verdict.wrong > 0 {
+        faults.push(format!("{} of {} overlaps were wrong:", verdict.wrong, verdict.checked));
+        faults.extend(verdict.examples.iter().map(|example| format!("  {example}")));
+    }
+    if gaps > 0 {
+        faults.push(format!("{gaps} gaps in the engines' event streams"));
+    }
+    if batches != verdict.published {
+        faults.push(format!("the engines published {} batches, the daemon applied {batches}", verdict.published));
+    }
+    if verdict.checked == 0 {
+        faults.push("no overlap was checked".to_owned());
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Internal, faults.join("\n"), "run again with --keep DIR and report what the folder holds"))
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions { name: "demo".to_owned(), session: None, timeout: Some(Duration::from_secs(5)) }
+}
+
+fn internal(what: &str) -> Error {
+    Error::new(Kind::Internal, what, "run again with --keep DIR and read the logs")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! What came of a run: as the gateway reports it, as a table for people, as JSON for programs.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+use super::chain::BLOCK_TOKENS;
+use crate::error::counted;
+
+/// How the gateway picks an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Phase {
+    /// The next one, whatever it holds.
+    RoundRobin,
+    /// The one the daemon names.
+    Kv,
+}
+
+/// A line the gateway prints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GatewayMessage {
+    /// This many requests of the phase are complete.
+    Progress(Phase, usize),
+    /// The phase is over.
+    Over(Phase, PhaseTotals),
+    /// Both are over; batches that each engine published, by worker id.
+    Finished(Vec<(u64, u64)>),
+}
+
+/// What the engines found in one phase.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PhaseTotals {
+    /// Whole blocks of all prompts.
+    pub(crate) prompt_blocks: u64,
+    /// Those that were in the chosen engine's cache.
+    pub(crate) cached_blocks: u64,
+    /// Prompt tokens each engine had to compute.
+    pub(crate) prefill_tokens: Vec<u64>,
+    /// How long the daemon took to answer, as the gateway saw it.
+    pub(crate) round_trip_us: LatencyQuantiles,
+    /// How long a decision took inside the daemon on average, by its own clock, in microseconds; `None` if
+    /// its metrics could not be read.
+    pub(crate) daemon_mean_us: Option<f64>,
+}
+
+/// Quantiles of the time around one route request, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LatencyQuantiles {
+    /// Median.
+    pub(crate) p50: f64,
+    /// 99 %.
+    pub(crate) p99: f64,
+    /// 99.9 %.
+    pub(crate) p999: f64,
+}
+
+impl PhaseTotals {
+    /// Cached over whole prompt blocks.
+    fn hit_rate(&self) -> f64 {
+        self.cached_blocks as f64 / self.prompt_blocks.max(1) as f64
+    }
+
+    fn prefill_tokens_sum(&self) -> u64 {
+        self.prefill_tokens.iter().sum()
+    }
+
+    /// The busiest engine's computed prompt tokens over the mean; 1 = all alike.
+    fn imbalance(&self) -> f64 {
+        let busiest = self.prefill_tokens.iter().max().copied().unwrap_or(0) as f64;
+        let mean = self.prefill_tokens_sum() as f64 / self.prefill_tokens.len().max(1) as f64;
+        if mean == 0.0 { 1.0 } else { busiest / mean }
+    }
+}
+
+/// What the daemon ingested.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct EventTotals {
+    /// Event batches applied.
+    pub(crate) batches: u64,
+    /// Blocks stored or removed by them.
+    pub(crate) blocks: u64,
+    /// Gaps in the sequences.
+    pub(crate) gaps: u64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Report {
+    /// What the requests are.
+    pub(crate) workload: String,
+    /// Seed of the workload.
+    pub(crate) seed: u64,
+    /// Requests of each phase.
+    pub(crate) requests: u32,
+    /// Engines.
+    pub(crate) workers: u32,
+    /// Processor cores the demo could use; 0 = not known.
+    pub(crate) cores: usize,
+    /// The first phase.
+    pub(crate) round_robin: PhaseTotals,
+    /// The second.
+    pub(crate) kv: PhaseTotals,
+    /// What the daemon ingested over both.
+    pub(crate) events: EventTotals,
+    /// Overlaps held to the engines' caches.
+    pub(crate) checked_overlaps: u64,
+    /// Those that were wrong.
+    pub(crate) wrong_overlaps: u64,
+    /// Those that came with another trust than `exact`.
+    pub(crate) not_exact_overlaps: u64,
+}
+
+impl Report {
+    /// The object of `--json`, on one line.
+    pub(crate) fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Picked {
+            hit_rate: f64,
+            prefill_tokens: u64,
+            imbalance: f64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            decision_us: Option<LatencyQuantiles>,
+        }
+        #[derive(Serialize)]
+        struct Object {
+            seed: u64,
+            requests: u32,
+            workers: u32,
+            round_robin: Picked,
+            kv: Picked,
+            events: EventTotals,
+            wrong_overlaps: u64,
+        }
+        let picked = |totals: &PhaseTotals, decision_us| Picked {
+            hit_rate: rounded(totals.hit_rate()),
+            prefill_tokens: totals.prefill_tokens_sum(),
+            imbalance: rounded(totals.imbalance()),
+            decision_us,
+        };
+        let object = Object {
+            seed: self.seed,
+            requests: self.requests,
+            workers: self.workers,
+            round_robin: picked(&self.round_robin, None),
+            kv: picked(&self.kv, Some(self.kv.round_trip_us)),
+            events: self.events,
+            wrong_overlaps: self.wrong_overlaps,
+        };
+        // Numbers and fixed keys: there is nothing in it that JSON cannot say.
+        serde_json::to_string(&object).unwrap_or_default()
+    }
+
+    /// The table, with what it means below it.
+    pub(crate) fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["", "round-robin", "KV routing"]);
+        // In turn, nobody follows what the daemon says: how fast it says it is no part of the result.
+        let kv_only = |value: String| ["—".to_owned(), value];
+        let LatencyQuantiles { p50, p99, .. } = self.kv.round_trip_us;
+        let inside = self.kv.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"));
+        let both = |value: fn(&PhaseTotals) -> String| [value(&self.round_robin), value(&self.kv)];
+        for (name, [round_robin, kv]) in [
+            ("prefix hit rate ¹", both(|totals| format!("{:.1} %", totals.hit_rate() * 100.0))),
+            ("prefill tokens computed", both(|totals| grouped(totals.prefill_tokens_sum()))),
+            ("load imbalance ²", both(|totals| format!("{:.2}", totals.imbalance()))),
+            ("round trip to the daemon p50/p99 ³", kv_only(format!("{} / {} µs", whole(p50), whole(p99)))),
+            ("decision inside the daemon, mean ⁴", kv_only(inside)),
+        ] {
+            table.add_row([name.to_owned(), round_robin, kv]);
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let mut text = format!(
+            "{} requests of {}, twice, on {} (seed {})\n{table}\n",
+            grouped(self.requests.into()),
+            self.workload,
+            counted(self.workers as usize, "simulated engine"),
+            self.seed
+        );
+        let EventTotals { batches, blocks, gaps } = self.events;
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "events ingested: {} batches, {} blocks stored or removed; gaps: {}\n\
+             wrong overlaps: {} of {} compared with the engines' own caches; {} were not called exact\n\
+             ¹ whole {BLOCK_TOKENS}-token prompt blocks that the chosen engine found in its cache\n\
+             ² prompt tokens computed by the busiest engine over the mean; 1 = all alike\n\
+             ³ the client's whole call, in the gateway, with every wait for a core: {} processes shared {}\n\
+             ⁴ by the daemon's own clock, from its /metrics: look up, score and book, without the sockets\n\
+             The seed fixes the workload, not the timing: run again, and hit rates move by a point or so.",
+            grouped(batches),
+            grouped(blocks),
+            grouped(gaps),
+            grouped(self.wrong_overlaps),
+            grouped(self.checked_overlaps),
+            grouped(self.not_exact_overlaps),
+            // The engines, the daemon and the gateway; the demo itself waits for them.
+            self.workers + 2,
+            match self.cores {
+                0 => "the cores".to_owned(),
+                1 => "1 core".to_owned(),
+                cores => format!("{cores} cores"),
+            },
+        );
+        text
+    }
+}
+
+/// To four decimals: more of them say nothing.
+fn rounded(ratio: f64) -> f64 {
+    (ratio * 10_000.0).round() / 10_000.0
+}
+
+/// To the microsecond.
+fn whole(us: f64) -> String {
+    grouped(us.round() as u64)
+}
+
+/// With a space between groups of three digits.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let totals = |cached_blocks, prefill_tokens| PhaseTotals {
+            prompt_blocks: 1000,
+            cached_blocks,
+            prefill_tokens,
+            round_trip_us: LatencyQuantiles { p50: 41.5, p99: 1120.25, p999: 3000.0 },
+            daemon_mean_us: Some(4.26),
+        };
+        Report {
+            workload: "multi-turn conversations".to_owned(),
+            seed: 1,
+            requests: 1800,
+            workers: 2,
+            cores: 2,
+            round_robin: totals(350, vec![1_000_000, 1_000_000]),
+            kv: totals(751, vec![300_000, 100_000]),
+            events: EventTotals { batches: 20, blocks: 3000, gaps: 0 },
+            checked_overlaps: 7200,
+            wrong_overlaps: 0,
+            not_exact_overlaps: 3,
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_keys_in_order_and_nothing_else() {
+        assert_eq!(
+            report().json(),
+            "{\"seed\":1,\"requests\":1800,\"workers\":2,\
+             \"round_robin\":{\"hit_rate\":0.35,\"prefill_tokens\":2000000,\"imbalance\":1.0},\
+             \"kv\":{\"hit_rate\":0.751,\"prefill_tokens\":400000,\"imbalance\":1.5,\
+             \"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0}},\
+             \"events\":{\"batches\":20,\"blocks\":3000,\"gaps\":0},\"wrong_overlaps\":0}"
+        );
+    }
+
+    #[test]
+    fn the_table_says_it_in_words() {
+        let text = report().table();
+        for part in [
+            "1 800 requests of multi-turn conversations, twice, on 2 simulated engines",
+            "35.0 %",
+            "75.1 %",
+            "2 000 000",
+            "1.50",
+            " — ┆ 42 / 1 120 µs ",
+            " — ┆        4.3 µs ",
+            "4 processes shared 2 cores",
+            "The seed fixes the workload, not the timing",
+            "gaps: 0",
+            "wrong overlaps: 0 of 7 200",
+            "; 3 were not called exact",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_daemon_did_not_say_is_not_made_up() {
+        let mut report = report();
+        report.kv.daemon_mean_us = None;
+        assert!(report.table().contains("not known"), "{}", report.table());
+        assert!(report.json().contains("\"p50\":41.5"), "the object does not depend on it");
+    }
+
+    #[test]
+    fn nothing_computed_is_balanced() {
+        assert_eq!(PhaseTotals { prefill_tokens: vec![0, 0], ..PhaseTotals::default() }.imbalance(), 1.0);
+    }
+}

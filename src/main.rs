@@ -1,0 +1,43 @@
+//! The kvrouted binary: arguments, then one command, then an exit code.
+
+use std::process::ExitCode;
+
+use kvrouted::cli::{self, Cli, Command, Exit, Failure, Prepared, ServeArgs};
+use kvrouted::error::Error;
+use kvrouted::{daemon, demo};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let exit = match cli::parse(std::env::args_os()) {
+        Ok(cli) => cli::conclude(dispatch(&cli)),
+        Err(exit) => exit,
+    };
+    exit.into()
+}
+
+fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
+    match &cli.command {
+        Command::Serve(args) => serve(args),
+        Command::Query(args) => args.run(),
+        Command::Status(args) => args.run(),
+        Command::Demo(args) => done(demo::run(args)),
+        Command::DemoEngine(args) => done(demo::engine::run(args)),
+        Command::DemoGateway(args) => done(demo::gateway::run(args)),
+        Command::DemoDaemon(args) => Err(demo::lifetime::run_daemon(args).into()),
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
+    let config = match args.prepare()? {
+        Prepared::Run(config) => config,
+        Prepared::Done(exit) => return Ok(exit),
+    };
+    cli::init_logging(&config.log);
+    done(daemon::run(&config))
+}
+
+fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {
+    Ok(outcome.map(|()| Exit::Done)?)
+}

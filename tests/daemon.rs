@@ -1,0 +1,429 @@
+//! The whole daemon as its users meet it: the binary, real sockets, another process asking.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use kvrouted::client::{Client, ClientOptions};
+use kvrouted::error::Kind;
+use kvrouted::event::flat::Encoder;
+use kvrouted::event::{BatchInfo, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
+use kvrouted::hash;
+use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window, Worker};
+use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
+use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+use kvrouted::trust::TrustLevel;
+use serde_json::Value;
+
+/// Far beyond what anything here takes: reached only by a failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BLOCK_SIZE: u32 = 16;
+
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A publisher of our own flatbuffers. XPUB, to know when the subscription has arrived.
+struct Publisher {
+    socket: zmq::Socket,
+    encoder: Encoder,
+    seq: u64,
+}
+
+impl Publisher {
+    fn new() -> Self {
+        let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
+        socket.set_linger(0).expect("no linger");
+        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
+        socket.bind("tcp://127.0.0.1:*").expect("a free port");
+        Self { socket, encoder: Encoder::new(), seq: 0 }
+    }
+
+    fn endpoint(&self) -> String {
+        self.socket.get_last_endpoint().expect("an endpoint").expect("of text")
+    }
+
+    fn await_subscription(&self) {
+        assert_eq!(self.socket.recv_bytes(0).expect("a subscription").first(), Some(&1));
+    }
+
+    fn send(&mut self, event: KvEvent<'_>) {
+        let scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
+        let info = BatchInfo { scheme: Some(scheme), ..BatchInfo::default() };
+        let payload = self.encoder.encode(&info, [event]).to_vec();
+        self.send_payload(&payload);
+    }
+
+    fn send_payload(&mut self, payload: &[u8]) {
+        self.socket.send_multipart([b"".as_slice(), &self.seq.to_be_bytes(), payload], 0).expect("sent");
+        self.seq += 1;
+    }
+
+    /// Stores the whole blocks of `tokens` at the root, hashed by what is in them.
+    fn store(&mut self, tokens: &[u32]) {
+        let hashes = engine_hashes(tokens);
+        let whole = &tokens[..hashes.len() * BLOCK_SIZE as usize];
+        self.send(KvEvent::Stored(Stored {
+            hashes: &hashes,
+            parent: None,
+            content: Content::Tokens { tokens: whole, bigram: false },
+            block_size: BLOCK_SIZE,
+            medium: Medium::Tier(Tier::Device),
+            group: GroupId(0),
+            group_kind: GroupKind::Main,
+            lora: None,
+            salt: Salt::Inherited,
+            media: &[],
+        }));
+    }
+
+    fn remove_last(&mut self, tokens: &[u32], blocks: usize) {
+        let hashes = engine_hashes(tokens);
+        let removed = &hashes[hashes.len() - blocks..];
+        self.send(KvEvent::Removed(Removed { hashes: removed, medium: Medium::Tier(Tier::Device), group: GroupId(0) }));
+    }
+}
+
+fn engine_hashes(tokens: &[u32]) -> Vec<EngineHash> {
+    let scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
+    let (mut locals, mut chain) = (Vec::new(), Vec::new());
+    hash::local_hashes(scheme, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);
+    hash::sequence_hashes(&locals, &mut chain);
+    chain.into_iter().map(|sequence| EngineHash(!sequence.0)).collect()
+}
+
+struct Daemon {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let daemon = Self { process: spawn(&folder.path().join("s"), arguments), folder };
+        until("the daemon serves", || {
+            daemon.socket().exists() && Client::connect(&daemon.socket(), &options()).is_ok()
+        });
+        daemon
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("s")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.socket(), &options()).expect("a connection")
+    }
+
+    fn status(&self) -> Vec<Value> {
+        let output = run(&["status", "--socket", text(&self.socket()), "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        said["workers"].as_array().expect("workers").clone()
+    }
+
+    fn query(&self, tokens: &[u32]) -> Value {
+        let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+        let output =
+            run(&["query", "--socket", text(&self.socket()), "--model", "m", "--tokens", &tokens.join(","), "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn wait_for_seq(&self, worker: usize, seq: u64) {
+        until("the batch is applied", || self.status()[worker]["last_seq"].as_u64() == Some(seq));
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
+    }
+
+    /// Its exit code, once it has ended by itself.
+    fn ended(&mut self) -> Option<i32> {
+        let mut status = None;
+        until("the daemon ends", || {
+            status = self.process.try_wait().expect("a child");
+            status.is_some()
+        });
+        status.and_then(|status| status.code())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // A test that ended it has nothing left to kill.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn spawn(socket: &Path, arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_kvrouted"))
+        .args(["serve", "--socket", text(socket), "--model", "m", "--block-size", "16", "--log-level", "warn"])
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("the daemon starts")
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).output().expect("the binary runs")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+fn options() -> ClientOptions {
+    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
+}
+
+fn worker(id: u64, endpoint: &str) -> String {
+    format!("id={id},endpoint={endpoint}")
+}
+
+fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
+}
+
+fn device(reply: &Value, worker: u64) -> u64 {
+    let candidates = reply["candidates"].as_array().expect("candidates");
+    let found = candidates.iter().find(|candidate| candidate["worker_id"] == worker).expect("the worker");
+    found["overlap_blocks"]["device"].as_u64().expect("blocks")
+}
+
+fn ask<'a>(client: &Client, tokens: &'a [u32], book: Option<BookingRequest<'a>>) -> RouteRequest<'a> {
+    let space = client.space("m", None).expect("the space").id;
+    RouteRequest { book, explain: true, ..RouteRequest::new(space, Prompt::of_tokens(tokens)) }
+}
+
+#[test]
+fn what_is_published_is_what_is_answered_and_a_dead_publisher_harms_nobody() {
+    let (mut first, mut second) = (Publisher::new(), Publisher::new());
+    let (one, two) = (worker(1, &first.endpoint()), worker(2, &second.endpoint()));
+    let daemon = Daemon::start(&["--worker", &one, "--worker", &two]);
+    first.await_subscription();
+    second.await_subscription();
+    let tokens = prompt(1, 100);
+    first.store(&tokens);
+    second.store(&tokens[..32]);
+    daemon.wait_for_seq(0, 0);
+    daemon.wait_for_seq(1, 0);
+    let reply = daemon.query(&tokens);
+    assert_eq!(reply["best"], serde_json::json!({"worker_id": 1, "dp_rank": 0}));
+    assert_eq!((device(&reply, 1), device(&reply, 2)), (6, 2));
+    assert_eq!(reply["candidates"][0]["trust"], "exact");
+    assert_eq!(daemon.status()[0]["blocks_held"], 6);
+
+    first.remove_last(&tokens, 4);
+    daemon.wait_for_seq(0, 1);
+    assert_eq!(device(&daemon.query(&tokens), 1), 2, "after eviction fewer");
+
+    drop(first);
+    until("the loss is seen", || daemon.status()[0]["trust"] == "unproven");
+    let reply = daemon.query(&tokens);
+    assert_eq!((device(&reply, 1), device(&reply, 2)), (0, 2));
+    assert_eq!(daemon.status()[0]["reasons"], serde_json::json!(["disconnected"]));
+    second.store(&prompt(2, 64));
+    daemon.wait_for_seq(1, 1);
+    assert_eq!(device(&daemon.query(&prompt(2, 64)), 2), 4, "the other goes on");
+}
+
+#[test]
+fn bookings_move_decisions_until_they_end() {
+    let mut publisher = Publisher::new();
+    let (one, two) = (worker(1, &publisher.endpoint()), "id=2".to_owned());
+    let daemon = Daemon::start(&["--worker", &one, "--worker", &two]);
+    publisher.await_subscription();
+    let tokens = prompt(3, 64);
+    publisher.store(&tokens);
+    daemon.wait_for_seq(0, 0);
+
+    let mut client = daemon.client();
+    let request_id = |n: u32| format!("r{n}");
+    let mut handles = Vec::new();
+    for n in 0..2 {
+        let name = request_id(n);
+        let request = ask(&client, &tokens, Some(BookingRequest { request_id: &name, attempt: 0 }));
+        let reply = client.route(&request).expect("a decision");
+        handles.push((reply.candidates[0].worker, reply.booking.expect("a booking")));
+    }
+    let booked = |field: &str| -> u64 {
+        daemon.status().iter().map(|worker| worker["counters"][field].as_u64().expect("a counter")).sum()
+    };
+    // The first found all 64 tokens cached; the second may have gone where none are.
+    let cold = handles.iter().filter(|(chosen, _)| chosen.id.0 == 2).count() as u64;
+    assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, 8));
+    assert_eq!(booked("active_prefill_tokens"), 64 * cold);
+    // 4 blocks of decode behind the first booking outweigh nothing; the second makes the cold worker cheaper.
+    assert_eq!(handles[0].0, Worker::new(1, 0));
+    let request = ask(&client, &tokens, None);
+    let reply = client.route(&request).expect("a decision");
+    let holder = reply.candidates.iter().find(|candidate| candidate.worker.id.0 == 1).expect("listed");
+    let on_holder = handles.iter().filter(|(chosen, _)| chosen.id.0 == 1).count();
+    let terms = holder.terms.expect("terms");
+    assert_eq!((terms.active_decode_blocks, terms.active_requests), (4.0 * on_holder as f64, on_holder as f64));
+    assert_eq!(
+        reply.candidates[0].trust.level,
+        if reply.candidates[0].worker.id.0 == 1 { TrustLevel::Exact } else { TrustLevel::None }
+    );
+
+    let again = ask(&client, &tokens, Some(BookingRequest { request_id: "r0", attempt: 0 }));
+    assert_eq!(client.route(&again).expect_err("booked").kind(), Kind::BookingExists);
+    for (_, handle) in &handles {
+        let handle = BookingRef::Handle(*handle);
+        assert_eq!(client.prefill_complete(&handle).expect("told"), BookingOutcome::Applied);
+        assert_eq!(client.free(&handle).expect("told"), BookingOutcome::Applied);
+        assert_eq!(client.free(&handle).expect("told"), BookingOutcome::AlreadyApplied);
+    }
+    let request = ask(&client, &tokens, None);
+    let reply = client.route(&request).expect("a decision");
+    assert!(reply.candidates.iter().all(|candidate| candidate.terms.is_some_and(|terms| terms.active_requests == 0.0)));
+}
+
+#[test]
+fn who_leaves_early_is_not_warned_about_and_no_workers_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("s");
+    let mut process = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
+        .args(["serve", "--socket", text(&socket), "--model", "m", "--block-size", "16"])
+        .env_remove("RUST_LOG")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the daemon starts");
+    until("the daemon serves", || Client::connect(&socket, &options()).is_ok());
+    for _ in 0..8 {
+        let mut client = Client::connect(&socket, &options()).expect("a connection");
+        let error = client.space("", None).expect_err("no such model");
+        assert!(error.to_string().contains("no model \"\" (it has \"m\")"), "{error}");
+        let tokens = prompt(1, 64);
+        let request = ask(&client, &tokens, None);
+        for _ in 0..200 {
+            client.send_route(&request).expect("queued");
+        }
+        client.flush().expect("sent");
+        // Gone with replies unread.
+    }
+    assert!(Command::new("kill").args(["-TERM", &process.id().to_string()]).status().expect("kill").success());
+    let mut log = String::new();
+    process.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
+    assert!(process.wait().expect("a child").success(), "{log}");
+    assert!(log.contains("no workers: every decision will be empty"), "{log}");
+    assert!(log.contains("ended") && !log.contains("a connection is closed"), "{log}");
+}
+
+#[test]
+fn a_session_is_shared_by_its_connections_and_by_nobody_else() {
+    let daemon = Daemon::start(&["--worker", "id=1"]);
+    let shared = ClientOptions { session: Some(SessionToken { hi: 3, lo: 4 }), ..options() };
+    let mut one = Client::connect(&daemon.socket(), &shared).expect("a connection");
+    let mut two = Client::connect(&daemon.socket(), &shared).expect("a connection");
+    let mut stranger = daemon.client();
+    let tokens = prompt(1, 16);
+    let request = ask(&one, &tokens, Some(BookingRequest { request_id: "a", attempt: 0 }));
+    one.route(&request).expect("a decision");
+    let named = BookingRef::Request { request_id: "a", attempt: 0 };
+    assert_eq!(stranger.free(&named).expect("told"), BookingOutcome::Unknown);
+    drop(one);
+    assert_eq!(two.free(&named).expect("told"), BookingOutcome::Applied);
+}
+
+#[test]
+fn sigterm_drains_and_leaves_nothing_behind() {
+    for io in ["uring", "epoll"] {
+        let mut daemon = Daemon::start(&["--worker", "id=1", "--io", if io == "uring" { "auto" } else { io }]);
+        let mut client = daemon.client();
+        let request = ask(&client, &[1; 64], None);
+        client.route(&request).expect("a decision");
+        daemon.signal("-TERM");
+        assert_eq!(daemon.ended(), Some(0));
+        assert!(!daemon.socket().exists() && !daemon.folder.path().join("s.admin").exists());
+        assert!(client.route(&ask(&client, &[1; 64], None)).is_err());
+    }
+}
+
+#[test]
+fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
+    let mut daemon = Daemon::start(&["--worker", "id=1"]);
+    let mut second = spawn(&daemon.socket(), &["--worker", "id=1"]);
+    assert_ne!(second.wait().expect("a child").code(), Some(0));
+    assert_eq!(daemon.query(&[1; 32])["match"], "matched", "the first is unharmed");
+
+    daemon.signal("-KILL");
+    let _ = daemon.process.wait();
+    assert!(daemon.socket().exists(), "killed, it leaves its file");
+    daemon.process = spawn(&daemon.socket(), &["--worker", "id=1"]);
+    until("the successor serves", || Client::connect(&daemon.socket(), &options()).is_ok());
+    let mode = std::fs::metadata(daemon.folder.path().join("s.admin")).expect("the admin socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "administration is for the owner");
+}
+
+/// A port of the loopback interface that nobody listens on.
+fn free_port() -> u16 {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    free.local_addr().expect("an address").port()
+}
+
+/// Head and text of the metrics page.
+fn scrape(port: u16) -> (String, String) {
+    let mut page = TcpStream::connect(("127.0.0.1", port)).expect("the page");
+    page.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+    let mut body = String::new();
+    page.read_to_string(&mut body).expect("answered");
+    let (head, text) = body.split_once("\r\n\r\n").expect("a body");
+    (head.to_owned(), text.to_owned())
+}
+
+#[test]
+fn the_metrics_page_is_wellformed_and_on_loopback_only() {
+    let port = free_port();
+    let daemon = Daemon::start(&["--worker", "id=1", "--metrics-port", &port.to_string()]);
+    daemon.query(&[1; 32]);
+    let (head, text) = scrape(port);
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("openmetrics-text"), "{head}");
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+        assert!(name.starts_with("kvrouted_") && value.parse::<f64>().is_ok(), "{line}");
+    }
+    assert!(text.contains("\nkvrouted_routes_total 1\n") && text.contains("le=\"+Inf\"} 1\n"), "{text}");
+    assert!(text.contains("kvrouted_worker_state{worker_id=\"1\",dp_rank=\"0\",state=\"ready\"} 1\n"), "{text}");
+    assert_eq!(text.matches("\nkvrouted_worker_state{").count(), 1, "one state at a time");
+    assert!(text.contains("kvrouted_worker_trust{worker_id=\"1\",dp_rank=\"0\"} 0\n"), "{text}");
+    assert!(text.trim_end().ends_with("# EOF"));
+    let elsewhere = TcpStream::connect_timeout(&([127, 0, 0, 2], port).into(), PATIENCE);
+    assert!(elsewhere.is_err(), "another address of this machine does not answer");
+}
+
+#[test]
+fn what_cannot_be_decoded_is_named_in_status_and_metrics() {
+    let mut publisher = Publisher::new();
+    let (worker, port) = (worker(1, &publisher.endpoint()), free_port());
+    let daemon = Daemon::start(&["--worker", &worker, "--metrics-port", &port.to_string()]);
+    publisher.await_subscription();
+    let tokens = prompt(1, 64);
+    publisher.store(&tokens);
+    publisher.send_payload(b"neither wire");
+    publisher.store(&tokens[..32]);
+    daemon.wait_for_seq(0, 2);
+    let status = &daemon.status()[0];
+    assert_eq!(status["trust"], "lower_bound");
+    assert_eq!(status["reasons"], serde_json::json!(["undecodable"]));
+    let counters = &status["counters"];
+    assert_eq!((&counters["batches_undecodable"], &counters["batches"]), (&1.into(), &2.into()));
+    let reasons: Vec<_> = counters.as_object().expect("counters").iter().collect();
+    let named = reasons.iter().find(|(name, _)| name.starts_with("undecodable_")).expect("a reason");
+    let (_, text) = scrape(port);
+    let reason = named.0.trim_start_matches("undecodable_");
+    let line = format!("kvrouted_worker_undecodable_total{{worker_id=\"1\",dp_rank=\"0\",reason=\"{reason}\"}} 1\n");
+    assert!(text.contains(&line), "{line} in {text}");
+    assert_eq!(device(&daemon.query(&tokens), 1), 2, "the stream goes on");
+}

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Publishes KV-cache events with an engine's own code, without a GPU.
+
+Real, from the engine's package: the prefix cache that decides what is stored and evicted, the block
+hashes, the event types, and the ZeroMQ publisher with its sequences and replay socket. Ours: the requests,
+and the loop that does to the cache what the scheduler does.
+
+It waits for subscribers, publishes --batches batches, writes what the engine's own cache then holds, and
+keeps serving. On each SIGUSR1 it publishes --phase2 batches more and writes again.
+One JSON line on stdout per stage: {"stage": "listening" | "published", "last_seq", "cached_blocks", ...}.
+
+  --truth FILE    {"last_seq", "queries": [{"tokens", "salt", "lora", "device_blocks"}]}: for sampled prompts,
+                  the number of leading blocks in the engine's own cache. Earlier samples keep their places.
+  --prompts FILE  the same prompts, one JSON object a line, as `kvrouted query --batch` reads them
+
+Run it with the environment that scripts/engines/fetch makes: .../venv/bin/python scripts/engines/publish.py.
+Exit: 0 done or told to stop, 64 wrong usage, 69 fetch has not been run or a part is missing.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+SAMPLES = 48
+ASKED_KEPT = 4096
+
+
+class Usage(argparse.ArgumentParser):
+    def error(self, message):
+        self.print_usage(sys.stderr)
+        self.exit(64, f"publish.py: {message}\n")
+
+
+def arguments():
+    parser = Usage(prog="publish.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--engine", choices=sorted(VERSIONS), required=True)
+    add("--version", help="of the engine (default: vllm 0.33.0, sglang 0.5.23)")
+    add("--endpoint", default="tcp://*:5557", help="where to publish (default %(default)s). In both engines a * binds, any other address connects; dp-rank is added to the port")
+    add("--replay-endpoint", default="tcp://*:5657", help="where to answer replay requests; '' for nowhere (default %(default)s)")
+    add("--topic", default="", help="topic frame of every batch (default none)")
+    add("--dp-rank", type=int, default=0, help="data-parallel rank (default %(default)s)")
+    add("--buffer-steps", type=int, default=10_000, help="batches kept for replay (default %(default)s)")
+    add("--batches", type=int, default=300, help="batches to publish (default %(default)s)")
+    add("--phase2", type=int, default=300, metavar="N", help="batches more on each SIGUSR1 (default %(default)s)")
+    add("--rate", type=float, default=300, help="batches a second; 0 for as fast as it goes (default %(default)s)")
+    add("--capacity", type=int, default=256, help="blocks the engine has room for (default %(default)s)")
+    add("--block-size", type=int, default=16, help="tokens per block (default %(default)s)")
+    add("--seed", default="1", help="equal seeds give equal requests (default %(default)s)")
+    add("--salt-ratio", type=float, default=0, help="share of requests with a cache salt (default %(default)s)")
+    add("--lora-ratio", type=float, default=0, help="share of requests with a LoRA adapter (default %(default)s)")
+    add("--dup-ratio", type=float, default=0, help="share of requests that repeat one and end on a block (default %(default)s)")
+    add("--clear-every", type=int, default=0, help="clear the cache after so many requests; 0 for never (default %(default)s)")
+    add("--wait-conns", type=int, default=0, help="subscriptions to wait for before the first batch (default %(default)s)")
+    add("--wait-timeout", type=float, default=60, metavar="S", help="give up waiting after (default %(default)s)")
+    add("--truth", metavar="FILE", help="see above")
+    add("--prompts", metavar="FILE", help="see above")
+    add("--linger", type=float, default=-1, metavar="S", help="stop after serving so long; -1 for never (default)")
+    options = parser.parse_args()
+    options.version = options.version or VERSIONS[options.engine]
+    if options.capacity < 64 or options.block_size < 1 or options.batches < 1:
+        parser.error("--capacity must be at least 64, --block-size and --batches at least 1")
+    return options
+
+
+def see_subscriptions():
+    """Makes the publisher's socket an XPUB: to subscribers the same, but subscriptions can be read here."""
+    import zmq
+    plain = zmq.Context.socket
+
+    def socket(context, kind, *args, **kwargs):
+        return plain(context, zmq.XPUB if kind == zmq.PUB else kind, *args, **kwargs)
+
+    zmq.Context.socket = socket
+
+
+def wait_for_subscriptions(socket, wanted, timeout_s, stop):
+    """Returns how many came. The publisher's thread does not touch its socket before the first batch."""
+    seen, deadline = 0, time.monotonic() + timeout_s
+    while seen < wanted and time.monotonic() < deadline and not stop.is_set():
+        if socket.poll(50) and socket.recv()[:1] == b"\x01":
+            seen += 1
+    return seen
+
+
+def sample(engine, workload):
+    """Prompts from the first to the last, dense at the end; shared prefixes; other tenants' view of both."""
+    from workload import Prompt
+    asked = engine.asked
+    chosen = asked[-SAMPLES // 2:] + asked[:-SAMPLES // 2:max(1, len(asked) // (SAMPLES // 2))]
+    chosen += [Prompt(prefix) for prefix in workload.prefixes]
+    chosen += [Prompt(p.tokens, "nobody", p.lora) for p in asked[-4:]]
+    chosen += [Prompt(p.tokens, p.salt, None) for p in asked[-SAMPLES // 2:] if p.lora]
+    chosen += [Prompt(p.tokens, None, p.lora) for p in asked[-SAMPLES // 2:] if p.salt]
+    chosen.append(Prompt([1] * (4 * workload.block_size)))
+    return chosen
+
+
+def write(path, text):
+    """Whole or not at all: a reader never sees half a file."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
+
+
+class Run:
+    """One publisher's life: batches so far, prompts sampled so far."""
+
+    def __init__(self, options, engine, workload, stop):
+        self.options, self.engine, self.workload, self.stop = options, engine, workload, stop
+        self.publisher = engine.publisher()
+        self.steps = engine.steps()
+        self.batches, self.sampled = 0, []
+
+    def say(self, stage, **more):
+        o = self.options
+        print(json.dumps({"stage": stage, "engine": o.engine, "version": o.version, "endpoint": self.publisher._endpoint,
+                          "replay_endpoint": self.publisher._replay_endpoint, **more}), flush=True)
+
+    def publish(self, count):
+        begin, first = time.monotonic(), self.batches
+        while self.batches < first + count and not self.stop.is_set():
+            self.publisher.publish(self.engine.batch(time.time(), next(self.steps)))
+            self.batches += 1
+            del self.engine.asked[:-ASKED_KEPT]
+            if self.options.rate > 0:
+                self.stop.wait(max(0, begin + (self.batches - first) / self.options.rate - time.monotonic()))
+        while not self.publisher._event_queue.empty() and not self.stop.is_set():
+            time.sleep(0.01)
+        self.sampled += sample(self.engine, self.workload)
+        self.write_truth()
+        self.say("published", batches=self.batches, last_seq=self.batches - 1, cached_blocks=self.engine.cached_blocks())
+
+    def write_truth(self):
+        if self.options.truth:
+            queries = [{"tokens": p.tokens, "salt": p.salt, "lora": p.lora, "device_blocks": self.engine.held(p)}
+                       for p in self.sampled]
+            write(self.options.truth, json.dumps({"last_seq": self.batches - 1, "block_size": self.options.block_size,
+                                                  "queries": queries}))
+        if self.options.prompts:
+            lines = (json.dumps({"tokens": p.tokens, "salt": p.salt, "lora": p.lora}) for p in self.sampled)
+            write(self.options.prompts, "".join(line + "\n" for line in lines))
+
+
+def main():
+    options = arguments()
+    stop, again = threading.Event(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGUSR1, lambda *_: again.set())
+    try:
+        import loader
+        from workload import Workload
+        engine_module = __import__(f"{options.engine}_engine")
+        see_subscriptions()
+        workload = Workload(options)
+        engine = engine_module.Engine(options, workload)
+    except (ImportError, loader.Unavailable) as problem:
+        print(f"publish.py: {problem}; scripts/engines/fetch makes the environment this runs in", file=sys.stderr)
+        return 69
+    run = Run(options, engine, workload, stop)
+    run.say("listening")
+    seen = wait_for_subscriptions(run.publisher._pub, options.wait_conns, options.wait_timeout, stop)
+    if seen < options.wait_conns:
+        print(f"publish.py: {seen} of {options.wait_conns} subscriptions came in {options.wait_timeout} s", file=sys.stderr)
+    run.publish(options.batches)
+    deadline = time.monotonic() + options.linger if options.linger >= 0 else float("inf")
+    while not stop.is_set() and time.monotonic() < deadline:
+        if again.is_set():
+            again.clear()
+            run.publish(options.phase2)
+        stop.wait(0.05)
+    run.publisher.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+//! The daemon against the engines' own publishers: after hundreds of batches with evictions, what it answers
+//! for every sampled prompt is what the engine's own cache holds.
+//!
+//! `scripts/engines` fetches vLLM and SGLang and drives their real prefix caches and ZeroMQ publishers. Where
+//! that cannot be had (no python3, no network) the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1;
+//! KVROUTED_SKIP_ENGINES=1 does not even try.
+
+#![cfg(unix)]
+// clippy.toml allows it in #[test] functions; all of this file is test.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long anything may take before the test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(90);
+const BLOCK_SIZE: &str = "16";
+/// The worker that publishes, and one that nobody runs.
+const LIVE: u64 = 1;
+const ABSENT: u64 = 2;
+
+/// What the engine is made to do, besides evicting.
+struct Scenario {
+    engine: &'static str,
+    options: &'static [&'static str],
+    /// Whether the daemon connects before the engine listens.
+    daemon_first: bool,
+}
+
+#[test]
+fn vllm_answers_equal_its_block_pool() {
+    let options = &["--salt-ratio", "0.3", "--lora-ratio", "0.2", "--dup-ratio", "0.15"];
+    run(&Scenario { engine: "vllm", options, daemon_first: false });
+}
+
+#[test]
+fn vllm_answers_equal_its_block_pool_after_clears_and_under_a_topic() {
+    let options = &["--clear-every", "40", "--topic", "kv-events", "--seed", "2"];
+    run(&Scenario { engine: "vllm", options, daemon_first: true });
+}
+
+#[test]
+fn sglang_answers_equal_its_radix_cache() {
+    let options = &["--salt-ratio", "0.3", "--lora-ratio", "0.2", "--dup-ratio", "0.15"];
+    run(&Scenario { engine: "sglang", options, daemon_first: true });
+}
+
+#[test]
+fn sglang_answers_equal_its_radix_cache_after_clears() {
+    run(&Scenario { engine: "sglang", options: &["--clear-every", "40", "--seed", "2"], daemon_first: false });
+}
+
+fn run(scenario: &Scenario) {
+    let python = match environment(scenario.engine) {
+        Ok(python) => python,
+        Err(reason) => return skip(scenario.engine, &reason),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let ports = Ports::free();
+    let (mut engine, daemon);
+    if scenario.daemon_first {
+        daemon = Daemon::start(folder.path(), scenario, &ports);
+        engine = Engine::start(folder.path(), &python, scenario, &ports);
+    } else {
+        engine = Engine::start(folder.path(), &python, scenario, &ports);
+        daemon = Daemon::start(folder.path(), scenario, &ports);
+    }
+    assert_eq!(engine.next_stage()["stage"], "listening", "{}", engine.log());
+
+    let first = engine.next_stage();
+    daemon.wait_for_sequence(first["last_seq"].as_u64().unwrap());
+    let before = daemon.compare(&Truth::read(folder.path()));
+
+    engine.publish_more();
+    let second = engine.next_stage();
+    assert!(second["last_seq"].as_u64() > first["last_seq"].as_u64());
+    daemon.wait_for_sequence(second["last_seq"].as_u64().unwrap());
+    let after = daemon.compare(&Truth::read(folder.path()));
+
+    // The prompts of the first round keep their places; some of their blocks have been evicted since.
+    assert!(after.len() > before.len());
+    assert!(
+        before.iter().zip(&after).any(|(before, after)| after < before),
+        "no prompt shows fewer blocks after eviction"
+    );
+}
+
+/// libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
+fn skip(engine: &str, reason: &str) {
+    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
+    assert!(!required, "{engine} is required: {reason}");
+    let line = format!("\nskipped: {engine}'s publisher: {reason}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// The Python that runs the publisher, fetched if need be, or why there is none.
+fn environment(engine: &str) -> Result<PathBuf, String> {
+    if std::env::var("KVROUTED_SKIP_ENGINES").is_ok_and(|value| value == "1") {
+        return Err("KVROUTED_SKIP_ENGINES is set".into());
+    }
+    let version = match engine {
+        "vllm" => "0.33.0",
+        _ => "0.5.23",
+    };
+    let fetch = root().join("scripts/engines/fetch");
+    let fetched = Command::new(&fetch)
+        .arg(format!("{engine}=={version}"))
+        .output()
+        .map_err(|error| format!("{}: {error}", fetch.display()))?;
+    if !fetched.status.success() {
+        let words = String::from_utf8_lossy(&fetched.stderr);
+        let last = words.lines().last().unwrap_or("no reason given").to_string();
+        return Err(format!("scripts/engines/fetch ended with {}: {last}", fetched.status));
+    }
+    Ok(Path::new(String::from_utf8_lossy(&fetched.stdout).trim()).join("venv/bin/python"))
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Four TCP ports that were free a moment ago.
+struct Ports {
+    events: u16,
+    replay: u16,
+    absent_events: u16,
+    absent_replay: u16,
+}
+
+impl Ports {
+    fn free() -> Self {
+        // All are held until the last is known, so that they differ.
+        let held: Vec<TcpListener> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let port = |at: usize| held[at].local_addr().unwrap().port();
+        Self { events: port(0), replay: port(1), absent_events: port(2), absent_replay: port(3) }
+    }
+}
+
+fn log_file(path: &Path) -> std::fs::File {
+    std::fs::File::create(path).unwrap()
+}
+
+/// A publisher of scripts/engines, and the stages it announces.
+struct Engine {
+    child: Child,
+    stages: Receiver<String>,
+    log: PathBuf,
+}
+
+impl Engine {
+    fn start(folder: &Path, python: &Path, scenario: &Scenario, ports: &Ports) -> Self {
+        let log = folder.join("engine.log");
+        let mut child = Command::new(python)
+            .arg(root().join("scripts/engines/publish.py"))
+            .args(["--engine", scenario.engine, "--block-size", BLOCK_SIZE, "--capacity", "256", "--wait-conns", "1"])
+            .args(["--batches", "400", "--phase2", "300", "--rate", "500"])
+            .args(["--endpoint", &format!("tcp://*:{}", ports.events)])
+            .args(["--replay-endpoint", &format!("tcp://*:{}", ports.replay)])
+            .arg("--truth")
+            .arg(Truth::path(folder))
+            .arg("--prompts")
+            .arg(prompts_path(folder))
+            .args(scenario.options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log_file(&log))
+            .spawn()
+            .unwrap();
+        let (sender, stages) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, stages, log }
+    }
+
+    fn next_stage(&self) -> Value {
+        match self.stages.recv_timeout(PATIENCE) {
+            Ok(line) => serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}")),
+            Err(error) => panic!("the publisher says nothing: {error}\n{}", self.log()),
+        }
+    }
+
+    fn publish_more(&mut self) {
+        let id = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(id, rustix::process::Signal::USR1).unwrap();
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).ok();
+    }
+}
+
+fn prompts_path(folder: &Path) -> PathBuf {
+    folder.join("prompts.jsonl")
+}
+
+/// What the engine's own cache holds of each sampled prompt, in leading blocks.
+struct Truth {
+    queries: Vec<Value>,
+}
+
+impl Truth {
+    fn path(folder: &Path) -> PathBuf {
+        folder.join("truth.json")
+    }
+
+    fn read(folder: &Path) -> Self {
+        let truth: Value = serde_json::from_slice(&std::fs::read(Self::path(folder)).unwrap()).unwrap();
+        let queries = truth["queries"].as_array().unwrap().clone();
+        let depth = |query: &Value| query["device_blocks"].as_u64().unwrap();
+        let whole =
+            |query: &Value| query["tokens"].as_array().unwrap().len() as u64 / truth["block_size"].as_u64().unwrap();
+        // A sample that could not tell a right answer from a wrong one would prove nothing.
+        assert!(queries.iter().any(|query| depth(query) == 0), "nothing was evicted");
+        assert!(
+            queries.iter().any(|query| depth(query) > 0 && depth(query) < whole(query)),
+            "no prompt is held in part"
+        );
+        assert!(
+            queries.iter().any(|query| depth(query) > 4 && depth(query) == whole(query)),
+            "no prompt is held whole"
+        );
+        Self { queries }
+    }
+}
+
+/// `kvrouted serve` in its own process, asked through `kvrouted query` and `kvrouted status`.
+struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    prompts: PathBuf,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn start(folder: &Path, scenario: &Scenario, ports: &Ports) -> Self {
+        let (socket, log) = (folder.join("kvrouted.sock"), folder.join("kvrouted.log"));
+        let topic = match scenario.options.iter().position(|option| *option == "--topic") {
+            Some(at) => format!(",topic={}", scenario.options[at + 1]),
+            None => String::new(),
+        };
+        let worker = |id: u64, events: u16, replay: u16| {
+            format!("id={id},endpoint=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}{topic}")
+        };
+        let child = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
+            .arg("serve")
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--model", "m", "--block-size", BLOCK_SIZE])
+            .args(["--worker", &worker(LIVE, ports.events, ports.replay)])
+            .args(["--worker", &worker(ABSENT, ports.absent_events, ports.absent_replay)])
+            .stdin(Stdio::null())
+            .stdout(log_file(&folder.join("kvrouted.out")))
+            .stderr(log_file(&log))
+            .spawn()
+            .unwrap();
+        let mut daemon = Self { child, socket, prompts: prompts_path(folder), log };
+        daemon.wait_until_listening();
+        daemon
+    }
+
+    fn wait_until_listening(&mut self) {
+        let begin = Instant::now();
+        while UnixStream::connect(&self.socket).is_err() {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("kvrouted serve ended with {status}\n{}", self.log());
+            }
+            assert!(begin.elapsed() < PATIENCE, "kvrouted serve does not listen\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Runs a command of the binary against this daemon and returns what it printed, one value a line.
+    fn ask(&self, command: &[&str]) -> Vec<Value> {
+        let (name, options) = command.split_first().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
+            .arg(name)
+            .arg("--socket")
+            .arg(&self.socket)
+            .args(options)
+            .arg("--json")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "kvrouted {name} ended with {}: {words}\n{}", output.status, self.log());
+        let lines = String::from_utf8(output.stdout).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+    }
+
+    fn wait_for_sequence(&self, sequence: u64) {
+        let begin = Instant::now();
+        loop {
+            let status = self.ask(&["status"]);
+            let worker = of_worker(&status[0]["workers"], LIVE);
+            if worker["last_seq"].as_u64() == Some(sequence) {
+                assert_eq!(worker["trust"], "exact", "{worker}");
+                return;
+            }
+            assert!(begin.elapsed() < PATIENCE, "sequence {sequence} does not come: {worker}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks about every sampled prompt, compares with the engine, and returns the depths.
+    fn compare(&self, truth: &Truth) -> Vec<u64> {
+        let prompts = self.prompts.to_str().unwrap();
+        let answers = self.ask(&["query", "--model", "m", "--batch", prompts]);
+        assert_eq!(answers.len(), truth.queries.len(), "one answer a prompt");
+        let mut wrong = Vec::new();
+        for (at, (answer, query)) in answers.iter().zip(&truth.queries).enumerate() {
+            let live = of_worker(&answer["candidates"], LIVE);
+            let absent = of_worker(&answer["candidates"], ABSENT);
+            assert_eq!(answer["match"], "matched", "{answer}");
+            assert_eq!((&live["trust"], &live["reasons"]), (&"exact".into(), &Value::Array(Vec::new())), "{answer}");
+            assert_eq!(
+                (&absent["trust"], &absent["overlap_blocks"]["device"]),
+                (&"unproven".into(), &0.into()),
+                "{answer}"
+            );
+            if live["overlap_blocks"]["device"] != query["device_blocks"] {
+                let (salt, lora) = (&query["salt"], &query["lora"]);
+                let (got, held) = (&live["overlap_blocks"]["device"], &query["device_blocks"]);
+                wrong.push(format!("prompt {at} (salt {salt}, lora {lora}): {got} blocks, the engine holds {held}"));
+            }
+        }
+        let status = self.ask(&["status"]);
+        assert!(wrong.is_empty(), "{} of {} wrong:\n{}\n{}", wrong.len(), answers.len(), wrong.join("\n"), status[0]);
+        truth.queries.iter().map(|query| query["device_blocks"].as_u64().unwrap()).collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).ok();
+    }
+}
+
+/// The entry of rank 0 of a worker in a list of workers or candidates.
+fn of_worker(list: &Value, id: u64) -> Value {
+    let entries = list.as_array().unwrap_or_else(|| panic!("not a list of workers: {list}"));
+    let found = entries.iter().find(|entry| entry["worker_id"] == id && entry["dp_rank"] == 0);
+    found.unwrap_or_else(|| panic!("no worker {id} in {list}")).clone()
+}

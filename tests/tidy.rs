@@ -1,0 +1,316 @@
+//! House rules that neither the compiler nor clippy checks. Each failure names file, line and rule.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// Lines of a source file: no more than this.
+const FILE_LINES_MAX: usize = 800;
+/// Lines of a source file: no more than this without being named below with a reason.
+const FILE_LINES_SOFT: usize = 450;
+/// Files that may be longer than the soft limit, and why.
+const LONG_FILES: &[(&str, &str)] = &[];
+/// Lines of a function, signature and braces included.
+const FUNCTION_LINES_MAX: usize = 70;
+/// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
+const LAYERS: &[&[&str]] = &[
+    &["ids", "limits", "error", "trust", "metrics", "schema_generated", "radix"],
+    &["fleet", "load", "index", "event", "hash"],
+    &["route"],
+    &["wire", "config"],
+    &["serve", "ingest", "client"],
+    &["daemon", "demo", "relay", "snapshot", "journal"],
+    &["cli"],
+];
+/// Where unsafe code may be.
+const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/radix/", "src/serve/"];
+
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    fn is_generated(&self) -> bool {
+        self.path.starts_with("src/schema_generated/")
+    }
+
+    /// A source file of the crate that people write.
+    fn is_ours(&self) -> bool {
+        self.path.starts_with("src/") && self.path.ends_with(".rs") && !self.is_generated()
+    }
+
+    /// Numbered lines, without comments; empty lines are kept.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let line_comment = |line: &str| line.trim_start().starts_with("//");
+        self.text.lines().enumerate().map(move |(at, line)| (at + 1, if line_comment(line) { "" } else { line }))
+    }
+
+    /// As `code`, up to the unit tests, which may use anything.
+    fn code_before_tests(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.code().take_while(|(_, line)| !line.trim_start().starts_with("#[cfg(test)]"))
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The project's text files: what git knows and does not ignore, or, without git, the folders of sources.
+fn sources() -> Vec<Source> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .ok()
+        .filter(|output| output.status.success() && !output.stdout.is_empty())
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let mut paths: BTreeSet<String> = BTreeSet::new();
+    match listed {
+        Some(list) => paths.extend(list.split('\0').filter(|path| !path.is_empty()).map(str::to_string)),
+        None => ["src", "tests", "scripts", "schemas", "benches"].iter().for_each(|folder| walk(folder, &mut paths)),
+    }
+    let read = |path: String| Some(Source { text: std::fs::read_to_string(root().join(&path)).ok()?, path });
+    let sources: Vec<Source> = paths.into_iter().filter_map(read).collect();
+    assert!(sources.iter().any(|source| source.path == "src/lib.rs"), "the sources were not found");
+    sources
+}
+
+fn walk(folder: &str, paths: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(root().join(folder)).into_iter().flatten().flatten() {
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => walk(&path, paths),
+            Ok(kind) if kind.is_file() => drop(paths.insert(path)),
+            _ => {}
+        }
+    }
+}
+
+#[track_caller]
+fn report(problems: &[String]) {
+    assert!(problems.is_empty(), "{} broken rules:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn files_are_short() {
+    let mut problems = Vec::new();
+    let sources = sources();
+    for source in sources.iter().filter(|source| source.is_ours()) {
+        let lines = source.text.lines().count();
+        let excused = LONG_FILES.iter().any(|(path, _)| *path == source.path);
+        if lines > FILE_LINES_MAX {
+            problems.push(format!("{}:{lines}: a file has at most {FILE_LINES_MAX} lines", source.path));
+        } else if lines > FILE_LINES_SOFT && !excused {
+            let advice = "split it, or name it in LONG_FILES of tests/tidy.rs with the reason";
+            problems.push(format!("{}:{lines}: a file has at most {FILE_LINES_SOFT} lines: {advice}", source.path));
+        } else if lines <= FILE_LINES_SOFT && excused {
+            problems.push(format!("{}:1: no longer a long file: take it out of LONG_FILES", source.path));
+        }
+    }
+    for (path, _) in LONG_FILES.iter().filter(|(path, _)| !sources.iter().any(|source| source.path == *path)) {
+        problems.push(format!("{path}:1: named in LONG_FILES, but not there"));
+    }
+    report(&problems);
+}
+
+/// Whether a formatted line begins a function.
+fn begins_function(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    loop {
+        match words.next() {
+            Some("fn") => return true,
+            Some("const" | "async" | "unsafe" | "extern" | "\"C\"" | "default") => {}
+            Some(word) if word == "pub" || word.starts_with("pub(") || word.ends_with(')') => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Lines of the function that begins at `lines[at]`; rustfmt closes it with a brace at its own indentation.
+fn function_lines(lines: &[&str], at: usize) -> usize {
+    let indent: String = lines[at].chars().take_while(|c| *c == ' ').collect();
+    if lines[at].ends_with(';') || lines[at].ends_with('}') {
+        return 1;
+    }
+    let close = format!("{indent}}}");
+    for (length, line) in lines[at..].iter().enumerate() {
+        let signature_only = line.starts_with(&format!("{indent})")) && line.ends_with(';');
+        if *line == close || signature_only {
+            return length + 1;
+        }
+    }
+    1
+}
+
+#[test]
+fn functions_are_short() {
+    let mut problems = Vec::new();
+    for source in sources().iter().filter(|source| source.path.ends_with(".rs") && !source.is_generated()) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (at, _) in lines.iter().enumerate().filter(|(_, line)| begins_function(line)) {
+            let length = function_lines(&lines, at);
+            if length > FUNCTION_LINES_MAX {
+                let rule = format!("a function has at most {FUNCTION_LINES_MAX} lines, this one {length}");
+                problems.push(format!("{}:{}: {rule}", source.path, at + 1));
+            }
+        }
+    }
+    report(&problems);
+}
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|modules| modules.contains(&module))
+}
+
+/// The modules that follow `crate::` in `text`, with their lines: `crate::a::b` and `crate::{a, b::{c, d}}`.
+fn used_modules(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (start, _) in text.match_indices("crate::") {
+        if text[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
+            continue;
+        }
+        let line = text[..start].matches('\n').count() + 1;
+        let rest = &text[start + "crate::".len()..];
+        let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let Some(group) = rest.strip_prefix('{') else {
+            found.push((line, name(rest)));
+            continue;
+        };
+        let (mut depth, mut expects_name) = (1, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => expects_name = true,
+                c if depth == 1 && expects_name && c.is_alphabetic() => {
+                    found.push((line + group[..at].matches('\n').count(), name(&group[at..])));
+                    expects_name = false;
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn modules_use_only_lower_layers() {
+    let mut problems = Vec::new();
+    for source in sources().iter().filter(|source| source.is_ours()) {
+        let inside = source.path.trim_start_matches("src/");
+        let module = inside.split('/').next().unwrap_or_default().trim_end_matches(".rs");
+        if matches!(module, "main" | "lib") || inside.ends_with("tests.rs") || inside.contains("/tests/") {
+            continue;
+        }
+        let Some(own) = layer(module) else {
+            problems.push(format!(
+                "{}:1: module '{module}' has no layer: place it in LAYERS of tests/tidy.rs",
+                source.path
+            ));
+            continue;
+        };
+        let text: String = source.code_before_tests().map(|(_, line)| format!("{line}\n")).collect();
+        for (line, used) in used_modules(&text).into_iter().filter(|(_, used)| used != module) {
+            let Some(other) = layer(&used) else { continue }; // a macro or an item of the crate's root
+            if other > own || (other == own && own > 0) {
+                problems
+                    .push(format!("{}:{line}: '{module}' may not use '{used}', which is not below it", source.path));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn unsafe_code_stays_where_it_is_allowed() {
+    let mut problems = Vec::new();
+    let allowed = |path: &str| UNSAFE_ALLOWED.iter().any(|folder| path.starts_with(folder));
+    for source in sources().iter().filter(|source| source.is_ours() && !allowed(&source.path)) {
+        for (line, code) in source.code() {
+            if code.contains("(unsafe_code")
+                || ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word))
+            {
+                problems.push(format!("{}:{line}: unsafe code is only in {}", source.path, UNSAFE_ALLOWED.join(", ")));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let macros = ["todo", "unimplemented", "dbg"].map(|name| format!("{name}!("));
+    let mut problems = Vec::new();
+    for source in sources().iter().filter(|source| source.path.ends_with(".rs") && !source.is_generated()) {
+        for (line, code) in source.code() {
+            for name in macros.iter().filter(|name| code.contains(name.as_str())) {
+                problems.push(format!("{}:{line}: no {name}…)", source.path));
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn no_path_of_one_machine() {
+    let folders = ["home", "root", "work"].map(|name| format!("/{name}/"));
+    let mut problems = Vec::new();
+    for source in sources().iter() {
+        for (at, line) in source.text.lines().enumerate() {
+            for folder in &folders {
+                let absolute = |(start, _): (usize, &str)| {
+                    !line[..start].ends_with(|c: char| c.is_alphanumeric() || "_-.)}*]".contains(c))
+                };
+                if line.match_indices(folder.as_str()).any(absolute) {
+                    problems.push(format!("{}:{}: names a folder of one machine, {folder}", source.path, at + 1));
+                }
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[cfg(unix)]
+#[test]
+fn every_script_answers_help() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut problems = Vec::new();
+    let mut asked = 0;
+    for source in sources().iter().filter(|source| source.path.starts_with("scripts/")) {
+        let path = root().join(&source.path);
+        let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
+        if mode & 0o111 == 0 {
+            continue;
+        }
+        // A script that does not know --help must not be run to find out.
+        if !source.text.contains("--help") && !source.text.contains("argparse") {
+            problems.push(format!("{}:1: a script explains itself with --help", source.path));
+            continue;
+        }
+        match Command::new(&path).arg("--help").output() {
+            Ok(output) if output.status.success() && !output.stdout.is_empty() => asked += 1,
+            Ok(output) if output.status.code() == Some(127) => {} // its interpreter is not on this machine
+            Ok(output) => problems.push(format!("{}:1: --help ends with {}", source.path, output.status)),
+            Err(error) => problems.push(format!("{}:1: --help does not run: {error}", source.path)),
+        }
+    }
+    report(&problems);
+    assert!(asked > 0, "no script was asked");
+}
+
+#[test]
+fn the_rules_see_what_they_should() {
+    let text = "use crate::{ids::{A, B}, limits, hash};\nlet x = crate::route::cost();\nlet y = $crate::event;\n";
+    let names: Vec<_> = used_modules(text).into_iter().map(|(line, name)| format!("{line} {name}")).collect();
+    assert_eq!(names, ["1 ids", "1 limits", "1 hash", "2 route"]);
+    assert!(layer("index") == layer("hash") && layer("route") > layer("index") && layer("serve") > layer("wire"));
+    assert!(begins_function("    pub(crate) const unsafe fn f(") && begins_function("fn g() {"));
+    assert!(!begins_function("    let fn_name = 1;") && !begins_function("// fn g()"));
+    let lines = ["    fn f(", "        a: u8,", "    ) {", "        a;", "    }", "}"];
+    assert_eq!(function_lines(&lines, 0), 5);
+    assert_eq!(function_lines(&["fn f(", "    a: u8,", ") -> u8;", "}"], 0), 3);
+}

@@ -153,6 +153,8 @@ pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
 pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.
 pub const BOOKINGS_MAX: usize = 1 << 20;
+/// How often the control thread looks whether the others still run.
+pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often bookings are looked through for what has to end.
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
 /// Bookings dropped for their age before others are let in between.

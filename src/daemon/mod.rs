@@ -24,6 +24,7 @@ use crate::fleet::Fleet;
 use crate::ingest::{self, IngestHandle};
 use crate::limits::{
     ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
+    THREADS_WATCH_EVERY_MS,
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::{
@@ -87,7 +88,7 @@ async fn control(config: &Config) -> Result<()> {
     let administration = Administration { shared: shared.clone(), sources: Arc::clone(&sources) };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
-    let mut acceptor = Acceptor::new(routing, handles, CONNECTIONS_MAX, Arc::clone(&counters))?;
+    let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
     announce(config, engine, core_count, streams.len());
     let metrics_page = async {
         match scrapes {
@@ -95,20 +96,43 @@ async fn control(config: &Config) -> Result<()> {
             None => std::future::pending().await,
         }
     };
-    let why = tokio::select! {
-        signal = signals.next() => signal,
-        () = acceptor.run() => "acceptor",
-        () = admin.run() => "admin",
-        () = metrics_page => "metrics page",
-        () = expire(&shared, &counters) => "expiry",
+    let ending = tokio::select! {
+        signal = signals.next() => Ok(signal),
+        ended = watch(&handles, &streams) => Err(ended),
+        () = acceptor.run() => Err("the acceptor"),
+        () = admin.run() => Err("administration"),
+        () = metrics_page => Err("the metrics page"),
+        () = expire(&shared, &counters) => Err("expiry"),
     };
     let deadline = Instant::now() + Duration::from_millis(config.serve.drain_ms_max);
-    tracing::info!(why, deadline_ms = config.serve.drain_ms_max, "draining");
+    tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
     // The routing socket goes first, so that nobody connects to a daemon that is leaving.
     drop(acceptor);
     end(cores, streams, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
-    Ok(())
+    ending.map(drop).map_err(ended_by_itself)
+}
+
+fn ended_by_itself(what: &str) -> Error {
+    Error::new(
+        Kind::Internal,
+        format!("{what} ended by itself"),
+        "start the daemon again, and report it with the log's last lines",
+    )
+}
+
+/// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
+async fn watch(cores: &[CoreHandle], streams: &[IngestHandle]) -> &'static str {
+    let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
+    loop {
+        every.tick().await;
+        if !cores.iter().all(CoreHandle::is_alive) {
+            return "a core thread";
+        }
+        if !streams.iter().all(IngestHandle::is_running) {
+            return "an ingest thread";
+        }
+    }
 }
 
 /// Says that the daemon serves, and what will surprise whoever asks it.
@@ -249,5 +273,36 @@ fn end(cores: Vec<Core>, streams: Vec<IngestHandle>, deadline: Instant) {
     let ended = cores.into_iter().map(Core::join).chain(streams.into_iter().map(IngestHandle::stop));
     for error in ended.filter_map(Result::err) {
         tracing::error!(%error, "a thread did not end well");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_has_ended_is_noticed() {
+        let config = Config::default();
+        let Booted { fleet, loads, indexes, .. } = boot::boot(&config, 0).unwrap();
+        let shared = Shared {
+            instance_id: 1,
+            admin_socket: "/nowhere".into(),
+            fleet,
+            indexes,
+            loads,
+            policy: config.policy.weights,
+            started: Instant::now(),
+        };
+        let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
+        let core = cores.pop().unwrap();
+        let handles = [core.handle()];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let looked = runtime.block_on(async {
+            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch(&handles, &[])).await
+        });
+        assert!(looked.is_err(), "all is well as long as it runs");
+        core.drain(Instant::now());
+        core.join().unwrap();
+        assert_eq!(runtime.block_on(watch(&handles, &[])), "a core thread");
     }
 }

@@ -37,7 +37,7 @@ const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Requests between two reports of progress.
 const PROGRESS_REQUESTS: usize = 10;
 
-/// Runs both phases and prints a [`GatewayMessage`] a line.
+/// Runs both phases and prints a `GatewayMessage` a line.
 ///
 /// # Errors
 /// Whatever daemon, engines or files cannot do, by whose fault it is.

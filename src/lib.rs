@@ -5,7 +5,7 @@
 //! # The two flows
 //!
 //! ```text
-//! write   ZMQ frames → ingest → event (decode, sequence gate) → hash → index writer → published to readers
+//! write   ZMQ frames → ingest → event (decode, sequence gate) → hash → index, seen by readers at once
 //! read    socket frame → serve → wire → hash → index + load + fleet → route (filter, cost, select, book) → reply
 //! ```
 //!

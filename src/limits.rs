@@ -95,7 +95,8 @@ pub const WORKERS_MAX: usize = 4096;
 pub const SPACES_MAX: usize = 256;
 /// Ingest shards of one daemon.
 pub const SHARDS_MAX: usize = 64;
-/// Blocks bound for one worker over all tiers, unless its record says otherwise.
+/// Blocks bound for one worker over all tiers, unless its record says otherwise. A block that no other worker holds
+/// takes about 30 bytes of the index: 16 of hashes, 9.4 of the way from its name, the rest is slack and nodes.
 pub const WORKER_BLOCKS_MAX_DEFAULT: u64 = 16 << 20;
 /// Blocks that a worker's record may claim or allow.
 pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
@@ -103,8 +104,20 @@ pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
 pub const BATCHED_TOKENS_CEILING: u64 = 1 << 32;
 /// Taints of one worker.
 pub const TAINTS_MAX: usize = 64;
-/// Blocks of one worker that wait for a parent.
+/// Blocks of one worker that wait for a parent; a waiting block takes about 150 bytes. Also the blocks below
+/// removed ones that a worker may have before stores of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
+/// Blocks of one node of the index: what is copied at most when a node grows or two are joined.
+pub const NODE_BLOCKS_MAX: usize = 1024;
+/// Blocks that may be copied to join two nodes that do not lie side by side.
+pub const JOIN_BLOCKS_MAX: usize = 128;
+/// Times that a lookup walks before it gives the answer of a walk under which something changed.
+pub const LOOKUP_TRIES_MAX: usize = 16;
+/// Garbage of one shard that waits for readers, bytes, beyond which nodes are no longer joined.
+pub const INDEX_GARBAGE_BYTES_STRAINED: u64 = 16 << 20;
+/// Garbage of one shard that waits for readers, bytes, beyond which its ingest thread takes no more batches. What one
+/// event leaves comes on top: at most the blocks of a worker, or the table of headers when that grows.
+pub const INDEX_GARBAGE_BYTES_CHOKED: u64 = 64 << 20;
 /// KV groups of one worker's tier.
 pub const GROUPS_MAX: usize = 32;
 /// Engine hashes of one worker that may name the same content after the same parent.
@@ -142,8 +155,30 @@ pub const ZMQ_RECEIVE_MESSAGES_MAX: i32 = 100_000;
 pub const ZMQ_MESSAGE_BYTES_MAX: i64 = 2 * EVENT_MESSAGE_BYTES_MAX as i64;
 /// Commands that may wait for one ingest thread.
 pub const INGEST_COMMANDS_MAX: usize = 64;
+/// Events of one batch between the one in hand and the one whose memory is asked for.
+pub const LOOK_AHEAD_EVENTS: usize = 12;
 /// Blocks that an ingest thread sweeps for each space between two turns.
 pub const INGEST_SWEEP_BLOCKS: usize = 8192;
+/// Blocks that a dump walks between two turns of a shard; what a load applies is cut the same.
+pub const DUMP_SLICE_BLOCKS: usize = 4096;
+/// Parts of a dump that may wait for whoever receives it; one place more is kept for its end.
+pub const DUMP_PARTS_MAX: usize = 16;
+/// Dumps and loads of one shard that wait for the one that runs.
+pub const TRANSFERS_WAITING_MAX: usize = 16;
+/// How long a dump or load may wait for its other side, milliseconds: its worker stands still meanwhile.
+pub const TRANSFER_STALL_MS_MAX: u64 = 5_000;
+/// How long an ingest thread rests before it looks again whether that side has moved, milliseconds.
+pub const TRANSFER_REST_MS: u64 = 1;
+/// Messages of a worker that wait while it is dumped or loaded; one more ends the dump or load.
+pub const HELD_MESSAGES_MAX: usize = 1 << 14;
+/// Payload bytes of those messages.
+pub const HELD_BYTES_MAX: usize = 64 << 20;
+/// How long an ingest thread rests before it asks again whether the index takes events, milliseconds.
+pub const CHOKED_REST_MS: u64 = 1;
+/// The lowest memory ceiling that a space can be given for each of its shards: below it nothing would fit.
+pub const SHARD_MEMORY_BYTES_MIN: u64 = 4 << 20;
+/// The highest memory ceiling that a space can be given.
+pub const SPACE_MEMORY_BYTES_CEILING: u64 = 1 << 46;
 /// Publishers of one ZeroMQ context: libzmq allows 1023 sockets, a publisher takes three.
 pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
 /// File descriptors a publisher takes.
@@ -179,6 +214,8 @@ const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEI
 // The arenas of a batch are addressed by u32.
 const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
 const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
+const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
+const _: () = assert!(SHARD_MEMORY_BYTES_MIN * SHARDS_MAX as u64 <= SPACE_MEMORY_BYTES_CEILING);
 const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");

@@ -63,6 +63,7 @@ counters! {
         StoresHashConflict = "stores_hash_conflict", "Stored events that bind a held hash elsewhere, refused.";
         StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";
         StoresBounded = "stores_bounded", "Stored events refused because a bound was reached.";
+        StoresMemoryBound = "stores_memory_bound", "Stored events refused because the space's memory ceiling was reached.";
         StoresSchemeUnknown = "stores_scheme_unknown", "Stored events before the space's hash scheme was known, not bound.";
         BlocksDormant = "blocks_dormant", "Blocks stored under a parent that is not held.";
         RemovesUnknown = "removes_unknown", "Removals of blocks that were not held.";
@@ -70,6 +71,10 @@ counters! {
         EventsUnknownMedium = "events_unknown_medium", "Events in a medium that maps to no tier, ignored.";
         EventsRemote = "events_remote", "Events about blocks on other machines, ignored.";
         RankConflicts = "rank_conflicts", "Batches of another rank than the stream's, refused.";
+        Chokes = "chokes", "Times the worker's events had to wait because memory given up by the index was not yet free.";
+        MessagesHeld = "messages_held", "Messages that waited while the worker was dumped or loaded.";
+        Dumps = "dumps", "Dumps of the worker that reached their end.";
+        Loads = "loads", "Dumps loaded into the worker to their end.";
     }
 }
 

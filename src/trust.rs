@@ -130,6 +130,8 @@ reasons! {
     LookaheadHash = 19, "lookahead_hash", Unproven, "none needed; a match may be too long by the last block, where the prompts part";
     /// A message without the frames of a batch came; only the next batch shows whether it was one.
     Misframed = 20, "misframed", Unproven, "give the worker a topic of its own, or check what else publishes at its endpoint";
+    /// The space's memory ceiling was reached; blocks were refused.
+    MemoryBound = 21, "memory_bound", LowerBound, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
 }
 
 /// A set of [`TrustReason`]s.

@@ -45,7 +45,7 @@ fn the_example_says_the_defaults() {
         (1.0, 0.75, 0.25)
     );
     assert!(policy.weights.track_prefill_tokens && policy.weights.track_active_blocks);
-    assert_eq!(bare.spaces[0].scheme(), None);
+    assert_eq!((bare.spaces[0].scheme(), bare.spaces[0].memory_bytes_max), (None, 0));
     let worker = &bare.workers[0];
     assert_eq!((worker.worker, worker.space, worker.name.as_str()), (Worker::new(1, 0), SpaceId(0), "w1"));
     assert_eq!((worker.blocks_max, worker.batched_tokens_max), (limits::WORKER_BLOCKS_MAX_DEFAULT, 8192));
@@ -368,4 +368,17 @@ fn the_number_of_serving_threads_follows_the_machine() {
     }
     serve.cores = 5;
     assert_eq!(serve.core_count(1, 1), 5);
+}
+
+#[test]
+fn a_memory_ceiling_leaves_room_in_every_shard() {
+    let text = |bytes: u64, shards: u16| {
+        format!("[ingest]\nshards = {shards}\n[[space]]\nmodel = \"m\"\nmemory_bytes_max = {bytes}\n")
+    };
+    let min = limits::SHARD_MEMORY_BYTES_MIN;
+    assert_eq!(good(&text(3 * min, 3)).spaces[0].memory_bytes_max, 3 * min);
+    assert_eq!(good(&text(0, 3)).spaces[0].memory_bytes_max, 0);
+    expect(&text(3 * min - 1, 3), &[(5, "space[0].memory_bytes_max", "with ingest.shards 3", None)]);
+    let beyond = limits::SPACE_MEMORY_BYTES_CEILING + 1;
+    expect(&text(beyond, 1), &[(5, "space[0].memory_bytes_max", "70368744177664", None)]);
 }

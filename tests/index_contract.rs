@@ -51,7 +51,6 @@ impl Index {
     }
 
     fn held(&mut self, slot: WorkerSlot, query: impl IntoIterator<Item = u64>) -> TierBlocks {
-        self.writer.publish();
         let query: Vec<LocalHash> = query.into_iter().map(LocalHash).collect();
         self.reader.lookup(&query, &mut self.depths);
         self.depths.of(SHARD, slot)
@@ -224,15 +223,23 @@ fn every_announced_group_must_have_a_block() {
 }
 
 #[test]
-fn nothing_is_seen_before_it_is_published() {
-    let mut index = Index::new(1);
+fn every_event_is_seen_when_its_call_returns_and_a_publish_counts_batches() {
+    let mut index = Index::new(2);
+    assert_eq!(index.device(W1, 11..=14), 0);
     index.store(W1, None, &FOUR);
-    let query: Vec<LocalHash> = (11..=14).map(LocalHash).collect();
-    let before = index.reader.lookup(&query, &mut index.depths);
-    assert_eq!((index.depths.of(SHARD, W1), before.epoch), (TierBlocks::default(), 0));
     assert_eq!(index.device(W1, 11..=14), 4);
-    index.remove(W1, &[101, 102, 103, 104]);
-    assert_eq!((index.reader.lookup(&query, &mut index.depths).epoch, index.depths.of(SHARD, W1).device), (1, 4));
+    index.remove(W1, &[103, 104]);
+    assert_eq!(index.device(W1, 11..=14), 2);
+    index.store(W2, None, &FOUR[..1]);
+    index.writer.clear(W1, Some(Tier::Device));
+    assert_eq!((index.device(W1, 11..=14), index.device(W2, 11..=14)), (0, 1));
+    index.writer.remove_worker(W2);
+    assert_eq!(index.device(W2, 11..=14), 0);
+    let epoch = |index: &mut Index| index.reader.lookup(&[], &mut index.depths).epoch;
+    assert_eq!(epoch(&mut index), 0);
+    index.writer.publish();
+    index.writer.publish();
+    assert_eq!(epoch(&mut index), 2);
 }
 
 #[test]

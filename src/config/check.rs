@@ -29,6 +29,7 @@ pub fn admin_socket_beside(socket: &Path) -> PathBuf {
 /// Makes a configuration of a draft. It is only to be used if no problem was added.
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
+    check_memory(&draft.spaces, draft.ingest.value.shards, problems);
     check_workers(&draft.workers, problems);
     Config {
         serve: serve(&draft.serve, problems),
@@ -81,6 +82,18 @@ fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
         if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &place) {
             let message = format!("space {} is already defined at {first}", describe(space));
             problems.push(entry.problem("model", message));
+        }
+    }
+}
+
+fn check_memory(spaces: &[Entry<SpaceConfig>], shards: u16, problems: &mut Vec<Problem>) {
+    let min = limits::SHARD_MEMORY_BYTES_MIN * u64::from(shards.max(1));
+    for entry in spaces {
+        let ceiling = entry.value.memory_bytes_max;
+        if (1..min).contains(&ceiling) && !entry.is_refused("memory_bytes_max") {
+            let message =
+                format!("leaves no room for a block: at least {min} with ingest.shards {shards}, or 0 for none");
+            problems.push(entry.problem("memory_bytes_max", message));
         }
     }
 }

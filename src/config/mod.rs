@@ -183,6 +183,8 @@ pub struct SpaceConfig {
     pub window: Window,
     /// Whether prompts can be salted.
     pub salts: Salts,
+    /// Memory of its index over all shards, bytes; 0 = no ceiling.
+    pub memory_bytes_max: u64,
 }
 
 impl SpaceConfig {

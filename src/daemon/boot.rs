@@ -1,15 +1,16 @@
 //! From a configuration to the tables and plans that threads start from. Nothing is opened here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use rand::RngExt;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::{Config, Salts, WorkerConfig};
+use crate::config::{Config, Salts, SpaceConfig, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
-use crate::index::{IndexReader, ShardLimits, ShardReader, ShardWriter, shard};
+use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use crate::ingest::{Publisher, ShardPlan, WorkerView};
 use crate::load::{Loads, LoadsConfig};
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -42,7 +43,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
             scheme: Arc::new(SchemeCell::new(space.scheme())),
         })
         .collect();
-    let mut shards = Shards::default();
+    let mut shards = Shards::new(config);
     let mut table = FleetTable { version: 1, spaces, workers: Vec::with_capacity(config.workers.len()) };
     let mut views = Vec::with_capacity(config.workers.len());
     for (index, worker) in config.workers.iter().enumerate() {
@@ -130,16 +131,64 @@ fn publisher(config: &Config, spaces: &[Space], record: &WorkerRecord, view: &Ar
     })
 }
 
+/// What all shards of one space have in common.
+#[derive(Debug)]
+struct Bounds {
+    limits: ShardLimits,
+    /// One for all of them, so that a query enters once.
+    reclaimer: Reclaimer,
+}
+
+impl Bounds {
+    /// Of a space whose workers are in so many shards. The parts are equal, as which worker is where follows
+    /// from identities alone. `secret` is the daemon's.
+    fn of(space: &SpaceConfig, shards: usize, secret: u64) -> Self {
+        let memory_bytes_max = match space.memory_bytes_max {
+            0 => u64::MAX,
+            bytes => bytes / shards.max(1) as u64,
+        };
+        Self { limits: ShardLimits { memory_bytes_max, secret, ..ShardLimits::default() }, reclaimer: Reclaimer::new() }
+    }
+
+    /// An empty shard of the space.
+    fn shard(&self, at: ShardId) -> (ShardWriter, ShardReader) {
+        tracing::debug!(shard = %at, memory_bytes_max = self.limits.memory_bytes_max, "shard made");
+        shard_in(at, self.limits, &self.reclaimer)
+    }
+}
+
+/// How many shards have workers of each space.
+fn shards_by_space(config: &Config) -> BTreeMap<SpaceId, usize> {
+    let places: BTreeSet<(SpaceId, ShardId)> =
+        config.workers.iter().map(|worker| (worker.space, shard_of(worker.worker, config.ingest.shards))).collect();
+    let mut shards = BTreeMap::new();
+    places.iter().for_each(|(space, _)| *shards.entry(*space).or_default() += 1);
+    shards
+}
+
 /// The indexes under construction: one per space and shard that has a worker of it.
-#[derive(Default)]
 struct Shards {
+    /// By `SpaceId`.
+    bounds: Vec<Bounds>,
     indexes: BTreeMap<(ShardId, SpaceId), (ShardWriter, ShardReader)>,
     publishers: BTreeMap<ShardId, Vec<Publisher>>,
 }
 
 impl Shards {
+    fn new(config: &Config) -> Self {
+        let shards = shards_by_space(config);
+        // Nobody outside knows it, so nobody can choose prompts that collide in the tables.
+        let secret = rand::rng().random();
+        let of = |(at, space): (usize, &SpaceConfig)| {
+            Bounds::of(space, shards.get(&SpaceId(at as u32)).copied().unwrap_or_default(), secret)
+        };
+        let bounds = config.spaces.iter().enumerate().map(of).collect();
+        Self { bounds, indexes: BTreeMap::new(), publishers: BTreeMap::new() }
+    }
+
     fn add(&mut self, worker: &WorkerConfig, at: ShardId) -> Result<WorkerSlot> {
-        let new = || shard(at, ShardLimits::default());
+        let bounds = &self.bounds[worker.space.0 as usize];
+        let new = || bounds.shard(at);
         let (writer, _) = self.indexes.entry((at, worker.space)).or_insert_with(new);
         let slot = writer.add_worker().ok_or_else(|| {
             Error::new(
@@ -162,5 +211,31 @@ impl Shards {
             plan.writers.push((space, writer));
         }
         (readers.into_iter().map(IndexReader::new).collect(), plans.into_values().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, parse};
+
+    #[test]
+    fn a_spaces_memory_is_divided_among_the_shards_it_has_workers_in() {
+        let mut text = String::from("[ingest]\nshards = 4\n");
+        text += "[[space]]\nmodel = \"a\"\nmemory_bytes_max = 1073741824\n[[space]]\nmodel = \"b\"\n";
+        for id in 1..=20 {
+            text += &format!("[[worker]]\nid = {id}\nmodel = \"a\"\n");
+        }
+        text += "[[worker]]\nid = 99\nmodel = \"b\"\n";
+        let config = parse("test.toml", &text, &Flags::default()).expect("valid");
+        let shards = shards_by_space(&config);
+        assert_eq!((shards[&SpaceId(0)], shards[&SpaceId(1)]), (4, 1));
+        let bounds = Shards::new(&config).bounds;
+        let ceilings: Vec<u64> = bounds.iter().map(|bounds| bounds.limits.memory_bytes_max).collect();
+        assert_eq!(ceilings, [1 << 28, u64::MAX]);
+        assert_eq!(bounds[0].limits.secret, bounds[1].limits.secret, "one for the daemon");
+        assert_eq!(Bounds::of(&config.spaces[0], 0, 0).limits.memory_bytes_max, 1 << 30, "a space without workers");
+        let booted = boot(&config, 0).expect("booted");
+        assert_eq!(booted.plans.iter().map(|plan| plan.writers.len()).sum::<usize>(), 5);
     }
 }

@@ -82,6 +82,15 @@ impl Gatherer {
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
             }
         }
+        let help = "Dumps of the worker and loads into it that came to no end, by reason.";
+        let name = "kvrouted_worker_transfers_aborted";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (record, view) in table.workers.iter().zip(&self.0.views) {
+            for (reason, times) in view.transfers_aborted_by_reason() {
+                let labels = worker_labels_and(record, "reason", reason);
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+            }
+        }
         let help = "What decodable batches held that was passed over or could not be used, by kind.";
         let mut family = encoder.encode_descriptor("kvrouted_worker_oddities", help, None, MetricType::Counter)?;
         for (record, view) in table.workers.iter().zip(&self.0.views) {
@@ -103,6 +112,12 @@ impl Gatherer {
                 let labels = worker_labels_and(record, "tier", tier.name());
                 family.encode_family(&labels)?.encode_gauge(&(held[tier.index()] as i64))?;
             }
+        }
+        let name = "kvrouted_worker_choked";
+        let help = "1 while the worker's events wait because the index cannot free what it gave up.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (record, view) in table.workers.iter().zip(&self.0.views) {
+            family.encode_family(&worker_labels(record))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
         }
         let name = "kvrouted_worker_state";
         let help = "1 for the state that a worker is in: joining, ready, draining or down.";

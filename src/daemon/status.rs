@@ -11,8 +11,12 @@ use crate::ingest::WorkerView;
 use crate::load::Load;
 use crate::metrics::{CoreCounter, CounterName, DaemonCounter, WorkerCounter};
 use crate::serve::{AdminService, HelloInfo};
-use crate::trust::TrustLevel;
+use crate::trust::{TrustLevel, TrustReason};
 use crate::wire::{StatusPage, WorkerStatus};
+
+/// What to do where events wait for memory that the index cannot free.
+const CHOKED_REMEDY: &str = "the index cannot free memory because a query does not end, and events wait: find the core \
+                             thread that stands still (a stopped or starved process), or restart the daemon";
 
 /// Answers administration from the tables the daemon runs on.
 pub(super) struct Administration {
@@ -62,17 +66,22 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
     let trust = record.trust.load();
     // The remedy of the reason that costs most.
     let worst = trust.reasons.iter().min_by_key(|reason| reason.cap());
-    let remedy = worst.filter(|_| trust.level != TrustLevel::Exact).map(|reason| reason.remedy().to_owned());
-    // Not counters: they fall again. They are here so that bookings show in `kvrouted status`.
-    let booked = [
+    let remedy = worst.filter(|_| trust.level != TrustLevel::Exact).map(TrustReason::remedy);
+    // Behind by more every moment, whatever else is the matter.
+    let remedy = if view.gauges.is_choked() { Some(CHOKED_REMEDY) } else { remedy };
+    // Not counters: they fall again. They are here so that they show in `kvrouted status`.
+    let now = [
+        ("choked", u64::from(view.gauges.is_choked())),
         ("active_prefill_tokens", load.prefill_tokens),
         ("active_decode_blocks", load.decode_blocks),
         ("active_requests", load.requests),
     ];
-    let booked = booked.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
     let named = WorkerCounter::ALL.iter().map(|counter| (counter.name().to_owned(), view.counters.get(*counter)));
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
     let oddities = view.oddities_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
+    let aborted = view.transfers_aborted_by_reason();
+    let aborted = aborted.map(|(reason, times)| (format!("transfer_aborted_{reason}"), times));
     WorkerStatus {
         worker: record.worker,
         space: record.space,
@@ -82,7 +91,59 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
         trust,
         blocks_held: view.gauges.bound(),
         blocks_by_tier: view.gauges.by_tier(),
-        counters: named.chain(reasons).chain(oddities).chain(booked).collect(),
-        remedy,
+        counters: named.chain(reasons).chain(oddities).chain(aborted).chain(now).collect(),
+        remedy: remedy.map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{DeviceClass, TrustCell, WorkerState};
+    use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+    use crate::ingest::AbortReason;
+    use crate::trust::Trust;
+
+    fn record(trust: Trust) -> WorkerRecord {
+        WorkerRecord {
+            index: WorkerIndex(0),
+            worker: Worker::new(1, 0),
+            space: SpaceId(0),
+            name: "w1".into(),
+            shard: ShardId(0),
+            slot: WorkerSlot(0),
+            capacity_blocks: 0,
+            batched_tokens_max: 1,
+            device_class: DeviceClass::Gpu,
+            weight: 1.0,
+            taints: Vec::new(),
+            state: WorkerState::Ready,
+            trust: Arc::new(TrustCell::new(trust)),
+            events: None,
+        }
+    }
+
+    #[test]
+    fn events_that_wait_blocks_refused_and_broken_dumps_are_told_with_a_remedy() {
+        let exact = Trust { level: TrustLevel::Exact, ..Trust::default() };
+        let full = [TrustReason::MemoryBound].into_iter().collect();
+        let full = Trust { level: TrustLevel::LowerBound, reasons: full, ..Trust::default() };
+        for (trust, choked, remedy) in [
+            (exact, false, None),
+            (full, false, Some(TrustReason::MemoryBound.remedy())),
+            (exact, true, Some(CHOKED_REMEDY)),
+            (full, true, Some(CHOKED_REMEDY)),
+        ] {
+            let record = record(trust);
+            let view = WorkerView::new(Arc::clone(&record.trust));
+            view.gauges.set_choked(choked);
+            view.counters.bump(WorkerCounter::StoresMemoryBound);
+            view.transfers_aborted.add(AbortReason::Overflow as usize, 2);
+            let status = worker_status(&FleetTable::default(), &record, &view, Load::default());
+            assert_eq!(status.remedy.as_deref(), remedy);
+            let count = |name: &str| status.counters.iter().find(|(of, _)| of == name).map(|(_, value)| *value);
+            assert_eq!(count("choked"), Some(u64::from(choked)));
+            assert_eq!((count("transfer_aborted_overflow"), count("stores_memory_bound")), (Some(2), Some(1)));
+        }
     }
 }

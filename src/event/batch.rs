@@ -145,6 +145,16 @@ impl EventBatch {
         self.records.iter().map(|record| self.event(record))
     }
 
+    /// The first block that an event is about: what will be looked up when its turn comes.
+    #[must_use]
+    pub fn first_hash(&self, event: usize) -> Option<EngineHash> {
+        let hashes = match self.records.get(event)? {
+            Record::Stored { hashes, .. } | Record::Removed { hashes, .. } => hashes,
+            Record::Cleared(_) => return None,
+        };
+        self.hashes[hashes.range()].first().copied()
+    }
+
     fn event(&self, record: &Record) -> KvEvent<'_> {
         match record {
             Record::Stored { head, hashes, content, media } => KvEvent::Stored(Stored {

@@ -12,6 +12,7 @@
 //! | Live at `l` | batch `n <= l`, remembered with the same bytes | Duplicate | unchanged |
 //! | Live at `l` | batch `n <= l`, remembered with other bytes, or not remembered | Restart{`n`, `l`} | Live at `n`, remembers only `n` |
 //! | Live at `l` | disconnected | – | Waiting, after `l` |
+//! | any | resumed at `w` | – | Live at `w`, remembers what the gate it follows did |
 //!
 //! A sequence is remembered while it is among the last [`GATE_PAYLOADS_REMEMBERED`] numbers up to `l` and
 //! was received. A batch of another incarnation has other bytes: every format carries a time stamp or
@@ -115,6 +116,27 @@ impl SequenceGate {
         }
     }
 
+    /// Goes on where another gate of the same incarnation stood: at `last`, with the hashes it remembered.
+    pub fn resume(&mut self, last: EventSeq, remembered: &[(EventSeq, u64)]) {
+        *self = Self { state: State::Live { last }, remembered: Remembered::default() };
+        remembered.iter().for_each(|(seq, payload_hash)| self.remembered.insert(*seq, *payload_hash));
+    }
+
+    /// What [`SequenceGate::resume`] needs beside the last sequence, by ascending sequence.
+    #[must_use]
+    pub fn remembered(&self) -> Vec<(EventSeq, u64)> {
+        let Some(last) = self.last() else { return Vec::new() };
+        let oldest = last.0.saturating_sub(GATE_PAYLOADS_REMEMBERED as u64 - 1);
+        let held = |seq| self.remembered.get(EventSeq(seq), last).map(|hash| (EventSeq(seq), hash));
+        (oldest..=last.0).filter_map(held).collect()
+    }
+
+    /// The hash of a sequence's payload, while it is remembered.
+    #[must_use]
+    pub fn payload_hash(&self, seq: EventSeq) -> Option<u64> {
+        self.last().filter(|last| seq <= *last).and_then(|last| self.remembered.get(seq, last))
+    }
+
     /// The last sequence of the connection that is live; `None` before its first batch.
     #[must_use]
     pub fn last(&self) -> Option<EventSeq> {
@@ -215,6 +237,24 @@ mod tests {
         gate.disconnected();
         gate.disconnected();
         assert_eq!(gate.batch(EventSeq(1), 5), Verdict::First { seq: EventSeq(1), before: Some(EventSeq(3)) });
+    }
+
+    #[test]
+    fn a_gate_that_resumes_judges_as_the_one_it_follows() {
+        for seqs in [0..=9, 40..=200, 0..=0] {
+            let followed = gate_at(seqs.clone());
+            let mut gate = gate_at(500..=501);
+            let last = followed.last().expect("live");
+            gate.resume(last, &followed.remembered());
+            for (seq, hash) in [(last.0 + 1, 1), (last.0, last.0), (last.0, 7), (last.0 - last.0 % 8, 7), (0, 0)] {
+                let judged = SequenceGate::clone(&gate).batch(EventSeq(seq), hash);
+                assert_eq!(judged, SequenceGate::clone(&followed).batch(EventSeq(seq), hash), "{seqs:?} {seq}");
+            }
+            assert_eq!(gate.payload_hash(last), Some(last.0));
+            assert_eq!(gate.payload_hash(EventSeq(last.0 + 1)), None);
+        }
+        assert!(SequenceGate::default().remembered().is_empty());
+        assert_eq!(SequenceGate::default().payload_hash(EventSeq(0)), None);
     }
 
     /// The table of the module's docs with a map in place of a ring.

@@ -21,7 +21,10 @@
 //! | a wire without a place for salts, hashes that cover more than the block | the reason named | |
 //! | silent | silent | |
 //! | a relay's word about its own view | (its reasons, its level as a cap) | (what it said before) |
-//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, unknown_events |
+//! | a dump is being loaded | recovering | |
+//! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
+//! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, memory_bound, unknown_events |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
 //! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
@@ -62,6 +65,12 @@ pub enum TrustInput {
     Silent,
     /// The engine dropped everything in every tier.
     ClearedAllTiers,
+    /// The worker was emptied, and a dump is being loaded into it.
+    Loading,
+    /// A dump was loaded in full, taken from a view that was believed so.
+    Loaded(SourceTrust),
+    /// A dump was not loaded in full and the worker was emptied.
+    LoadFailed,
 }
 
 /// What a batch or one of its events can show that lowers trust.
@@ -81,6 +90,8 @@ pub enum Finding {
     UnknownRoot,
     /// A bound on the worker's blocks.
     CapacityBound,
+    /// The bound on the memory of the worker's space.
+    MemoryBound,
     /// A KV group without a rule.
     Hybrid,
     /// A medium that maps to no tier.
@@ -105,6 +116,7 @@ impl Finding {
             Self::AmbiguousStore => TrustReason::AmbiguousStore,
             Self::UnknownRoot => TrustReason::UnknownRoot,
             Self::CapacityBound => TrustReason::CapacityBound,
+            Self::MemoryBound => TrustReason::MemoryBound,
             Self::Hybrid => TrustReason::Hybrid,
             Self::UnknownMedium => TrustReason::UnknownMedium,
             Self::RankConflict => TrustReason::RankConflict,
@@ -120,7 +132,7 @@ const LASTING: [TrustReason; 2] = [TrustReason::NoEvents, TrustReason::Isolation
 const UNTIL_A_BATCH: [TrustReason; 4] =
     [TrustReason::Joining, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
-const UNTIL_CLEARED: [TrustReason; 8] = [
+const UNTIL_CLEARED: [TrustReason; 9] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
     TrustReason::Undecodable,
@@ -128,8 +140,12 @@ const UNTIL_CLEARED: [TrustReason; 8] = [
     TrustReason::AmbiguousStore,
     TrustReason::UnknownRoot,
     TrustReason::CapacityBound,
+    TrustReason::MemoryBound,
     TrustReason::UnknownEvents,
 ];
+/// Reasons that speak of a connection or of a load, not of what is held: a dump does not carry them over.
+const NOT_OF_A_DUMP: [TrustReason; 4] =
+    [TrustReason::Joining, TrustReason::Silent, TrustReason::ReadContended, TrustReason::Recovering];
 
 /// The trust of one worker.
 #[derive(Clone, Debug)]
@@ -189,7 +205,23 @@ impl WorkerTrust {
             TrustInput::Source(source) => self.source = Some(source),
             TrustInput::Silent => self.reasons.insert(TrustReason::Silent),
             TrustInput::ClearedAllTiers => self.take(&UNTIL_CLEARED),
+            TrustInput::Loading => self.reasons.insert(TrustReason::Recovering),
+            TrustInput::Loaded(view) => self.take_over(view),
+            TrustInput::LoadFailed => {
+                self.take(&[TrustReason::Recovering]);
+                self.reasons.insert(TrustReason::JoinedLate);
+            }
         }
+    }
+
+    /// Believes what a dump holds as it was believed where it was taken.
+    fn take_over(&mut self, view: SourceTrust) {
+        self.keep(&LASTING);
+        self.reasons = self.reasons.union(view.reasons);
+        self.take(&NOT_OF_A_DUMP);
+        // Less than its reasons explain: that was a relay's word, which the relay will repeat.
+        let less = view.level < view.reasons.cap();
+        self.source = less.then_some(SourceTrust { level: view.level, reasons: TrustReasons::NONE });
     }
 
     fn take(&mut self, reasons: &[TrustReason]) {
@@ -243,7 +275,7 @@ mod tests {
     use super::*;
     use TrustReason as R;
 
-    const ALL_FOUND: [Finding; 12] = [
+    const ALL_FOUND: [Finding; 13] = [
         Finding::Undecodable,
         Finding::UnknownEvents,
         Finding::SchemeMismatch,
@@ -251,6 +283,7 @@ mod tests {
         Finding::AmbiguousStore,
         Finding::UnknownRoot,
         Finding::CapacityBound,
+        Finding::MemoryBound,
         Finding::Hybrid,
         Finding::UnknownMedium,
         Finding::RankConflict,
@@ -269,8 +302,8 @@ mod tests {
     #[test]
     fn every_row_of_the_table() {
         use TrustInput::{
-            Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, Misframed, NoEventSource, Restarted,
-            Silent,
+            Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed, Loading, Misframed,
+            NoEventSource, Restarted, Silent,
         };
         let at = EventSeq;
         let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
@@ -299,6 +332,10 @@ mod tests {
             (&[Misframed, Joined(at(0))], TrustLevel::Exact, &[]),
             (&[Misframed, Joined(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
             (&[Joined(at(0)), Misframed, ClearedAllTiers], TrustLevel::Unproven, &[R::Misframed]),
+            (&[Joined(at(0)), Loading], TrustLevel::Unproven, &[R::Recovering]),
+            (&[Joined(at(0)), Loading, LoadFailed], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Loading, LoadFailed], TrustLevel::Unproven, &[R::Joining, R::JoinedLate]),
+            (&[Loading, LoadFailed, Joined(at(0))], TrustLevel::Exact, &[]),
             (&[Joined(at(0)), Silent, Gap], TrustLevel::LowerBound, &[R::Gap]),
             (&[Joined(at(0)), Silent, Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
             (&[Joined(at(0)), Found(Finding::Hybrid), ClearedAllTiers], TrustLevel::Unproven, &[R::Hybrid]),
@@ -333,6 +370,7 @@ mod tests {
                     | Finding::AmbiguousStore
                     | Finding::UnknownRoot
                     | Finding::CapacityBound
+                    | Finding::MemoryBound
             );
             assert_eq!(cleared.reasons().is_empty(), of_the_past, "{finding:?}");
         }
@@ -348,6 +386,25 @@ mod tests {
         assert_eq!(trust.level(), TrustLevel::LowerBound, "only the relay can take its word back");
         trust.apply(TrustInput::Source(SourceTrust { level: TrustLevel::Exact, reasons: TrustReasons::NONE }), 0);
         assert_eq!((trust.level(), trust.reasons()), (TrustLevel::Exact, TrustReasons::NONE));
+    }
+
+    #[test]
+    fn a_dump_is_believed_as_it_was_where_it_was_taken() {
+        let view = |level, reasons: &[R]| SourceTrust { level, reasons: reasons.iter().copied().collect() };
+        let loaded = |view| {
+            let trust = after(&[TrustInput::Joined(EventSeq(4)), TrustInput::Loading, TrustInput::Loaded(view)]);
+            (trust.level(), trust.reasons().iter().collect::<Vec<_>>())
+        };
+        assert_eq!(loaded(view(TrustLevel::Exact, &[])), (TrustLevel::Exact, vec![]));
+        let gap = view(TrustLevel::LowerBound, &[R::Gap]);
+        assert_eq!(loaded(gap), (TrustLevel::LowerBound, vec![R::Gap]));
+        let silent = view(TrustLevel::Unproven, &[R::Gap, R::Silent]);
+        assert_eq!(loaded(silent), (TrustLevel::LowerBound, vec![R::Gap]), "silence there is not silence here");
+        let relayed = view(TrustLevel::LowerBound, &[]);
+        assert_eq!(loaded(relayed), (TrustLevel::LowerBound, vec![]), "a relay's cap without a reason of its own");
+        let mut trust = after(&[TrustInput::Loading, TrustInput::Loaded(gap)]);
+        trust.apply(TrustInput::ClearedAllTiers, 1);
+        assert_eq!(trust.level(), TrustLevel::Exact);
     }
 
     #[test]

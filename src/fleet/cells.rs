@@ -12,8 +12,8 @@ const LEVEL_SHIFT: u32 = 56;
 ///
 /// | atomic | written | read |
 /// |---|---|---|
-/// | `as_of_seq` | Release, after the index has published the batch | Acquire, before the index is read |
-/// | level, reasons | Release: a fall before the index publishes what it speaks of, a rise after | Acquire, before and after the index is read |
+/// | `as_of_seq` | Release, after the index shows the whole batch | Acquire, before the index is read |
+/// | level, reasons | Release: a fall before the index shows anything of what it speaks of, a rise after all of it | Acquire, before and after the index is read |
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
 #[derive(Debug)]
 pub struct TrustCell {
@@ -38,7 +38,7 @@ impl TrustCell {
         cell
     }
 
-    /// Replaces what readers see. Call it after the index has published what `trust` speaks of; a level that
+    /// Replaces what readers see. Call it after the index shows what `trust` speaks of; a level that
     /// falls, also before.
     pub fn store(&self, trust: Trust) {
         let packed = (trust.level as u64) << LEVEL_SHIFT | trust.reasons.bits();

@@ -1,154 +1,162 @@
-//! Lanes and sets of them.
+//! Lanes: one small number for each tier of each worker, and the table by which readers tell whose they are.
 
 use crate::ids::{Tier, WorkerSlot};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One tier of one worker, from one clear to the next: a place in every bit set of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lane(pub(super) u32);
+/// Of tables of lanes, over all shards; 0 is nobody's.
+static EDITIONS: AtomicU64 = AtomicU64::new(1);
+
+/// A lane of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Lane(pub(super) u16);
 
 impl Lane {
     /// No lane.
-    pub(super) const NONE: Self = Self(u32::MAX);
+    pub(super) const NONE: Self = Self(u16::MAX);
 
-    /// Whether this is a lane at all.
     pub(super) const fn is_some(self) -> bool {
         self.0 != Self::NONE.0
     }
-
-    /// Its place in a table indexed by lane.
-    pub(super) const fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// The 64-bit word of a set that has its bit.
-    pub(super) const fn word(self) -> usize {
-        self.0 as usize / 64
-    }
-
-    /// Its bit within that word.
-    pub(super) const fn bit(self) -> u64 {
-        1 << (self.0 % 64)
-    }
-
-    /// The lane of the lowest bit of `bits`, word `word` of a set.
-    pub(super) const fn lowest(word: usize, bits: u64) -> Self {
-        Self((word * 64) as u32 + bits.trailing_zeros())
-    }
 }
 
-/// Whose a lane is.
+/// What a lane is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneState {
+    /// Nobody's.
+    Free,
+    /// Says what a tier of a worker holds; readers see it.
+    Shown,
+    /// Says what one of several groups of a tier refers to; only the writer sees it.
+    Hidden,
+    /// Counts for nothing; nodes may still know it.
+    Retired,
+}
+
+/// Whose a lane is. A worker's **life** ends when all of it is cleared.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LaneOwner {
-    /// The worker.
+pub(super) struct LaneRecord {
     pub(super) slot: WorkerSlot,
-    /// Its tier.
+    pub(super) life: u64,
     pub(super) tier: Tier,
+    pub(super) state: LaneState,
 }
 
-/// A set of lanes: the words from the first that is needed to the last, so that a block held by one
-/// worker costs one word whatever its lane is.
-#[derive(Clone, Debug)]
-pub(super) struct LaneSet {
-    first: u32,
-    words: Words,
+/// What readers know of the lanes. Replaced as a whole when a lane is given out or retired.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LaneTable {
+    /// Slots of the shard's workers are below this.
+    pub(super) workers: usize,
+    /// Tells this table from every other of the process.
+    pub(super) edition: u64,
+    /// The slot of the worker of each lane.
+    pub(super) owners: Vec<u16>,
+    /// The device lane of each slot's worker; `Lane::NONE` where there is none.
+    pub(super) devices: Vec<Lane>,
+    /// Device lanes, 64 to a word.
+    pub(super) device: Vec<u64>,
+    /// Workers with a lane of another tier.
+    pub(super) tiered: Vec<TieredWorker>,
 }
 
-#[derive(Clone, Debug)]
-enum Words {
-    One(u64),
-    Many(Box<[u64]>),
-}
-
-impl Default for LaneSet {
-    fn default() -> Self {
-        Self { first: 0, words: Words::One(0) }
-    }
-}
-
-impl LaneSet {
-    /// The set of one lane.
-    pub(super) fn of(lane: Lane) -> Self {
-        Self { first: lane.word() as u32, words: Words::One(lane.bit()) }
+impl LaneTable {
+    /// Whether a worker has more than a device lane.
+    pub(super) fn is_tiered(&self, slot: u16) -> bool {
+        self.tiered.binary_search_by_key(&slot, |worker| worker.slot).is_ok()
     }
 
-    /// The number of the first word, and the words.
-    pub(super) fn window(&self) -> (usize, &[u64]) {
-        let words = match &self.words {
-            Words::One(word) => std::slice::from_ref(word),
-            Words::Many(words) => words,
-        };
-        (self.first as usize, words)
-    }
-
-    fn word_mut(&mut self, word: usize) -> Option<&mut u64> {
-        let at = word.checked_sub(self.first as usize)?;
-        match &mut self.words {
-            Words::One(word) => (at == 0).then_some(word),
-            Words::Many(words) => words.get_mut(at),
-        }
-    }
-
-    /// Whether `lane` is in it.
-    pub(super) fn contains(&self, lane: Lane) -> bool {
-        let (first, words) = self.window();
-        words.get(lane.word().wrapping_sub(first)).is_some_and(|word| word & lane.bit() != 0)
-    }
-
-    /// Whether no lane is in it.
-    pub(super) fn is_empty(&self) -> bool {
-        self.window().1.iter().all(|word| *word == 0)
-    }
-
-    /// Puts `lane` in.
-    pub(super) fn insert(&mut self, lane: Lane) {
-        if let Some(word) = self.word_mut(lane.word()) {
-            *word |= lane.bit();
-            return;
-        }
-        if self.is_empty() {
-            *self = Self::of(lane);
-            return;
-        }
-        let (first, words) = self.window();
-        let from = first.min(lane.word());
-        let to = (first + words.len()).max(lane.word() + 1);
-        let mut wider = vec![0; to - from];
-        wider[first - from..first - from + words.len()].copy_from_slice(words);
-        wider[lane.word() - from] |= lane.bit();
-        *self = Self { first: from as u32, words: Words::Many(wider.into_boxed_slice()) };
-    }
-
-    /// Takes `lane` out.
-    pub(super) fn remove(&mut self, lane: Lane) {
-        if let Some(word) = self.word_mut(lane.word()) {
-            *word &= !lane.bit();
-        }
+    pub(super) fn bytes(&self) -> u64 {
+        let words = (self.owners.capacity() + self.devices.capacity()) * 2 + self.device.capacity() * 8;
+        (words + self.tiered.capacity() * size_of::<TieredWorker>() + size_of::<Self>()) as u64
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The lanes of a worker that has more than a device lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TieredWorker {
+    pub(super) slot: u16,
+    /// By tier; `Lane::NONE` where it has none.
+    pub(super) lanes: [Lane; 4],
+}
 
-    #[test]
-    fn a_set_holds_what_was_put_in_and_widens_both_ways() {
-        let mut set = LaneSet::of(Lane(700));
-        assert_eq!(set.window().1.len(), 1, "one word, wherever the lane is");
-        let lanes = [3, 64, 700, 701, 4095];
-        lanes.iter().for_each(|lane| set.insert(Lane(*lane)));
-        for lane in 0..5000 {
-            assert_eq!(set.contains(Lane(lane)), lanes.contains(&lane), "lane {lane}");
+/// The writer's side: which lanes are in use.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    records: Vec<LaneRecord>,
+    free: BTreeSet<Lane>,
+    retired: usize,
+    table: LaneTable,
+}
+
+impl Lanes {
+    /// A lane that no node knows; `None` when the numbers are used up. The lowest are given out first, so
+    /// that few workers need few words.
+    pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Tier, state: LaneState) -> Option<Lane> {
+        let record = LaneRecord { slot, life, tier, state };
+        if let Some(lane) = self.free.pop_first() {
+            self.records[usize::from(lane.0)] = record;
+            return Some(lane);
         }
-        assert!(!set.contains(Lane::NONE));
-        lanes.iter().for_each(|lane| set.remove(Lane(*lane)));
-        assert!(set.is_empty());
+        let lane = Lane(u16::try_from(self.records.len()).ok().filter(|lane| *lane < Lane::NONE.0)?);
+        self.records.push(record);
+        Some(lane)
     }
 
-    #[test]
-    fn an_empty_set_starts_anew_where_the_next_lane_is() {
-        let mut set = LaneSet::of(Lane(1));
-        set.remove(Lane(1));
-        set.insert(Lane(4000));
-        assert_eq!(set.window(), (62, &[1_u64 << 32][..]));
+    pub(super) fn record(&self, lane: Lane) -> &LaneRecord {
+        &self.records[usize::from(lane.0)]
+    }
+
+    pub(super) fn set_state(&mut self, lane: Lane, state: LaneState) {
+        let record = &mut self.records[usize::from(lane.0)];
+        self.retired += usize::from(state == LaneState::Retired);
+        self.retired -= usize::from(record.state == LaneState::Retired);
+        record.state = state;
+        if state == LaneState::Free {
+            self.free.insert(lane);
+        }
+    }
+
+    /// Lanes that nodes may know though they count for nothing.
+    pub(super) const fn retired(&self) -> usize {
+        self.retired
+    }
+
+    pub(super) fn retired_lanes(&self) -> impl Iterator<Item = Lane> + '_ {
+        let all = self.records.iter().enumerate();
+        all.filter(|(_, record)| record.state == LaneState::Retired).map(|(lane, _)| Lane(lane as u16))
+    }
+
+    /// The table as readers should see it from now on.
+    pub(super) fn table(&mut self, workers: usize) -> LaneTable {
+        let table = &mut self.table;
+        table.workers = workers;
+        // Relaxed: only that no two are the same matters.
+        table.edition = EDITIONS.fetch_add(1, Ordering::Relaxed);
+        table.owners.clear();
+        table.device.clear();
+        table.tiered.clear();
+        table.device.resize(self.records.len().div_ceil(64), 0);
+        let mut lanes = vec![[Lane::NONE; 4]; workers];
+        for (lane, record) in self.records.iter().enumerate() {
+            table.owners.push(record.slot.0);
+            if record.state == LaneState::Shown {
+                lanes[usize::from(record.slot.0)][record.tier.index()] = Lane(lane as u16);
+                if record.tier == Tier::Device {
+                    table.device[lane / 64] |= 1 << (lane % 64);
+                }
+            }
+        }
+        table.devices.clear();
+        table.devices.extend(lanes.iter().map(|lanes| lanes[Tier::Device.index()]));
+        let tiered = lanes.into_iter().enumerate().filter(|(_, lanes)| lanes[1..].iter().any(|lane| lane.is_some()));
+        table.tiered.extend(tiered.map(|(slot, lanes)| TieredWorker { slot: slot as u16, lanes }));
+        table.clone()
+    }
+
+    /// Lanes that readers see.
+    #[cfg(test)]
+    pub(super) fn shown_lanes(&self) -> impl Iterator<Item = Lane> + '_ {
+        let all = self.records.iter().enumerate();
+        all.filter(|(_, record)| record.state == LaneState::Shown).map(|(lane, _)| Lane(lane as u16))
     }
 }

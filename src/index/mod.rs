@@ -20,47 +20,104 @@
 //!
 //! # Consistency
 //!
-//! Let `B(s)` be the sequence of states of shard `s` at its publishes, starting with the empty one, and let
-//! a query run from `t0` to `t1`.
+//! Every call of a [`ShardWriter`] is one event. Let `S(s)` be the sequence of states of shard `s` after its
+//! events, starting with the empty one, and let a query run from `t0` to `t1`.
 //!
-//! * For every shard there is one boundary `b` in `B(s)`, the newest at some moment between `t0` and `t1`,
-//!   such that the depths of **all** workers of the shard are those of `b`. Never a mix of two, never
-//!   something between two publishes.
-//! * Boundaries of different shards are independent; a worker belongs to one shard.
-//! * Queries that one [`IndexReader`] answers one after another never go back: their `b` do not decrease.
-//!   [`Lookup::epoch`] is the sum over shards of the publishes up to `b`, so an equal epoch from the same
-//!   reader means an equal state.
-//! * [`Lookup::contended`] is never set by this implementation.
-//!
-//! A reader never waits, also not for a writer that has stopped in the middle of anything. A writer waits in
-//! [`ShardWriter::publish`] for lookups that began before the publish before; a lookup holds nothing
-//! else up, and nothing is held between two lookups.
+//! * For every shard there is one state in `S(s)`, the newest at some moment between `t0` and `t1`, such that
+//!   the depths of all workers of the shard are those of that state. Never something between two events.
+//! * States of different shards are independent; a worker belongs to one shard.
+//! * Queries that one thread asks one after another never go back.
+//! * [`Lookup::contended`] says that a shard changed under the reader so often that the answer may mix
+//!   states. That takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that
+//!   the query walks, or one change of many parts whose writer was stopped in the middle.
 //!
 //! "Exact" means exact over 64-bit local hashes.
 //!
 //! # How it is stored
 //!
-//! The writer keeps each worker's blocks as trees by parent. Blocks whose chain is known have a *position*
-//! in the trie of the shard, keyed by the parent's position and the local hash; a position carries the set
-//! of lanes (tiers of workers) that hold it. Within one worker a position belongs to one engine hash: a
-//! second hash for the same content takes another position beside it, so a path of positions is a chain of
-//! engine blocks. A block that is removed while others hang under it keeps its position reserved: the walk
-//! stops there, nothing below is touched, and everything is back when the block is.
+//! A radix tree over local hashes, path-compressed: a **node** is an edge of up to
+//! [`NODE_BLOCKS_MAX`](crate::limits::NODE_BLOCKS_MAX) blocks.
+//!
+//! * Its **header** is a cache line of the hash table ([`table`]) in which children are found by (parent, first
+//!   local hash): one miss a hop, whatever the fan-out. It is a seqlock.
+//! * Its **local hashes** are words of the [`arena`] that readers compare ([`compare`]); they are written before a
+//!   header says so, and not used again before a grace period has passed ([`reclaim`]).
+//! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the
+//!   same ones. Only the writer looks at them. [`slots`] leads from a name to its word, and the owner of
+//!   the word's granule to the node.
+//! * Its **entries** ([`cover`]) say which [lanes](lanes) cover it: up to a first gap, and beyond it in a bitmap.
+//!   A device's lane is shown to readers as full or by its first gap, which is all that a walk from the root
+//!   can need; lower tiers, which a walk enters anywhere, show their bitmaps ([`more`]).
+//!
+//! A block that is removed while others hang under it leaves a gap: nothing below is touched, and everything is
+//! back when the block is. Blocks whose chain is not known at all wait outside the tree ([`waiting`]). Splits
+//! move no words ([`split`]), leaves grow where they are ([`grow`]), what nobody covers is given back
+//! ([`shrink`]), and chains without a branch become one node again ([`join`]).
+//!
+//! # How a change becomes visible
+//!
+//! A reader checks, after its walk, the versions of all headers it met, and walks again if one has changed: so
+//! it saw them as they all were at one moment. Whatever an event changes is therefore published in an order in
+//! which each step but one shows nothing new.
+//!
+//! | event | order | the step that shows it |
+//! |---|---|---|
+//! | store | what hangs below first ([`store`]) | the block nearest the root that was missing |
+//! | remove | nearest the root first ([`remove`]) | the first block that is missing from then on |
+//! | clear, removal of a worker | the lanes first, their nodes in slices ([`sweep`]) | the table of [`lanes`] |
+//! | what touches several chains that one query walks ([`careful`]) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole ([`head`]) |
+//!
+//! Splits, joins, moves and deletions show nothing: they leave every answer as it is, and whoever was in
+//! the middle of what they touched walks again. The memory orderings are argued in [`header`], [`table`],
+//! [`head`] and [`reclaim`], each with its partners, and run under a model checker by the tests of `index::loom`.
 
-mod blocks;
-mod chain;
-mod entries;
+#![expect(unsafe_code, reason = "a shard's garbage and its tables have one reclaimer")]
+
+mod arena;
+mod bits;
+mod careful;
+#[cfg(test)]
+mod check;
+mod compare;
+mod cover;
+mod dump;
+mod fresh;
+mod grow;
+mod head;
+mod header;
+mod join;
 mod lanes;
-mod positions;
+#[cfg(all(test, kvrouted_loom))]
+mod loom;
+mod more;
+mod names;
+mod node;
+mod place;
+mod prefetch;
 mod reader;
-mod trie;
+mod reclaim;
+mod record;
+mod remove;
+mod shrink;
+mod slots;
+mod split;
+mod store;
+mod sweep;
+mod sync;
+mod table;
+#[cfg(all(test, not(kvrouted_loom)))]
+mod tests;
+mod tree;
+mod waiting;
 mod walk;
+mod ways;
+mod words;
+mod worker;
 mod writer;
 
-#[cfg(test)]
-mod tests;
-
+pub use dump::DumpCursor;
 pub use reader::{Depths, IndexReader, Lookup, ShardReader};
+pub use reclaim::Reclaimer;
 pub use writer::ShardWriter;
 
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier};
@@ -72,7 +129,7 @@ pub struct ShardLimits {
     /// Blocks bound for one worker over all tiers.
     pub worker_blocks_max: u64,
     /// Blocks of one worker that wait for a parent; also the removed blocks of one worker that are
-    /// remembered because others hang under them (beyond it, those others wait instead).
+    /// remembered because others hang under them: while there are more, it can store nothing that is not bound.
     pub dormant_blocks_max: usize,
     /// Engine hashes of one worker that may name the same content after the same parent, 1 to 64.
     pub aliases_max: usize,
@@ -80,6 +137,15 @@ pub struct ShardLimits {
     pub workers_max: usize,
     /// Lanes that are retired but not yet swept. Beyond it a clear sweeps before it returns.
     pub retired_lanes_max: usize,
+    /// Blocks of one node, 1 to `NODE_BLOCKS_MAX`.
+    pub node_blocks_max: usize,
+    /// Memory of the shard, bytes. A store of blocks that are not bound is refused if the shard might grow
+    /// beyond; `u64::MAX` for no bound.
+    pub memory_bytes_max: u64,
+    /// Garbage that may wait for readers, bytes, before the shard is choked.
+    pub garbage_bytes_max: u64,
+    /// Mixed into the hash tables, so that who knows the hash functions cannot choose what collides.
+    pub secret: u64,
 }
 
 impl Default for ShardLimits {
@@ -90,18 +156,37 @@ impl Default for ShardLimits {
             aliases_max: limits::ALIASES_MAX,
             workers_max: limits::WORKERS_MAX,
             retired_lanes_max: limits::RETIRED_LANES_MAX,
+            node_blocks_max: limits::NODE_BLOCKS_MAX,
+            memory_bytes_max: u64::MAX,
+            garbage_bytes_max: limits::INDEX_GARBAGE_BYTES_CHOKED,
+            secret: 0,
         }
     }
 }
 
-/// An empty shard: the hand that changes it and the first of its readers.
+/// An empty shard with a reclaimer of its own: the hand that changes it and the first of its readers.
 #[must_use]
 pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
-    let (mut writer, reader) = left_right::new_from_empty(trie::Trie::default());
-    // The second publish copies one side to the other as a whole; done now, while both are empty.
-    writer.publish();
-    writer.publish();
-    (ShardWriter::new(limits, positions::Positions::new(writer)), ShardReader::new(id, reader))
+    shard_in(id, limits, &Reclaimer::new())
+}
+
+/// An empty shard whose memory is reclaimed together with that of others: a reader of several shards enters
+/// them all at once.
+#[must_use]
+pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
+    let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret);
+    // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
+    let table = unsafe { table::TableView::new(tree.table.head().clone(), reclaimer.clone()) };
+    let reader = ShardReader::new(id, tree.head.clone(), table, tree.arena.view(), reclaimer.reader());
+    (ShardWriter::new(limits, tree), reader)
+}
+
+/// Does something while somebody is inside, as a lookup that takes that long would be.
+#[cfg(test)]
+pub(crate) fn while_inside<T>(reclaimer: &Reclaimer, does: impl FnOnce() -> T) -> T {
+    let reader = reclaimer.reader();
+    let _guard = reader.enter();
+    does()
 }
 
 /// Blocks that a worker says it holds, as a chain.
@@ -162,15 +247,17 @@ pub enum Refusal {
     PositionBound,
     /// More than `aliases_max` hashes for one content after one parent.
     AliasBound,
-    /// More blocks waiting for a parent than `dormant_blocks_max`.
+    /// More blocks waiting for a parent than `dormant_blocks_max`, or more removed ones that others hang under.
     DormantBound,
     /// More references to one block than can be counted.
     ReferenceBound,
+    /// The shard might grow beyond `memory_bytes_max`.
+    MemoryBound,
 }
 
 impl Refusal {
     /// Every reason, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::UnknownWorker,
         Self::LengthMismatch,
         Self::SelfParent,
@@ -181,6 +268,7 @@ impl Refusal {
         Self::AliasBound,
         Self::DormantBound,
         Self::ReferenceBound,
+        Self::MemoryBound,
     ];
 
     /// The name used in logs, metrics and JSON.
@@ -197,6 +285,7 @@ impl Refusal {
             Self::AliasBound => "alias_bound",
             Self::DormantBound => "dormant_bound",
             Self::ReferenceBound => "reference_bound",
+            Self::MemoryBound => "memory_bound",
         }
     }
 }
@@ -210,7 +299,7 @@ pub struct RemoveOutcome {
     pub unknown: u32,
 }
 
-/// The figures of one worker, as the writer knows them (published or not).
+/// The figures of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerBlocks {
     /// Bound blocks.
@@ -223,4 +312,42 @@ pub struct WorkerBlocks {
     /// place. Blocks below a removed block keep their place (and count for nothing), so this is a lower
     /// bound of the blocks that do not count.
     pub dormant: u64,
+}
+
+/// What a tier of a worker holds, in two numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierDigest {
+    /// Blocks held.
+    pub blocks: u64,
+    /// A sum over their engine hashes, whatever the order; equal sets give equal digests.
+    pub digest: u64,
+}
+
+/// What a shard keeps in memory, bytes unless it says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardMemory {
+    /// Local hashes and names.
+    pub blocks_bytes: u64,
+    /// What of `blocks_bytes` is free for other blocks.
+    pub blocks_free_bytes: u64,
+    /// From names to blocks.
+    pub names_bytes: u64,
+    /// Headers and the writer's records of nodes.
+    pub nodes_bytes: u64,
+    /// What is kept for each worker: references beyond the first, blocks that wait, what is new in a batch.
+    pub workers_bytes: u64,
+    /// What of all this waits for readers before it can be used again, and tables that were replaced.
+    pub garbage_bytes: u64,
+    /// Nodes, a count.
+    pub nodes: u64,
+    /// Names, a count: one for each block of each column.
+    pub names: u64,
+}
+
+impl ShardMemory {
+    /// All of it.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.blocks_bytes + self.names_bytes + self.nodes_bytes + self.workers_bytes
+    }
 }

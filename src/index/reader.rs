@@ -1,26 +1,104 @@
 //! The read half: what a serving core asks.
 
-use super::trie::Trie;
-use super::walk::Walk;
+use super::arena::ArenaView;
+use super::head::Head;
+use super::lanes::Lane;
+use super::reclaim::Reader;
+use super::sync::{Ordering, fence, spin};
+use super::table::TableView;
+use super::walk::{View, Walk};
+use super::words;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
-use left_right::ReadHandle;
+use crate::limits::LOOKUP_TRIES_MAX;
+use std::sync::Arc;
 
-/// A reader of one shard. Clone it for every thread; it is `Send`, and no two threads share one.
+/// A reader of one shard. Clone it for every thread.
 #[derive(Clone, Debug)]
 pub struct ShardReader {
     id: ShardId,
-    trie: ReadHandle<Trie>,
+    head: Arc<Head>,
+    table: TableView,
+    arena: ArenaView,
+    reader: Reader,
 }
 
+/// Turns that a lookup waits, before each try, for a change of many parts to be whole.
+const TORN_SPINS_MAX: u32 = 256;
+
 impl ShardReader {
-    pub(super) const fn new(id: ShardId, trie: ReadHandle<Trie>) -> Self {
-        Self { id, trie }
+    pub(super) const fn new(id: ShardId, head: Arc<Head>, table: TableView, arena: ArenaView, reader: Reader) -> Self {
+        Self { id, head, table, arena, reader }
     }
 
     /// The shard that is read.
     #[must_use]
     pub const fn id(&self) -> ShardId {
         self.id
+    }
+
+    /// Fills `out` with what every worker of the shard holds of a prompt.
+    fn lookup(&self, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
+        let guard = self.reader.enter();
+        let epoch = self.head.epoch();
+        for attempt in 0..=LOOKUP_TRIES_MAX {
+            let last = attempt == LOOKUP_TRIES_MAX;
+            let structure = match self.settled() {
+                Some(structure) => structure,
+                None if last => 0,
+                None => continue,
+            };
+            let generation = self.table.generation();
+            let table = self.table.load(&guard);
+            // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
+            let lanes = unsafe { self.head.lanes() };
+            let view = View { table, arena: &self.arena, lanes };
+            let whole = walk.run(&view, locals, out);
+            // Orders every load of the walk before the loads below: what they would have seen of a change, the
+            // version or the word that announces it would be seen here.
+            fence(Ordering::Acquire);
+            let unchanged = whole
+                && walk.is_unchanged(table)
+                && self.head.is_still(structure)
+                && self.table.generation() == generation;
+            if unchanged || last {
+                return Lookup { epoch, contended: !unchanged };
+            }
+        }
+        Lookup { epoch, contended: true }
+    }
+
+    /// For tests that walk by hand.
+    #[cfg(test)]
+    pub(super) fn enter(&self) -> super::reclaim::Guard<'_> {
+        self.reader.enter()
+    }
+
+    /// What a walk looks at, with lanes of the test's choice.
+    #[cfg(test)]
+    pub(super) fn view_with<'a>(
+        &'a self,
+        guard: &'a super::reclaim::Guard<'_>,
+        lanes: &'a super::lanes::LaneTable,
+    ) -> View<'a> {
+        View { table: self.table.load(guard), arena: &self.arena, lanes }
+    }
+
+    /// The lanes of the moment; nothing may change meanwhile.
+    #[cfg(test)]
+    pub(super) fn lanes_now(&self) -> super::lanes::LaneTable {
+        // SAFETY: tests that ask for it change nothing while this call lasts.
+        unsafe { self.head.lanes() }.clone()
+    }
+
+    /// What to compare later, once no change of many parts is under way; `None` if that takes too long.
+    fn settled(&self) -> Option<u64> {
+        for _ in 0..TORN_SPINS_MAX {
+            if let Some(structure) = self.head.structure() {
+                return Some(structure);
+            }
+            spin();
+        }
+        None
     }
 }
 
@@ -33,9 +111,9 @@ pub struct IndexReader {
 /// How a lookup went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// Publishes the answer reflects, summed over the shards.
+    /// Batches that had ended, over all shards, when the lookup began: the answer reflects them all.
     pub epoch: u64,
-    /// A shard changed so often under the reader that the answer may mix two of its boundaries.
+    /// A shard changed so often under the reader that the answer may mix several of its states.
     pub contended: bool,
 }
 
@@ -48,20 +126,17 @@ impl IndexReader {
 
     /// Fills `out` with what every worker holds of a prompt whose blocks have the hashes `locals`.
     ///
-    /// Takes no lock and waits for nobody; allocates nothing once `out` has seen as many workers. A shard
-    /// whose writer has gone holds nothing. Every shard is answered as of one publish (see the module).
+    /// Takes no lock and waits for nobody beyond a bounded number of tries; allocates nothing once `out` has
+    /// seen as many workers and as long a way.
     pub fn lookup(&self, locals: &[LocalHash], out: &mut Depths) -> Lookup {
         let mut lookup = Lookup::default();
-        out.shards.resize_with(self.shards.len(), ShardDepths::default);
-        for (reader, depths) in self.shards.iter().zip(&mut out.shards) {
+        let Depths { shards, walk } = out;
+        shards.resize_with(self.shards.len(), ShardDepths::default);
+        for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
-            match reader.trie.enter() {
-                Some(trie) => {
-                    out.walk.run(&trie, locals, &mut depths.workers);
-                    lookup.epoch += trie.publishes();
-                }
-                None => depths.workers.clear(),
-            }
+            let of = reader.lookup(words::of_locals(locals), walk, depths);
+            lookup.epoch += of.epoch;
+            lookup.contended |= of.contended;
         }
         lookup
     }
@@ -74,10 +149,25 @@ pub struct Depths {
     walk: Walk,
 }
 
+/// What the workers of one shard hold.
 #[derive(Clone, Debug, Default)]
-struct ShardDepths {
+pub(super) struct ShardDepths {
     shard: ShardId,
-    workers: Vec<TierBlocks>,
+    /// The table of lanes that `lanes` comes from.
+    pub(super) edition: u64,
+    /// The device lane of each worker, by slot.
+    pub(super) lanes: Vec<Lane>,
+    /// By device lane, whole words of lanes.
+    pub(super) device: Vec<u32>,
+    /// Host, disk and external blocks, by slot; empty where no worker of the shard has any.
+    pub(super) lower: Vec<[u32; 3]>,
+}
+
+impl ShardDepths {
+    fn device(&self, slot: WorkerSlot) -> u32 {
+        let lane = self.lanes.get(usize::from(slot.0));
+        lane.and_then(|lane| self.device.get(usize::from(lane.0))).copied().unwrap_or(0)
+    }
 }
 
 impl Depths {
@@ -90,14 +180,19 @@ impl Depths {
     /// What one worker holds; nothing for a worker that the lookup did not meet.
     #[must_use]
     pub fn of(&self, shard: ShardId, slot: WorkerSlot) -> TierBlocks {
-        self.shard(shard).get(usize::from(slot.0)).copied().unwrap_or_default()
+        let Some(depths) = self.shard(shard) else { return TierBlocks::default() };
+        let [host, disk, external] = depths.lower.get(usize::from(slot.0)).copied().unwrap_or_default();
+        TierBlocks { device: depths.device(slot), host, disk, external }
     }
 
-    /// What the workers of one shard hold, by slot. A slot beyond the end holds nothing.
+    /// The blocks that one worker's device holds.
     #[must_use]
-    pub fn shard(&self, shard: ShardId) -> &[TierBlocks] {
+    pub fn device(&self, shard: ShardId, slot: WorkerSlot) -> u32 {
+        self.shard(shard).map_or(0, |depths| depths.device(slot))
+    }
+
+    fn shard(&self, shard: ShardId) -> Option<&ShardDepths> {
         let likely = self.shards.get(usize::from(shard.0)).filter(|depths| depths.shard == shard);
-        let found = likely.or_else(|| self.shards.iter().find(|depths| depths.shard == shard));
-        found.map_or(&[], |depths| depths.workers.as_slice())
+        likely.or_else(|| self.shards.iter().find(|depths| depths.shard == shard))
     }
 }

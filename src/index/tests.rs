@@ -1,273 +1,336 @@
-//! What only the inside can see: that the trees stay trees, that nothing is left behind, and the bounds.
+//! Seeded streams of events against the invariants of [`super::check`], and shards in states that are hard
+//! to come by.
 
-use super::entries::{Blocks, NONE, ROOT};
-use super::*;
-use crate::ids::{LocalHash, WorkerSlot};
-use crate::limits::GROUPS_MAX;
+use super::{ShardLimits, ShardWriter, StoreBlocks, shard};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use std::collections::BTreeSet;
 
-fn store(writer: &mut ShardWriter, slot: WorkerSlot, parent: Option<u64>, blocks: &[(u64, u64)]) -> StoreOutcome {
-    store_in(writer, slot, parent, blocks, Tier::Device, 0)
+/// How many of everything a stream may use.
+#[derive(Clone, Copy)]
+struct Alphabet {
+    hashes: u64,
+    locals: u64,
+    tiers: usize,
+    groups: u32,
+    blocks_max: u64,
 }
 
-fn store_in(
+struct Stream {
+    rng: Xoshiro256PlusPlus,
+    of: Alphabet,
+    slots: Vec<WorkerSlot>,
+    past: Vec<(Option<u64>, Vec<u64>, Vec<u64>)>,
+}
+
+impl Stream {
+    fn step(&mut self, writer: &mut ShardWriter) {
+        let at = self.rng.random_range(0..self.slots.len());
+        let slot = self.slots[at];
+        let tier = Tier::ALL[self.rng.random_range(0..self.of.tiers)];
+        let group = GroupId(self.rng.random_range(0..self.of.groups));
+        match self.rng.random_range(0..100) {
+            0..45 => self.store(writer, slot, tier, group),
+            45..85 => self.remove(writer, slot, tier, group),
+            85..87 => writer.clear(slot, self.rng.random_bool(0.6).then_some(tier)),
+            87 => {
+                writer.remove_worker(slot);
+                while writer.sweep(64) {}
+                self.slots[at] = writer.add_worker().expect("room");
+            }
+            88..92 => writer.begin_batch(slot),
+            92..97 => drop(writer.sweep(self.rng.random_range(1..40))),
+            _ => writer.publish(),
+        }
+    }
+
+    fn store(&mut self, writer: &mut ShardWriter, slot: WorkerSlot, tier: Tier, group: GroupId) {
+        let fresh = self.past.is_empty() || self.rng.random_bool(0.5);
+        let (parent, hashes, locals) = if fresh {
+            let first = self.rng.random_range(0..self.of.hashes);
+            let blocks = self.rng.random_range(1..=self.of.blocks_max);
+            let hashes: Vec<u64> = (first..first + blocks).collect();
+            // Most content follows from the name, so that prompts are shared; some does not.
+            let salt = self.rng.random_range(0..4) / 3;
+            let locals = hashes.iter().map(|hash| (hash + salt) % self.of.locals).collect();
+            let parent = if first == 0 || self.rng.random_bool(0.2) { None } else { Some(first - 1) };
+            (parent, hashes, locals)
+        } else {
+            let (parent, mut hashes, mut locals) = self.past[self.rng.random_range(0..self.past.len())].clone();
+            let kept = self.rng.random_range(1..=hashes.len());
+            hashes.truncate(kept);
+            locals.truncate(kept);
+            if self.rng.random_bool(0.4) {
+                let more = self.rng.random_range(1..=self.of.blocks_max);
+                let from = self.rng.random_range(0..self.of.hashes * 4);
+                hashes.extend(from..from + more);
+                locals.extend((from..from + more).map(|hash| hash % self.of.locals));
+            }
+            (parent, hashes, locals)
+        };
+        self.past.push((parent, hashes.clone(), locals.clone()));
+        if self.past.len() > 40 {
+            let at = self.rng.random_range(0..40);
+            self.past.swap_remove(at);
+        }
+        let seed = Seed(u64::from(self.rng.random_bool(0.05)));
+        tell(writer, slot, parent, &hashes, &locals, tier, group, seed);
+    }
+
+    fn remove(&mut self, writer: &mut ShardWriter, slot: WorkerSlot, tier: Tier, group: GroupId) {
+        let Some(at) = self.past.len().checked_sub(1) else { return };
+        let (_, hashes, _) = &self.past[self.rng.random_range(0..=at)];
+        let from = self.rng.random_range(0..hashes.len());
+        let to = self.rng.random_range(from..hashes.len()) + 1;
+        let mut hashes: Vec<EngineHash> = hashes[from..to].iter().copied().map(EngineHash).collect();
+        match self.rng.random_range(0..3) {
+            0 => hashes.reverse(),
+            1 => hashes.retain(|_| self.rng.random_bool(0.6)),
+            _ => {}
+        }
+        writer.remove(slot, tier, group, &hashes);
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a store has so many parts")]
+fn tell(
     writer: &mut ShardWriter,
     slot: WorkerSlot,
     parent: Option<u64>,
-    blocks: &[(u64, u64)],
+    hashes: &[u64],
+    locals: &[u64],
     tier: Tier,
-    group: u32,
-) -> StoreOutcome {
-    let hashes: Vec<EngineHash> = blocks.iter().map(|(hash, _)| EngineHash(*hash)).collect();
-    let locals: Vec<LocalHash> = blocks.iter().map(|(_, local)| LocalHash(*local)).collect();
+    group: GroupId,
+    seed: Seed,
+) -> super::StoreOutcome {
+    let hashes: Vec<EngineHash> = hashes.iter().copied().map(EngineHash).collect();
+    let locals: Vec<LocalHash> = locals.iter().copied().map(LocalHash).collect();
     let parent = parent.map(EngineHash);
-    let (hashes, locals) = (&hashes[..], &locals[..]);
-    writer.store(slot, &StoreBlocks { parent, hashes, locals, tier, group: GroupId(group), seed: Seed(1) })
+    writer.store(slot, &StoreBlocks { parent, hashes: &hashes, locals: &locals, tier, group, seed })
 }
 
-fn remove(writer: &mut ShardWriter, slot: WorkerSlot, hashes: &[u64]) -> RemoveOutcome {
-    let hashes: Vec<EngineHash> = hashes.iter().map(|hash| EngineHash(*hash)).collect();
-    writer.remove(slot, Tier::Device, GroupId(0), &hashes)
+/// A store of the device's only group.
+fn store(
+    writer: &mut ShardWriter,
+    slot: WorkerSlot,
+    parent: Option<u64>,
+    hashes: &[u64],
+    locals: &[u64],
+) -> super::StoreOutcome {
+    tell(writer, slot, parent, hashes, locals, Tier::Device, GroupId(0), Seed(0))
 }
 
-fn device(reader: &IndexReader, slot: WorkerSlot, locals: impl IntoIterator<Item = u64>) -> u32 {
-    let locals: Vec<LocalHash> = locals.into_iter().map(LocalHash).collect();
-    let mut depths = Depths::new();
-    reader.lookup(&locals, &mut depths);
-    depths.of(ShardId(0), slot).device
+fn remove(writer: &mut ShardWriter, slot: WorkerSlot, hashes: &[u64]) {
+    let hashes: Vec<EngineHash> = hashes.iter().copied().map(EngineHash).collect();
+    writer.remove(slot, Tier::Device, GroupId(0), &hashes);
 }
 
-fn one_worker(limits: ShardLimits) -> (ShardWriter, IndexReader, WorkerSlot) {
-    let (mut writer, reader) = shard(ShardId(0), limits);
-    let slot = writer.add_worker().expect("the first");
-    (writer, IndexReader::new(vec![reader]), slot)
-}
-
-/// The invariants that [`Blocks`] states.
-fn check(blocks: &Blocks) {
-    let mut nodes = BTreeSet::new();
-    for (hash, at) in &blocks.by_hash {
-        let entry = blocks.entry(*at);
-        assert!(entry.used && entry.hash == *hash);
-        // What was cleared and not yet swept keeps its place in the trees.
-        let bound = entry.tiers != 0;
-        assert!(bound || entry.first_child != NONE, "nothing is kept for nothing");
-        assert!(entry.parent != NONE || !blocks.is_bound(*at), "what is bound has a parent");
-        let parent_placed = entry.parent != NONE && blocks.is_placed(entry.parent);
-        assert_eq!(blocks.is_placed(*at), parent_placed);
-        assert!(entry.parent == NONE || bound || parent_placed, "only a position is reserved");
-        assert!(!blocks.is_placed(*at) || nodes.insert(entry.node), "one position, one hash");
-        if entry.parent != NONE {
-            let same: Vec<u32> = blocks.same_content(entry.parent, entry.local).collect();
-            assert!(same.contains(at) && same.len() <= blocks.aliases_max);
-        }
-    }
-    let (placed, all) = (nodes.len() as u64, blocks.by_hash.len() as u64);
-    assert_eq!(blocks.population[1].iter().sum::<u64>(), placed);
-    assert_eq!(blocks.population.iter().flatten().sum::<u64>(), all);
-    let linked = blocks.by_hash.values().filter(|at| blocks.entry(**at).parent != NONE).count();
-    let mut children = 0;
-    for at in blocks.by_hash.values().copied().chain([ROOT]) {
-        let first = Some(blocks.entry(at).first_child).filter(|child| *child != NONE);
-        let next = |child: &u32| Some(blocks.entry(*child).next_sibling).filter(|next| *next != NONE);
-        children +=
-            std::iter::successors(first, next).inspect(|child| assert_eq!(blocks.entry(*child).parent, at)).count();
-    }
-    assert_eq!(children, linked);
-}
-
-fn random_step(rng: &mut Xoshiro256PlusPlus, writer: &mut ShardWriter, slots: &mut [WorkerSlot]) {
-    let which = rng.random_range(0..slots.len());
-    let slot = slots[which];
-    let tier = Tier::ALL[rng.random_range(0..2)];
-    match rng.random_range(0..20) {
-        0 => writer.clear(slot, Some(tier)),
-        1 if rng.random_range(0..4) == 0 => writer.clear(slot, None),
-        2 if rng.random_range(0..4) == 0 => {
-            writer.remove_worker(slot);
-            slots[which] = writer.add_worker().expect("room");
-        }
-        3 => {
-            writer.sweep(rng.random_range(1..5));
-        }
-        4 => writer.publish(),
-        5..=12 => {
-            let parent = rng.random_bool(0.7).then(|| rng.random_range(0..10));
-            let blocks: Vec<(u64, u64)> =
-                (0..rng.random_range(1..4)).map(|_| (rng.random_range(0..10), rng.random_range(0..2))).collect();
-            store_in(writer, slot, parent, &blocks, tier, rng.random_range(0..2));
-        }
-        _ => {
-            let hashes: [EngineHash; 3] = std::array::from_fn(|_| EngineHash(rng.random_range(0..10)));
-            writer.remove(slot, tier, GroupId(rng.random_range(0..2)), &hashes);
-        }
-    }
-}
-
-#[test]
-fn the_trees_stay_trees_and_nothing_is_left_behind() {
-    for seed in 0..300 {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let limits = ShardLimits {
-            aliases_max: rng.random_range(1..4),
-            dormant_blocks_max: rng.random_range(1..30),
-            ..ShardLimits::default()
-        };
-        let (mut writer, _reader) = shard(ShardId(0), limits);
-        let mut slots = [writer.add_worker().expect("room"), writer.add_worker().expect("room")];
-        for _ in 0..300 {
-            random_step(&mut rng, &mut writer, &mut slots);
-            slots.iter().filter_map(|slot| writer.blocks(*slot)).for_each(check);
-        }
-        // Removing every reference forgets everything, also rings and what hung under a removed block.
-        for (slot, tier) in slots.iter().flat_map(|slot| Tier::ALL.map(|tier| (*slot, tier))) {
-            for (hash, group) in (0..10).flat_map(|hash| [(hash, 0), (hash, 1)]) {
-                while writer.remove(slot, tier, GroupId(group), &[EngineHash(hash)]).removed > 0 {}
+fn run(of: Alphabet, workers: usize, seeds: u64, events: usize) {
+    let seeds = std::env::var("KVROUTED_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(seeds);
+    for seed in 0..seeds {
+        for node_blocks_max in [2, 8, 1024] {
+            let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+            let retired_lanes_max = if rng.random_bool(0.3) { 1 } else { 256 };
+            let dormant_blocks_max = if rng.random_bool(0.3) { 6 } else { 1 << 20 };
+            let limits =
+                ShardLimits { node_blocks_max, retired_lanes_max, dormant_blocks_max, ..ShardLimits::default() };
+            let (mut writer, reader) = shard(ShardId(0), limits);
+            let slots = (0..workers).map(|_| writer.add_worker().expect("room")).collect();
+            let quiet = rng.random_bool(0.7);
+            let mut stream = Stream { rng, of, slots, past: Vec::new() };
+            for event in 0..events {
+                stream.step(&mut writer);
+                let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| writer.check(quiet)));
+                if checked.is_err() {
+                    panic!("seed {seed}, event {event}, nodes of {node_blocks_max}");
+                }
             }
+            drop(reader);
         }
-        while writer.sweep(3) {}
-        slots.iter().for_each(|slot| assert_eq!(writer.hashes_len(*slot), 0, "seed {seed}"));
-        assert_eq!(writer.positions().len(), 0, "seed {seed}");
-        slots.iter().for_each(|slot| writer.remove_worker(*slot));
-        while writer.sweep(3) {}
-        assert_eq!(writer.positions().lanes_in_use(), 0, "seed {seed}");
-        writer.publish();
-        writer.publish();
-        assert!(writer.positions().published_is_empty(), "seed {seed}");
     }
 }
 
 #[test]
-fn chains_of_any_length_are_placed_moved_and_cleared_without_recursion() {
-    const LENGTH: u64 = 200_000;
-    let (mut writer, reader, slot) = one_worker(ShardLimits::default());
-    let chain: Vec<(u64, u64)> = (1..LENGTH).map(|at| (at, at)).collect();
-    assert_eq!(store(&mut writer, slot, Some(0), &chain).dormant, LENGTH as u32 - 1);
-    assert_eq!(writer.held(slot).dormant, LENGTH - 1);
-    store(&mut writer, slot, None, &[(0, 0)]);
-    writer.publish();
-    assert_eq!((device(&reader, slot, 0..LENGTH), writer.held(slot).dormant), (LENGTH as u32, 0));
-    // The first block comes back as the child of another: all of the chain follows.
-    remove(&mut writer, slot, &[0]);
-    store(&mut writer, slot, None, &[(LENGTH, 7), (0, 0)]);
-    writer.publish();
-    assert_eq!(device(&reader, slot, 0..LENGTH), 0);
-    assert_eq!(device(&reader, slot, std::iter::once(7).chain(0..LENGTH)), LENGTH as u32 + 1);
-    writer.clear(slot, None);
-    writer.publish();
-    assert_eq!(device(&reader, slot, std::iter::once(7).chain(0..LENGTH)), 0);
-    let mut turns = 0;
-    while writer.sweep(1000) {
-        turns += 1;
+fn a_shard_is_sound_after_every_event_of_one_tier() {
+    run(Alphabet { hashes: 60, locals: 7, tiers: 1, groups: 1, blocks_max: 24 }, 3, 12, 150);
+}
+
+#[test]
+fn a_shard_is_sound_after_every_event_of_several_tiers_and_groups() {
+    run(Alphabet { hashes: 30, locals: 5, tiers: 3, groups: 2, blocks_max: 12 }, 3, 12, 150);
+}
+
+#[test]
+fn a_shard_is_sound_after_every_event_where_names_clash() {
+    run(Alphabet { hashes: 8, locals: 2, tiers: 2, groups: 1, blocks_max: 6 }, 2, 12, 150);
+}
+
+/// What one worker's device holds of a prompt.
+fn device(reader: &super::IndexReader, slot: WorkerSlot, locals: &[u64]) -> u32 {
+    let locals: Vec<LocalHash> = locals.iter().copied().map(LocalHash).collect();
+    let mut depths = super::Depths::new();
+    assert!(!reader.lookup(&locals, &mut depths).contended);
+    depths.device(ShardId(0), slot)
+}
+
+#[test]
+fn an_append_that_is_refused_leaves_readers_where_they_were() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let reader = super::IndexReader::new(vec![reader]);
+    let slot = writer.add_worker().expect("room");
+    // A leaf that was appended to, and is full; what follows it in memory is another's.
+    store(&mut writer, slot, None, &[1, 2], &[1, 2]);
+    store(&mut writer, slot, Some(2), &[3, 4, 5, 6, 7, 8], &[3, 4, 5, 6, 7, 8]);
+    store(&mut writer, slot, None, &[100], &[100]);
+    writer.check(true);
+    // The second block's name is taken: the store is refused after the leaf has been moved to where there is room.
+    let refused = store(&mut writer, slot, Some(8), &[9, 100], &[9, 100]).refused;
+    assert_eq!(refused, Some(super::Refusal::HashConflict));
+    writer.check(true);
+    for at in 1000..1064 {
+        store(&mut writer, slot, None, &[at], &[at]);
     }
-    assert!(turns >= LENGTH / 1000 - 1, "bounded work per turn");
-    assert_eq!(writer.positions().len(), 0);
+    assert_eq!(device(&reader, slot, &[1, 2, 3, 4, 5, 6, 7, 8, 9]), 8);
 }
 
 #[test]
-fn a_ring_without_a_root_counts_for_nothing_and_falls_apart() {
-    let (mut writer, reader, slot) = one_worker(ShardLimits::default());
-    store(&mut writer, slot, Some(1), &[(2, 0)]);
-    store(&mut writer, slot, Some(2), &[(3, 0)]);
-    store(&mut writer, slot, Some(3), &[(1, 0)]);
-    writer.publish();
-    assert_eq!((device(&reader, slot, [0; 8]), writer.held(slot).dormant), (0, 3));
-    assert_eq!(remove(&mut writer, slot, &[1, 2, 3]).removed, 3);
-    assert_eq!(writer.hashes_len(slot), 0);
-}
-
-#[test]
-fn a_block_that_comes_back_under_its_own_descendant_takes_the_ring_off_the_root() {
-    let (mut writer, reader, slot) = one_worker(ShardLimits::default());
-    store(&mut writer, slot, None, &[(1, 0), (2, 0), (3, 0)]);
-    remove(&mut writer, slot, &[1]);
-    assert_eq!(store(&mut writer, slot, Some(3), &[(1, 0)]).dormant, 1);
-    writer.publish();
-    assert_eq!((device(&reader, slot, [0; 8]), writer.held(slot).dormant), (0, 3));
-    assert_eq!(writer.positions().len(), 0);
-}
-
-#[test]
-fn what_is_waited_for_has_the_seed_of_what_waits() {
-    let (mut writer, _reader, slot) = one_worker(ShardLimits::default());
-    assert_eq!(writer.seed_of(slot, EngineHash(9)), None);
-    store(&mut writer, slot, Some(9), &[(1, 0)]);
-    assert_eq!(writer.seed_of(slot, EngineHash(9)), Some(Seed(1)));
-    remove(&mut writer, slot, &[1]);
-    assert_eq!((writer.seed_of(slot, EngineHash(9)), writer.seed_of(slot, EngineHash(1))), (None, None));
-}
-
-#[test]
-fn each_bound_refuses_by_name_and_changes_nothing() {
-    let limits = ShardLimits { worker_blocks_max: 4, dormant_blocks_max: 2, aliases_max: 2, ..ShardLimits::default() };
-    let (mut writer, _reader, slot) = one_worker(limits);
-    let refused = |outcome: StoreOutcome| outcome.refused;
-    assert_eq!(refused(store(&mut writer, slot, Some(9), &[(1, 0), (2, 0), (3, 0)])), Some(Refusal::DormantBound));
-    assert_eq!(refused(store(&mut writer, slot, Some(1), &[(1, 0)])), Some(Refusal::SelfParent));
-    assert_eq!(refused(store(&mut writer, slot, None, &[(1, 0), (2, 0), (1, 0)])), Some(Refusal::HashConflict));
-    assert_eq!((writer.held(slot), writer.hashes_len(slot)), (WorkerBlocks::default(), 0));
-    assert_eq!(refused(store(&mut writer, slot, None, &[(1, 0), (2, 0)])), None);
-    assert_eq!(refused(store(&mut writer, slot, None, &[(3, 0)])), None);
-    let before = writer.held(slot);
-    assert_eq!(refused(store(&mut writer, slot, None, &[(4, 0)])), Some(Refusal::AliasBound));
-    assert_eq!(refused(store(&mut writer, slot, None, &[(4, 1), (5, 0)])), Some(Refusal::CapacityBound));
-    assert_eq!(refused(store(&mut writer, slot, None, &[(1, 0), (2, 1)])), Some(Refusal::HashConflict));
-    let other_seed = StoreBlocks {
-        parent: None,
-        hashes: &[EngineHash(1)],
-        locals: &[LocalHash(0)],
-        tier: Tier::Host,
-        group: GroupId(0),
-        seed: Seed(2),
-    };
-    assert_eq!(refused(writer.store(slot, &other_seed)), Some(Refusal::HashConflict));
-    let short = StoreBlocks { locals: &[], ..other_seed };
-    assert_eq!(refused(writer.store(slot, &short)), Some(Refusal::LengthMismatch));
-    assert_eq!((writer.held(slot), writer.hashes_len(slot)), (before, 3));
-    for group in 1..GROUPS_MAX as u32 {
-        assert_eq!(refused(store_in(&mut writer, slot, None, &[(1, 0)], Tier::Device, group)), None);
+fn a_chain_of_names_that_nobody_holds_goes_without_going_deep() {
+    let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
+    let slot = writer.add_worker().expect("room");
+    let levels = 40_000_u64;
+    // At each level a block has two names; what hangs below hangs below the second.
+    let mut parent = None;
+    for level in 0..levels {
+        store(&mut writer, slot, parent, &[level * 2 + 1], &[level]);
+        store(&mut writer, slot, parent, &[level * 2 + 2], &[level]);
+        parent = Some(level * 2 + 2);
     }
-    let one_more = store_in(&mut writer, slot, None, &[(1, 0)], Tier::Device, 99);
-    assert_eq!(refused(one_more), Some(Refusal::TooManyGroups));
-    writer.remove_worker(slot);
-    assert_eq!(refused(store(&mut writer, slot, None, &[(1, 0)])), Some(Refusal::UnknownWorker));
-    assert_eq!(remove(&mut writer, slot, &[1, 2]), RemoveOutcome { removed: 0, unknown: 2 });
+    for level in 0..levels {
+        remove(&mut writer, slot, &[level * 2 + 1]);
+    }
+    for level in 0..levels - 1 {
+        remove(&mut writer, slot, &[level * 2 + 2]);
+    }
+    assert!(writer.memory().nodes > levels);
+    std::thread::Builder::new()
+        .stack_size(512 << 10)
+        .spawn(move || {
+            remove(&mut writer, slot, &[levels * 2]);
+            assert_eq!(writer.memory().nodes, 0);
+        })
+        .expect("a thread")
+        .join()
+        .expect("no overflow");
 }
 
 #[test]
-fn names_of_refusals_are_distinct_and_in_order() {
-    assert!(Refusal::ALL.windows(2).all(|pair| pair[0] < pair[1]));
-    let names: BTreeSet<&str> = Refusal::ALL.iter().map(|refusal| refusal.name()).collect();
-    assert_eq!(names.len(), Refusal::ALL.len());
+fn a_walk_with_lanes_of_before_meets_lanes_that_came_since() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let slots: Vec<WorkerSlot> = (0..129).map(|_| writer.add_worker().expect("room")).collect();
+    for slot in &slots[..128] {
+        store(&mut writer, *slot, None, &[1, 2, 3], &[1, 2, 3]);
+    }
+    let before = writer.tree.lanes.table(128);
+    store(&mut writer, slots[128], None, &[1, 2], &[1, 2]);
+    let guard = reader.enter();
+    let view = reader.view_with(&guard, &before);
+    let mut out = super::reader::ShardDepths::default();
+    super::walk::Walk::default().run(&view, &[1, 2, 3], &mut out);
+    assert_eq!(out.device, [3; 128]);
 }
 
 #[test]
-fn removed_middles_are_remembered_up_to_a_bound_and_come_back_beyond_it_too() {
-    let (mut writer, reader, slot) = one_worker(ShardLimits { dormant_blocks_max: 10, ..ShardLimits::default() });
-    let chain: Vec<(u64, u64)> = (0..100).map(|at| (at, at)).collect();
-    store(&mut writer, slot, None, &chain);
-    remove(&mut writer, slot, &(0..99).collect::<Vec<u64>>());
-    assert!(writer.hashes_len(slot) <= 12, "{} hashes for one block", writer.hashes_len(slot));
-    store(&mut writer, slot, None, &chain[..99]);
-    writer.publish();
-    assert_eq!(device(&reader, slot, 0..100), 100);
+fn a_shard_without_its_writer_is_empty_and_nothing_of_it_is_followed() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let slots: Vec<WorkerSlot> = (0..70).map(|_| writer.add_worker().expect("room")).collect();
+    for slot in &slots {
+        store(&mut writer, *slot, None, &[1, 2, 3], &[1, 2, 3]);
+    }
+    for slot in &slots[..20] {
+        remove(&mut writer, *slot, &[3]);
+    }
+    drop(writer);
+    let mut walk = super::walk::Walk::default();
+    let mut out = super::reader::ShardDepths::default();
+    let (guard, lanes) = (reader.enter(), reader.lanes_now());
+    assert!(walk.run(&reader.view_with(&guard, &lanes), &[1, 2, 3], &mut out));
+    assert_eq!(walk.lines_met(), 0, "its records have been given back");
+    assert!(out.device.iter().all(|depth| *depth == 0));
 }
 
 #[test]
-fn a_slot_is_used_again_once_its_blocks_are_swept() {
-    let (mut writer, reader, slot) = one_worker(ShardLimits { workers_max: 1, ..ShardLimits::default() });
-    store(&mut writer, slot, None, &[(1, 0), (2, 0)]);
-    writer.publish();
-    assert_eq!((device(&reader, slot, [0, 0]), writer.add_worker()), (2, None));
-    writer.remove_worker(slot);
-    assert_eq!(writer.add_worker(), None, "not yet swept");
-    writer.publish();
-    assert_eq!(device(&reader, slot, [0, 0]), 0);
-    while writer.sweep(1) {}
-    assert_eq!(writer.add_worker(), Some(slot));
-    store(&mut writer, slot, None, &[(5, 0)]);
-    writer.publish();
-    assert_eq!(device(&reader, slot, [0, 0]), 1);
+fn references_end_before_they_overflow() {
+    let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
+    let slot = writer.add_worker().expect("room");
+    store(&mut writer, slot, None, &[1, 2], &[1, 2]);
+    store(&mut writer, slot, Some(1), &[2], &[2]);
+    writer.set_extras(slot, EngineHash(2), u32::MAX - 1);
+    assert_eq!(store(&mut writer, slot, Some(1), &[2], &[2]).already, 1);
+    assert_eq!(store(&mut writer, slot, Some(1), &[2, 3], &[2, 3]).refused, Some(super::Refusal::ReferenceBound));
+    assert_eq!(store(&mut writer, slot, Some(2), &[3], &[3]).refused, None);
+    remove(&mut writer, slot, &[2]);
+    assert_eq!(store(&mut writer, slot, Some(1), &[2], &[2]).already, 1);
+}
+
+#[test]
+fn many_that_wait_for_one_parent_take_no_longer_than_others() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let reader = super::IndexReader::new(vec![reader]);
+    let slot = writer.add_worker().expect("room");
+    let begin = std::time::Instant::now();
+    for at in 0..40_000 {
+        store(&mut writer, slot, Some(1), &[10 + at], &[10 + at]);
+    }
+    assert_eq!(writer.held(slot).dormant, 40_000);
+    store(&mut writer, slot, None, &[1], &[1]);
+    assert_eq!((writer.held(slot).dormant, device(&reader, slot, &[1, 12])), (0, 2));
+    assert!(begin.elapsed().as_secs() < 20, "it took {:?}", begin.elapsed());
+}
+
+#[test]
+fn what_removes_leave_behind_is_bounded() {
+    let limits = ShardLimits { dormant_blocks_max: 100, node_blocks_max: 8, ..ShardLimits::default() };
+    let (mut writer, reader) = shard(ShardId(0), limits);
+    let reader = super::IndexReader::new(vec![reader]);
+    let slot = writer.add_worker().expect("room");
+    let chain = |from: u64| (from..from + 50).collect::<Vec<u64>>();
+    let mut stored = 0;
+    for round in 0..100 {
+        let blocks = chain(1 + round * 50);
+        stored += u64::from(store(&mut writer, slot, None, &blocks, &blocks).stored);
+        remove(&mut writer, slot, &blocks[..49]);
+        writer.check(true);
+    }
+    assert_eq!(stored, 150, "the third goes beyond");
+    assert_eq!(writer.memory().names, 150);
+    // What is bound may still be stored, and it is enough to take up what was left.
+    assert_eq!(store(&mut writer, slot, None, &chain(1), &chain(1)).stored, 0);
+    remove(&mut writer, slot, &[50]);
+    assert_eq!(store(&mut writer, slot, None, &chain(1), &chain(1)).stored, 50);
+    assert_eq!(device(&reader, slot, &chain(1)), 50);
+}
+
+#[test]
+fn memory_stays_below_its_ceiling_whatever_is_stored() {
+    let ceiling = 12 << 20;
+    for node_blocks_max in [1, 8, 1024] {
+        let limits = ShardLimits { memory_bytes_max: ceiling, node_blocks_max, ..ShardLimits::default() };
+        let (mut writer, _reader) = shard(ShardId(0), limits);
+        let slots: Vec<WorkerSlot> = (0..100).map(|_| writer.add_worker().expect("room")).collect();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(node_blocks_max as u64);
+        let mut refused = 0;
+        for round in 0..12_000_u64 {
+            let slot = slots[rng.random_range(0..slots.len())];
+            // Some are shared by all, some wait for what never comes.
+            let first = if round % 3 == 0 { 1 } else { 1000 + round * 100 };
+            let blocks: Vec<u64> = (first..first + rng.random_range(1..40)).collect();
+            let parent = (round % 5 == 1).then_some(first - 1);
+            let tier = Tier::ALL[rng.random_range(0..4)];
+            let told = tell(&mut writer, slot, parent, &blocks, &blocks, tier, GroupId(0), Seed(0));
+            refused += u32::from(told.refused == Some(super::Refusal::MemoryBound));
+            let memory = writer.memory();
+            assert!(memory.bytes() <= ceiling + (2 << 20), "round {round}: {memory:?}");
+        }
+        assert!(refused > 1000, "nodes of {node_blocks_max}: {refused} refused, {:?}", writer.memory());
+    }
 }

@@ -1,223 +1,254 @@
-//! One query over one [`Trie`]: all lanes at once, one block at a time.
+//! One lookup in one shard: all lanes at once, an edge at a time.
+//!
+//! The quick walk is for shards of which no worker has more than a device lane, on ways where each content
+//! has one name for each worker. It keeps the lanes that hold everything so far as bits; where lanes leave,
+//! their depth is known. Everything else is in [`super::ways`].
 
-use super::lanes::{Lane, LaneSet};
-use super::trie::{ROOT_NODE, Step, Trie};
-use crate::ids::{LocalHash, Tier, TierBlocks};
+#![expect(unsafe_code, reason = "readers follow what a header that was read as a whole says")]
 
-/// The working memory of a query, kept from one to the next.
+use super::arena::ArenaView;
+use super::compare::common_prefix;
+use super::header::{FORKED, Header, LEAF, Pair};
+use super::lanes::LaneTable;
+use super::more::More;
+use super::node::NodeId;
+use super::reader::ShardDepths;
+use super::record::{LANES, record};
+use super::table::{Found, Table};
+use super::ways::Ways;
+
+/// Blocks of a node from which on it is worth looking at the next one half way.
+const PEEK_BLOCKS_MIN: usize = 64;
+/// Lines of the next node's blocks that are asked for then.
+const PEEK_LINES: u32 = 8;
+const BLOCKS_OF_LINE: u32 = 8;
+
+/// What a walk looks at; all of it stays where it is while the reader is inside.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    pub(super) table: &'a Table,
+    pub(super) arena: &'a ArenaView,
+    pub(super) lanes: &'a LaneTable,
+}
+
+impl<'a> View<'a> {
+    /// The local hashes of a node.
+    pub(super) fn blocks(&self, header: &Header) -> &'a [u64] {
+        // SAFETY: the header was read as a whole, so these are the words of a node as it was at some moment
+        // since the reader entered. They are written before the header says so and neither changed nor used
+        // again before the reader has left.
+        unsafe { self.arena.words(header.base, u32::from(header.len)) }
+    }
+
+    /// As [`common_prefix`] of a node's blocks and what is left of the query. Where the node is long, the
+    /// header of the one that follows is looked at half way, so that its first blocks are on their way when they
+    /// are wanted.
+    #[inline]
+    fn compare(&self, header: &Header, rest: &[u64]) -> usize {
+        let blocks = self.blocks(header);
+        let len = blocks.len();
+        if len < PEEK_BLOCKS_MIN || rest.len() <= len || header.has(LEAF) {
+            return common_prefix(blocks, rest);
+        }
+        let half = len / 2;
+        let run = common_prefix(&blocks[..half], rest);
+        if run < half {
+            return run;
+        }
+        if let Found::Here(_, _, next) = self.table.find(header.id, rest[len], 0) {
+            for line in 0..PEEK_LINES.min(u32::from(next.len).div_ceil(BLOCKS_OF_LINE)) {
+                self.arena.prefetch(next.base + line * BLOCKS_OF_LINE);
+            }
+        }
+        half + common_prefix(&blocks[half..], &rest[half..])
+    }
+
+    /// The record beside a header, where there is one.
+    pub(super) fn more(&self, header: &Header) -> Option<&'a More> {
+        // SAFETY: as above: the address was a box's that is dropped only after a grace period.
+        (header.more != 0).then(|| unsafe { &*(header.more as *const More) })
+    }
+}
+
+/// The working memory of a lookup, kept from one to the next.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Walk {
-    /// Lanes whose run goes on, zero outside `words`.
+    /// The lines of the way, and their versions.
+    steps: Vec<(u32, u32)>,
+    /// Lanes that hold everything so far, where there are more than fit in a word.
     active: Vec<u64>,
-    words: std::ops::Range<usize>,
-    /// Where the run of an active lane began, by lane; a worker's first lane begins at 0.
-    began: Vec<u32>,
-    /// What the tiers before the active one gave, by worker.
-    so_far: Vec<TierBlocks>,
-    /// Ways not yet taken, and the lanes that go there.
-    forks: Vec<Fork>,
-    fork_lanes: Vec<ForkLane>,
+    pub(super) ways: Ways,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Fork {
-    node: u32,
-    depth: usize,
-    lanes_from: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ForkLane {
-    lane: Lane,
-    began: u32,
-    so_far: TierBlocks,
+/// How a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Whole,
+    /// Something was being changed.
+    Busy,
+    /// One content has several names here.
+    Forked,
 }
 
 impl Walk {
-    /// Fills `best`, indexed by worker slot, with what each worker of `trie` holds of `locals`.
-    pub(super) fn run(&mut self, trie: &Trie, locals: &[LocalHash], best: &mut Vec<TierBlocks>) {
-        best.clear();
-        best.resize(trie.workers().len(), TierBlocks::default());
-        self.reset(trie);
-        let (mut node, mut depth) = (ROOT_NODE, 0);
-        loop {
-            while let Some(next) = self.hop(trie, node, locals, depth, best) {
-                node = next;
-                depth += 1;
-            }
-            let Some(fork) = self.forks.pop() else { return };
-            self.resume(trie, fork);
-            (node, depth) = (fork.node, fork.depth);
+    /// Fills `out` as the shard is; says whether nothing was being changed that was looked at.
+    pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
+        let lanes = view.lanes;
+        if out.edition != lanes.edition {
+            out.edition = lanes.edition;
+            out.lanes.clone_from(&lanes.devices);
         }
+        out.device.clear();
+        out.device.resize(lanes.device.len() * LANES, 0);
+        out.lower.clear();
+        self.steps.clear();
+        if lanes.tiered.is_empty() {
+            let end = match &lanes.device[..] {
+                [] => End::Whole,
+                [device] => self.walk_word(view, locals, *device, &mut out.device),
+                _ => self.walk_words(view, locals, &mut out.device),
+            };
+            if end != End::Forked {
+                return end == End::Whole;
+            }
+            self.steps.clear();
+            out.device.fill(0);
+        } else {
+            out.lower.resize(lanes.workers, [0; 3]);
+        }
+        self.ways.run(view, locals, &mut self.steps, out)
     }
 
-    fn reset(&mut self, trie: &Trie) {
-        self.active.clear();
-        self.active.extend_from_slice(trie.start());
-        self.words = 0..self.active.len();
-        self.began.resize(trie.lanes_len(), 0);
-        self.so_far.resize(trie.workers().len(), TierBlocks::default());
-        self.forks.clear();
-        self.fork_lanes.clear();
-        self.narrow();
+    /// How many headers the last walk met.
+    #[cfg(test)]
+    pub(super) fn lines_met(&self) -> usize {
+        self.steps.len()
     }
 
-    /// One block further along the first way; `None` where every lane has ended.
-    fn hop(
-        &mut self,
-        trie: &Trie,
-        node: u32,
-        locals: &[LocalHash],
-        depth: usize,
-        best: &mut [TierBlocks],
-    ) -> Option<u32> {
-        if self.words.is_empty() {
-            return None;
-        }
-        let step = locals.get(depth).map(|local| Step { parent: node, local: *local });
-        let Some((step, (id, next))) = step.and_then(|step| Some((step, trie.follow(step)?))) else {
-            self.finish(trie, depth as u32, best);
-            return None;
-        };
-        if next.forked {
-            for (alias, node) in trie.aliases(step) {
-                self.branch(trie, alias, &node.lanes, depth as u32, best);
-            }
-        }
-        self.enter(trie, &next.lanes, depth as u32, best);
-        Some(id)
+    /// Whether all that was walked is as it was.
+    #[inline]
+    pub(super) fn is_unchanged(&self, table: &Table) -> bool {
+        self.steps.iter().all(|(line, version)| table.version(*line) == *version)
     }
 
-    /// Takes every active lane over the edge to a position that `lanes` hold, `depth` blocks from the root.
-    fn enter(&mut self, trie: &Trie, lanes: &LaneSet, depth: u32, best: &mut [TierBlocks]) {
-        let (first, held) = lanes.window();
-        for word in self.words.clone() {
-            let held = held.get(word.wrapping_sub(first)).copied().unwrap_or(0);
-            let mut ended = self.active[word] & !held;
-            self.active[word] &= held;
-            if depth == 0 {
-                // Nothing found is what `best` says already; only another tier can change that.
-                ended &= trie.lower()[word];
+    fn walk_word(&mut self, view: &View<'_>, locals: &[u64], device: u64, out: &mut [u32]) -> End {
+        let Some(out) = out.first_chunk_mut::<LANES>() else { return End::Whole };
+        let mut active = device;
+        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
+        while depth < locals.len() && active != 0 {
+            let (line, version, header) = match view.table.find(parent, locals[depth], 0) {
+                Found::Here(line, version, header) => (line, version, header),
+                Found::Missing => break,
+                Found::Busy => return End::Busy,
+            };
+            self.steps.push((view.table.index(line), version));
+            if header.has(FORKED) {
+                return End::Forked;
             }
-            while ended != 0 {
-                let lane = Lane::lowest(word, ended);
-                ended &= ended - 1;
-                if let Some(next) = self.fall(trie, lane, depth, Some(lanes), best) {
-                    self.activate(trie, next);
+            let next = depth + usize::from(header.len);
+            if next < locals.len() && !header.has(LEAF) {
+                view.table.prefetch(header.id, locals[next], 0);
+            }
+            let run = view.compare(&header, &locals[depth..]);
+            let mut leaving = active & !header.mask;
+            active &= header.mask;
+            let pairs = view.more(&header).map_or(header.pairs(), |more| &more.partial);
+            for Pair { lane, cut } in pairs {
+                let bit = 1 << (lane & 63);
+                if leaving & bit != 0 {
+                    leaving &= !bit;
+                    out[usize::from(lane & 63)] = (depth + run.min(usize::from(*cut))) as u32;
                 }
             }
+            if depth > 0 {
+                record(out, leaving, depth as u32);
+            }
+            depth += run;
+            if run < usize::from(header.len) || header.has(LEAF) {
+                break;
+            }
+            parent = header.id;
         }
-        self.narrow();
+        record(out, active, depth as u32);
+        End::Whole
     }
 
-    /// Remembers the way through another position of the same step, for the lanes that can go there.
-    fn branch(&mut self, trie: &Trie, node: u32, lanes: &LaneSet, depth: u32, best: &mut [TierBlocks]) {
-        let lanes_from = self.fork_lanes.len();
-        for word in self.words.clone() {
-            let mut bits = self.active[word];
-            while bits != 0 {
-                let lane = Lane::lowest(word, bits);
-                bits &= bits - 1;
-                let goes = if lanes.contains(lane) {
-                    Some(self.state_of(trie, lane))
-                } else {
-                    self.fall(trie, lane, depth, Some(lanes), best)
+    fn walk_words(&mut self, view: &View<'_>, locals: &[u64], out: &mut [u32]) -> End {
+        let (out, _) = out.as_chunks_mut::<LANES>();
+        let active = &mut self.active;
+        active.clear();
+        active.extend_from_slice(&view.lanes.device);
+        // From the first lane there is to the last: without any, nothing is walked, and no record is followed that
+        // went with its writer.
+        let mut words = 0..active.len();
+        narrow(active, &mut words);
+        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
+        while depth < locals.len() && !words.is_empty() {
+            let (line, version, header) = match view.table.find(parent, locals[depth], 0) {
+                Found::Here(line, version, header) => (line, version, header),
+                Found::Missing => break,
+                Found::Busy => return End::Busy,
+            };
+            self.steps.push((view.table.index(line), version));
+            if header.has(FORKED) {
+                return End::Forked;
+            }
+            let next = depth + usize::from(header.len);
+            if next < locals.len() && !header.has(LEAF) {
+                view.table.prefetch(header.id, locals[next], 0);
+            }
+            let run = view.compare(&header, &locals[depth..]);
+            let more = view.more(&header);
+            let pairs = more.map_or(header.pairs(), |more| &more.partial);
+            // Lanes that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
+            for Pair { lane, cut } in pairs.iter().filter(|pair| pair.cut < header.len) {
+                // A lane that came after the lanes that this walk knows: the shard has been torn since.
+                let Some(word) = active.get_mut(usize::from(lane / 64)) else { continue };
+                let bit = 1 << (lane % 64);
+                if *word & bit != 0 {
+                    *word &= !bit;
+                    out[usize::from(lane / 64)][usize::from(lane % 64)] = (depth + run.min(usize::from(*cut))) as u32;
+                }
+            }
+            for at in words.clone() {
+                let full = match more {
+                    Some(more) => more.full.get(at).copied().unwrap_or(0),
+                    None => named(&header, at),
                 };
-                self.fork_lanes.extend(goes);
+                let leaving = active[at] & !full;
+                active[at] &= full;
+                if depth > 0 {
+                    record(&mut out[at], leaving, depth as u32);
+                }
             }
-        }
-        if self.fork_lanes.len() > lanes_from {
-            self.forks.push(Fork { node, depth: depth as usize + 1, lanes_from });
-        }
-    }
-
-    fn resume(&mut self, trie: &Trie, fork: Fork) {
-        self.active.fill(0);
-        self.words = 0..0;
-        while self.fork_lanes.len() > fork.lanes_from {
-            if let Some(lane) = self.fork_lanes.pop() {
-                self.activate(trie, lane);
+            narrow(active, &mut words);
+            depth += run;
+            if run < usize::from(header.len) || header.has(LEAF) {
+                break;
             }
+            parent = header.id;
         }
-    }
-
-    fn state_of(&self, trie: &Trie, lane: Lane) -> ForkLane {
-        if trie.start()[lane.word()] & lane.bit() != 0 {
-            return ForkLane { lane, began: 0, so_far: TierBlocks::default() };
+        for at in words {
+            record(&mut out[at], active[at], depth as u32);
         }
-        let so_far = trie.owner(lane).map(|owner| self.so_far[usize::from(owner.slot.0)]);
-        ForkLane { lane, began: self.began[lane.index()], so_far: so_far.unwrap_or_default() }
-    }
-
-    fn activate(&mut self, trie: &Trie, state: ForkLane) {
-        let Some(owner) = trie.owner(state.lane) else { return };
-        let word = state.lane.word();
-        self.active[word] |= state.lane.bit();
-        self.words = if self.words.is_empty() {
-            word..word + 1
-        } else {
-            self.words.start.min(word)..self.words.end.max(word + 1)
-        };
-        self.began[state.lane.index()] = state.began;
-        self.so_far[usize::from(owner.slot.0)] = state.so_far;
-    }
-
-    /// The run of `lane` ends at `depth`. Where the next position is held by a tier further away, that
-    /// tier's lane goes on; else what was found is the worker's, if it is its best.
-    fn fall(
-        &self,
-        trie: &Trie,
-        lane: Lane,
-        depth: u32,
-        into: Option<&LaneSet>,
-        best: &mut [TierBlocks],
-    ) -> Option<ForkLane> {
-        let owner = trie.owner(lane)?;
-        let worker = usize::from(owner.slot.0);
-        let ForkLane { began, mut so_far, .. } = self.state_of(trie, lane);
-        *blocks_mut(&mut so_far, owner.tier) = depth - began;
-        let further = trie.workers()[worker][owner.tier.index() + 1..].iter();
-        let next = into.and_then(|lanes| further.copied().find(|next| next.is_some() && lanes.contains(*next)));
-        if next.is_none() && rank(so_far) > rank(best[worker]) {
-            best[worker] = so_far;
-        }
-        next.map(|lane| ForkLane { lane, began: depth, so_far })
-    }
-
-    /// Ends every active lane at `depth`.
-    fn finish(&mut self, trie: &Trie, depth: u32, best: &mut [TierBlocks]) {
-        if depth == 0 {
-            return;
-        }
-        for word in self.words.clone() {
-            let mut bits = self.active[word];
-            while bits != 0 {
-                self.fall(trie, Lane::lowest(word, bits), depth, None, best);
-                bits &= bits - 1;
-            }
-        }
-    }
-
-    /// Leaves out the words at both ends that have become zero.
-    fn narrow(&mut self) {
-        while !self.words.is_empty() && self.active[self.words.start] == 0 {
-            self.words.start += 1;
-        }
-        while !self.words.is_empty() && self.active[self.words.end - 1] == 0 {
-            self.words.end -= 1;
-        }
+        End::Whole
     }
 }
 
-const fn rank(blocks: TierBlocks) -> [u32; 4] {
-    [blocks.device, blocks.host, blocks.disk, blocks.external]
+/// Leaves out words without a lane at either end.
+#[inline]
+fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
+    while words.end > words.start && active[words.end - 1] == 0 {
+        words.end -= 1;
+    }
+    while words.start < words.end && active[words.start] == 0 {
+        words.start += 1;
+    }
 }
 
-const fn blocks_mut(blocks: &mut TierBlocks, tier: Tier) -> &mut u32 {
-    match tier {
-        Tier::Device => &mut blocks.device,
-        Tier::Host => &mut blocks.host,
-        Tier::Disk => &mut blocks.disk,
-        Tier::External => &mut blocks.external,
-    }
+/// The lanes of one word that hold all of a node, where its header says it all.
+fn named(header: &Header, word: usize) -> u64 {
+    let masked = if word == 0 { header.mask } else { 0 };
+    let named = header.pairs().iter().filter(|pair| pair.cut == header.len && usize::from(pair.lane / 64) == word);
+    named.fold(masked, |lanes, pair| lanes | 1 << (pair.lane % 64))
 }

@@ -1,54 +1,42 @@
 //! The write half: what an ingest thread does to its shard.
 
-use super::blocks::Planned;
-use super::entries::Blocks;
-use super::lanes::Lane;
-use super::positions::Positions;
-use super::{Refusal, RemoveOutcome, ShardLimits, StoreBlocks, StoreOutcome, WorkerBlocks};
+use super::lanes::{Lane, LaneState};
+use super::node::{NodeId, Place};
+use super::remove::Removal;
+use super::sweep::Pass;
+use super::tree::Tree;
+use super::worker::Worker;
+use super::{Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks};
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
-use std::collections::VecDeque;
+use crate::limits::INDEX_GARBAGE_BYTES_STRAINED;
 
-/// The only hand that changes a shard. Readers see its changes from the next [`publish`](Self::publish) on.
+/// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
 #[derive(Debug)]
 pub struct ShardWriter {
     limits: ShardLimits,
-    positions: Positions,
+    pub(super) tree: Tree,
     workers: Vec<Slot>,
-    debris: VecDeque<Debris>,
-    /// Workers with something to sweep, in the order of their turns.
-    unswept: VecDeque<WorkerSlot>,
-    plan: Vec<Planned>,
+    lives: u64,
+    pass: Option<Pass>,
+    /// Slots that the next pass will free.
+    leaving: Vec<WorkerSlot>,
+    removal: Removal,
 }
 
 #[derive(Debug)]
 enum Slot {
     Free,
-    /// Its worker is gone; its blocks are not yet swept.
+    /// Its worker is gone; nodes may still know its lanes.
     Leaving,
-    Used(Box<Blocks>),
+    Used(Box<Worker>),
 }
 
-/// Blocks that nobody holds any more, and that positions still know.
-#[derive(Debug)]
-struct Debris {
-    blocks: Blocks,
-    lanes: Vec<Lane>,
-    leaving: bool,
-}
-
-/// Entries that a clear sweeps at a time when too many lanes wait.
+/// Work of the sweep that a clear does itself when too many lanes wait.
 const FORCED_SWEEP_BLOCKS: usize = 4096;
 
 impl ShardWriter {
-    pub(super) const fn new(limits: ShardLimits, positions: Positions) -> Self {
-        Self {
-            limits,
-            positions,
-            workers: Vec::new(),
-            debris: VecDeque::new(),
-            unswept: VecDeque::new(),
-            plan: Vec::new(),
-        }
+    pub(super) const fn new(limits: ShardLimits, tree: Tree) -> Self {
+        Self { limits, tree, workers: Vec::new(), lives: 0, pass: None, leaving: Vec::new(), removal: Removal::EMPTY }
     }
 
     /// A slot for one more worker, the lowest that is free; `None` when the shard is full. The slot of a
@@ -63,39 +51,54 @@ impl ShardWriter {
             None => return None,
         };
         let slot = WorkerSlot(at as u16);
-        self.workers[at] = Slot::Used(Box::new(Blocks::new(slot, &self.limits)));
+        self.lives += 1;
+        let mut worker = Box::new(Worker::new(slot, self.lives, self.limits.worker_blocks_max));
+        worker.account(&mut self.tree);
+        self.workers[at] = Slot::Used(worker);
+        self.tree.workers = self.workers.len();
         Some(slot)
     }
 
     /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`.
     pub fn bound_worker(&mut self, slot: WorkerSlot, blocks_max: u64) {
-        if let Some(blocks) = self.blocks_mut(slot) {
-            blocks.blocks_max = blocks_max;
+        if let Some(worker) = self.worker_mut(slot) {
+            worker.blocks_max = blocks_max;
         }
     }
 
-    /// Forgets a worker: at once for readers (from the next publish on), by and by in [`sweep`](Self::sweep)
-    /// for the writer. Nothing happens if the slot is nobody's.
+    /// Forgets a worker: at once for readers, by and by in [`sweep`](Self::sweep) for the writer. Nothing
+    /// happens if the slot is nobody's.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
         let Some(place @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if let Slot::Used(blocks) = std::mem::replace(place, Slot::Leaving) {
-            let lanes: Vec<Lane> = blocks.tiers.iter().map(|tier| tier.lane).filter(|lane| lane.is_some()).collect();
-            self.discard(*blocks, lanes, true);
+        if let Slot::Used(mut worker) = std::mem::replace(place, Slot::Leaving) {
+            worker.unaccount(&mut self.tree);
+            self.leaving.push(slot);
+            self.retire(&worker.kin);
         }
+        self.sweep_if_crowded();
     }
 
     /// Says that a new batch of events of this worker begins. A store at the root is ambiguous when all its
     /// blocks were held before the batch began, and still are.
     pub fn begin_batch(&mut self, slot: WorkerSlot) {
-        if let Some(blocks) = self.blocks_mut(slot) {
-            blocks.batch += 1;
+        if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) {
+            worker.begin_batch();
+            worker.account(&mut self.tree);
         }
     }
 
     /// The seed of a bound hash, or of an unbound one that bound blocks wait for: what its children take.
     #[must_use]
     pub fn seed_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Seed> {
-        self.blocks(slot)?.seed_of(hash)
+        self.worker(slot)?.seed_of(&self.tree, hash)
+    }
+
+    /// Says what later events of the batch are about: the first block of the event that comes a dozen events
+    /// later, and of one that comes half a dozen later. What they need is asked for ahead of time; nothing
+    /// else comes of it. Worth it where events are of a few blocks.
+    pub fn look_ahead(&self, far: Option<EngineHash>, near: Option<EngineHash>) {
+        far.into_iter().for_each(|name| self.tree.prefetch_far(name));
+        near.into_iter().for_each(|name| self.tree.prefetch_near(name));
     }
 
     /// Counts one reference of a tier and group to each block, binding those that are not bound. All of
@@ -104,162 +107,269 @@ impl ShardWriter {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else {
             return StoreOutcome::refused(Refusal::UnknownWorker);
         };
-        let outcome = worker.store(&mut self.positions, &self.limits, blocks, &mut self.plan);
-        self.want_sweep(slot);
+        let (tree, limits) = (&mut self.tree, &self.limits);
+        let ceiling = limits.memory_bytes_max;
+        let (len, names) = (blocks.hashes.len(), tree.slots.len());
+        let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
+        let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
+        let quick = if fits && tidy { worker.store_quickly(tree, blocks).ok() } else { None };
+        let outcome = quick.unwrap_or_else(|| {
+            tree.head.tear();
+            let outcome = worker.store_carefully(tree, limits, blocks);
+            tree.head.mend();
+            outcome
+        });
+        worker.account_for(tree, names);
+        tree.reclaim(false);
         outcome
     }
 
     /// Takes one reference of a tier and group from each block. What has no such reference is counted as
     /// unknown and stays as it is.
     pub fn remove(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) -> RemoveOutcome {
-        let mut outcome = RemoveOutcome::default();
         let worker = match self.workers.get_mut(usize::from(slot.0)) {
             Some(Slot::Used(worker)) => worker,
-            _ => return RemoveOutcome { unknown: hashes.len() as u32, ..outcome },
+            _ => return RemoveOutcome { removed: 0, unknown: hashes.len() as u32 },
         };
-        for hash in hashes {
-            if worker.remove(&mut self.positions, &self.limits, tier, group, *hash) {
-                outcome.removed += 1;
-            } else {
-                outcome.unknown += 1;
-            }
+        let tree = &mut self.tree;
+        let names = tree.slots.len();
+        let torn = worker.removes_carefully(tier, group);
+        if torn {
+            tree.head.tear();
         }
+        let outcome = worker.remove(tree, &mut self.removal, tier, group, hashes);
+        if torn {
+            tree.head.mend();
+        }
+        worker.account_for(tree, names);
+        tree.reclaim(false);
         outcome
     }
 
     /// Empties one tier of a worker, or all: as if what is emptied had never been used, groups included.
-    /// At once for readers (from the next publish on), by and by in [`sweep`](Self::sweep) for the writer.
+    /// At once for readers, by and by in [`sweep`](Self::sweep) for the writer.
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if let Some(tier) = tier {
-            worker.clear_tier(&mut self.positions, tier);
-            self.want_sweep(slot);
-        } else {
-            let mut fresh =
-                Blocks { batch: worker.batch, blocks_max: worker.blocks_max, ..Blocks::new(slot, &self.limits) };
-            let mut lanes = Vec::new();
-            for (tier, fresh) in worker.tiers.iter().zip(&mut fresh.tiers) {
-                if tier.held > 0 {
-                    lanes.push(tier.lane);
-                } else {
-                    fresh.lane = tier.lane;
-                }
+        let lanes = match tier {
+            Some(tier) => worker.clear_tier(tier),
+            None => {
+                self.lives += 1;
+                let fresh = Worker::new(slot, self.lives, worker.blocks_max);
+                let mut old = std::mem::replace(&mut **worker, fresh);
+                old.unaccount(&mut self.tree);
+                worker.batch = old.batch;
+                old.kin.into_vec()
             }
-            let old = std::mem::replace(&mut **worker, fresh);
-            self.discard(old, lanes, false);
+        };
+        worker.account(&mut self.tree);
+        self.retire(&lanes);
+        self.sweep_if_crowded();
+    }
+
+    fn retire(&mut self, lanes: &[Lane]) {
+        let Self { tree, .. } = self;
+        for lane in lanes {
+            tree.lanes.set_state(*lane, LaneState::Retired);
         }
-        while self.lanes_waiting() > self.limits.retired_lanes_max {
+        if !lanes.is_empty() {
+            tree.publish_lanes();
+        }
+    }
+
+    fn sweep_if_crowded(&mut self) {
+        while self.tree.lanes.retired() > self.limits.retired_lanes_max {
             self.sweep(FORCED_SWEEP_BLOCKS);
         }
     }
 
-    /// Makes everything since the last publish visible to readers at once. Waits for lookups that are
-    /// still in the copy that was replaced by the last publish.
+    /// Ends a batch: the epoch goes on, and memory that nobody can be looking at is used again.
     pub fn publish(&mut self) {
-        self.positions.publish();
+        self.tree.head.end_batch();
+        self.tree.reclaim(false);
+        self.tree.shrink_slots();
     }
 
-    /// Cleans up after clears and removed workers: looks at up to about `budget_blocks` blocks, and says
-    /// whether there is more to do. What it does is invisible to readers and to every other call, except
-    /// that slots become free.
+    /// Hands over all garbage, however little: for when nothing else is going on.
+    pub fn reclaim(&mut self) {
+        self.tree.reclaim(true);
+    }
+
+    /// Cleans up after clears and removed workers and joins nodes: does about `budget_blocks` blocks' worth
+    /// of work, and says whether there is more to do. What it does is invisible to readers and to every
+    /// other call, except that slots become free.
     pub fn sweep(&mut self, budget_blocks: usize) -> bool {
-        let mut budget = budget_blocks.max(1);
-        while budget > 0 {
-            if let Some(debris) = self.debris.front_mut() {
-                budget -= debris.sweep(&mut self.positions, budget);
-                if debris.blocks.entries.is_empty() {
-                    self.finish_debris();
+        let budget = budget_blocks.max(1);
+        let mut work = self.tree.join_some(budget.div_ceil(2));
+        while work < budget {
+            if self.pass.is_none() {
+                if self.tree.lanes.retired() == 0 && self.leaving.is_empty() {
+                    break;
                 }
-            } else if let Some(slot) = self.unswept.pop_front() {
-                let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { continue };
-                budget -= worker.sweep(&mut self.positions, &self.limits, budget);
-                if worker.cursor.is_some() {
-                    self.unswept.push_back(slot);
-                }
-            } else {
-                return false;
+                self.pass = Some(Pass::begin(&mut self.tree, std::mem::take(&mut self.leaving)));
+            }
+            let Some(pass) = &mut self.pass else { break };
+            let workers = &self.workers;
+            let worker_of = |slot: WorkerSlot, life: u64| match workers.get(usize::from(slot.0)) {
+                Some(Slot::Used(worker)) if worker.life == life => Some(&**worker),
+                _ => None,
+            };
+            match pass.step(&mut self.tree, budget - work, worker_of) {
+                Some(done) => work += done,
+                None => self.finish_pass(),
             }
         }
-        !self.debris.is_empty() || !self.unswept.is_empty()
+        self.tree.reclaim(false);
+        let joins = !self.tree.joins.is_empty() && self.tree.garbage.waiting_bytes() < INDEX_GARBAGE_BYTES_STRAINED;
+        joins || self.pass.is_some() || self.tree.lanes.retired() > 0 || !self.leaving.is_empty()
+    }
+
+    fn finish_pass(&mut self) {
+        let Some(pass) = self.pass.take() else { return };
+        let (lanes, leaving) = pass.finish(&mut self.tree);
+        for slot in &mut self.workers {
+            if let Slot::Used(worker) = slot {
+                worker.kin.retain(|lane| !lanes.contains(lane));
+            }
+        }
+        leaving.into_iter().for_each(|slot| self.workers[usize::from(slot.0)] = Slot::Free);
     }
 
     /// The figures of a worker; all 0 where the slot is nobody's.
     #[must_use]
     pub fn held(&self, slot: WorkerSlot) -> WorkerBlocks {
-        self.blocks(slot).map(Blocks::figures).unwrap_or_default()
+        self.worker(slot).map(Worker::figures).unwrap_or_default()
     }
 
-    pub(super) fn blocks(&self, slot: WorkerSlot) -> Option<&Blocks> {
+    /// How many blocks a tier of a worker holds, and the sum over their engine hashes that tells two such
+    /// sets apart: for audits. All 0 where the slot is nobody's.
+    #[must_use]
+    pub fn digest(&self, slot: WorkerSlot, tier: Tier) -> TierDigest {
+        self.worker(slot).map(|worker| worker.digest(tier)).unwrap_or_default()
+    }
+
+    /// What the shard keeps in memory.
+    #[must_use]
+    pub fn memory(&self) -> ShardMemory {
+        let workers = self.tree.workers_bytes + (self.workers.capacity() * size_of::<Slot>()) as u64;
+        let tree = &self.tree;
+        ShardMemory {
+            blocks_bytes: tree.arena.bytes(),
+            blocks_free_bytes: tree.arena.free_words() * 8,
+            names_bytes: tree.slots.bytes(),
+            nodes_bytes: tree.table.bytes() + tree.nodes.bytes() + tree.lists_bytes(),
+            workers_bytes: workers,
+            garbage_bytes: tree.garbage.waiting_bytes(),
+            nodes: tree.nodes.len() as u64,
+            names: tree.slots.len() as u64,
+        }
+    }
+
+    /// Whether more garbage waits for readers than `garbage_bytes_max`, so that no more events should be taken
+    /// until a [`publish`](Self::publish) or [`reclaim`](Self::reclaim) has shown that it is less.
+    #[must_use]
+    pub fn is_choked(&self) -> bool {
+        self.tree.garbage.waiting_bytes() > self.limits.garbage_bytes_max
+    }
+
+    /// Everybody who is there.
+    #[cfg(test)]
+    pub(super) fn all_workers(&self) -> impl Iterator<Item = &Worker> + '_ {
+        self.workers.iter().filter_map(|slot| if let Slot::Used(worker) = slot { Some(&**worker) } else { None })
+    }
+
+    /// As if a block had so many references of the device's only group beyond its first.
+    #[cfg(test)]
+    pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
+        let worker = self.worker_mut(slot).expect("somebody's");
+        let lane = worker.tiers[0].groups[0].lane;
+        let before = worker.extras.insert((name, lane), extras).unwrap_or(0);
+        worker.tiers[0].references += u64::from(extras) - u64::from(before);
+        worker.extras_most = extras;
+    }
+
+    pub(super) fn worker(&self, slot: WorkerSlot) -> Option<&Worker> {
         match self.workers.get(usize::from(slot.0))? {
-            Slot::Used(blocks) => Some(blocks),
+            Slot::Used(worker) => Some(worker),
             Slot::Free | Slot::Leaving => None,
         }
     }
 
-    fn blocks_mut(&mut self, slot: WorkerSlot) -> Option<&mut Blocks> {
+    fn worker_mut(&mut self, slot: WorkerSlot) -> Option<&mut Worker> {
         match self.workers.get_mut(usize::from(slot.0))? {
-            Slot::Used(blocks) => Some(blocks),
+            Slot::Used(worker) => Some(worker),
             Slot::Free | Slot::Leaving => None,
         }
-    }
-
-    fn want_sweep(&mut self, slot: WorkerSlot) {
-        let wanted = self.blocks(slot).is_some_and(|blocks| blocks.cursor.is_some());
-        if wanted && !self.unswept.contains(&slot) {
-            self.unswept.push_back(slot);
-        }
-    }
-
-    fn discard(&mut self, mut blocks: Blocks, mut lanes: Vec<Lane>, leaving: bool) {
-        lanes.iter().for_each(|lane| self.positions.retire_lane(*lane));
-        lanes.append(&mut blocks.retired);
-        lanes.append(&mut blocks.sweeping);
-        self.unswept.retain(|slot| *slot != blocks.slot);
-        self.debris.push_back(Debris { blocks, lanes, leaving });
-    }
-
-    fn finish_debris(&mut self) {
-        let Some(debris) = self.debris.pop_front() else { return };
-        debris.lanes.iter().for_each(|lane| self.positions.free_lane(*lane));
-        if debris.leaving
-            && let Some(place) = self.workers.get_mut(usize::from(debris.blocks.slot.0))
-        {
-            *place = Slot::Free;
-        }
-    }
-
-    fn lanes_waiting(&self) -> usize {
-        let debris: usize = self.debris.iter().map(|debris| debris.lanes.len()).sum();
-        let unswept = self.unswept.iter().filter_map(|slot| self.blocks(*slot));
-        debris + unswept.map(|blocks| blocks.retired.len() + blocks.sweeping.len()).sum::<usize>()
-    }
-
-    #[cfg(test)]
-    pub(super) const fn positions(&self) -> &Positions {
-        &self.positions
-    }
-
-    #[cfg(test)]
-    pub(super) fn hashes_len(&self, slot: WorkerSlot) -> usize {
-        self.blocks(slot).map_or(0, Blocks::hashes_len)
     }
 }
 
-impl Debris {
-    /// Takes up to `budget` entries out of the trie; returns how many it looked at.
-    fn sweep(&mut self, positions: &mut Positions, budget: usize) -> usize {
-        let mut looked_at = 0;
-        while looked_at < budget
-            && let Some(entry) = self.blocks.entries.pop()
-        {
-            looked_at += 1;
-            // The last entry is the root, which is nobody's.
-            if !entry.used || self.blocks.entries.is_empty() || entry.node == super::positions::NO_NODE {
-                continue;
-            }
-            self.lanes.iter().for_each(|lane| positions.drop_hold(entry.node, *lane));
-            positions.leave(entry.node);
+impl Drop for ShardWriter {
+    /// A shard without a writer holds nothing: nobody would hear of what its workers lose.
+    fn drop(&mut self) {
+        let lanes: Vec<Lane> = self
+            .workers
+            .iter()
+            .filter_map(|slot| if let Slot::Used(worker) = slot { Some(&worker.kin) } else { None })
+            .flatten()
+            .copied()
+            .collect();
+        self.retire(&lanes);
+    }
+}
+
+/// Beyond so many children a worker that was at their parent is taken to be at one of them.
+const CHILDREN_LOOKED_AT: usize = 1024;
+
+impl Worker {
+    /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
+    fn clear_tier(&mut self, tier: Tier) -> Vec<Lane> {
+        let cleared = std::mem::take(&mut self.tiers[tier.index()]);
+        let mut lanes: Vec<Lane> = cleared.groups.iter().map(|group| group.lane).collect();
+        if cleared.shown.is_some() && !lanes.contains(&cleared.shown) {
+            lanes.push(cleared.shown);
         }
-        looked_at
+        let bit = 1_usize << tier.index();
+        for tiers in (0..16).filter(|tiers| tiers & bit != 0) {
+            let blocks = std::mem::take(&mut self.population[tiers]);
+            self.population[tiers & !bit] += blocks;
+        }
+        self.population[0] = 0;
+        self.extras.retain(|(_, lane), _| !lanes.contains(lane));
+        self.waiting.forget(&lanes);
+        lanes
+    }
+
+    fn seed_of(&self, tree: &Tree, name: EngineHash) -> Option<Seed> {
+        if let Some(waiter) = self.waiting.get(name) {
+            return Some(waiter.seed);
+        }
+        let column_at = |place: Place| {
+            let node = &tree.nodes[place.node];
+            self.column_of(node).map(|at| node.columns[usize::from(at)].seed)
+        };
+        if let Some((place, _)) = self.find(tree, name) {
+            return column_at(place);
+        }
+        if let Some(child) = self.waiting.children(name).next() {
+            return self.waiting.get(child).map(|waiter| waiter.seed);
+        }
+        let words = tree.words_named(name);
+        let mut places = words.into_iter().filter_map(|word| tree.resolve(word));
+        places.find_map(|(place, column)| {
+            let node = &tree.nodes[place.node];
+            let is_it = self.column_of(node) == Some(column) && self.holds_behind(tree, place);
+            is_it.then(|| column_at(place)).flatten()
+        })
+    }
+
+    /// Whether the worker has bound blocks behind a place in its node, or may have below.
+    fn holds_behind(&self, tree: &Tree, place: Place) -> bool {
+        let node = &tree.nodes[place.node];
+        let beyond = |lane: Lane| node.entry(lane).is_some_and(|entry| entry.end() > place.at + 1);
+        if self.references().any(|(_, lane)| beyond(lane)) {
+            return true;
+        }
+        let mut children = tree.nodes.children(place.node);
+        let below = |child: NodeId| self.column_of(&tree.nodes[child]).is_some();
+        children.by_ref().take(CHILDREN_LOOKED_AT).any(below) || children.next().is_some()
     }
 }

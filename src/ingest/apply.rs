@@ -10,8 +10,9 @@ use crate::event::{Cleared, Content, GroupKind, KvEvent, Medium, Removed, Stored
 use crate::hash;
 use crate::ids::{GroupId, LocalHash, Scheme, Tier};
 use crate::index::{Refusal, StoreBlocks, StoreOutcome};
-use crate::limits::OTHER_GROUPS_MAX;
+use crate::limits::{LOOK_AHEAD_EVENTS, OTHER_GROUPS_MAX};
 use crate::metrics::WorkerCounter;
+use crate::trust::TrustReason;
 
 impl Stream {
     /// Applies every event of the batch in `scratch`.
@@ -24,7 +25,12 @@ impl Stream {
             self.found(Finding::UnknownEvents, now);
             return;
         }
-        for event in batch.events() {
+        let looks_ahead = batch.len() > LOOK_AHEAD_EVENTS;
+        for (at, event) in batch.events().enumerate() {
+            if looks_ahead {
+                let first = |ahead: usize| batch.first_hash(at + ahead);
+                home.writer.look_ahead(first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
+            }
             match event {
                 KvEvent::Stored(stored) => self.stored(home, &stored, stated, locals, now),
                 KvEvent::Removed(removed) => self.removed(home, &removed, now),
@@ -76,9 +82,12 @@ impl Stream {
         let (parent, hashes) = (stored.parent, stored.hashes);
         let blocks = StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed };
         let outcome = home.writer.store(self.slot, &blocks);
+        if outcome.stored > 0 {
+            self.note_group(tier, stored.group);
+        }
         match outcome.refused {
             Some(Refusal::HashConflict | Refusal::SelfParent) => self.conflict(stored, now),
-            _ => self.count_stored(&outcome, now),
+            _ => self.count_stored(home, &outcome, now),
         }
     }
 
@@ -89,7 +98,7 @@ impl Stream {
         self.refuse(WorkerCounter::StoresHashConflict, Finding::HashConflict, now);
     }
 
-    fn count_stored(&mut self, outcome: &StoreOutcome, now: Now) {
+    fn count_stored(&mut self, home: &Home, outcome: &StoreOutcome, now: Now) {
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if outcome.ambiguous {
@@ -98,6 +107,7 @@ impl Stream {
         match outcome.refused {
             // A conflict is seen to by `conflict`.
             None | Some(Refusal::HashConflict | Refusal::SelfParent) => {}
+            Some(Refusal::MemoryBound) => self.memory_bound(home, now),
             Some(Refusal::LengthMismatch) => self.refuse(WorkerCounter::StoresUnusable, Finding::UnknownRoot, now),
             Some(
                 refusal @ (Refusal::TooManyGroups
@@ -122,9 +132,17 @@ impl Stream {
     fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
         self.count(WorkerCounter::Cleared, 1);
         home.writer.clear(self.slot, cleared.tier);
+        self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();
             self.input(TrustInput::ClearedAllTiers, now);
+        }
+    }
+
+    /// Remembers that a tier has blocks of a group, which a dump has to say.
+    pub(super) fn note_group(&mut self, tier: Tier, group: GroupId) {
+        if !self.groups.contains(&(tier, group)) {
+            self.groups.push((tier, group));
         }
     }
 
@@ -200,6 +218,18 @@ impl Stream {
         let times = self.view.counters.get(WorkerCounter::StoresBounded);
         if times.is_power_of_two() {
             tracing::warn!(worker = %self.worker, bound = refusal.name(), times, "store refused because a bound was reached");
+        }
+    }
+
+    /// The space is full: what is held stays held and is answered; what is new is not, and trust says so.
+    fn memory_bound(&mut self, home: &Home, now: Now) {
+        self.refuse(WorkerCounter::StoresMemoryBound, Finding::MemoryBound, now);
+        let times = self.view.counters.get(WorkerCounter::StoresMemoryBound);
+        if times.is_power_of_two() {
+            tracing::warn!(
+                worker = %self.worker, space = %home.space, times, remedy = TrustReason::MemoryBound.remedy(),
+                "store refused because the space's memory ceiling is reached"
+            );
         }
     }
 

@@ -4,13 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel;
+use crossbeam::channel::{self, Receiver};
 
+use super::dump::{DumpPart, LoadAnswer, Loading, Sending};
 use super::inbox::{Command, Inbox, RefusedPublisher, system};
 use super::shard::Shard;
 use super::{IngestConfig, ShardPlan};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
+use crate::ids::Worker;
 
 /// A running ingest thread. Dropping it ends the thread too.
 pub struct IngestHandle {
@@ -74,6 +76,35 @@ impl IngestHandle {
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Asks for everything that a worker holds, while it is served. The parts come as they are taken: whoever
+    /// asked takes them soon, since the worker's own events wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait. What else is in the way is the dump's last part.
+    pub fn dump(&self, worker: Worker) -> Result<Receiver<DumpPart>> {
+        let (sending, parts) = Sending::new();
+        self.command(Command::Dump(worker, Box::new(sending)))?;
+        Ok(parts)
+    }
+
+    /// Puts a dump into a worker, in place of everything it holds. The dump of a busy worker is best asked for once
+    /// the first answer is there: one that was taken before may be behind what was applied meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait.
+    pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
+        let (loading, answers) = Loading::new(parts);
+        self.command(Command::Load(worker, Box::new(loading)))?;
+        Ok(answers)
+    }
+
+    fn command(&self, command: Command) -> Result<()> {
+        self.inbox.commands.push(command).map_err(|_| {
+            Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
+        })?;
+        self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))
     }
 
     /// Ends the thread and waits for it. Its writers go with it, and with them what the index holds; the

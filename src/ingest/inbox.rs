@@ -3,14 +3,19 @@
 use crossbeam::queue::ArrayQueue;
 use mio::Waker;
 
+use super::dump::{Loading, Sending};
 use crate::error::{Error, Kind};
 use crate::ids::Worker;
 
 /// What an ingest thread can be asked to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Command {
     /// Close every socket and end.
     Stop,
+    /// Dump a worker.
+    Dump(Worker, Box<Sending>),
+    /// Load a dump into a worker.
+    Load(Worker, Box<Loading>),
 }
 
 /// The way into a thread that waits in its event loop.

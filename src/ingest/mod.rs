@@ -7,12 +7,19 @@
 //!
 //! One thread per shard, with one event loop over each publisher's own sockets ([`spawn`]). It is the only
 //! writer of the shard's part of the index, and nothing is handed from thread to thread on the way. A
-//! publisher has its turn of a bounded number of messages, then its state is published: first the index,
-//! then the trust that says as of which sequence it is. Trust that falls is shown at once, before the index changes.
+//! publisher has its turn of a bounded number of messages. Readers see every event once it has been applied; as of
+//! which sequence that is they see at the turn's end, so that what they read is at least as new. Trust that falls is
+//! shown at once, before the index changes, and trust that rises at the turn's end.
+//!
+//! Two things make events wait, both bounded and both to be seen: a worker that is dumped or loaded
+//! ([`DumpPart`]), whose messages wait in a buffer of its own, and an index that cannot free what it gave up, for
+//! which all of its workers' messages wait in their sockets.
 
 mod apply;
 pub mod descriptors;
+mod dump;
 mod handle;
+mod held;
 mod inbox;
 mod link;
 mod scheme;
@@ -27,6 +34,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, LoadAnswer, References};
 pub use handle::{IngestHandle, spawn};
 pub use inbox::RefusedPublisher;
 pub use view::{Tally, WorkerGauges, WorkerView};

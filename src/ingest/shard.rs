@@ -4,6 +4,10 @@
 //! timeout for what depends on time. The descriptors are edge-triggered, so a publisher that is not drained
 //! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
 
+mod choke;
+mod member;
+mod transfers;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,10 +17,10 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use crossbeam::queue::ArrayQueue;
 
-use super::inbox::{Command, Inbox, RefusedPublisher, system};
+use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
 use super::stream::{Home, Now, Scratch, Stream};
-use super::subscription::{LinkEvent, Received, Subscription};
+use super::subscription::Subscription;
 use super::{IngestConfig, Publisher, ShardPlan};
 use crate::error::{Error, Kind, Result};
 use crate::event::trust::TrustInput;
@@ -24,33 +28,19 @@ use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
-    INGEST_COMMANDS_MAX, INGEST_SWEEP_BLOCKS, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX,
+    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_SWEEP_BLOCKS, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX,
     PUBLISHERS_PER_CONTEXT_MAX,
 };
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
+use member::Member;
+use transfers::Transfers;
+
 const WAKER: Token = Token(usize::MAX);
 const POLL_EVENTS: usize = 1024;
 /// How often deadlines (down, silence) are looked at.
 const TICK_MS: u64 = 200;
-
-/// One publisher: its sockets, its connection's life and its stream.
-struct Member {
-    index: WorkerIndex,
-    /// Where its publisher is to be found.
-    endpoint: String,
-    /// Which of the shard's homes its blocks are in.
-    home: usize,
-    subscription: Subscription,
-    link: Link,
-    stream: Stream,
-    /// It was said that the endpoint cannot be opened.
-    unopened_said: bool,
-    /// Its connection broke, and what was received before has not all been taken.
-    broken: bool,
-    queued: bool,
-}
 
 /// Everything one ingest thread owns.
 pub(super) struct Shard {
@@ -64,6 +54,7 @@ pub(super) struct Shard {
     /// Members with something to read, in the order of their turns.
     ready: VecDeque<usize>,
     scratch: Scratch,
+    transfers: Transfers,
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
@@ -91,6 +82,7 @@ impl Shard {
             members: Vec::with_capacity(publishers.len()),
             ready: VecDeque::with_capacity(publishers.len()),
             scratch: Scratch::default(),
+            transfers: Transfers::default(),
             fleet,
             changes: Vec::new(),
         };
@@ -152,10 +144,7 @@ impl Shard {
         let mut unswept = false;
         tracing::info!(shard = %self.id, publishers = self.members.len(), "ingest runs");
         loop {
-            let wait_ms = match (self.ready.is_empty(), unswept) {
-                (true, false) => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
-                _ => 0,
-            };
+            let wait_ms = if unswept { 0 } else { self.rest_ms(next_tick_ms) };
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -165,26 +154,36 @@ impl Shard {
                 }
             }
             events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
-            if self.stops() {
+            if self.obey() {
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
             let now = self.clock.now();
             self.round(now);
-            if now.uptime_ms >= next_tick_ms {
+            self.transfer(now);
+            let ticks = now.uptime_ms >= next_tick_ms;
+            if ticks {
                 self.tick(now);
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
             self.tell_fleet();
             unswept = false;
             for home in &mut self.homes {
-                unswept |= home.sweep();
+                unswept |= home.sweep(ticks);
             }
+            self.see_choked();
         }
     }
 
-    fn stops(&self) -> bool {
-        std::iter::from_fn(|| self.inbox.commands.pop()).any(|command| command == Command::Stop)
+    /// How long the poll may wait for something to happen.
+    fn rest_ms(&self, next_tick_ms: u64) -> u64 {
+        let choked = |at: &usize| self.members.get(*at).is_some_and(|member| self.homes[member.home].choked);
+        let chokes = self.homes.iter().any(|home| home.choked).then_some(CHOKED_REST_MS);
+        match self.transfers.rest_ms().into_iter().chain(chokes).min() {
+            _ if !self.ready.iter().all(choked) => 0,
+            Some(rest_ms) => rest_ms,
+            None => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
+        }
     }
 
     fn enqueue(&mut self, at: usize) {
@@ -208,7 +207,7 @@ impl Shard {
                 Err(error) => {
                     // Only a closed context or a broken socket ends here; its worker must not look alive.
                     tracing::error!(worker = %member.stream.worker, %error, "the publisher's socket failed");
-                    member.fail(home, now);
+                    member.fail(home, scratch, now);
                 }
             }
         }
@@ -243,128 +242,21 @@ impl Drop for Shard {
     /// The writers go, also where the thread panics, and readers then see nothing: nothing may be believed.
     fn drop(&mut self) {
         let now = self.clock.now();
+        self.transfers.end();
         for member in &mut self.members {
             member.stream.end(TrustInput::Disconnected, now);
         }
     }
 }
 
-impl Member {
-    /// Takes what the connection did, then a bounded number of messages; `false` = there may be more.
-    fn turn(
-        &mut self,
-        home: &mut Home,
-        scratch: &mut Scratch,
-        changes: &mut Vec<(WorkerIndex, LinkChange)>,
-        now: Now,
-    ) -> zmq::Result<bool> {
-        self.link_events(changes, now)?;
-        let was_broken = self.broken;
-        let drained = self.messages(home, scratch, now)?;
-        // The connection may have broken while messages were taken, and some of them be of the next: that must
-        // be known before they are shown.
-        self.link_events(changes, now)?;
-        // What was received before the break is still good to know its sequences by; once it is taken, the
-        // next batch can only be of the next connection.
-        if drained && was_broken {
-            self.broken = false;
-            self.stream.disconnected(home, now);
-        }
-        self.stream.show(home);
-        Ok(drained && !self.broken)
-    }
-
-    /// Takes everything that the connection did.
-    fn link_events(&mut self, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) -> zmq::Result<()> {
-        while let Some(event) = self.subscription.link_event()? {
-            match event {
-                LinkEvent::Handshake => {
-                    self.unopened_said = false;
-                    if let Some(change) = self.link.handshake() {
-                        self.say(change);
-                        changes.push((self.index, change));
-                    }
-                }
-                LinkEvent::Disconnected => {
-                    if self.link.disconnected(now.uptime_ms) {
-                        tracing::warn!(worker = %self.stream.worker, "publisher disconnected; the worker is emptied");
-                        self.broken = true;
-                        self.stream.breaking(now);
-                    }
-                }
-                LinkEvent::Unopened => self.unopened(),
-                LinkEvent::HandshakeFailed => {
-                    self.stream.count(WorkerCounter::HandshakesFailed, 1);
-                    let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
-                    if times.is_power_of_two() {
-                        tracing::warn!(worker = %self.stream.worker, times, "what answers at the endpoint is no event publisher");
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Logs what becomes of the connection.
-    fn say(&self, change: LinkChange) {
-        let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
-        match change {
-            LinkChange::Ready => tracing::info!(%worker, endpoint, "publisher connected"),
-            LinkChange::Gone => tracing::warn!(
-                %worker, endpoint, remedy = TrustReason::Disconnected.remedy(),
-                "publisher gone for too long; the worker is down"
-            ),
-            LinkChange::Unreached => tracing::warn!(
-                %worker, endpoint, remedy = "start the engine with KV events enabled, or correct the endpoint",
-                "publisher not reached since the start; the worker is down"
-            ),
-        }
-    }
-
-    /// The endpoint could not be tried at all; said once until it can be.
-    fn unopened(&mut self) {
-        if !std::mem::replace(&mut self.unopened_said, true) {
-            tracing::warn!(
-                worker = %self.stream.worker, endpoint = self.endpoint,
-                remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
-                "the publisher's host name does not resolve, or there is no socket for it; it is tried again"
-            );
-        }
-    }
-
-    /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
-    fn fail(&mut self, home: &mut Home, now: Now) {
-        self.link.disconnected(now.uptime_ms);
-        self.broken = false;
-        self.stream.disconnected(home, now);
-        self.stream.show(home);
-    }
-
-    fn messages(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> zmq::Result<bool> {
-        let mut bytes = 0;
-        for _ in 0..INGEST_TURN_MESSAGES_MAX {
-            match self.subscription.receive()? {
-                None => return Ok(true),
-                Some(Received::Batch { seq, payload }) => {
-                    bytes += payload.len();
-                    self.stream.message(home, scratch, seq, payload, now);
-                }
-                Some(Received::Misframed(frames)) => self.stream.misframed(frames, now),
-            }
-            if bytes > INGEST_TURN_BYTES_MAX {
-                break;
-            }
-        }
-        Ok(false)
-    }
-}
-
 impl Home {
-    /// Cleans up a slice of what was emptied; `true` = there is more.
-    fn sweep(&mut self) -> bool {
-        let more = self.writer.sweep(INGEST_SWEEP_BLOCKS);
-        if more || self.unswept {
-            // Published slice by slice: on a quiet shard the changes would pile up unseen until the next batch.
+    /// Cleans up a slice of what was emptied; `true` = there is more. `ticks` = also hands on what was given up.
+    fn sweep(&mut self, ticks: bool) -> bool {
+        // What is swept is given up too: it would only add to what chokes.
+        let more = !self.choked && self.writer.sweep(INGEST_SWEEP_BLOCKS);
+        if ticks || (self.unswept && !more) {
+            // On a quiet shard no batch comes that would fill up what is too little to be handed on by itself.
+            self.writer.reclaim();
             self.writer.publish();
         }
         self.unswept = more;
@@ -381,7 +273,7 @@ fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards:
             let scheme = of_space.peek().map(|publisher| Arc::clone(&publisher.scheme)).unwrap_or_default();
             let relearns = shards == 1 && of_space.peek().is_some_and(|publisher| !publisher.scheme_configured);
             let slots = of_space.map(|publisher| publisher.slot).collect();
-            Home { space, writer, scheme, relearns, slots, unswept: false }
+            Home { space, writer, scheme, relearns, slots, unswept: false, choked: false }
         })
         .collect()
 }

@@ -15,8 +15,13 @@
 //! | undecodable | emptied | undecodable |
 //! | more blocks than the worker's capacity | emptied | capacity_bound |
 //!
+//! While the worker is dumped or loaded its messages wait (`hold`), and nothing of this happens until they are
+//! applied.
+//!
 //! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
+
+mod hold;
 
 use std::sync::Arc;
 
@@ -24,6 +29,8 @@ use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
+use super::dump::AbortReason;
+use super::held::{Held, Message};
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
@@ -54,6 +61,8 @@ pub(super) struct Home {
     pub(super) slots: Vec<WorkerSlot>,
     /// Whether the writer has more to sweep.
     pub(super) unswept: bool,
+    /// Whether events wait until the index has got memory back.
+    pub(super) choked: bool,
 }
 
 /// Memory that is used again from batch to batch.
@@ -72,13 +81,18 @@ pub(super) struct Conflicted {
 }
 
 impl Conflicted {
+    /// Any hash may be one.
+    fn any() -> Self {
+        Self { hashes: FxHashSet::default(), all: true }
+    }
+
     pub(super) fn contains(&self, hash: EngineHash) -> bool {
         self.all || self.hashes.contains(&hash)
     }
 
     pub(super) fn extend(&mut self, hashes: &[EngineHash]) {
         if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
-            *self = Self { hashes: FxHashSet::default(), all: true };
+            *self = Self::any();
         } else {
             self.hashes.extend(hashes);
         }
@@ -96,6 +110,8 @@ pub(super) struct Stream {
     pub(super) other_groups: FxHashSet<GroupId>,
     /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
+    /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
+    pub(super) groups: Vec<(Tier, GroupId)>,
     capacity_blocks: u64,
     gate: SequenceGate,
     trust: WorkerTrust,
@@ -103,6 +119,10 @@ pub(super) struct Stream {
     shown: Trust,
     format: Option<event::format::Format>,
     heard_at_ms: Option<u64>,
+    /// Messages that wait while the worker is dumped or loaded.
+    held: Option<Box<Held>>,
+    /// Why they wait no longer, until the dump or load has heard of it.
+    broken_off: Option<AbortReason>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
 }
@@ -119,12 +139,15 @@ impl Stream {
             view: Arc::clone(&publisher.view),
             other_groups: FxHashSet::default(),
             conflicted: Conflicted::default(),
+            groups: Vec::new(),
             capacity_blocks: publisher.capacity_blocks,
             gate: SequenceGate::default(),
             trust,
             shown,
             format: None,
             heard_at_ms: None,
+            held: None,
+            broken_off: None,
             changed: false,
         }
     }
@@ -132,8 +155,25 @@ impl Stream {
     /// Takes one message of the stream.
     pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
         self.heard_at_ms = Some(now.uptime_ms);
+        let payload_hash = xxh3_64(payload);
+        if self.held.is_some() {
+            self.wait(home, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
+        } else {
+            self.batch(home, scratch, (seq, payload_hash), payload, now);
+        }
+    }
+
+    /// Applies a batch, if it is in its place.
+    fn batch(
+        &mut self,
+        home: &mut Home,
+        scratch: &mut Scratch,
+        (seq, payload_hash): (EventSeq, u64),
+        payload: &[u8],
+        now: Now,
+    ) {
         self.changed = true;
-        if !self.admit(home, seq, xxh3_64(payload), now) {
+        if !self.admit(home, seq, payload_hash, now) {
             return;
         }
         home.writer.begin_batch(self.slot);
@@ -205,7 +245,15 @@ impl Stream {
     }
 
     /// A message without the frames of a batch. Its sequence is unknown: the next batch shows whether it had one.
-    pub(super) fn misframed(&mut self, frames: usize, now: Now) {
+    pub(super) fn misframed(&mut self, home: &mut Home, frames: usize, now: Now) {
+        if self.held.is_some() {
+            self.wait(home, Message::Misframed(frames), now);
+        } else {
+            self.unframed(frames, now);
+        }
+    }
+
+    fn unframed(&mut self, frames: usize, now: Now) {
         self.changed = true;
         self.input(TrustInput::Misframed, now);
         self.count(WorkerCounter::MessagesMisframed, 1);
@@ -233,7 +281,7 @@ impl Stream {
         self.view.trust.store(self.shown);
     }
 
-    /// Makes what was taken since the last call visible: the index first, then the trust that speaks of it.
+    /// Ends a turn: the index shows what was taken already, and now so does the trust that speaks of it.
     pub(super) fn show(&mut self, home: &mut Home) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -273,6 +321,7 @@ impl Stream {
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
             home.writer.clear(self.slot, None);
+            self.groups.clear();
         }
     }
 

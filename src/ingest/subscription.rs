@@ -43,14 +43,9 @@ const ATTEMPTS: [SocketEvent; 3] = [SocketEvent::CONNECTED, SocketEvent::CONNECT
 
 /// One message of the stream.
 #[derive(Debug)]
-pub(super) enum Received<'a> {
-    /// A batch by its framing.
-    Batch {
-        /// Its sequence.
-        seq: EventSeq,
-        /// Its payload, not yet looked at.
-        payload: &'a [u8],
-    },
+pub(super) enum Received {
+    /// A batch by its framing, with its sequence. [`Subscription::payload`] is not yet looked at.
+    Batch(EventSeq),
     /// So many frames, and not an 8-byte one before the last.
     Misframed(usize),
 }
@@ -100,7 +95,7 @@ impl Subscription {
     }
 
     /// The next message, if one is there.
-    pub(super) fn receive(&mut self) -> zmq::Result<Option<Received<'_>>> {
+    pub(super) fn receive(&mut self) -> zmq::Result<Option<Received>> {
         if !receive_frame(&self.sub, &mut self.last)? {
             return Ok(None);
         }
@@ -115,9 +110,14 @@ impl Subscription {
         }
         let seq = <[u8; SEQ_BYTES]>::try_from(&*self.previous);
         Ok(Some(match seq {
-            Ok(seq) if frames > 1 => Received::Batch { seq: EventSeq(u64::from_be_bytes(seq)), payload: &self.last },
+            Ok(seq) if frames > 1 => Received::Batch(EventSeq(u64::from_be_bytes(seq))),
             _ => Received::Misframed(frames),
         }))
+    }
+
+    /// The payload of the batch that was received last.
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.last
     }
 
     /// The next thing the connection did, if there is one.

@@ -9,14 +9,17 @@ use crate::fleet::{EventSource, SchemeCell, TrustCell};
 use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
-use crate::limits::EVENT_MESSAGE_BYTES_MAX;
+use crate::limits::{EVENT_MESSAGE_BYTES_MAX, INGEST_SWEEP_BLOCKS};
 use crate::metrics::WorkerCounter as C;
 use crate::trust::{Trust, TrustLevel, TrustReason as R, TrustReasons};
 
+mod bounds;
 mod doubt;
+mod dump;
+mod loaded;
 mod lossy;
 mod replayed;
-mod vllm;
+pub(super) mod vllm;
 use vllm::{BLOCK_SIZE, Batch};
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
@@ -35,17 +38,22 @@ struct Options {
     scheme: Option<Scheme>,
     salts_possible: bool,
     capacity_blocks: u64,
+    /// Beyond what an empty index takes.
+    memory_bytes_more: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, scheme: None, salts_possible: true, capacity_blocks: 0 }
+        Self { workers: 1, scheme: None, salts_possible: true, capacity_blocks: 0, memory_bytes_more: u64::MAX }
     }
 }
 
 impl Rig {
     fn new(options: &Options) -> Self {
-        let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
+        let empty_bytes = index::shard(ShardId(0), ShardLimits::default()).0.memory().bytes();
+        let memory_bytes_max = empty_bytes.saturating_add(options.memory_bytes_more);
+        let limits = ShardLimits { memory_bytes_max, ..ShardLimits::default() };
+        let (mut writer, reader) = index::shard(ShardId(0), limits);
         let scheme = Arc::new(SchemeCell::new(options.scheme));
         let slots: Vec<WorkerSlot> =
             (0..options.workers).map(|_| writer.add_worker().expect("room for a worker")).collect();
@@ -68,8 +76,15 @@ impl Rig {
                 Stream::new(&publisher, Now::default())
             })
             .collect();
-        let home =
-            Home { space: SpaceId(0), writer, scheme, relearns: options.scheme.is_none(), slots, unswept: false };
+        let home = Home {
+            space: SpaceId(0),
+            writer,
+            scheme,
+            relearns: options.scheme.is_none(),
+            slots,
+            unswept: false,
+            choked: false,
+        };
         Self { home, reader: IndexReader::new(vec![reader]), streams, scratch: Scratch::default(), now: Now::default() }
     }
 
@@ -88,6 +103,13 @@ impl Rig {
         self.now.uptime_ms += 1;
         let now = self.now;
         self.streams[worker].message(&mut self.home, &mut self.scratch, EventSeq(seq), payload, now);
+    }
+
+    /// What the idle turns of a shard do until nothing is left to do.
+    fn settle(&mut self) {
+        while self.home.writer.sweep(INGEST_SWEEP_BLOCKS) {}
+        self.home.writer.reclaim();
+        self.home.writer.publish();
     }
 
     fn depth(&self, worker: usize, contents: &[u32]) -> TierBlocks {
@@ -392,12 +414,11 @@ fn trust_falls_before_the_index_changes_and_rises_after() {
     rig.take(0, 5, &Batch::new(5).payload());
     let trust = rig.trust();
     assert_eq!((trust.level, trust.as_of_seq), (TrustLevel::LowerBound, Some(EventSeq(0))));
-    assert_eq!(rig.device(&[1, 2, 3]), 3, "not published yet");
+    assert_eq!(rig.device(&[1, 2, 3]), 0, "an event is visible when it has been applied");
     rig.streams[0].show(&mut rig.home);
     rig.expect(TrustLevel::LowerBound, &[R::Gap], 5);
-    assert_eq!(rig.device(&[1, 2, 3]), 0);
     rig.take(0, 6, &Batch::new(6).cleared().stored(None, &[1], &[1]).payload());
-    assert_eq!(rig.trust().level, TrustLevel::LowerBound);
+    assert_eq!((rig.trust().level, rig.device(&[1])), (TrustLevel::LowerBound, 1));
     rig.streams[0].show(&mut rig.home);
     rig.expect(TrustLevel::Exact, &[], 6);
 }
@@ -416,12 +437,12 @@ fn a_message_over_the_bound_is_skipped_and_named() {
 fn frames_that_are_no_batch_are_counted() {
     let mut rig = Rig::new(&Options::default());
     let now = rig.now;
-    rig.streams[0].misframed(1, now);
+    rig.streams[0].misframed(&mut rig.home, 1, now);
     assert_eq!(rig.count(C::MessagesMisframed), 1);
     rig.send(0, &chain(0));
     rig.expect(TrustLevel::Exact, &[], 0);
     let now = rig.now;
-    rig.streams[0].misframed(1, now);
+    rig.streams[0].misframed(&mut rig.home, 1, now);
     rig.send(0, &chain(0));
     rig.expect(TrustLevel::Unproven, &[R::Misframed], 0);
     rig.send(1, &Batch::new(1));

@@ -1,8 +1,9 @@
 //! What other threads may see of a worker's ingest: trust, counters and gauges, without a lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::dump::AbortReason;
 use crate::event::{Oddity, Reason};
 use crate::fleet::TrustCell;
 use crate::index::WorkerBlocks;
@@ -19,6 +20,8 @@ pub struct WorkerView {
     pub undecodable: Tally,
     /// What decodable batches held that was passed over or could not be used, by [`Oddity`].
     pub oddities: Tally,
+    /// Dumps and loads that came to no end, by [`AbortReason`].
+    pub transfers_aborted: Tally,
     /// How much the index holds for it.
     pub gauges: WorkerGauges,
 }
@@ -32,6 +35,7 @@ impl WorkerView {
             counters: CounterSet::default(),
             undecodable: Tally::new(Reason::ALL.len()),
             oddities: Tally::new(Oddity::ALL.len()),
+            transfers_aborted: Tally::new(AbortReason::ALL.len()),
             gauges: WorkerGauges::default(),
         }
     }
@@ -51,6 +55,14 @@ impl WorkerView {
             .map(|oddity| (oddity.name(), self.oddities.get(*oddity as usize)))
             .filter(|(_, times)| *times > 0)
     }
+
+    /// Dumps and loads that came to no end, by reason, only the reasons that occurred.
+    pub fn transfers_aborted_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        AbortReason::ALL
+            .iter()
+            .map(|reason| (reason.name(), self.transfers_aborted.get(*reason as usize)))
+            .filter(|(_, times)| *times > 0)
+    }
 }
 
 /// Counts by the number of a reason.
@@ -63,7 +75,7 @@ impl Tally {
     }
 
     /// Adds to a reason and answers with its count now.
-    pub(super) fn add(&self, reason: usize, times: u64) -> u64 {
+    pub(crate) fn add(&self, reason: usize, times: u64) -> u64 {
         // Relaxed: a count orders nothing.
         self.0[reason].fetch_add(times, Ordering::Relaxed) + times
     }
@@ -76,13 +88,14 @@ impl Tally {
     }
 }
 
-/// How much the index holds for one worker, as of its last published turn. Each number is whole by
+/// How much the index holds for one worker, as of the end of its last turn. Each number is whole by
 /// itself; two of them may be of neighbouring turns.
 #[derive(Debug, Default)]
 pub struct WorkerGauges {
     bound: AtomicU64,
     dormant: AtomicU64,
     by_tier: [AtomicU64; 4],
+    choked: AtomicBool,
 }
 
 impl WorkerGauges {
@@ -103,6 +116,16 @@ impl WorkerGauges {
     #[must_use]
     pub fn by_tier(&self) -> [u64; 4] {
         std::array::from_fn(|tier| self.by_tier[tier].load(Ordering::Relaxed))
+    }
+
+    /// Whether its events wait because the index gave memory up that is not yet free: something reads on and on.
+    #[must_use]
+    pub fn is_choked(&self) -> bool {
+        self.choked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_choked(&self, choked: bool) {
+        self.choked.store(choked, Ordering::Relaxed);
     }
 
     pub(super) fn set(&self, held: &WorkerBlocks) {

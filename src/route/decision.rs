@@ -114,7 +114,7 @@ pub struct Decision {
     pub policy_version: u64,
     /// Which fleet table was used.
     pub fleet_version: u64,
-    /// How many batches the index had published, summed over shards.
+    /// How many batches had ended in the index, summed over shards: the answer reflects them all.
     pub index_epoch: u64,
     /// The booking, if one was asked for and somebody was eligible.
     pub booking: Option<BookingHandle>,

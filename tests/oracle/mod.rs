@@ -1,6 +1,14 @@
 //! The index contract as a plain model: slow and obvious. Everything is looked up in ordered maps and
-//! recomputed for every question.
+//! recomputed for every question. Beside it, what every test of the index needs: events as values, seeded
+//! streams of them, a shard beside its models, and what a failure prints.
 #![allow(dead_code, reason = "every test file uses a part of it")]
+
+pub(crate) mod event;
+pub(crate) mod minimise;
+pub(crate) mod prompts;
+pub(crate) mod replay;
+pub(crate) mod stream;
+pub(crate) mod twin;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, TierBlocks};
 use kvrouted::index::{Refusal, RemoveOutcome, ShardLimits, StoreBlocks, StoreOutcome, WorkerBlocks};
@@ -19,6 +27,8 @@ pub(crate) struct Binding {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Oracle {
     pub(crate) bindings: BTreeMap<EngineHash, Binding>,
+    /// The bound hashes after each parent, by content: `bindings` the other way round.
+    pub(crate) children: BTreeSet<(Option<EngineHash>, LocalHash, EngineHash)>,
     /// References: how many, and the batch in which there was none before.
     pub(crate) counts: BTreeMap<(EngineHash, Tier, GroupId), (u32, u64)>,
     pub(crate) announced: BTreeSet<(Tier, GroupId)>,
@@ -58,8 +68,14 @@ impl Oracle {
         if (self.bindings.len() + new.clone().count()) as u64 > limits.worker_blocks_max {
             return Some(Refusal::CapacityBound);
         }
-        let names = |b: &Binding| self.bindings.values().filter(|o| o.parent == b.parent && o.local == b.local).count();
+        let names = |binding: &Binding| self.named(binding.parent, binding.local).count();
         new.clone().any(|(_, binding)| names(binding) >= limits.aliases_max).then_some(Refusal::AliasBound)
+    }
+
+    /// The bound hashes of one content after one parent.
+    fn named(&self, parent: Option<EngineHash>, local: LocalHash) -> impl Iterator<Item = EngineHash> {
+        let all = (parent, local, EngineHash(0))..=(parent, local, EngineHash(u64::MAX));
+        self.children.range(all).map(|(_, _, hash)| *hash)
     }
 
     fn ambiguous(&self, store: &StoreBlocks<'_>) -> bool {
@@ -85,6 +101,7 @@ impl Oracle {
         self.announced.insert((store.tier, store.group));
         for (hash, binding) in Self::chain(store) {
             self.bindings.insert(hash, binding);
+            self.children.insert((binding.parent, binding.local, hash));
             let count = self.counts.entry((hash, store.tier, store.group)).or_insert((0, self.batch));
             already += u32::from(count.0 > 0);
             count.0 += 1;
@@ -99,10 +116,13 @@ impl Oracle {
                 Some((count, _)) => {
                     *count -= 1;
                     outcome.removed += 1;
+                    if *count == 0 {
+                        self.counts.remove(&(*hash, tier, group));
+                        self.forget_if_unreferenced(*hash);
+                    }
                 }
                 None => outcome.unknown += 1,
             }
-            self.forget_unreferenced();
         }
         outcome
     }
@@ -111,49 +131,56 @@ impl Oracle {
         let kept = |of: Tier| tier.is_some_and(|tier| tier != of);
         self.announced.retain(|(tier, _)| kept(*tier));
         self.counts.retain(|(_, tier, _), _| kept(*tier));
-        self.forget_unreferenced();
+        for hash in self.bindings.keys().copied().collect::<Vec<_>>() {
+            self.forget_if_unreferenced(hash);
+        }
     }
 
-    fn forget_unreferenced(&mut self) {
-        self.counts.retain(|_, (count, _)| *count > 0);
-        let counts = &self.counts;
-        self.bindings.retain(|hash, _| counts.keys().any(|(of, _, _)| of == hash));
+    fn forget_if_unreferenced(&mut self, hash: EngineHash) {
+        let of_hash = (hash, Tier::Device, GroupId(0))..=(hash, Tier::External, GroupId(u32::MAX));
+        if self.counts.range(of_hash).next().is_some() {
+            return;
+        }
+        if let Some(binding) = self.bindings.remove(&hash) {
+            self.children.remove(&(binding.parent, binding.local, hash));
+        }
     }
 
     pub(crate) fn holds(&self, hash: EngineHash, tier: Tier) -> bool {
-        let groups: Vec<GroupId> = self.announced.iter().filter(|(of, _)| *of == tier).map(|(_, g)| *g).collect();
-        !groups.is_empty() && groups.iter().all(|group| self.counts.contains_key(&(hash, tier, *group)))
+        let mut groups = self.announced.range((tier, GroupId(0))..=(tier, GroupId(u32::MAX))).peekable();
+        groups.peek().is_some() && groups.all(|(_, group)| self.counts.contains_key(&(hash, tier, *group)))
     }
 
     /// The best `[device, host, disk, external]` over all chains for a query.
     pub(crate) fn depths(&self, query: &[LocalHash]) -> TierBlocks {
-        let [device, host, disk, external] = self.extend(None, query, Tier::Device, [0; 4]);
+        let mut best = [0; 4];
+        let mut open = vec![(None, query, Tier::Device, best)];
+        while let Some((parent, rest, from, so_far)) = open.pop() {
+            best = best.max(so_far);
+            let Some((local, rest)) = rest.split_first() else { continue };
+            for hash in self.named(parent, *local) {
+                let held_by = Tier::ALL.into_iter().find(|tier| *tier >= from && self.holds(hash, *tier));
+                let Some(tier) = held_by else { continue };
+                let mut longer = so_far;
+                longer[tier.index()] += 1;
+                open.push((Some(hash), rest, tier, longer));
+            }
+        }
+        let [device, host, disk, external] = best;
         TierBlocks { device, host, disk, external }
     }
 
-    fn extend(&self, parent: Option<EngineHash>, query: &[LocalHash], from: Tier, so_far: [u32; 4]) -> [u32; 4] {
-        let Some((local, rest)) = query.split_first() else { return so_far };
-        let children = self.bindings.iter().filter(|(_, b)| b.parent == parent && b.local == *local);
-        let held = children.filter_map(|(hash, _)| {
-            let tier = Tier::ALL.into_iter().find(|tier| *tier >= from && self.holds(*hash, *tier))?;
-            let mut longer = so_far;
-            longer[tier.index()] += 1;
-            Some(self.extend(Some(*hash), rest, tier, longer))
-        });
-        held.chain([so_far]).max().unwrap_or(so_far)
-    }
-
-    /// Whether every parent up to the root is bound.
-    pub(crate) fn is_rooted(&self, hash: EngineHash) -> bool {
-        let mut at = Some(hash);
-        for _ in 0..=self.bindings.len() {
-            match at.map(|hash| self.bindings.get(&hash)) {
-                None => return true,
-                Some(None) => return false,
-                Some(Some(binding)) => at = binding.parent,
-            }
+    /// How many blocks have a complete chain to the root.
+    fn rooted(&self) -> u64 {
+        let (mut rooted, mut open) = (0, vec![None]);
+        while let Some(parent) = open.pop() {
+            let first = (parent, LocalHash(0), EngineHash(0));
+            let last = (parent, LocalHash(u64::MAX), EngineHash(u64::MAX));
+            let before = open.len();
+            open.extend(self.children.range(first..=last).map(|(_, _, hash)| Some(*hash)));
+            rooted += (open.len() - before) as u64;
         }
-        false
+        rooted
     }
 
     /// The figures; `dormant` is every block that has no complete chain.
@@ -167,7 +194,7 @@ impl Oracle {
             bound: self.bindings.len() as u64,
             by_tier: Tier::ALL.map(by_tier),
             references: Tier::ALL.map(references),
-            dormant: self.bindings.keys().filter(|hash| !self.is_rooted(**hash)).count() as u64,
+            dormant: self.bindings.len() as u64 - self.rooted(),
         }
     }
 }

@@ -82,6 +82,13 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
             Choice { names: &["possible", "none"], set: |c, at| c.salts = [Salts::Possible, Salts::None][at] },
             "Whether prompts may carry cache salts. none: engines whose events cannot tell are believed in full.",
         ),
+        field(
+            "memory_bytes_max",
+            "bytes",
+            Value("0"),
+            Integer { min: 0, max: limits::SPACE_MEMORY_BYTES_CEILING, set: |c, v| c.memory_bytes_max = v },
+            "Memory of its index, each shard an equal part. Beyond it new blocks are refused, which lowers trust. 0: no ceiling.",
+        ),
     ],
 };
 

@@ -1,9 +1,11 @@
-//! What a shard makes of a socket that fails.
+//! What a shard makes of a socket that fails, of an index that is choked, and of time alone.
+
+mod transfers;
 
 use super::*;
 use crate::fleet::{DeviceClass, EventSource, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
-use crate::ids::Worker;
-use crate::index::{self, ShardLimits};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, Worker};
+use crate::index::{self, Depths, IndexReader, Reclaimer, ShardLimits, StoreBlocks};
 use crate::ingest::WorkerView;
 use crate::trust::Trust;
 
@@ -11,7 +13,11 @@ const DOWN_AFTER_MS: u64 = 1_000;
 
 /// A shard whose worker has the state, and whose publisher is nowhere.
 fn shard(state: WorkerState, endpoint: String) -> Shard {
-    let (mut writer, _) = index::shard(ShardId(0), ShardLimits::default());
+    shard_in(state, endpoint, ShardLimits::default(), &Reclaimer::new()).0
+}
+
+fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer: &Reclaimer) -> (Shard, IndexReader) {
+    let (mut writer, reader) = index::shard_in(ShardId(0), limits, reclaimer);
     let trust = Arc::new(TrustCell::new(Trust::default()));
     let publisher = Publisher {
         index: WorkerIndex(0),
@@ -46,7 +52,7 @@ fn shard(state: WorkerState, endpoint: String) -> Shard {
     let config = IngestConfig { down_after_ms: DOWN_AFTER_MS, ..IngestConfig::default() };
     let (shard, refused) = Shard::open(plan, config, fleet).expect("an event loop");
     assert!(refused.is_empty());
-    shard
+    (shard, IndexReader::new(vec![reader]))
 }
 
 /// The worker's state once its socket failed while its link was so, just before and just after the time is up.
@@ -72,4 +78,87 @@ fn a_socket_that_fails_is_a_connection_that_broke() {
     assert_eq!(states_after_failure(Ready, Link::Up), [Ready, Down]);
     assert_eq!(states_after_failure(Draining, Link::Up), [Draining, Draining]);
     assert_eq!(states_after_failure(Joining, Link::new(5_000)), [Joining, Down]);
+}
+
+fn quiet_shard() -> (tempfile::TempDir, Shard) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shard = shard(WorkerState::Joining, format!("ipc://{}/nobody", folder.path().display()));
+    (folder, shard)
+}
+
+/// A shard that is choked by the least garbage.
+fn narrow_shard(reclaimer: &Reclaimer) -> (tempfile::TempDir, Shard, IndexReader) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let endpoint = format!("ipc://{}/nobody", folder.path().display());
+    let limits = ShardLimits { garbage_bytes_max: 0, ..ShardLimits::default() };
+    let (shard, reader) = shard_in(WorkerState::Joining, endpoint, limits, reclaimer);
+    (folder, shard, reader)
+}
+
+/// Makes the shard's index give something up.
+fn waste(shard: &mut Shard) {
+    let slot = shard.members[0].stream.slot;
+    let (tier, group, hashes, locals) = (Tier::Device, GroupId(0), &[EngineHash(1)], &[LocalHash(1)]);
+    let writer = &mut shard.homes[0].writer;
+    assert_eq!(writer.store(slot, &StoreBlocks { parent: None, hashes, locals, tier, group, seed: Seed(0) }).stored, 1);
+    assert_eq!(writer.remove(slot, tier, group, hashes).removed, 1);
+    assert!(writer.memory().garbage_bytes > 0);
+}
+
+#[test]
+fn a_choked_index_stops_taking_events_until_nobody_reads_what_it_gave_up() {
+    let reclaimer = Reclaimer::new();
+    let (_folder, mut shard, _reader) = narrow_shard(&reclaimer);
+    let now = Now { unix_ms: 1, uptime_ms: 1 };
+    shard.ready.clear();
+    shard.members[0].queued = false;
+    assert!(shard.rest_ms(500) > CHOKED_REST_MS);
+    shard.enqueue(0);
+    assert_eq!(shard.rest_ms(500), 0);
+    let choked = |shard: &Shard| {
+        let view = &shard.members[0].stream.view;
+        (shard.homes[0].choked, view.gauges.is_choked(), view.counters.get(WorkerCounter::Chokes))
+    };
+    index::while_inside(&reclaimer, || {
+        waste(&mut shard);
+        for _ in 0..2 {
+            shard.round(now);
+            assert_eq!(shard.ready, [0], "nothing was taken, and it is asked again");
+            shard.see_choked();
+            assert!(!shard.homes[0].sweep(true));
+            assert_eq!(choked(&shard), (true, true, 1));
+            assert_eq!(shard.rest_ms(500), CHOKED_REST_MS);
+        }
+    });
+    shard.see_choked();
+    shard.see_choked();
+    assert_eq!(choked(&shard), (false, false, 1));
+    shard.round(now);
+    assert!(shard.ready.is_empty(), "it was read until nothing was left");
+}
+
+#[test]
+fn what_was_given_up_is_handed_on_though_no_event_comes() {
+    let (_folder, mut shard, reader) = narrow_shard(&Reclaimer::new());
+    let garbage_bytes = |shard: &Shard| shard.homes[0].writer.memory().garbage_bytes;
+    waste(&mut shard);
+    assert!(!shard.homes[0].sweep(false));
+    assert!(garbage_bytes(&shard) > 0, "not in every turn");
+    assert!(!shard.homes[0].sweep(true));
+    assert_eq!(garbage_bytes(&shard), 0);
+    waste(&mut shard);
+    shard.homes[0].unswept = true;
+    assert!(!shard.homes[0].sweep(false));
+    assert_eq!(garbage_bytes(&shard), 0, "also once everything is swept");
+    let epoch = || reader.lookup(&[], &mut Depths::new()).epoch;
+    let (before, started) = (epoch(), Instant::now());
+    let inbox = shard.inbox();
+    let runs = std::thread::spawn(move || shard.run());
+    std::thread::sleep(Duration::from_millis(3 * TICK_MS));
+    inbox.commands.push(crate::ingest::inbox::Command::Stop).expect("room");
+    inbox.waker.wake().expect("woken");
+    runs.join().expect("ended");
+    let published = epoch() - before;
+    let ticks = started.elapsed().as_millis() as u64 / TICK_MS + 2;
+    assert!((1..=ticks).contains(&published), "{published} in {ticks} ticks");
 }

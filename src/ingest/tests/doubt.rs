@@ -5,12 +5,12 @@ use super::{C, Options, R, Rig, chain};
 use crate::trust::TrustLevel;
 
 /// A stored event of one block in short msgpack: a map with one key more, or an array of so many fields.
-enum Shape {
+pub(super) enum Shape {
     Map(&'static str, &'static [u8]),
     Array(usize),
 }
 
-fn stored_raw(hash: u8, content: u32, shape: &Shape) -> Vec<u8> {
+pub(super) fn stored_raw(hash: u8, content: u32, shape: &Shape) -> Vec<u8> {
     let text = |text: &str| [&[0xa0 | text.len() as u8], text.as_bytes()].concat();
     let mut tokens = vec![0x90 | BLOCK_SIZE as u8];
     vllm::tokens(&[content]).iter().for_each(|token| {

@@ -1,0 +1,266 @@
+//! What must be true of a whole shard between two events, looked at from the beginning each time.
+
+use super::ShardWriter;
+use super::bits::Bits;
+use super::header::Header;
+use super::lanes::{Lane, LaneState};
+use super::more::{More, encode};
+use super::node::{GRANULE_WORDS, Node, NodeId, Place};
+use super::tree::Tree;
+use super::worker::{Worker, stirred};
+use crate::ids::{EngineHash, Tier};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl ShardWriter {
+    /// Panics if something is not as it must be. With `quiet`, no reader is inside, so that all garbage comes
+    /// back and every word of the arena must be somebody's or free.
+    pub(super) fn check(&mut self, quiet: bool) {
+        if quiet {
+            self.reclaim();
+            assert_eq!(self.tree.garbage.waiting_items(), 0, "nobody is inside");
+        }
+        let tree = &self.tree;
+        tree.check_shape();
+        tree.check_names();
+        tree.check_headers();
+        tree.check_words(quiet);
+        let mut lives = BTreeMap::new();
+        for worker in self.all_workers() {
+            lives.insert(worker.slot.0, worker.life);
+            check_worker(tree, worker);
+        }
+        let placed: u64 = self.all_workers().map(|worker| worker.bound() - worker.waiting.len() as u64).sum();
+        let bytes: u64 = self.all_workers().map(Worker::bytes).sum();
+        assert_eq!((tree.placed, tree.workers_bytes), (placed, bytes), "totals over all workers");
+        for id in tree.used() {
+            for entry in &tree.nodes[id].entries {
+                let record = tree.lanes.record(entry.lane);
+                let lives = lives.get(&record.slot.0) == Some(&record.life);
+                match record.state {
+                    LaneState::Free => panic!("{id:?} knows {:?}, which is free", entry.lane),
+                    LaneState::Retired => {}
+                    LaneState::Shown | LaneState::Hidden => assert!(lives, "{:?} at {id:?} is nobody's", entry.lane),
+                }
+            }
+        }
+    }
+}
+
+impl Tree {
+    fn used(&self) -> impl Iterator<Item = NodeId> + '_ {
+        (1..self.nodes.end()).map(NodeId).filter(|id| self.nodes.is_used(*id))
+    }
+
+    /// Links, depths, entries, columns, variants.
+    fn check_shape(&self) {
+        let mut reached = 0;
+        let mut open = vec![NodeId::ROOT];
+        while let Some(id) = open.pop() {
+            let mut previous = NodeId::NONE;
+            let mut firsts: BTreeMap<u64, BTreeSet<u8>> = BTreeMap::new();
+            for child in self.nodes.children(id) {
+                let node = &self.nodes[child];
+                assert!(node.used && node.parent == id && node.previous == previous, "{child:?} below {id:?}");
+                previous = child;
+                reached += 1;
+                assert_eq!(node.depth, self.nodes[id].depth + u32::from(self.nodes[id].len), "{child:?}");
+                assert!(
+                    firsts.entry(self.locals(child)[0]).or_default().insert(node.variant),
+                    "{child:?} is there twice"
+                );
+                self.check_node(child, node);
+                open.push(child);
+            }
+            for (first, variants) in firsts {
+                let line = self.table.find(id.0, first, 0).expect("the first of its variants");
+                let main = NodeId(self.table.id(line));
+                assert_eq!(usize::from(self.nodes[main].forks) + 1, variants.len(), "forks of {main:?}");
+                assert!(variants.iter().all(|variant| usize::from(*variant) < super::place::ALIASES_CEILING));
+            }
+        }
+        assert_eq!(reached, self.used().count(), "nodes that are reached");
+        assert_eq!((reached, reached), (self.nodes.len(), self.table.len()), "nodes that are counted");
+    }
+
+    fn check_node(&self, id: NodeId, node: &Node) {
+        assert!((1..=self.node_blocks_max).contains(&node.len), "{id:?}: {node:?}");
+        assert!(node.written >= node.len && node.locals.room >= node.written, "{id:?}: {node:?}");
+        assert!(node.variant == 0 || node.forks == 0, "{id:?}: only the first counts its forks");
+        assert!(node.entries.is_sorted_by(|one, next| one.lane < next.lane), "{id:?}: {node:?}");
+        for (at, column) in node.columns.iter().enumerate() {
+            let users = node.entries.iter().filter(|entry| usize::from(entry.column) == at).count();
+            assert_eq!(usize::from(column.users), users, "{id:?}: users of column {at}");
+            assert!(users > 0 && column.len <= node.len && column.names.room >= column.len, "{id:?}: {column:?}");
+        }
+        for entry in &node.entries {
+            assert!(entry.end() <= node.columns[usize::from(entry.column)].len, "{id:?}: {entry:?} has no names");
+            if let Some(islands) = &entry.islands {
+                assert!(islands.first_gap() == entry.cut && islands.end() > entry.cut, "{id:?}: {entry:?}");
+            }
+        }
+        let needed = node.has_children() || node.forks > 0 || node.entries.iter().any(|entry| !entry.is_empty());
+        assert!(needed, "{id:?} is nobody's");
+    }
+
+    /// Every name leads to its word, and every word with a name to its place; there are no others.
+    fn check_names(&self) {
+        let mut names: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut words = 0;
+        for id in self.used() {
+            for (at, column) in self.nodes[id].columns.iter().enumerate() {
+                for block in 0..column.len {
+                    let word = column.names.base + u32::from(block);
+                    let name = self.name(word);
+                    *names.entry(name.0).or_insert(0) += 1;
+                    words += 1;
+                    let known = self.slots.find(self.slots.spot(name.0), |other| other == word);
+                    assert_eq!(known, Some(word), "{name:?} of {id:?} is not known");
+                    let place = Place { node: id, at: block };
+                    let owner = self.arena.owner(word);
+                    assert_eq!(self.resolve(word), Some((place, at as u16)), "word {word} is marked as {owner}'s");
+                }
+            }
+        }
+        assert_eq!(self.slots.len(), words, "names that are known");
+        let shared: BTreeMap<u64, u32> = names.into_iter().filter(|(_, n)| *n > 1).map(|(k, n)| (k, n - 1)).collect();
+        let counted = self.homonyms.iter().map(|(name, others)| (name.0, *others)).collect();
+        assert_eq!(shared, counted, "names that several words have");
+    }
+
+    /// Readers are shown what the records say.
+    fn check_headers(&self) {
+        for id in self.used() {
+            let node = &self.nodes[id];
+            let line = self.line(id).unwrap_or_else(|| panic!("{id:?} has no header"));
+            let shown = self.table.header(line);
+            let (meant, more) = encode(id, node, &self.lanes);
+            assert_eq!(shown.more, node.more, "{id:?}");
+            let plain = |header: &Header| (header.parent, header.id, header.len, header.base, header.flags);
+            assert_eq!(plain(&shown), plain(&meant), "{id:?}");
+            let beside = more_of(&shown);
+            for lane in self.lanes.shown_lanes() {
+                let (is, should) = (covered(&shown, beside, lane), covered(&meant, more.as_deref(), lane));
+                assert_eq!(is, should, "{lane:?} at {id:?}");
+            }
+        }
+    }
+
+    /// Every granule of the arena is free, or exactly one extent's; no word is two blocks'.
+    fn check_words(&self, quiet: bool) {
+        let known = self.arena.known_words() as usize;
+        let mut granules = vec![None; known / GRANULE_WORDS as usize];
+        let mut words = vec![false; known];
+        let mut own = |(base, count): (u32, u32), of: (NodeId, &'static str)| {
+            for granule in base / GRANULE_WORDS..(base + count) / GRANULE_WORDS {
+                let before = granules[granule as usize].replace(of);
+                assert!(before.is_none(), "granule {granule} is {before:?}'s and {of:?}'s");
+                assert!(!self.arena.is_free_granule(granule), "granule {granule} of {of:?} is free");
+            }
+        };
+        let mut say = |base: u32, count: u16| {
+            for word in base..base + u32::from(count) {
+                assert!(!std::mem::replace(&mut words[word as usize], true), "word {word} is two blocks'");
+                assert!(!self.arena.is_free_granule(word / GRANULE_WORDS), "word {word} is free");
+            }
+        };
+        for id in self.used() {
+            let node = &self.nodes[id];
+            own(node.locals.granules_from(0), (id, "locals"));
+            say(node.locals.base, node.written);
+            for column in &node.columns {
+                own(column.names.granules_from(0), (id, "names"));
+                say(column.names.base, column.len);
+            }
+        }
+        for (granule, owner) in granules.iter().enumerate().filter(|_| quiet) {
+            let free = self.arena.is_free_granule(granule as u32);
+            assert!(free != owner.is_some(), "granule {granule} is lost");
+        }
+    }
+}
+
+fn more_of(header: &Header) -> Option<&More> {
+    // SAFETY: the address is a box's that is dropped after its header has been replaced; the writer, which alone
+    // does that, is borrowed.
+    #[expect(unsafe_code, reason = "headers have the addresses of boxes")]
+    (header.more != 0).then(|| unsafe { &*(header.more as *const More) })
+}
+
+/// What a header says that a lane covers.
+fn covered(header: &Header, more: Option<&More>, lane: Lane) -> Bits {
+    let masked = lane.0 < 64 && header.mask >> lane.0 & 1 == 1;
+    let listed = more
+        .is_some_and(|more| more.full.get(usize::from(lane.0 / 64)).is_some_and(|word| word >> (lane.0 % 64) & 1 == 1));
+    if masked || listed {
+        return Bits::range(0, header.len);
+    }
+    if let Some((_, bits)) = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane)) {
+        return bits.clone();
+    }
+    let pairs = more.map_or(header.pairs(), |more| &more.partial);
+    Bits::range(0, pairs.iter().find(|pair| pair.lane == lane.0).map_or(0, |pair| pair.cut))
+}
+
+/// The figures of a worker are those of a recount, and its names are where it looks for them.
+fn check_worker(tree: &Tree, worker: &Worker) {
+    let mut lanes_of: BTreeMap<EngineHash, Vec<Lane>> = BTreeMap::new();
+    for id in tree.used() {
+        let node = &tree.nodes[id];
+        let columns: BTreeSet<u16> = worker.kin.iter().filter_map(|lane| Some(node.entry(*lane)?.column)).collect();
+        assert!(columns.len() <= 1, "worker {} at {id:?} has columns {columns:?}", worker.slot.0);
+        let Some(column) = columns.first().map(|at| &node.columns[usize::from(*at)]) else { continue };
+        for at in 0..node.len {
+            let place = Place { node: id, at };
+            let lanes = worker.lanes_at(tree, place);
+            if lanes.is_empty() {
+                continue;
+            }
+            let name = tree.name(column.names.base + u32::from(at));
+            assert!(lanes_of.insert(name, lanes.to_vec()).is_none(), "{name:?} is bound twice");
+            assert_eq!(worker.find(tree, name).map(|(place, _)| place), Some(place), "{name:?}");
+            let is_first = at == 0 && node.parent == NodeId::ROOT;
+            assert_eq!(worker.name_before(tree, place).is_none(), is_first, "{name:?} at {place:?} has no parent");
+            if at == 0 && !is_first {
+                let above = &tree.nodes[node.parent];
+                let column = worker.column_of(above).expect("a name above");
+                assert_eq!(above.columns[usize::from(column)].len, above.len, "{name:?}: the name above");
+            }
+            for tier in Tier::ALL.into_iter().filter(|tier| worker.tiers[tier.index()].groups.len() > 1) {
+                let shown = worker.tiers[tier.index()].shown;
+                let shows = node.entry(shown).is_some_and(|entry| entry.covers(at));
+                assert_eq!(shows, worker.is_held(tier, &lanes), "{name:?} in {tier:?}");
+            }
+        }
+    }
+    worker.waiting.check();
+    for (name, waiter) in worker.waiting.iter() {
+        assert!(!waiter.lanes.is_empty(), "{name:?} waits for nobody");
+        assert!(lanes_of.insert(name, waiter.lanes.to_vec()).is_none(), "{name:?} waits and does not");
+    }
+    check_figures(worker, &lanes_of);
+}
+
+fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
+    let (mut population, mut references) = ([0_u64; 16], [0_u64; 4]);
+    let (mut held, mut digest) = ([0_u64; 4], [0_u64; 4]);
+    for (name, lanes) in lanes_of {
+        let mut tiers = 0_usize;
+        for (tier, lane) in worker.references().filter(|(_, lane)| lanes.contains(lane)) {
+            tiers |= 1 << tier.index();
+            references[tier.index()] += 1 + u64::from(worker.extras.get(&(*name, lane)).copied().unwrap_or(0));
+        }
+        population[tiers] += 1;
+        for tier in Tier::ALL.into_iter().filter(|tier| worker.is_held(*tier, lanes)) {
+            held[tier.index()] += 1;
+            digest[tier.index()] = digest[tier.index()].wrapping_add(stirred(name.0));
+        }
+    }
+    assert_eq!(worker.population, population, "population");
+    let tiers = &worker.tiers;
+    assert_eq!(std::array::from_fn(|tier| tiers[tier].references), references, "references");
+    assert_eq!(std::array::from_fn(|tier| tiers[tier].held), held, "held");
+    assert_eq!(std::array::from_fn(|tier| tiers[tier].digest), digest, "digests");
+    for (name, lane) in worker.extras.keys() {
+        assert!(lanes_of.get(name).is_some_and(|lanes| lanes.contains(lane)), "{name:?} has a second reference only");
+    }
+}

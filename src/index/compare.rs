@@ -1,0 +1,270 @@
+//! How far two runs of local hashes agree.
+//!
+//! The scalar function is the specification; the vector ones give the same answer and are chosen once, by what
+//! the processor says it can do. They are `#[target_feature]` functions and not closures: a closure does not
+//! inherit the features of the function around it, and each intrinsic in it becomes a call.
+
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
+
+/// How many leading elements of `a` and `b` are equal. `a` is the one that may be far away in memory.
+#[inline]
+pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
+    // Most runs that differ at all differ at once, which needs neither a call nor a vector.
+    match (a.first(), b.first()) {
+        (Some(first), Some(other)) if first == other => dispatch(a, b),
+        _ => 0,
+    }
+}
+
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+fn dispatch(a: &[u64], b: &[u64]) -> usize {
+    common_prefix_scalar(a, b)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn dispatch(a: &[u64], b: &[u64]) -> usize {
+    match vector::level() {
+        // SAFETY: `level` gives this only for a processor with AVX-512F.
+        vector::Level::Avx512 => unsafe { vector::common_prefix_avx512(a, b) },
+        // SAFETY: `level` gives this only for a processor with AVX2.
+        vector::Level::Avx2 => unsafe { vector::common_prefix_avx2(a, b) },
+        vector::Level::Scalar => common_prefix_scalar(a, b),
+    }
+}
+
+fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
+    a.iter().zip(b).take_while(|(left, right)| left == right).count()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
+pub(super) mod vector {
+    use crate::index::prefetch::prefetch;
+    use std::arch::x86_64::{
+        __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
+        _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
+    };
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// Cache lines of `a` that are asked for before the first is looked at, and ahead of the one in hand. The
+    /// processor's own prefetching begins later, and ends at each page.
+    const LINES_FIRST: usize = 8;
+    const LINES_AHEAD: usize = 16;
+    /// Elements of a 512-bit and of a 256-bit register.
+    const WIDE: usize = 8;
+    const NARROW: usize = 4;
+
+    /// Which of the twins to call.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(in crate::index) enum Level {
+        Scalar,
+        Avx2,
+        Avx512,
+    }
+
+    const LEVEL_UNKNOWN: u8 = 0;
+    static LEVEL: AtomicU8 = AtomicU8::new(LEVEL_UNKNOWN);
+
+    /// What this processor can do, asked once.
+    #[inline]
+    pub(in crate::index) fn level() -> Level {
+        // Relaxed, as the store in `detect`: the number is all there is, nothing else is published by it, and
+        // whoever does not see it yet finds the same.
+        match LEVEL.load(Ordering::Relaxed) {
+            3 => Level::Avx512,
+            2 => Level::Avx2,
+            1 => Level::Scalar,
+            _ => detect(),
+        }
+    }
+
+    #[cold]
+    fn detect() -> Level {
+        let (level, number) = if is_x86_feature_detected!("avx512f") {
+            (Level::Avx512, 3)
+        } else if is_x86_feature_detected!("avx2") {
+            (Level::Avx2, 2)
+        } else {
+            (Level::Scalar, 1)
+        };
+        // Relaxed: see `level`, which loads it.
+        LEVEL.store(number, Ordering::Relaxed);
+        level
+    }
+
+    /// Which of the 8 elements at `a` and `b` differ.
+    ///
+    /// # Safety
+    /// Both point to 8 readable elements.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn differ_wide(a: *const u64, b: *const u64) -> __mmask8 {
+        // SAFETY: the caller vouches for 8 readable elements at each; the loads need no alignment.
+        let (left, right) = unsafe { (_mm512_loadu_epi64(a.cast()), _mm512_loadu_epi64(b.cast())) };
+        _mm512_cmpneq_epi64_mask(left, right)
+    }
+
+    /// As the scalar twin.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn common_prefix_avx512(a: &[u64], b: &[u64]) -> usize {
+        let blocks = a.len().min(b.len());
+        let (left, right) = (a.as_ptr(), b.as_ptr());
+        let mut at = 0;
+        for line in 1..LINES_FIRST.min(blocks.div_ceil(WIDE)) {
+            prefetch(left.wrapping_add(line * WIDE).cast());
+        }
+        // Two registers a turn: one branch for 16 elements, and the loads of both overlap.
+        while at + 2 * WIDE <= blocks {
+            prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
+            prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
+            // SAFETY: both slices have at least `at + 16` elements.
+            let (low, high) = unsafe {
+                let middle = at + WIDE;
+                (differ_wide(left.add(at), right.add(at)), differ_wide(left.add(middle), right.add(middle)))
+            };
+            let differ = u32::from(low) | u32::from(high) << WIDE;
+            if differ != 0 {
+                return at + differ.trailing_zeros() as usize;
+            }
+            at += 2 * WIDE;
+        }
+        if at + WIDE <= blocks {
+            // SAFETY: both slices have at least `at + 8` elements.
+            let differ = unsafe { differ_wide(left.add(at), right.add(at)) };
+            if differ != 0 {
+                return at + differ.trailing_zeros() as usize;
+            }
+            at += WIDE;
+        }
+        let rest: __mmask8 = (1 << (blocks - at)) - 1;
+        // SAFETY: `at` is at most the length of both, and lanes beyond it are masked, so they are not read.
+        let differ = unsafe {
+            let (low, other) = (left.add(at).cast(), right.add(at).cast());
+            let (low, other) = (_mm512_maskz_loadu_epi64(rest, low), _mm512_maskz_loadu_epi64(rest, other));
+            _mm512_mask_cmpneq_epi64_mask(rest, low, other)
+        };
+        if differ == 0 { blocks } else { at + differ.trailing_zeros() as usize }
+    }
+
+    /// Which of the 4 elements at `a` and `b` are equal.
+    ///
+    /// # Safety
+    /// Both point to 4 readable elements.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn equal_narrow(a: *const u64, b: *const u64) -> u32 {
+        // SAFETY: the caller vouches for 4 readable elements at each; the loads need no alignment.
+        let (left, right) = unsafe { (_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast())) };
+        _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(left, right))).cast_unsigned()
+    }
+
+    /// As the scalar twin.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn common_prefix_avx2(a: &[u64], b: &[u64]) -> usize {
+        const ALL: u32 = (1 << (2 * NARROW)) - 1;
+        let blocks = a.len().min(b.len());
+        let (left, right) = (a.as_ptr(), b.as_ptr());
+        let mut at = 0;
+        while at + 2 * NARROW <= blocks {
+            // SAFETY: both slices have at least `at + 8` elements.
+            let (low, high) = unsafe {
+                let middle = at + NARROW;
+                (equal_narrow(left.add(at), right.add(at)), equal_narrow(left.add(middle), right.add(middle)))
+            };
+            let equal = low | high << NARROW;
+            if equal != ALL {
+                return at + equal.trailing_ones() as usize;
+            }
+            at += 2 * NARROW;
+        }
+        at + super::common_prefix_scalar(&a[at..blocks], &b[at..blocks])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{common_prefix, common_prefix_scalar};
+
+    /// Longer than four turns of the widest loop, and no multiple of anything.
+    const LENGTH_MAX: usize = 130;
+
+    type Twin = fn(&[u64], &[u64]) -> usize;
+
+    /// Every twin this machine can run.
+    fn twins() -> Vec<Twin> {
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "no vectors here"))]
+        let mut twins: Vec<Twin> = vec![common_prefix, common_prefix_scalar];
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use super::vector::{common_prefix_avx2, common_prefix_avx512};
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: asked one line above.
+                twins.push(|a, b| unsafe { common_prefix_avx2(a, b) });
+            }
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: asked one line above.
+                twins.push(|a, b| unsafe { common_prefix_avx512(a, b) });
+            }
+        }
+        twins
+    }
+
+    fn blocks(count: usize) -> Vec<u64> {
+        (0..count as u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+    }
+
+    #[test]
+    fn every_length_and_first_difference() {
+        for twin in twins() {
+            for length in 0..=LENGTH_MAX {
+                let a = blocks(length);
+                assert_eq!(twin(&a, &a), length);
+                for first in 0..length {
+                    let mut b = a.clone();
+                    // One bit, alternately the lowest and the highest, and everything after it differs too.
+                    b[first] ^= if first % 2 == 0 { 1 } else { 1 << 63 };
+                    assert_eq!(twin(&a, &b), first, "{length} blocks");
+                    b[first + 1..].fill(0);
+                    assert_eq!(twin(&a, &b), first, "{length} blocks");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_start_and_unequal_lengths() {
+        let (a, b) = (blocks(64), blocks(64));
+        for twin in twins() {
+            for start in 0..9 {
+                for (left, right) in [(55, 0), (0, 55), (55, 20), (17, 55), (33, 32), (8, 55), (16, 16)] {
+                    let (a, b) = (&a[start..start + left], &b[start..start + right]);
+                    assert_eq!(twin(a, b), left.min(right));
+                }
+                // What lies behind the shorter one is not looked at.
+                assert_eq!(twin(&a[start..start + 3], &b[start..]), 3);
+            }
+            // Starts at different distances from a line.
+            let shifted: Vec<u64> = std::iter::once(1).chain(b.iter().copied()).collect();
+            assert_eq!(twin(&a, &shifted[1..]), 64);
+            assert_eq!(twin(&a[1..], &shifted[2..62]), 60);
+        }
+    }
+
+    #[test]
+    #[ignore = "takes times; run with --release --nocapture"]
+    fn quick_timing() {
+        for length in [1, 4, 8, 24, 64, 256, 1024] {
+            let (a, b) = (blocks(length), blocks(length));
+            for (name, twin) in ["dispatched", "scalar", "avx2", "avx512"].iter().zip(twins()) {
+                let started = std::time::Instant::now();
+                let rounds = 200_000;
+                for _ in 0..rounds {
+                    std::hint::black_box(twin(std::hint::black_box(&a), std::hint::black_box(&b)));
+                }
+                let nanos = started.elapsed().as_nanos() as f64 / f64::from(rounds);
+                println!("{length} blocks, {name}: {nanos:.1} ns, {:.2} ns/block", nanos / length as f64);
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Everything one worker is bound to, as the stores that would bind it again, a slice at a time.
+
+use super::bits::Run;
+use super::cover::{Entry, Runs};
+use super::node::{NodeId, Place};
+use super::tree::Tree;
+use super::worker::Worker;
+use super::{ShardWriter, StoreBlocks, words};
+use crate::ids::{EngineHash, GroupId, Tier, WorkerSlot};
+use smallvec::SmallVec;
+
+/// How far a dump has come. Good for as long as nothing happens to its worker; other workers may change what
+/// they like in the meantime: it remembers the last block, not where that was.
+#[derive(Clone, Debug, Default)]
+pub struct DumpCursor {
+    stage: Stage,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// Nothing has been given out.
+    #[default]
+    Start,
+    /// The blocks up to this one have been, in the order of the walk.
+    After(EngineHash),
+    /// What has a place has been; of what waits, so many.
+    Waiting(usize),
+    End,
+}
+
+impl ShardWriter {
+    /// Gives out the next blocks of a worker, at least `blocks_max` if there are as many: chains nearest the
+    /// root first, one store for each run of each group, and a further one for each further reference. Says
+    /// whether there may be more.
+    ///
+    /// What has no chain to the root is given out as it is known. A slot that is nobody's has nothing.
+    pub fn dump(
+        &self,
+        slot: WorkerSlot,
+        cursor: &mut DumpCursor,
+        blocks_max: usize,
+        out: &mut dyn FnMut(StoreBlocks<'_>),
+    ) -> bool {
+        let Some(worker) = self.worker(slot) else { return false };
+        let mut slice = Slice { tree: &self.tree, worker, given: 0, blocks_max: blocks_max.max(1), out };
+        cursor.stage = match cursor.stage {
+            Stage::Start => slice.walk(None),
+            Stage::After(last) => slice.walk(Some(last)),
+            Stage::Waiting(given) => slice.waiting(given),
+            Stage::End => Stage::End,
+        };
+        cursor.stage != Stage::End
+    }
+}
+
+/// One call's part of a dump.
+struct Slice<'a, 'o> {
+    tree: &'a Tree,
+    worker: &'a Worker,
+    given: usize,
+    blocks_max: usize,
+    out: &'o mut dyn FnMut(StoreBlocks<'_>),
+}
+
+impl Slice<'_, '_> {
+    /// Goes on behind the block `last`, depth first; a node's blocks come before what hangs below it.
+    fn walk(&mut self, last: Option<EngineHash>) -> Stage {
+        let mut at = match last {
+            None => self.below(NodeId::ROOT).map(|node| Place { node, at: 0 }),
+            // Where the worker has changed after all, there is nothing to go on from.
+            Some(last) => self.worker.find(self.tree, last).map(|(place, _)| Place { at: place.at + 1, ..place }),
+        };
+        while let Some(place) = at {
+            if let Some(last) = self.node(place) {
+                return Stage::After(last);
+            }
+            at = self.below(place.node).or_else(|| self.beside(place.node)).map(|node| Place { node, at: 0 });
+        }
+        self.waiting(0)
+    }
+
+    /// The first node below one at which the worker is.
+    fn below(&self, id: NodeId) -> Option<NodeId> {
+        self.tree.nodes.children(id).find(|child| self.is_at(*child))
+    }
+
+    /// The next node, going up as far as need be, at which the worker is.
+    fn beside(&self, mut id: NodeId) -> Option<NodeId> {
+        while id != NodeId::ROOT {
+            let mut next = self.tree.nodes[id].next;
+            while next.is_some() {
+                if self.is_at(next) {
+                    return Some(next);
+                }
+                next = self.tree.nodes[next].next;
+            }
+            id = self.tree.nodes[id].parent;
+        }
+        None
+    }
+
+    fn is_at(&self, id: NodeId) -> bool {
+        self.worker.column_of(&self.tree.nodes[id]).is_some()
+    }
+
+    /// Gives out a node's blocks from a place on. The last of them if the slice is full with them.
+    fn node(&mut self, from: Place) -> Option<EngineHash> {
+        let (tree, worker) = (self.tree, self.worker);
+        let node = &tree.nodes[from.node];
+        let column = node.columns[usize::from(worker.column_of(node)?)];
+        let mut runs: SmallVec<[(Run, Tier, GroupId, &Entry); 4]> = SmallVec::new();
+        for (tier, group) in groups(worker) {
+            let Some(entry) = worker.group(tier, group).and_then(|group| node.entry(group.lane)) else { continue };
+            let behind = entry.bits().runs().filter(|run| run.to > from.at).collect::<Runs>();
+            runs.extend(behind.iter().map(|run| (Run::new(run.from.max(from.at), run.to), tier, group, entry)));
+        }
+        // What one group has may hang under what only another has.
+        runs.sort_by_key(|(run, ..)| run.from);
+        for (run, tier, group, entry) in &runs {
+            let parent = worker.name_before(tree, Place { at: run.from, ..from });
+            let (base, blocks) = (u32::from(run.from), run.len());
+            let hashes = words::as_names(tree.arena.words(column.names.base + base, blocks));
+            let locals = words::as_locals(tree.arena.words(node.locals.base + base, blocks));
+            let (tier, group) = (*tier, *group);
+            self.give(&StoreBlocks { parent, hashes, locals, tier, group, seed: column.seed }, entry);
+        }
+        let last = runs.iter().map(|(run, ..)| run.to - 1).max().filter(|_| self.given >= self.blocks_max)?;
+        Some(tree.name(column.names.base + u32::from(last)))
+    }
+
+    /// One run, and again each block of it that has more references.
+    fn give(&mut self, run: &StoreBlocks<'_>, entry: &Entry) {
+        (self.out)(*run);
+        self.given += run.hashes.len();
+        self.again(run, entry.lane);
+    }
+
+    fn again(&mut self, run: &StoreBlocks<'_>, lane: super::lanes::Lane) {
+        if self.worker.extras.is_empty() {
+            return;
+        }
+        for at in 0..run.hashes.len() {
+            let more = self.worker.extras.get(&(run.hashes[at], lane)).copied().unwrap_or(0);
+            let parent = if at == 0 { run.parent } else { Some(run.hashes[at - 1]) };
+            for _ in 0..more {
+                let (hashes, locals) = (&run.hashes[at..=at], &run.locals[at..=at]);
+                (self.out)(StoreBlocks { parent, hashes, locals, ..*run });
+                self.given += 1;
+            }
+        }
+    }
+
+    /// Gives out what waits, from the `given`th block on.
+    fn waiting(&mut self, mut given: usize) -> Stage {
+        let worker = self.worker;
+        for (name, waiter) in worker.waiting.iter().skip(given) {
+            if self.given >= self.blocks_max {
+                return Stage::Waiting(given);
+            }
+            for (tier, group) in groups(worker) {
+                let lane = worker.group(tier, group).map(|group| group.lane);
+                let Some(lane) = lane.filter(|lane| waiter.lanes.contains(lane)) else { continue };
+                let (hashes, locals) = (&[name][..], &[waiter.local][..]);
+                let run = StoreBlocks { parent: waiter.parent, hashes, locals, tier, group, seed: waiter.seed };
+                (self.out)(run);
+                self.given += 1;
+                self.again(&run, lane);
+            }
+            given += 1;
+        }
+        Stage::End
+    }
+}
+
+fn groups(worker: &Worker) -> impl Iterator<Item = (Tier, GroupId)> + '_ {
+    Tier::ALL
+        .into_iter()
+        .flat_map(|tier| worker.tiers[tier.index()].groups.iter().map(move |group| (tier, group.group)))
+}

@@ -1,0 +1,367 @@
+//! A node's header: what a walk needs to know of one edge, in one cache line that readers copy whole.
+//!
+//! # The line
+//!
+//! A [`Line`] is eight words. Word 0 is the version (low half; odd while the line is being changed) and the
+//! parent (high half), so one load says who lives here and whether it can be read. One thread writes.
+//!
+//! | word | bits 63..32            | bits 31..0                          |
+//! |------|------------------------|-------------------------------------|
+//! | 0    | parent, complemented   | version                             |
+//! | 1    | first                  | first                               |
+//! | 2    | id                     | base                                |
+//! | 3    | (0), pairs_len 8       | flags 8, variant 8, len 16          |
+//! | 4    | mask                   | mask                                |
+//! | 5, 6 | two pairs each: cut 16, lane 16, twice                      ||
+//! | 7    | more                   | more                                |
+//!
+//! The parent is complemented so that zeroed memory is a table of empty lines.
+//!
+//! # Orderings
+//!
+//! The seqlock of a line, writer on the left:
+//!
+//! | tag     | writer                                        | reader                                     |
+//! |---------|-----------------------------------------------|--------------------------------------------|
+//! | CLOSE   | Release store of word 0, even                 | load of word 0 that begins a read          |
+//! | OPEN    | Relaxed store of word 0, odd, then a Release fence | Acquire fence, then the reload of word 0 |
+//!
+//! * CLOSE: a reader that begins with version `v` sees the words of `v` or later, and everything that the
+//!   writer did before it closed `v`: the other lines it published first, the blocks the header points at.
+//! * OPEN: a reader that has met a word of a later version than `v` finds word 0 changed when it loads it
+//!   again, because the fence after the odd store comes before that word's store, and the reader's fence
+//!   after that word's load. So a read whose two loads of word 0 agree is of one version.
+//! * The load that begins a read is SeqCst where Acquire would do for CLOSE. What it adds is the argument of
+//!   the grace period where the operating system has no process-wide barrier: `seize` then enters by a SeqCst
+//!   store and retires behind a SeqCst fence, and a thread that the retiring writer saw as absent must not
+//!   begin a read with the old word. On x86-64 and AArch64 it is the same instruction.
+//!
+//! Everything between is Relaxed and needs no partner: the two tags order it.
+//!
+//! A version never repeats within 2^31 changes of its line; a line that was emptied and is used again goes
+//! on counting.
+
+use super::sync::{AtomicU64, Ordering, fence};
+
+/// Pairs that fit in a header.
+pub(super) const PAIRS: usize = 4;
+/// The parent in a line that nobody uses and at which a search ends.
+pub(super) const PARENT_EMPTY: u32 = u32::MAX;
+/// The parent in a line that nobody uses but over which a search goes on.
+pub(super) const PARENT_TOMBSTONE: u32 = u32::MAX - 1;
+/// The greatest id that a parent can have.
+pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
+/// [`Header::flags`]: other variants of this key may exist.
+pub(super) const FORKED: u8 = 1 << 0;
+/// [`Header::flags`]: the node has no children.
+pub(super) const LEAF: u8 = 1 << 1;
+
+/// A device lane that holds the first `cut` blocks of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// Who.
+    pub(super) lane: u16,
+    /// How many blocks of the node, from its first.
+    pub(super) cut: u16,
+}
+
+impl Pair {
+    fn pack(self) -> u64 {
+        u64::from(self.cut) << 16 | u64::from(self.lane)
+    }
+
+    /// From the low 32 bits.
+    fn unpack(bits: u64) -> Self {
+        Self { lane: bits as u16, cut: (bits >> 16) as u16 }
+    }
+}
+
+/// What a walk knows of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Header {
+    /// The node above (key), at most [`PARENT_MAX`].
+    pub(super) parent: u32,
+    /// Which of the nodes that begin with `first` below `parent` (key).
+    pub(super) variant: u8,
+    /// The node's first local hash (key).
+    pub(super) first: u64,
+    /// The node's own id: the parent of its children.
+    pub(super) id: u32,
+    /// Blocks of the node.
+    pub(super) len: u16,
+    /// Where the node's local hashes begin in the arena, in words.
+    pub(super) base: u32,
+    /// [`FORKED`], [`LEAF`] and others.
+    pub(super) flags: u8,
+    /// Which of the lanes 0..64 cover all of the node.
+    pub(super) mask: u64,
+    /// Other lanes: in part, or beyond 64. Only the first `pairs_len` mean anything.
+    pub(super) pairs: [Pair; PAIRS],
+    /// How many of `pairs` are in use, at most [`PAIRS`].
+    pub(super) pairs_len: u8,
+    /// 0, or the address of a record that does not fit here.
+    pub(super) more: u64,
+}
+
+impl Header {
+    /// The pairs in use.
+    pub(super) fn pairs(&self) -> &[Pair] {
+        &self.pairs[..PAIRS.min(usize::from(self.pairs_len))]
+    }
+
+    /// Whether `flag` is set.
+    pub(super) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether this is the node that the key names.
+    pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
+        self.parent == parent && self.first == first && self.variant == variant
+    }
+
+    /// Words 1 to 7.
+    fn pack(&self) -> [u64; 7] {
+        let two = |at: usize| self.pairs[at + 1].pack() << 32 | self.pairs[at].pack();
+        let small = u64::from(self.pairs_len) << 32
+            | u64::from(self.flags) << 24
+            | u64::from(self.variant) << 16
+            | u64::from(self.len);
+        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.more]
+    }
+
+    fn unpack(parent: u32, words: [u64; 7]) -> Self {
+        let [first, place, small, mask, low, high, more] = words;
+        Self {
+            parent,
+            variant: variant_of(small),
+            first,
+            id: (place >> 32) as u32,
+            len: small as u16,
+            base: place as u32,
+            flags: (small >> 24) as u8,
+            mask,
+            pairs: [low, low >> 32, high, high >> 32].map(Pair::unpack),
+            pairs_len: (small >> 32) as u8,
+            more,
+        }
+    }
+}
+
+/// The variant in word 3.
+fn variant_of(small: u64) -> u8 {
+    (small >> 16) as u8
+}
+
+fn word_0(version: u32, parent: u32) -> u64 {
+    u64::from(!parent) << 32 | u64::from(version)
+}
+
+fn version_of(word_0: u64) -> u32 {
+    word_0 as u32
+}
+
+fn parent_of(word_0: u64) -> u32 {
+    !((word_0 >> 32) as u32)
+}
+
+/// The version after `word_0`'s, of the same parent.
+fn next_version(word_0: u64) -> u64 {
+    self::word_0(version_of(word_0).wrapping_add(1), parent_of(word_0))
+}
+
+/// Whether `word_0` is of a line that is being changed.
+fn is_open(word_0: u64) -> bool {
+    word_0 & 1 == 1
+}
+
+/// What a search finds in one line.
+pub(super) enum Probe {
+    /// Nobody, and nobody further on.
+    Empty,
+    /// Another node, or nobody.
+    Other,
+    /// The node, as of a version.
+    Here(u32, Header),
+    /// It may be the node, and it is being changed.
+    Busy,
+}
+
+/// One cache line: the version and the header of a node, or nobody's.
+#[repr(align(64))]
+#[derive(Debug)]
+pub(super) struct Line([AtomicU64; 8]);
+
+impl Line {
+    /// An empty line: what zeroed memory is, except under the model checker.
+    #[cfg(test)]
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// The version and the header; `None` if it is being changed, or was changed while it was read.
+    #[cfg(test)]
+    #[inline]
+    pub(super) fn read(&self) -> Option<(u32, Header)> {
+        // CLOSE, and the grace period (see the module): pairs with the Release store in `close` and `vacate`.
+        let word = self.0[0].load(Ordering::SeqCst);
+        if is_open(word) { None } else { self.read_from(word) }
+    }
+
+    /// The rest of a read that began with `word`.
+    #[inline]
+    fn read_from(&self, word: u64) -> Option<(u32, Header)> {
+        // Relaxed: CLOSE makes them no older than `word`, OPEN below shows if one is newer.
+        let words = std::array::from_fn(|at| self.0[at + 1].load(Ordering::Relaxed));
+        self.is_still(word).then(|| (version_of(word), Header::unpack(parent_of(word), words)))
+    }
+
+    /// Whether all that was read of the line before this call belongs to `word`.
+    #[inline]
+    fn is_still(&self, word: u64) -> bool {
+        // OPEN: this fence and the load behind it pair with the store and the fence in `open`.
+        fence(Ordering::Acquire);
+        self.0[0].load(Ordering::Relaxed) == word
+    }
+
+    /// The version now, odd while the line is being changed.
+    ///
+    /// Of a line that was read at version `v`, an equal version says that the line has not changed since. If
+    /// all lines of a walk pass, there was a moment at which all were as read: the one writer changes
+    /// one after the other, and a read of the later change shows the earlier one here, because CLOSE hands on
+    /// all that came before and the fence keeps this load behind the reads.
+    #[inline]
+    pub(super) fn version(&self) -> u32 {
+        // OPEN: as in `is_still`.
+        fence(Ordering::Acquire);
+        version_of(self.0[0].load(Ordering::Relaxed))
+    }
+
+    /// The key (parent, first, variant) of the node that lives here, if one does and is not being changed.
+    #[cfg(test)]
+    #[inline]
+    pub(super) fn key(&self) -> Option<(u32, u64, u8)> {
+        // CLOSE: as in `read`.
+        let word = self.0[0].load(Ordering::SeqCst);
+        if is_open(word) || parent_of(word) > PARENT_MAX {
+            return None;
+        }
+        // Relaxed: as in `read_from`.
+        let (first, small) = (self.0[1].load(Ordering::Relaxed), self.0[3].load(Ordering::Relaxed));
+        self.is_still(word).then(|| (parent_of(word), first, variant_of(small)))
+    }
+
+    /// What a search for the key finds here.
+    #[inline]
+    pub(super) fn probe(&self, parent: u32, first: u64, variant: u8) -> Probe {
+        // CLOSE: as in `read`.
+        let word = self.0[0].load(Ordering::SeqCst);
+        match parent_of(word) {
+            PARENT_EMPTY => return Probe::Empty,
+            tenant if tenant != parent => return Probe::Other,
+            _ => {}
+        }
+        // Relaxed: if they are newer than `word`, then whoever lived here is gone, and "not here" was true when
+        // it went; if they are the key's, `read_from` looks again.
+        let (here, small) = (self.0[1].load(Ordering::Relaxed), self.0[3].load(Ordering::Relaxed));
+        if here != first || variant_of(small) != variant {
+            // The key does not change while the line is open, except from nobody's to somebody's.
+            return if !is_open(word) || self.is_still(word) { Probe::Other } else { Probe::Busy };
+        }
+        if is_open(word) {
+            return Probe::Busy;
+        }
+        match self.read_from(word) {
+            Some((version, header)) if header.is_at(parent, first, variant) => Probe::Here(version, header),
+            _ => Probe::Busy,
+        }
+    }
+
+    /// The parent, or one of the two values that say that nobody lives here. For the writer.
+    pub(super) fn parent(&self) -> u32 {
+        // Relaxed: the writer reads what it wrote.
+        parent_of(self.0[0].load(Ordering::Relaxed))
+    }
+
+    /// The header, open or not. For the writer.
+    pub(super) fn header(&self) -> Header {
+        // Relaxed, here and in the line above: the writer reads what it wrote.
+        Header::unpack(self.parent(), std::array::from_fn(|at| self.0[at + 1].load(Ordering::Relaxed)))
+    }
+
+    /// Whether the key (parent, first, variant) lives here, open or not. For the writer.
+    pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
+        // Relaxed: the writer reads what it wrote.
+        self.parent() == parent
+            && self.0[1].load(Ordering::Relaxed) == first
+            && variant_of(self.0[3].load(Ordering::Relaxed)) == variant
+    }
+
+    /// Whether the line is being changed. For the writer.
+    pub(super) fn is_open(&self) -> bool {
+        // Relaxed: the writer reads what it wrote.
+        is_open(self.0[0].load(Ordering::Relaxed))
+    }
+
+    /// Begins a change: until [`close`](Self::close) no read succeeds, and none that has begun.
+    pub(super) fn open(&self) {
+        // Relaxed: the writer reads what it wrote.
+        let word = self.0[0].load(Ordering::Relaxed);
+        debug_assert!(!is_open(word), "a line is opened once");
+        // OPEN: pairs with the fence and the reload in `is_still` and `version`.
+        self.0[0].store(next_version(word), Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    /// Changes an open line.
+    pub(super) fn write(&self, header: &Header) {
+        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.pairs_len) <= PAIRS);
+        // Relaxed, here and below: a reader of any of these words reloads word 0 behind a fence (OPEN).
+        let word = self.0[0].load(Ordering::Relaxed);
+        debug_assert!(is_open(word), "only an open line is changed");
+        for (at, value) in header.pack().into_iter().enumerate() {
+            self.0[at + 1].store(value, Ordering::Relaxed);
+        }
+        if parent_of(word) != header.parent {
+            self.0[0].store(word_0(version_of(word), header.parent), Ordering::Relaxed);
+        }
+    }
+
+    /// Ends a change.
+    pub(super) fn close(&self) {
+        // Relaxed: the writer reads what it wrote.
+        let word = self.0[0].load(Ordering::Relaxed);
+        debug_assert!(is_open(word), "only an open line is closed");
+        // CLOSE: pairs with the load that begins a read.
+        self.0[0].store(next_version(word), Ordering::Release);
+    }
+
+    /// Replaces the header: [`open`](Self::open), [`write`](Self::write), [`close`](Self::close).
+    pub(super) fn publish(&self, header: &Header) {
+        self.open();
+        self.write(header);
+        self.close();
+    }
+
+    /// Nobody lives here any more; `parent` says which kind of nobody. Closes the line if it was open.
+    pub(super) fn vacate(&self, parent: u32) {
+        debug_assert!(parent > PARENT_MAX);
+        if !self.is_open() {
+            self.open();
+        }
+        // Relaxed: the writer reads what it wrote.
+        let version = version_of(self.0[0].load(Ordering::Relaxed));
+        // CLOSE: pairs with the load that begins a read.
+        self.0[0].store(word_0(version.wrapping_add(1), parent), Ordering::Release);
+    }
+
+    /// Makes this line, which no reader knows yet, what `from` is: open if that one is.
+    pub(super) fn copy_from(&self, from: &Self) {
+        for (to, from) in self.0.iter().zip(&from.0) {
+            // Relaxed: the writer reads what it wrote, and publishes the copy by a pointer.
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(kvrouted_loom)))]
+mod tests;

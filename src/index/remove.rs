@@ -1,0 +1,215 @@
+//! A remove: which blocks, node by node, and nearest the root first.
+//!
+//! Readers see all of a remove at once, as a chain ends where its first missing block is. Where several
+//! chains of one worker lie on one way, or a tier has several groups, the shard is torn instead.
+
+use super::RemoveOutcome;
+use super::bits::Run;
+use super::cover::Runs;
+use super::lanes::Lane;
+use super::node::{NodeId, Place};
+use super::tree::{AHEAD, Tree};
+use super::worker::{Worker, digest_of};
+use crate::ids::{EngineHash, GroupId, Tier};
+use smallvec::SmallVec;
+
+/// Blocks of one node that a remove takes.
+#[derive(Clone, Copy, Debug)]
+struct Hit {
+    node: NodeId,
+    depth: u32,
+    run: Run,
+}
+
+/// Places that are kept from one remove to the next.
+const HITS_KEPT: usize = 4096;
+
+/// What one call of [`Worker::remove`] needs, kept for the next.
+#[derive(Debug)]
+pub(super) struct Removal {
+    hits: Vec<Hit>,
+    touched: Vec<(u32, NodeId)>,
+}
+
+impl Removal {
+    pub(super) const EMPTY: Self = Self { hits: Vec::new(), touched: Vec::new() };
+
+    /// Gives back what a large remove has needed.
+    fn shrink(&mut self) {
+        self.hits.clear();
+        self.hits.shrink_to(HITS_KEPT);
+        self.touched.clear();
+        self.touched.shrink_to(HITS_KEPT);
+    }
+}
+
+impl Worker {
+    /// Whether a remove of several blocks may touch more than one chain of a query.
+    pub(super) fn removes_carefully(&self, tier: Tier, group: GroupId) -> bool {
+        self.forked || self.sole_lane(tier, group).is_none()
+    }
+
+    /// Takes one reference of a group from each block.
+    pub(super) fn remove(
+        &mut self,
+        tree: &mut Tree,
+        removal: &mut Removal,
+        tier: Tier,
+        group: GroupId,
+        names: &[EngineHash],
+    ) -> RemoveOutcome {
+        let Some(lane) = self.group(tier, group).map(|group| group.lane) else {
+            return RemoveOutcome { removed: 0, unknown: names.len() as u32 };
+        };
+        let mut outcome = RemoveOutcome::default();
+        removal.hits.clear();
+        let mut at = 0;
+        while at < names.len() {
+            names.get(at + AHEAD).into_iter().for_each(|name| tree.prefetch_far(*name));
+            names.get(at + AHEAD / 2).into_iter().for_each(|name| tree.prefetch_near(*name));
+            names.get(at + AHEAD / 4).into_iter().for_each(|name| tree.prefetch_node(*name));
+            let run = self.hit(tree, lane, &names[at..], &mut removal.hits);
+            if run > 0 {
+                outcome.removed += run as u32;
+                at += run;
+                continue;
+            }
+            if self.remove_unusual(tier, lane, names[at]) {
+                outcome.removed += 1;
+            } else {
+                outcome.unknown += 1;
+            }
+            at += 1;
+        }
+        self.tiers[tier.index()].references -= u64::from(outcome.removed);
+        self.take_hits(tree, removal, tier, lane);
+        removal.shrink();
+        outcome
+    }
+
+    /// Finds the first name, and how many of those that follow lie next to it in its node, one way or the
+    /// other. Takes them out of the lane. 0 if it is not a block of the tree with one reference.
+    fn hit(&mut self, tree: &mut Tree, lane: Lane, names: &[EngineHash], hits: &mut Vec<Hit>) -> usize {
+        let first = names[0];
+        if !self.extras.is_empty() && self.extras.contains_key(&(first, lane)) {
+            return 0;
+        }
+        let Some((place, word)) = self.find(tree, first) else { return 0 };
+        let Ok(entry) = tree.nodes[place.node].find(lane) else { return 0 };
+        let node = &tree.nodes[place.node];
+        if !node.entries[entry].covers(place.at) {
+            return 0;
+        }
+        let (len, step) = if self.extras.is_empty() {
+            self.neighbours(tree, place, word, names, &node.entries[entry])
+        } else {
+            (1, 1)
+        };
+        let run =
+            if step > 0 { Run::new(place.at, place.at + len) } else { Run::new(place.at + 1 - len, place.at + 1) };
+        hits.push(Hit { node: place.node, depth: node.depth, run });
+        tree.nodes[place.node].entries[entry].take(run.from, run.to);
+        usize::from(len)
+    }
+
+    fn neighbours(
+        &self,
+        tree: &Tree,
+        place: Place,
+        word: u32,
+        names: &[EngineHash],
+        entry: &super::cover::Entry,
+    ) -> (u16, i32) {
+        let column = usize::from(entry.column);
+        let node = &tree.nodes[place.node];
+        let all = tree.names(&node.columns[column]);
+        let at = usize::from(place.at);
+        debug_assert_eq!(word, node.columns[column].names.base + at as u32);
+        let up = all[at..].iter().zip(names).take_while(|(name, wanted)| **name == wanted.0).count();
+        let up = (1..up).take_while(|more| entry.covers((at + more) as u16)).count() + 1;
+        if up > 1 {
+            return (up as u16, 1);
+        }
+        let down = all[..=at].iter().rev().zip(names).take_while(|(name, wanted)| **name == wanted.0).count();
+        let down = (1..down).take_while(|more| entry.covers((at - more) as u16)).count() + 1;
+        (down as u16, -1)
+    }
+
+    /// A name with several references, or that waits; says whether it had one.
+    fn remove_unusual(&mut self, tier: Tier, lane: Lane, name: EngineHash) -> bool {
+        if let Some(extra) = self.extras.get_mut(&(name, lane)) {
+            *extra -= 1;
+            if *extra == 0 {
+                self.extras.remove(&(name, lane));
+            }
+            return true;
+        }
+        let Some(lanes) = self.waiting.lanes_mut(name) else { return false };
+        let before = lanes.clone();
+        let Some(at) = before.iter().position(|other| *other == lane) else { return false };
+        lanes.remove(at);
+        let after = lanes.clone();
+        if after.is_empty() {
+            self.waiting.remove(name);
+        }
+        self.recount(tier, &before, &after, name);
+        true
+    }
+
+    /// Counts what has been taken out, and shows it: nearest the root first, then what goes with it.
+    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Tier, lane: Lane) {
+        let Removal { hits, touched } = removal;
+        for hit in hits.iter() {
+            self.lose(tree, tier, lane, hit);
+        }
+        if let [hit] = hits[..] {
+            tree.settle(hit.node);
+            return;
+        }
+        touched.clear();
+        touched.extend(hits.iter().map(|hit| (hit.depth, hit.node)));
+        touched.sort_unstable();
+        touched.dedup();
+        for (_, id) in touched.iter() {
+            if !tree.nodes.is_used(*id) {
+                continue;
+            }
+            if tree.nodes[*id].has_children() {
+                tree.publish(*id);
+            } else {
+                tree.settle(*id);
+            }
+        }
+        for (_, id) in touched.iter().rev() {
+            if tree.nodes.is_used(*id) && tree.nodes[*id].has_children() {
+                tree.drop_idle_anchors(*id);
+                tree.want_join(*id);
+            }
+        }
+    }
+
+    /// Counts a run that the lane no longer covers.
+    fn lose(&mut self, tree: &mut Tree, tier: Tier, lane: Lane, hit: &Hit) {
+        let node = &tree.nodes[hit.node];
+        let runs: Runs = SmallVec::from_elem(hit.run, 1);
+        self.count(node, tier, lane, &runs, true);
+        let Some(column) = self.column_of(node) else { return };
+        let names = node.columns[usize::from(column)].names;
+        let words = tree.arena.words(names.base + u32::from(hit.run.from), hit.run.len());
+        let of = &mut self.tiers[tier.index()];
+        if of.groups.len() < 2 {
+            of.held -= u64::from(hit.run.len());
+            of.digest = of.digest.wrapping_sub(digest_of(words));
+            return;
+        }
+        let shown = of.shown;
+        let Ok(at) = tree.nodes[hit.node].find(shown) else { return };
+        let hidden = tree.nodes[hit.node].entries[at].take(hit.run.from, hit.run.to);
+        for run in hidden {
+            let words = tree.arena.words(names.base + u32::from(run.from), run.len());
+            let of = &mut self.tiers[tier.index()];
+            of.held -= u64::from(run.len());
+            of.digest = of.digest.wrapping_sub(digest_of(words));
+        }
+    }
+}

@@ -1,0 +1,247 @@
+use super::{Mixer, SlotMap, Spot};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::{BTreeSet, HashMap};
+
+/// The map beside what it should say.
+struct Pair {
+    map: SlotMap,
+    slots: HashMap<u64, BTreeSet<u32>>,
+    /// The name at each slot, whether or not the map has the slot.
+    names: Vec<u64>,
+    /// (name, slot) of every entry, to pick from.
+    entries: Vec<(u64, u32)>,
+}
+
+impl Pair {
+    fn new(secret: u64, keep: u64) -> Self {
+        let mut map = SlotMap::new(secret);
+        map.mixer.keep = keep;
+        Self { map, slots: HashMap::new(), names: Vec::new(), entries: Vec::new() }
+    }
+
+    fn spot(&self, name: u64) -> Spot {
+        let spot = self.map.spot(name);
+        self.map.prefetch(spot);
+        spot
+    }
+
+    fn new_slot(&mut self, name: u64) -> u32 {
+        self.names.push(name);
+        self.names.len() as u32 - 1
+    }
+
+    fn put(&mut self, name: u64) {
+        let slot = self.new_slot(name);
+        let (spot, names) = (self.spot(name), &self.names);
+        self.map.put(spot, slot, |slot| names[slot as usize]);
+        self.added(name, slot);
+    }
+
+    fn put_unless(&mut self, name: u64) {
+        let slot = self.new_slot(name);
+        let (spot, names) = (self.spot(name), &self.names);
+        let same = |slot: u32| names[slot as usize] == name;
+        let outcome = self.map.put_unless(spot, slot, same, |slot| names[slot as usize]);
+        match self.slots.get(&name).filter(|known| !known.is_empty()) {
+            Some(known) => assert!(outcome.is_err_and(|found| known.contains(&found))),
+            None => {
+                assert_eq!(outcome, Ok(()));
+                self.added(name, slot);
+            }
+        }
+    }
+
+    fn added(&mut self, name: u64, slot: u32) {
+        self.slots.entry(name).or_default().insert(slot);
+        self.entries.push((name, slot));
+    }
+
+    fn take(&mut self, at: usize) {
+        let (name, slot) = self.entries.swap_remove(at);
+        let spot = self.spot(name);
+        assert!(self.map.take(spot, slot), "{name} at {slot} is not there");
+        assert!(!self.map.take(spot, slot), "{name} at {slot} is there twice");
+        self.slots.entry(name).or_default().remove(&slot);
+    }
+
+    fn replace(&mut self, at: usize) {
+        let (name, from) = self.entries[at];
+        let to = self.new_slot(name);
+        let spot = self.spot(name);
+        assert!(self.map.replace(spot, from, to) && !self.map.replace(spot, from, to));
+        let slots = self.slots.entry(name).or_default();
+        slots.remove(&from);
+        slots.insert(to);
+        self.entries[at].1 = to;
+    }
+
+    fn shrink(&mut self, segments_max: usize) -> bool {
+        let names = &self.names;
+        self.map.shrink(segments_max, |slot| names[slot as usize])
+    }
+
+    /// Every slot of a name is found, and no other.
+    fn check(&self, name: u64) {
+        let mut found = BTreeSet::new();
+        let first = self.map.find(self.spot(name), |slot| {
+            // Nothing that was taken or replaced is a candidate, whatever its name.
+            assert!(self.slots[&self.names[slot as usize]].contains(&slot));
+            if self.names[slot as usize] == name {
+                assert!(found.insert(slot), "{slot} is there twice");
+            }
+            false
+        });
+        assert_eq!(first, None);
+        assert_eq!(found, self.slots.get(&name).cloned().unwrap_or_default());
+        let any = self.map.find(self.spot(name), |slot| self.names[slot as usize] == name);
+        assert_eq!(any.is_some(), !found.is_empty());
+    }
+}
+
+fn random_run(seed: u64, keep: u64, names_max: u64, entries_max: usize) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut pair = Pair::new(seed, keep);
+    let mut filling = true;
+    for _ in 0..12_000 {
+        // It fills and empties in turn, so that segments grow and shrink.
+        filling = if filling { pair.entries.len() < entries_max } else { pair.entries.len() < entries_max / 8 };
+        let name = rng.random_range(0..names_max);
+        match rng.random_range(0..100) {
+            0..10 => pair.check(name),
+            10..20 if !pair.entries.is_empty() => pair.replace(rng.random_range(0..pair.entries.len())),
+            20..22 => drop(pair.shrink(rng.random_range(0..4))),
+            22..30 => pair.put_unless(name),
+            _ if filling => pair.put(name),
+            _ if !pair.entries.is_empty() => pair.take(rng.random_range(0..pair.entries.len())),
+            _ => {}
+        }
+        assert_eq!(pair.map.len(), pair.entries.len());
+    }
+    (0..names_max.min(2_000)).for_each(|name| pair.check(name));
+    let empty = SlotMap::new(0).bytes();
+    while !pair.entries.is_empty() {
+        pair.take(pair.entries.len() - 1);
+    }
+    while pair.shrink(3) {}
+    assert_eq!((pair.map.len(), pair.map.bytes()), (0, empty));
+}
+
+#[test]
+fn random_names_and_slots() {
+    random_run(1, u64::MAX, 1 << 40, 6_000);
+    random_run(2, u64::MAX, 3_000, 6_000);
+    random_run(3, u64::MAX, 20, 800);
+}
+
+#[test]
+fn names_that_collide() {
+    // One segment and four tags; then one home for all; then neither segment nor home nor tag tells anything.
+    random_run(4, 0x00ff_ffff_ff00_0003, 1_000, 2_000);
+    random_run(5, 0xff00_0000_0000_ffff, 1_000, 2_000);
+    random_run(6, 0x0100_0000_0000_0001, 50, 300);
+    random_run(7, 0, 50, 200);
+}
+
+#[test]
+fn the_last_bucket_is_followed_by_the_first() {
+    // All homes are the last bucket of their segment.
+    let mut pair = Pair::new(9, u64::MAX);
+    let last = |pair: &Pair, name: u64| pair.map.spot(name).hash >> 24 & 0xffff_ffff > 0xf000_0000;
+    let names: Vec<u64> = (0..200_000).filter(|name| last(&pair, *name)).collect();
+    names.iter().for_each(|name| pair.put(*name));
+    names.iter().for_each(|name| pair.check(*name));
+    while !pair.entries.is_empty() {
+        pair.take(0);
+    }
+    assert!(names.iter().all(|name| pair.map.find(pair.spot(*name), |_| true).is_none()));
+}
+
+#[test]
+fn spots_are_spread_and_secret() {
+    let (mixer, other) = (Mixer::new(0), Mixer::new(1));
+    let mut segments = [0_u32; super::SEGMENTS];
+    let mut tags = BTreeSet::new();
+    for name in 0..65_536 {
+        let spot = mixer.spot(name);
+        segments[spot.segment()] += 1;
+        tags.insert(spot.tag());
+        assert!(spot.tag() != 0 && spot.home(7) < 7 && spot != other.spot(name));
+    }
+    // 256 each are expected, give or take 16; of the tags a part of 1 - 1/e.
+    assert!(segments.iter().all(|count| (170..350).contains(count)), "{segments:?}");
+    assert!((40_000..43_000).contains(&tags.len()), "{}", tags.len());
+}
+
+/// Names as engines make them: hashes, in the order of their slots.
+fn names(count: u32) -> Vec<u64> {
+    (0..u64::from(count)).map(super::spread).collect()
+}
+
+#[test]
+fn memory_follows_the_entries() {
+    let names = names(60_000);
+    let mut map = SlotMap::new(5);
+    let name_of = |slot: u32| names[slot as usize];
+    for (slot, name) in (0..).zip(&names) {
+        map.put(map.spot(*name), slot, name_of);
+        let entries = u64::from(slot) + 1;
+        assert!(entries < 20_000 || map.bytes() < entries * 10, "{} bytes for {entries}", map.bytes());
+    }
+    for (slot, name) in (0..).zip(&names).take(50_000) {
+        assert!(map.take(map.spot(*name), slot));
+    }
+    assert!(map.shrink(1, name_of), "256 segments are too large by now");
+    while map.shrink(16, name_of) {}
+    assert!(map.bytes() < 10_000 * 14, "{}", map.bytes());
+    let there = |slot: u32, name: u64| map.find(map.spot(name), |found| found == slot) == Some(slot);
+    assert!((50_000..).zip(&names[50_000..]).all(|(slot, name)| there(slot, *name)));
+}
+
+#[test]
+#[ignore = "takes times; run with --release --nocapture"]
+fn quick_timing() {
+    const ENTRIES: u32 = 1_300_000;
+    const AHEAD: usize = 12;
+    let names = names(2 * ENTRIES);
+    let name_of = |slot: u32| names[slot as usize];
+    let mut map = SlotMap::new(7);
+    let started = std::time::Instant::now();
+    for slot in 0..ENTRIES {
+        map.prefetch(map.spot(names[slot as usize + AHEAD]));
+        map.put(map.spot(names[slot as usize]), slot, name_of);
+    }
+    let nanos = |started: std::time::Instant| started.elapsed().as_nanos() as f64 / f64::from(ENTRIES);
+    println!("filling: {:.1} ns each, {:.2} B each", nanos(started), map.bytes() as f64 / f64::from(ENTRIES));
+    let started = std::time::Instant::now();
+    // As a caller does it: a spot is made once, and its line asked for.
+    let ahead = |map: &SlotMap, at: usize| {
+        let spot = map.spot(names[at.min(names.len() - 1)]);
+        map.prefetch(spot);
+        spot
+    };
+    let mut spots = [(map.spot(0), map.spot(0)); AHEAD];
+    (0..AHEAD).for_each(|at| spots[at] = (ahead(&map, at), ahead(&map, at + ENTRIES as usize)));
+    for slot in 0..ENTRIES as usize {
+        let (old, new) = spots[slot % AHEAD];
+        spots[slot % AHEAD] = (ahead(&map, slot + AHEAD), ahead(&map, slot + AHEAD + ENTRIES as usize));
+        assert!(map.take(old, slot as u32));
+        map.put(new, slot as u32 + ENTRIES, name_of);
+    }
+    println!("take and put: {:.1} ns a pair, {} entries", nanos(started), map.len());
+    let started = std::time::Instant::now();
+    let mut same = 0;
+    for slot in ENTRIES as usize..names.len() {
+        map.prefetch(map.spot(names[(slot + AHEAD).min(names.len() - 1)]));
+        let name = names[slot];
+        let known = map.put_unless(map.spot(name), 0, |slot| names[slot as usize] == name, name_of);
+        same += u32::from(known.is_err());
+    }
+    println!("found instead of put: {:.1} ns each, {same} found", nanos(started));
+    let started = std::time::Instant::now();
+    let missed = (0..ENTRIES as usize).filter(|slot| {
+        map.prefetch(map.spot(names[slot + AHEAD]));
+        map.find(map.spot(names[*slot]), |other| names[other as usize] == names[*slot]).is_none()
+    });
+    println!("{} missed: {:.1} ns each", missed.count(), nanos(started));
+}

@@ -1,0 +1,20 @@
+//! The atomics of what readers share with the writer: the standard ones, or under the model checker
+//! (`--cfg kvrouted_loom`, tests only) those that try every order of accesses.
+
+#[cfg(not(all(test, kvrouted_loom)))]
+mod chosen {
+    pub(in crate::index) use std::hint::spin_loop as spin;
+    pub(in crate::index) use std::sync::Arc;
+    pub(in crate::index) use std::sync::atomic::{AtomicPtr, AtomicU64, fence};
+}
+
+#[cfg(all(test, kvrouted_loom))]
+mod chosen {
+    pub(in crate::index) use ::loom::sync::Arc;
+    pub(in crate::index) use ::loom::sync::atomic::{AtomicPtr, AtomicU64, fence};
+    /// To wait is to let another thread of the model go on.
+    pub(in crate::index) use ::loom::thread::yield_now as spin;
+}
+
+pub(super) use chosen::{Arc, AtomicPtr, AtomicU64, fence, spin};
+pub(super) use std::sync::atomic::Ordering;

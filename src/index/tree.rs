@@ -1,0 +1,324 @@
+//! The tree of a shard as its writer has it: nodes, the words they own, the names that lead to them.
+//!
+//! Every change of a node ends with its header being published; until then readers see the node as it was.
+//! What a change means for readers is said where the change is made.
+
+#![expect(unsafe_code, reason = "records beside headers are boxes that headers have the addresses of")]
+
+use super::arena::{Arena, CHUNK_WORDS};
+use super::head::Head;
+use super::header::Header;
+use super::lanes::{Lane, LaneTable, Lanes};
+use super::more::{More, encode};
+use super::node::{Column, Extent, GRANULE_WORDS, NodeId, Nodes, Place};
+use super::reclaim::{Garbage, Reclaimer};
+use super::slots::SlotMap;
+use super::table::{Retired, TableWriter};
+use crate::ids::{EngineHash, LocalHash};
+use crate::limits::NODE_BLOCKS_MAX;
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What readers may still look at though the writer no longer needs it.
+#[derive(Debug)]
+pub(super) enum Waste {
+    /// Words of the arena: the first, and how many.
+    Words(u32, u32),
+    More(#[expect(dead_code, reason = "dropped after the grace period")] Box<More>),
+    Lanes(#[expect(dead_code, reason = "dropped after the grace period")] Box<LaneTable>),
+    Table(#[expect(dead_code, reason = "dropped after the grace period")] Retired),
+}
+
+/// The tree of one shard, and everything it is made of.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) arena: Arena,
+    pub(super) slots: SlotMap,
+    pub(super) table: TableWriter,
+    pub(super) nodes: Nodes,
+    pub(super) lanes: Lanes,
+    pub(super) garbage: Garbage<Waste>,
+    /// Names that more than one word has, and how many more.
+    pub(super) homonyms: HashMap<EngineHash, u32>,
+    pub(super) node_blocks_max: u16,
+    /// Nodes that may be joined with their only child.
+    pub(super) joins: VecDeque<NodeId>,
+    /// Nodes to be shown before the shard is whole again.
+    touched: Vec<NodeId>,
+    /// Nodes that a sweep under way would miss: they came into being behind it.
+    pub(super) unswept: Vec<NodeId>,
+    pub(super) sweeping: bool,
+    pub(super) head: Arc<Head>,
+    /// Slots of workers are below this.
+    pub(super) workers: usize,
+    /// What is kept for each worker, over all of them.
+    pub(super) workers_bytes: u64,
+    /// Bound blocks that have a place, over all workers.
+    pub(super) placed: u64,
+}
+
+/// Bytes that a name takes among the slots, at most: while a segment grows it is there twice.
+const SLOT_BYTES_MAX: u64 = 20;
+/// Places for nodes to be shown later that are kept from one event to the next.
+const TOUCHED_KEPT: usize = 1024;
+/// Names looked up ahead of the one in hand.
+pub(super) const AHEAD: usize = 16;
+
+impl Tree {
+    pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64) -> Self {
+        Self {
+            arena: Arena::new(),
+            slots: SlotMap::new(secret),
+            table: TableWriter::new(0, secret),
+            nodes: Nodes::new(),
+            lanes: Lanes::default(),
+            garbage: Garbage::new(reclaimer),
+            homonyms: HashMap::default(),
+            node_blocks_max: node_blocks_max.clamp(1, NODE_BLOCKS_MAX) as u16,
+            joins: VecDeque::new(),
+            touched: Vec::new(),
+            unswept: Vec::new(),
+            sweeping: false,
+            head: Arc::new(Head::new()),
+            workers: 0,
+            workers_bytes: 0,
+            placed: 0,
+        }
+    }
+
+    /// Shows readers the lanes as they are.
+    pub(super) fn publish_lanes(&mut self) {
+        let table = self.lanes.table(self.workers);
+        let bytes = table.bytes();
+        let torn = self.head.is_torn();
+        if !torn {
+            self.head.tear();
+        }
+        let before = self.head.replace_lanes(table);
+        if !torn {
+            self.head.mend();
+        }
+        self.garbage.push(Waste::Lanes(before), bytes);
+    }
+
+    /// Gives garbage to the reclaimer, and uses again what comes back.
+    pub(super) fn reclaim(&mut self, all: bool) {
+        if all {
+            self.garbage.flush_now();
+        } else {
+            self.garbage.flush();
+        }
+        let Self { garbage, arena, .. } = self;
+        garbage.collect(|waste| {
+            if let Waste::Words(base, words) = waste {
+                arena.free(base, words);
+            }
+        });
+    }
+
+    /// Memory of the tree, what waits for readers included.
+    pub(super) fn bytes(&self) -> u64 {
+        let parts = self.arena.bytes() + self.slots.bytes() + self.table.bytes() + self.nodes.bytes();
+        parts + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
+    }
+
+    /// Memory of what the writer has to remember for later.
+    pub(super) fn lists_bytes(&self) -> u64 {
+        let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
+        let homonyms = self.homonyms.capacity() * size_of::<(EngineHash, u32)>();
+        (nodes * size_of::<NodeId>() + homonyms) as u64
+    }
+
+    /// What [`bytes`](Self::bytes) may become when `blocks` more are stored.
+    pub(super) fn bytes_with(&self, blocks: u64) -> u64 {
+        // Two words each, in the worst case each with a granule of its own.
+        let words = blocks * 2 + 4 * u64::from(GRANULE_WORDS);
+        let lacking = (words * 2).saturating_sub(self.arena.free_words()) * 8;
+        let chunk = u64::from(CHUNK_WORDS) * 8;
+        let nodes = blocks / u64::from(self.node_blocks_max) + 2;
+        self.bytes()
+            + lacking.next_multiple_of(chunk)
+            + self.table.growth_bytes(nodes as usize)
+            + blocks * SLOT_BYTES_MAX
+            + nodes * size_of::<super::node::Node>() as u64
+    }
+
+    /// What the word of a name says.
+    pub(super) fn name(&self, word: u32) -> EngineHash {
+        EngineHash(self.arena.word(word))
+    }
+
+    pub(super) fn locals(&self, id: NodeId) -> &[u64] {
+        let node = &self.nodes[id];
+        self.arena.words(node.locals.base, u32::from(node.len))
+    }
+
+    pub(super) fn names(&self, column: &Column) -> &[u64] {
+        self.arena.words(column.names.base, u32::from(column.len))
+    }
+
+    /// The node and block whose name is at a word, and in which of the node's columns.
+    ///
+    /// Where two nodes share a granule it is marked as the lower one's, so the way up is looked at too.
+    pub(super) fn resolve(&self, word: u32) -> Option<(Place, u16)> {
+        let mut id = NodeId(self.arena.owner(word));
+        while id != NodeId::ROOT && id.is_some() {
+            let node = &self.nodes[id];
+            if let Some((column, at)) = node.named_at(word) {
+                return Some((Place { node: id, at }, column));
+            }
+            id = node.parent;
+        }
+        None
+    }
+
+    /// Asks for what an event about a name will look at first.
+    pub(super) fn prefetch_far(&self, name: EngineHash) {
+        self.slots.prefetch(self.slots.spot(name.0));
+    }
+
+    /// Asks for what it will look at next, some time after [`prefetch_far`](Self::prefetch_far).
+    pub(super) fn prefetch_near(&self, name: EngineHash) {
+        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+            self.arena.prefetch(word);
+            self.arena.prefetch_owner(word);
+        }
+    }
+
+    /// And last, some time after [`prefetch_near`](Self::prefetch_near).
+    pub(super) fn prefetch_node(&self, name: EngineHash) {
+        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+            self.nodes.prefetch(NodeId(self.arena.owner(word)));
+        }
+    }
+
+    /// Makes one part of the slots smaller that has become sparse.
+    pub(super) fn shrink_slots(&mut self) {
+        let Self { slots, arena, .. } = self;
+        slots.shrink(1, |word| arena.word(word));
+    }
+
+    /// Every word that has a name.
+    pub(super) fn words_named(&self, name: EngineHash) -> SmallVec<[u32; 2]> {
+        let mut words = SmallVec::new();
+        self.slots.find(self.slots.spot(name.0), |word| {
+            if self.name(word) == name {
+                words.push(word);
+            }
+            false
+        });
+        words
+    }
+
+    /// A lane covers a block from now on, once the node is published.
+    pub(super) fn cover(&mut self, place: Place, lane: Lane, column: u16) {
+        self.nodes[place.node].enter(lane, column).add(place.at, place.at + 1);
+    }
+
+    /// A lane no longer covers a block, once the node is published.
+    pub(super) fn uncover(&mut self, place: Place, lane: Lane) {
+        let node = &mut self.nodes[place.node];
+        if let Ok(at) = node.find(lane) {
+            node.entries[at].take(place.at, place.at + 1);
+        }
+    }
+
+    /// Gives back the granules of local hashes from block `from` on, once no reader looks at them.
+    pub(super) fn waste_locals(&mut self, locals: &Extent, from: u16) {
+        let (base, words) = locals.granules_from(from);
+        if words > 0 {
+            self.garbage.push(Waste::Words(base, words), u64::from(words) * 8);
+        }
+    }
+
+    /// The line of a node's header.
+    pub(super) fn line(&self, id: NodeId) -> Option<usize> {
+        let node = &self.nodes[id];
+        let hint = node.line as usize;
+        if self.table.is_at(hint, node.parent.0, node.first, node.variant) {
+            return Some(hint);
+        }
+        self.table.find(node.parent.0, node.first, node.variant)
+    }
+
+    /// The child of a node that begins with some content.
+    pub(super) fn child(&self, of: NodeId, local: LocalHash, variant: u8) -> Option<NodeId> {
+        let line = self.table.find(of.0, local.0, variant)?;
+        Some(NodeId(self.table.id(line)))
+    }
+
+    /// The header of a node as it is, for the readers. What it points at replaces what it pointed at before.
+    pub(super) fn header(&mut self, id: NodeId) -> Header {
+        let (header, more) = encode(id, &self.nodes[id], &self.lanes);
+        let beside = more.as_ref().map_or(0, |more| more.bytes() as usize);
+        self.nodes.set_side_bytes(id, self.nodes[id].heap_bytes() + beside);
+        let address = more.map_or(0, |more| Box::into_raw(more) as u64);
+        let before = std::mem::replace(&mut self.nodes[id].more, address);
+        self.waste_more(before);
+        Header { more: address, ..header }
+    }
+
+    pub(super) fn waste_more(&mut self, address: u64) {
+        if address != 0 {
+            // SAFETY: every address in a node's `more` comes from `Box::into_raw` in `header`, which also
+            // takes it out of the node before it is given here, so there is one box for it.
+            let more = unsafe { Box::from_raw(address as *mut More) };
+            let bytes = more.bytes();
+            self.garbage.push(Waste::More(more), bytes);
+        }
+    }
+
+    /// Shows a node to readers as it is.
+    pub(super) fn publish(&mut self, id: NodeId) {
+        if id == NodeId::ROOT {
+            return;
+        }
+        let line = self.line(id).expect("a node has a header");
+        self.nodes[id].line = line as u32;
+        let header = self.header(id);
+        self.table.update(line, &header);
+    }
+
+    /// While the shard is torn: shows a node to readers when [`publish_touched`](Self::publish_touched) is called. A
+    /// node that is changed block by block would leave a record for each block behind.
+    pub(super) fn publish_later(&mut self, id: NodeId) {
+        if self.touched.last() != Some(&id) {
+            self.touched.push(id);
+        }
+    }
+
+    /// Shows what was to be shown later; who has gone in the meantime is shown by whoever has the number now.
+    pub(super) fn publish_touched(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for id in touched.drain(..) {
+            if self.nodes.is_used(id) {
+                self.publish(id);
+            }
+        }
+        self.touched = touched;
+        self.touched.shrink_to(TOUCHED_KEPT);
+    }
+
+    /// Shows a node to readers for the first time.
+    pub(super) fn insert(&mut self, id: NodeId) {
+        let header = self.header(id);
+        let (line, retired) = self.table.insert(&header);
+        self.nodes[id].line = line as u32;
+        if let Some(retired) = retired {
+            let bytes = retired.bytes();
+            self.garbage.push(Waste::Table(retired), bytes);
+        }
+    }
+}
+
+impl Drop for Tree {
+    /// Readers may still be looking at what headers point at.
+    fn drop(&mut self) {
+        for id in (1..self.nodes.end()).map(NodeId) {
+            let more = std::mem::take(&mut self.nodes[id].more);
+            self.waste_more(more);
+        }
+    }
+}

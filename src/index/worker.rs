@@ -1,0 +1,303 @@
+//! What the writer knows of one worker beside the tree.
+
+use super::bits::{Bits, Run};
+use super::fresh::Fresh;
+use super::lanes::Lane;
+use super::node::{Node, NodeId, Place};
+use super::tree::Tree;
+use super::waiting::Waiting;
+use super::{ShardLimits, TierDigest, WorkerBlocks};
+use crate::ids::{EngineHash, GroupId, Tier, WorkerSlot};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+/// The references of one group in one tier.
+#[derive(Clone, Debug)]
+pub(super) struct GroupLane {
+    pub(super) group: GroupId,
+    pub(super) lane: Lane,
+    /// Blocks that it refers to since this batch only.
+    pub(super) fresh: Fresh,
+}
+
+/// One tier of a worker.
+#[derive(Clone, Debug)]
+pub(super) struct TierLanes {
+    /// Groups seen in a store since the tier was last cleared.
+    pub(super) groups: SmallVec<[GroupLane; 1]>,
+    /// What readers see: the lane of the only group, or one of what all groups refer to.
+    pub(super) shown: Lane,
+    pub(super) held: u64,
+    pub(super) references: u64,
+    pub(super) digest: u64,
+}
+
+impl Default for TierLanes {
+    fn default() -> Self {
+        Self { groups: SmallVec::new(), shown: Lane::NONE, held: 0, references: 0, digest: 0 }
+    }
+}
+
+/// One life of a worker: from when it is added, or cleared as a whole, to the next such moment.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) slot: WorkerSlot,
+    pub(super) life: u64,
+    pub(super) blocks_max: u64,
+    pub(super) batch: u64,
+    pub(super) tiers: [TierLanes; 4],
+    /// Every lane by which nodes may know the worker: of groups, shown, or retired in this life.
+    pub(super) kin: SmallVec<[Lane; 4]>,
+    /// Bound blocks by the set of tiers that refer to them.
+    pub(super) population: [u64; 16],
+    pub(super) waiting: Waiting,
+    /// The last block stored the quick way and where it went: what the next store mostly hangs on.
+    pub(super) last: (EngineHash, Place),
+    /// References beyond the first.
+    pub(super) extras: HashMap<(EngineHash, Lane), u32>,
+    /// The most that a count of `extras` has ever been.
+    pub(super) extras_most: u32,
+    /// Names that its removes have left in the tree, as far as its own events tell: beneath them hang others.
+    pub(super) left_behind: u64,
+    /// What the tree's totals have of it: bytes, blocks with a place.
+    accounted: (u64, u64),
+    /// It has given one content two names at one place, or has been at such a place: its events may touch
+    /// several chains that one query walks.
+    pub(super) forked: bool,
+}
+
+/// What a block adds to a digest: its engine hash, stirred so that sums tell sets apart.
+pub(super) const fn stirred(name: u64) -> u64 {
+    let name = (name ^ name >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    name ^ name >> 29
+}
+
+pub(super) fn digest_of(names: &[u64]) -> u64 {
+    names.iter().fold(0, |sum, name| sum.wrapping_add(stirred(*name)))
+}
+
+impl Worker {
+    pub(super) fn new(slot: WorkerSlot, life: u64, blocks_max: u64) -> Self {
+        Self {
+            slot,
+            life,
+            blocks_max,
+            batch: 0,
+            tiers: std::array::from_fn(|_| TierLanes::default()),
+            kin: SmallVec::new(),
+            population: [0; 16],
+            waiting: Waiting::default(),
+            extras: HashMap::default(),
+            last: (EngineHash(0), Place::ROOT),
+            extras_most: 0,
+            left_behind: 0,
+            accounted: (0, 0),
+            forked: false,
+        }
+    }
+
+    pub(super) fn group(&self, tier: Tier, group: GroupId) -> Option<&GroupLane> {
+        self.tiers[tier.index()].groups.iter().find(|lane| lane.group == group)
+    }
+
+    /// The tier's only group, if it has no other.
+    pub(super) fn sole_lane(&self, tier: Tier, group: GroupId) -> Option<Lane> {
+        match &self.tiers[tier.index()].groups[..] {
+            [only] if only.group == group => Some(only.lane),
+            _ => None,
+        }
+    }
+
+    /// The lanes of references, with their tiers.
+    pub(super) fn references(&self) -> impl Iterator<Item = (Tier, Lane)> + '_ {
+        Tier::ALL
+            .into_iter()
+            .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.lane)))
+    }
+
+    /// The column of a node that has the worker's names, if it is there.
+    pub(super) fn column_of(&self, node: &Node) -> Option<u16> {
+        match (&node.entries[..], &self.kin[..]) {
+            ([], _) | (_, []) => None,
+            ([entry], kin) => kin.contains(&entry.lane).then_some(entry.column),
+            (_, kin) => kin.iter().find_map(|lane| node.entry(*lane)).map(|entry| entry.column),
+        }
+    }
+
+    /// Whether a block is bound: some tier refers to it.
+    pub(super) fn binds(&self, node: &Node, at: u16) -> bool {
+        self.references().any(|(_, lane)| node.entry(lane).is_some_and(|entry| entry.covers(at)))
+    }
+
+    /// As [`find`](Self::find), for a name that was probably stored last.
+    pub(super) fn find_last(&self, tree: &Tree, name: EngineHash) -> Option<Place> {
+        let (last, place) = self.last;
+        let is_there = || {
+            let node = tree.nodes.get(place.node)?;
+            let column = node.columns.get(usize::from(self.column_of(node)?))?;
+            let same = place.at < column.len && tree.name(column.names.base + u32::from(place.at)) == name;
+            (same && self.binds(node, place.at)).then_some(place)
+        };
+        let found = if last == name && place != Place::ROOT { is_there() } else { None };
+        found.or_else(|| self.find(tree, name).map(|(place, _)| place))
+    }
+
+    /// Where the block is that a name is bound to, if it has a place.
+    pub(super) fn find(&self, tree: &Tree, name: EngineHash) -> Option<(Place, u32)> {
+        let mut found = None;
+        let word = tree.slots.find(tree.slots.spot(name.0), |word| {
+            if tree.name(word) != name {
+                return false;
+            }
+            let Some((place, column)) = tree.resolve(word) else { return false };
+            let node = &tree.nodes[place.node];
+            let is_it = self.column_of(node) == Some(column) && self.binds(node, place.at);
+            found = is_it.then_some(place);
+            is_it
+        })?;
+        found.map(|place| (place, word))
+    }
+
+    /// What the worker calls the block before one; `None` for the first of a chain.
+    pub(super) fn name_before(&self, tree: &Tree, place: Place) -> Option<EngineHash> {
+        let (id, at) = match place.at.checked_sub(1) {
+            Some(at) => (place.node, at),
+            None => {
+                let parent = tree.nodes[place.node].parent;
+                if parent == NodeId::ROOT {
+                    return None;
+                }
+                (parent, tree.nodes[parent].len - 1)
+            }
+        };
+        let node = &tree.nodes[id];
+        let column = node.columns[usize::from(self.column_of(node)?)];
+        Some(tree.name(column.names.base + u32::from(at)))
+    }
+
+    /// The blocks of a node to which each tier refers, by a lane other than `without`.
+    fn tier_bits(&self, node: &Node, without: Lane) -> [Bits; 4] {
+        let mut bits = [Bits::EMPTY, Bits::EMPTY, Bits::EMPTY, Bits::EMPTY];
+        for (tier, lane) in self.references() {
+            if let Some(entry) = node.entry(lane).filter(|_| lane != without) {
+                let of = &mut bits[tier.index()];
+                *of = std::mem::replace(of, Bits::EMPTY).or(&entry.bits());
+            }
+        }
+        bits
+    }
+
+    /// Whether only one lane of the worker exists, so that nothing else can refer to a block.
+    pub(super) fn is_plain(&self) -> bool {
+        self.references().nth(1).is_none()
+    }
+
+    /// Counts blocks to which a lane refers from now on or, `gone`, no longer does.
+    pub(super) fn count(&mut self, node: &Node, tier: Tier, lane: Lane, runs: &[Run], gone: bool) {
+        let bit = 1_usize << tier.index();
+        let move_blocks = |population: &mut [u64; 16], others: usize, blocks: u64| {
+            let (from, to) = if gone { (others | bit, others) } else { (others, others | bit) };
+            if from != 0 {
+                population[from] -= blocks;
+            }
+            if to != 0 {
+                population[to] += blocks;
+            }
+        };
+        if self.is_plain() {
+            let blocks = runs.iter().map(|run| u64::from(run.len())).sum();
+            move_blocks(&mut self.population, 0, blocks);
+            return;
+        }
+        let tiers = self.tier_bits(node, lane);
+        for at in runs.iter().flat_map(|run| run.from..run.to) {
+            let others = (0..4).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
+            if others & bit == 0 {
+                move_blocks(&mut self.population, others, 1);
+            }
+        }
+    }
+
+    /// Bound blocks.
+    pub(super) fn bound(&self) -> u64 {
+        self.population.iter().sum()
+    }
+
+    pub(super) fn figures(&self) -> WorkerBlocks {
+        WorkerBlocks {
+            bound: self.bound(),
+            by_tier: std::array::from_fn(|tier| self.tiers[tier].held),
+            references: std::array::from_fn(|tier| self.tiers[tier].references),
+            dormant: self.waiting.len() as u64,
+        }
+    }
+
+    pub(super) fn digest(&self, tier: Tier) -> TierDigest {
+        let tier = &self.tiers[tier.index()];
+        TierDigest { blocks: tier.held, digest: tier.digest }
+    }
+
+    /// Remembers what a group refers to since this batch only.
+    pub(super) fn note_fresh(&mut self, tier: Tier, group: usize, names: &[EngineHash]) {
+        self.tiers[tier.index()].groups[group].fresh.note(self.batch, names);
+    }
+
+    /// A new batch begins: what was fresh is not any more.
+    pub(super) fn begin_batch(&mut self) {
+        self.batch += 1;
+        let groups = self.tiers.iter_mut().flat_map(|tier| &mut tier.groups);
+        groups.for_each(|group| group.fresh.begin(self.batch));
+    }
+
+    /// One reference more to a block that the lane refers to.
+    pub(super) fn refer_again(&mut self, name: EngineHash, lane: Lane) {
+        let extra = self.extras.entry((name, lane)).or_insert(0);
+        *extra += 1;
+        self.extras_most = self.extras_most.max(*extra);
+    }
+
+    /// Brings the tree's totals up to date with the worker.
+    pub(super) fn account(&mut self, tree: &mut Tree) {
+        let now = (self.bytes(), self.bound() - self.waiting.len() as u64);
+        let (bytes, placed) = std::mem::replace(&mut self.accounted, now);
+        tree.workers_bytes = tree.workers_bytes + now.0 - bytes;
+        tree.placed = tree.placed + now.1 - placed;
+    }
+
+    /// As [`account`](Self::account), after an event of the worker's before which there were so many names. Names
+    /// that came beyond the blocks that did, or stayed beyond those that stayed, are left behind.
+    pub(super) fn account_for(&mut self, tree: &mut Tree, names_before: usize) {
+        let placed_before = self.accounted.1;
+        self.account(tree);
+        let (names, placed) = (tree.slots.len() as u64, self.accounted.1);
+        self.left_behind = (self.left_behind + names + placed_before).saturating_sub(names_before as u64 + placed);
+    }
+
+    /// What is left behind counts only as far as the shard has names that nobody holds; whether that is not too
+    /// many. Others may have taken over what was left, or have given it up, or a sweep has.
+    pub(super) fn tidy_up(&mut self, tree: &Tree, limits: &ShardLimits) -> bool {
+        self.left_behind = self.left_behind.min((tree.slots.len() as u64).saturating_sub(tree.placed));
+        self.left_behind <= limits.dormant_blocks_max as u64
+    }
+
+    /// The worker is gone: the tree's totals go on without it.
+    pub(super) fn unaccount(&mut self, tree: &mut Tree) {
+        let (bytes, placed) = std::mem::take(&mut self.accounted);
+        tree.workers_bytes -= bytes;
+        tree.placed -= placed;
+    }
+
+    /// What it may take more when so many blocks are stored.
+    pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
+        // A list doubles, and the old one is there until the new one is.
+        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).max();
+        let lists = fresh.unwrap_or(0) + blocks * size_of::<EngineHash>();
+        (2 * lists) as u64 + self.waiting.growth_bytes(if self.waiting.is_empty() { 0 } else { blocks })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).sum::<usize>();
+        let extras = self.extras.capacity() * size_of::<((EngineHash, Lane), u32)>();
+        self.waiting.bytes() + (fresh + extras + size_of::<Self>()) as u64
+    }
+}

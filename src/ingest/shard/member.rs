@@ -1,0 +1,156 @@
+//! One publisher with everything that is its own, and its turn.
+
+use super::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, TrustReason, WorkerCounter, WorkerIndex};
+use crate::ingest::dump::AbortReason;
+use crate::ingest::link::{Link, LinkChange};
+use crate::ingest::stream::{Home, Now, Scratch, Stream};
+use crate::ingest::subscription::{LinkEvent, Received, Subscription};
+
+/// One publisher: its sockets, its connection's life and its stream.
+pub(super) struct Member {
+    pub(super) index: WorkerIndex,
+    /// Where its publisher is to be found.
+    pub(super) endpoint: String,
+    /// Which of the shard's homes its blocks are in.
+    pub(super) home: usize,
+    pub(super) subscription: Subscription,
+    pub(super) link: Link,
+    pub(super) stream: Stream,
+    /// It was said that the endpoint cannot be opened.
+    pub(super) unopened_said: bool,
+    /// Its connection broke, and what was received before has not all been taken.
+    pub(super) broken: bool,
+    pub(super) queued: bool,
+}
+
+impl Member {
+    /// Takes what the connection did, then a bounded number of messages; `false` = there may be more.
+    pub(super) fn turn(
+        &mut self,
+        home: &mut Home,
+        scratch: &mut Scratch,
+        changes: &mut Vec<(WorkerIndex, LinkChange)>,
+        now: Now,
+    ) -> zmq::Result<bool> {
+        self.link_events(changes, now)?;
+        let was_broken = self.broken;
+        if was_broken {
+            // The worker is to be emptied: nothing more of it can be dumped or loaded.
+            self.stream.break_hold(home, AbortReason::Disconnected, now);
+        }
+        let drained = self.messages(home, scratch, changes, now)?;
+        // What was received before the break is still good to know its sequences by; once it is taken, the
+        // next batch can only be of the next connection.
+        if drained && was_broken {
+            self.broken = false;
+            self.stream.disconnected(home, now);
+        }
+        self.stream.show(home);
+        Ok(drained && !self.broken)
+    }
+
+    /// Takes everything that the connection did.
+    fn link_events(&mut self, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) -> zmq::Result<()> {
+        while let Some(event) = self.subscription.link_event()? {
+            match event {
+                LinkEvent::Handshake => {
+                    self.unopened_said = false;
+                    if let Some(change) = self.link.handshake() {
+                        self.say(change);
+                        changes.push((self.index, change));
+                    }
+                }
+                LinkEvent::Disconnected => {
+                    if self.link.disconnected(now.uptime_ms) {
+                        tracing::warn!(worker = %self.stream.worker, "publisher disconnected; the worker is emptied");
+                        self.broken = true;
+                        self.stream.breaking(now);
+                    }
+                }
+                LinkEvent::Unopened => self.unopened(),
+                LinkEvent::HandshakeFailed => {
+                    self.stream.count(WorkerCounter::HandshakesFailed, 1);
+                    let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
+                    if times.is_power_of_two() {
+                        tracing::warn!(worker = %self.stream.worker, times, "what answers at the endpoint is no event publisher");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs what becomes of the connection.
+    pub(super) fn say(&self, change: LinkChange) {
+        let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
+        match change {
+            LinkChange::Ready => tracing::info!(%worker, endpoint, "publisher connected"),
+            LinkChange::Gone => tracing::warn!(
+                %worker, endpoint, remedy = TrustReason::Disconnected.remedy(),
+                "publisher gone for too long; the worker is down"
+            ),
+            LinkChange::Unreached => tracing::warn!(
+                %worker, endpoint, remedy = "start the engine with KV events enabled, or correct the endpoint",
+                "publisher not reached since the start; the worker is down"
+            ),
+        }
+    }
+
+    /// The endpoint could not be tried at all; said once until it can be.
+    fn unopened(&mut self) {
+        if !std::mem::replace(&mut self.unopened_said, true) {
+            tracing::warn!(
+                worker = %self.stream.worker, endpoint = self.endpoint,
+                remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
+                "the publisher's host name does not resolve, or there is no socket for it; it is tried again"
+            );
+        }
+    }
+
+    /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
+    pub(super) fn fail(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
+        self.stream.break_hold(home, AbortReason::Disconnected, now);
+        self.stream.release_all(home, scratch, now);
+        self.link.disconnected(now.uptime_ms);
+        self.broken = false;
+        self.stream.disconnected(home, now);
+        self.stream.show(home);
+    }
+
+    /// Takes messages, those that waited first; `true` = none is left.
+    fn messages(
+        &mut self,
+        home: &mut Home,
+        scratch: &mut Scratch,
+        changes: &mut Vec<(WorkerIndex, LinkChange)>,
+        now: Now,
+    ) -> zmq::Result<bool> {
+        if self.stream.is_releasing() && !self.stream.release(home, scratch, now) {
+            return Ok(false);
+        }
+        let mut bytes = 0;
+        for _ in 0..INGEST_TURN_MESSAGES_MAX {
+            // They wait in their socket, which is bounded, and then in the engine's.
+            if home.writer.is_choked() {
+                break;
+            }
+            let received = self.subscription.receive()?;
+            // The connection may have broken, and this message be of the next: that must be known before its
+            // events are applied, which readers see at once.
+            self.link_events(changes, now)?;
+            match received {
+                None => return Ok(true),
+                Some(Received::Batch(seq)) => {
+                    let payload = self.subscription.payload();
+                    bytes += payload.len();
+                    self.stream.message(home, scratch, seq, payload, now);
+                }
+                Some(Received::Misframed(frames)) => self.stream.misframed(home, frames, now),
+            }
+            if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() {
+                break;
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,209 @@
+//! Dumps and loads asked of running ingest threads, over real sockets.
+
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, bounded};
+
+use super::quiet_shard;
+use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
+use crate::hash;
+use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
+use crate::index::{self, Depths, IndexReader, ShardLimits};
+use crate::ingest::shard::Now;
+use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
+use crate::ingest::{
+    AbortReason, DumpPart, IngestConfig, IngestHandle, LoadAnswer, Publisher, ShardPlan, WorkerView, spawn,
+};
+use crate::limits::{INGEST_COMMANDS_MAX, TRANSFERS_WAITING_MAX};
+use crate::trust::{Trust, TrustLevel};
+use std::sync::Arc;
+
+/// Far beyond what anything here takes: reached only by a failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
+
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An engine's publisher. XPUB, to know when a subscription has arrived.
+struct Engine {
+    socket: zmq::Socket,
+    endpoint: String,
+}
+
+impl Engine {
+    fn new() -> Self {
+        let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
+        socket.set_linger(0).expect("no linger");
+        socket.set_sndhwm(0).expect("no mark");
+        // Every subscription is told, also the second to the same.
+        socket.set_xpub_verbose(true).expect("verbose");
+        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
+        socket.bind("tcp://127.0.0.1:*").expect("bound");
+        let endpoint = socket.get_last_endpoint().expect("an endpoint").expect("of text");
+        Self { socket, endpoint }
+    }
+
+    fn subscribed(&self) {
+        assert_eq!(self.socket.recv_bytes(0).expect("a subscription").first(), Some(&1));
+    }
+
+    fn send(&self, seq: u64, batch: &Batch) {
+        self.socket.send_multipart([b"".as_slice(), &seq.to_be_bytes(), &batch.payload()], 0).expect("sent");
+    }
+}
+
+/// One daemon's view of worker 1 and of a silent worker 2.
+struct Side {
+    handle: IngestHandle,
+    view: Arc<WorkerView>,
+    reader: IndexReader,
+    slot: WorkerSlot,
+}
+
+impl Side {
+    fn start(engine: &Engine) -> Self {
+        let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
+        let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
+        let slot = writer.add_worker().expect("room");
+        let publisher = Publisher {
+            index: WorkerIndex(0),
+            worker: Worker::new(1, 0),
+            space: SpaceId(0),
+            slot,
+            source: EventSource { endpoint: engine.endpoint.clone(), replay: None, topic: String::new() },
+            scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
+            scheme_configured: true,
+            salts_possible: false,
+            capacity_blocks: 0,
+            view: Arc::clone(&view),
+        };
+        let plan = ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] };
+        let fleet = Arc::new(Fleet::new(FleetTable::default()));
+        let handle = spawn(plan, IngestConfig::default(), fleet).expect("ingest runs");
+        engine.subscribed();
+        Self { handle, view, reader: IndexReader::new(vec![reader]), slot }
+    }
+
+    fn applied(&self, seq: u64) -> Trust {
+        until("the batch is applied", || self.view.trust.load().as_of_seq == Some(EventSeq(seq)));
+        self.view.trust.load()
+    }
+
+    fn device(&self, contents: &[u32]) -> u32 {
+        let (mut locals, mut depths) = (Vec::new(), Depths::new());
+        let tokens = vllm::tokens(contents);
+        hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(&tokens), &[], &mut locals);
+        self.reader.lookup(&locals, &mut depths);
+        depths.of(ShardId(0), self.slot).device
+    }
+}
+
+fn block(seq: u64) -> Batch {
+    Batch::new(seq as u32).stored((seq > 0).then(|| seq + 9), &[seq + 10], &[seq as u32])
+}
+
+fn last(parts: &Receiver<DumpPart>) -> DumpPart {
+    parts.recv_timeout(PATIENCE).expect("a part");
+    parts.try_iter().last().expect("more than one part")
+}
+
+#[test]
+fn a_daemon_that_joins_late_is_exact_once_it_has_loaded_anothers_dump() {
+    let engine = Engine::new();
+    let there = Side::start(&engine);
+    (0..20).for_each(|seq| engine.send(seq, &block(seq)));
+    there.applied(19);
+    let here = Side::start(&engine);
+    engine.send(20, &block(20));
+    assert_eq!(here.applied(20).level, TrustLevel::LowerBound);
+    there.applied(20);
+    let (sender, parts) = bounded(64);
+    let answers = here.handle.load(Worker::new(1, 0), parts).expect("asked");
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(20)) }));
+    (21..30).for_each(|seq| engine.send(seq, &block(seq)));
+    let dump = there.handle.dump(Worker::new(1, 0)).expect("asked");
+    (30..60).for_each(|seq| engine.send(seq, &block(seq)));
+    while let Ok(part) = dump.recv_timeout(PATIENCE) {
+        sender.send(part).expect("taken");
+    }
+    let loaded = answers.recv_timeout(PATIENCE);
+    assert!(matches!(loaded, Ok(LoadAnswer::Loaded(references)) if references.blocks >= 21), "{loaded:?}");
+    let everything: Vec<u32> = (0..60).collect();
+    for side in [&there, &here] {
+        assert_eq!(side.applied(59).level, TrustLevel::Exact);
+        assert_eq!(side.device(&everything), 60);
+    }
+}
+
+#[test]
+fn other_ends_of_a_dump() {
+    let engine = Engine::new();
+    let side = Side::start(&engine);
+    let unknown = side.handle.dump(Worker::new(9, 0)).expect("asked");
+    assert_eq!(unknown.recv_timeout(PATIENCE), Ok(DumpPart::Aborted(AbortReason::UnknownWorker)));
+    let (_sender, parts) = bounded(1);
+    let answers = side.handle.load(Worker::new(9, 0), parts).expect("asked");
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::UnknownWorker)));
+    engine.send(0, &block(0));
+    side.applied(0);
+    let parts = side.handle.dump(Worker::new(1, 0)).expect("asked");
+    until("it is dumped", || parts.len() == 3);
+    assert!(matches!(last(&parts), DumpPart::End(end) if end.blocks == 1));
+    // Its worker goes while it is loaded: the answer says so, and so does the dump that waits for it.
+    let (_sender, parts) = bounded(1);
+    let answers = side.handle.load(Worker::new(1, 0), parts).expect("asked");
+    let waits = side.handle.dump(Worker::new(1, 0)).expect("asked");
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
+    engine.send(1, &block(1));
+    side.handle.stop().expect("ended");
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::WorkerRemoved)));
+    assert_eq!(waits.recv_timeout(PATIENCE), Ok(DumpPart::Aborted(AbortReason::WorkerRemoved)));
+}
+
+#[test]
+fn a_broken_connection_ends_the_load_and_the_worker_is_as_after_any_break() {
+    let engine = Engine::new();
+    let side = Side::start(&engine);
+    engine.send(0, &block(0));
+    side.applied(0);
+    let (_sender, parts) = bounded(1);
+    let answers = side.handle.load(Worker::new(1, 0), parts).expect("asked");
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
+    engine.send(1, &block(1));
+    drop(engine);
+    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::Disconnected)));
+    until("the worker is emptied", || side.device(&[0]) == 0);
+    assert_eq!(side.view.trust.load().level, TrustLevel::Unproven);
+}
+
+#[test]
+fn only_so_many_wait() {
+    use crate::ingest::dump::Sending;
+    use crate::ingest::inbox::Command;
+    let (_folder, mut shard) = quiet_shard();
+    let mut asked = Vec::new();
+    for _ in 0..=TRANSFERS_WAITING_MAX + 1 {
+        let (sending, parts) = Sending::new();
+        shard.inbox.commands.push(Command::Dump(Worker::new(1, 0), Box::new(sending))).expect("room");
+        asked.push(parts);
+    }
+    assert!(asked.len() <= INGEST_COMMANDS_MAX && !shard.obey());
+    let refused = |parts: &Receiver<DumpPart>| parts.try_recv() == Ok(DumpPart::Aborted(AbortReason::Busy));
+    assert!(asked.pop().as_ref().is_some_and(refused) && !asked.iter().any(refused));
+    assert_eq!(shard.rest_ms(500), 0);
+    // Each in its turn: begin and end, since the worker holds nothing.
+    for turn in 0..2 * asked.len() + 2 {
+        shard.round(Now { unix_ms: 1, uptime_ms: turn as u64 });
+        shard.transfer(Now { unix_ms: 1, uptime_ms: turn as u64 });
+    }
+    for parts in &asked {
+        assert!(matches!(last(parts), DumpPart::End(end) if end.blocks == 0));
+    }
+}

@@ -1,0 +1,59 @@
+//! The ceiling on a space's memory.
+
+use super::vllm::Batch;
+use super::{C, Options, R, Rig, chain};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier};
+use crate::index::{self, ShardLimits, StoreBlocks};
+use crate::limits::SHARD_MEMORY_BYTES_MIN;
+use crate::trust::TrustLevel;
+
+/// Room for some hundreds of small chains.
+const MEMORY_BYTES_MORE: u64 = 3 << 20;
+
+/// Stores chains of so many blocks for the second worker until one is refused; the next sequence.
+fn fill(rig: &mut Rig, from: u64, blocks: u64) -> u64 {
+    let refused = |rig: &Rig| rig.streams[1].view.counters.get(C::StoresMemoryBound);
+    let before = refused(rig);
+    for seq in from.. {
+        let hashes: Vec<u64> = (1..=blocks).map(|at| seq << 16 | at).collect();
+        let contents: Vec<u32> = hashes.iter().map(|hash| *hash as u32).collect();
+        rig.send_bytes(1, seq, &Batch::new(seq as u32).stored(None, &hashes, &contents).payload());
+        if refused(rig) > before {
+            return seq + 1;
+        }
+    }
+    unreachable!("something is refused")
+}
+
+#[test]
+fn the_lowest_ceiling_has_room_for_ten_thousand_blocks() {
+    let limits = ShardLimits { memory_bytes_max: SHARD_MEMORY_BYTES_MIN, ..ShardLimits::default() };
+    let (mut writer, _) = index::shard(ShardId(0), limits);
+    let slot = writer.add_worker().expect("room for a worker");
+    for at in 0..10_000 {
+        let (hashes, locals) = (&[EngineHash(at)], &[LocalHash(at)]);
+        let parent = at.checked_sub(1).map(EngineHash);
+        let blocks = StoreBlocks { parent, hashes, locals, tier: Tier::Device, group: GroupId(0), seed: Seed(0) };
+        assert_eq!(writer.store(slot, &blocks).stored, 1, "block {at}: {:?}", writer.memory());
+    }
+}
+
+#[test]
+fn a_full_space_refuses_what_is_new_and_lowers_trust_until_a_clear() {
+    let mut rig = Rig::new(&Options { workers: 2, memory_bytes_more: MEMORY_BYTES_MORE, ..Options::default() });
+    rig.send(0, &chain(0));
+    let next = [1000, 100, 10, 1].into_iter().fold(0, |next, blocks| fill(&mut rig, next, blocks));
+    rig.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]).removed(&[12]));
+    rig.expect(TrustLevel::LowerBound, &[R::MemoryBound], 1);
+    assert_eq!((rig.count(C::StoresMemoryBound), rig.count(C::StoresBounded), rig.count(C::Emptied)), (1, 0, 0));
+    assert_eq!(rig.device(&[1, 2, 3, 4]), 1, "what is held stays, and what is removed goes");
+    assert_eq!(rig.trust().reasons.iter().map(R::remedy).collect::<Vec<_>>(), [R::MemoryBound.remedy()]);
+    rig.send_bytes(1, next, &Batch::new(next as u32).cleared().payload());
+    rig.settle();
+    rig.send(2, &Batch::new(2).stored(Some(11), &[12], &[2]));
+    rig.expect(TrustLevel::LowerBound, &[R::MemoryBound], 2);
+    assert_eq!((rig.device(&[1, 2, 3]), rig.count(C::StoresMemoryBound)), (3, 1), "there is room again");
+    rig.send(3, &Batch::new(3).cleared().stored(None, &[11], &[1]));
+    rig.expect(TrustLevel::Exact, &[], 3);
+    assert_eq!(rig.device(&[1]), 1);
+}

@@ -1,0 +1,121 @@
+//! Readers beside a writer: what a query reports of all workers is what the oracle says at one boundary
+//! between two events, between the query's start and its end; and no reader ever goes back behind it.
+//!
+//! `KVROUTED_STRESS_SECONDS` says how long each test looks for a failure, seed after seed; `KVROUTED_SEED`
+//! takes one alone. Threads are not replayed, so a seed that failed once may have to be taken often.
+
+#[path = "../oracle/mod.rs"]
+mod oracle;
+mod player;
+mod script;
+mod watcher;
+
+use kvrouted::ids::WorkerSlot;
+use kvrouted::index::{IndexReader, ShardLimits, shard};
+use oracle::replay::for_seeds;
+use oracle::stream::{Alphabet, Rates, Shape, Style};
+use player::{Progress, play};
+use script::Script;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use watcher::{SHARD, Seen, watch};
+
+/// Seeds that each test takes at least, and for how long it goes on with more.
+const SEEDS: u64 = 3;
+const TIME: Duration = Duration::from_secs(2);
+/// The threads of one test get all the cores.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Events of one script.
+const EVENTS: usize = 2000;
+
+/// Prompts of several workers, in the device alone.
+const FLEET: Alphabet = Alphabet { workers: 4, hashes: 400, locals: 3, groups: 1, seeds: 1, tiers: 1 };
+const PROMPTS: Shape = Shape::Prompts { prompts: 6, blocks_max: 40, step_blocks_max: 16, aliases: false };
+
+/// Plays one script to readers on other threads.
+fn run(script: &Script, seed: u64) -> Seen {
+    let (mut writer, reader) = shard(SHARD, script.limits);
+    for worker in 0..script.workers {
+        assert_eq!(writer.add_worker(), Some(WorkerSlot(worker as u16)));
+    }
+    let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 6));
+    let progress = Progress::default();
+    std::thread::scope(|scope| {
+        let watchers: Vec<_> = (0..threads)
+            .map(|_| IndexReader::new(vec![reader.clone()]))
+            .map(|reader| {
+                scope.spawn(|| {
+                    let reader = reader;
+                    watch(script, &reader, &progress)
+                })
+            })
+            .collect();
+        play(script, &mut writer, &progress, seed);
+        let seen = watchers.into_iter().map(|watcher| watcher.join().expect("every answer is right"));
+        seen.fold(Seen::default(), Seen::plus)
+    })
+}
+
+#[allow(clippy::print_stdout, reason = "figures that no assertion is about")]
+fn check(test: &'static str, style: Style, node_blocks_max: &[usize]) -> Seen {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut seen = Seen::default();
+    for_seeds(test, SEEDS, TIME, |seed| {
+        let node_blocks_max = node_blocks_max[seed as usize % node_blocks_max.len()];
+        let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
+        let script = Script::new(style, limits, seed, EVENTS);
+        seen = seen.plus(run(&script, seed));
+    });
+    println!("{test}: {seen:?}");
+    assert!(seen.changed > 0, "no reader ever saw a change: {seen:?}");
+    seen
+}
+
+#[test]
+fn plain_streams() {
+    let seen =
+        check("index_concurrent::plain_streams", Style { of: FLEET, shape: PROMPTS, rates: Rates::USUAL }, &[8, 1024]);
+    assert!(seen.contended * 100 < seen.reads, "more than one read in a hundred is contended: {seen:?}");
+}
+
+#[test]
+fn splits_and_joins() {
+    let style = Style { of: FLEET, shape: PROMPTS, rates: Rates::REMOVING };
+    check("index_concurrent::splits_and_joins", style, &[2, 8, 1024]);
+}
+
+#[test]
+fn growth_block_by_block() {
+    let shape = Shape::Prompts { prompts: 4, blocks_max: 40, step_blocks_max: 1, aliases: false };
+    check("index_concurrent::growth_block_by_block", Style { of: FLEET, shape, rates: Rates::USUAL }, &[8, 1024]);
+}
+
+#[test]
+fn tiers_and_groups() {
+    let of = Alphabet { workers: 3, groups: 2, seeds: 2, tiers: 4, ..FLEET };
+    check("index_concurrent::tiers_and_groups", Style { of, shape: PROMPTS, rates: Rates::USUAL }, &[8, 1024]);
+}
+
+#[test]
+fn clears_and_workers_that_come_and_go() {
+    let of = Alphabet { tiers: 2, ..FLEET };
+    let style = Style { of, shape: PROMPTS, rates: Rates::CLEARING };
+    check("index_concurrent::clears_and_workers_that_come_and_go", style, &[8, 1024]);
+}
+
+#[test]
+fn several_names_for_one_content() {
+    let shape = Shape::Prompts { prompts: 6, blocks_max: 24, step_blocks_max: 12, aliases: true };
+    let of = Alphabet { tiers: 2, ..FLEET };
+    check("index_concurrent::several_names_for_one_content", Style { of, shape, rates: Rates::REMOVING }, &[8, 1024]);
+}
+
+#[test]
+fn any_block_under_any_other() {
+    let of = Alphabet { workers: 3, hashes: 10, locals: 2, groups: 2, seeds: 2, tiers: 3 };
+    check(
+        "index_concurrent::any_block_under_any_other",
+        Style { of, shape: Shape::Soup, rates: Rates::USUAL },
+        &[2, 1024],
+    );
+}

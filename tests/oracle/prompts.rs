@@ -1,0 +1,83 @@
+//! A family of prompts that share prefixes, and what workers call their blocks.
+
+use kvrouted::ids::{EngineHash, LocalHash};
+use rand::RngExt;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use std::collections::BTreeMap;
+
+/// Prompts as the contents of their blocks. Equal prefixes have equal numbers, so they get equal names.
+#[derive(Clone, Debug)]
+pub(crate) struct Prompts {
+    prompts: Vec<Vec<Block>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    local: LocalHash,
+    /// One number for one prefix.
+    prefix: u64,
+}
+
+/// Names of one prefix that a worker may use.
+pub(crate) const FLAVOURS: u64 = 4;
+
+impl Prompts {
+    /// `count` prompts of up to `blocks_max` blocks, the first of as many; most begin like one of the others.
+    pub(crate) fn random(rng: &mut Xoshiro256PlusPlus, count: usize, blocks_max: usize, locals: u64) -> Self {
+        let mut contents: Vec<Vec<u64>> = Vec::new();
+        for _ in 0..count {
+            let mut prompt = Vec::new();
+            if !contents.is_empty() && rng.random_bool(0.8) {
+                let other = &contents[rng.random_range(0..contents.len())];
+                prompt.extend_from_slice(&other[..rng.random_range(0..=other.len())]);
+            }
+            let blocks = match contents.is_empty() {
+                true => blocks_max,
+                false => rng.random_range(prompt.len().max(1)..=blocks_max.max(prompt.len() + 1)),
+            };
+            prompt.extend((prompt.len()..blocks).map(|_| rng.random_range(0..locals)).collect::<Vec<_>>());
+            contents.push(prompt);
+        }
+        let mut numbers = BTreeMap::new();
+        let mut number = |prefix: &[u64]| {
+            let next = numbers.len() as u64;
+            *numbers.entry(prefix.to_vec()).or_insert(next)
+        };
+        let prompts = contents.iter().map(|prompt| {
+            let block = |at| Block { local: LocalHash(prompt[at]), prefix: number(&prompt[..=at]) };
+            (0..prompt.len()).map(block).collect()
+        });
+        Self { prompts: prompts.collect() }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.prompts.len()
+    }
+
+    pub(crate) fn blocks(&self, prompt: usize) -> usize {
+        self.prompts[prompt].len()
+    }
+
+    pub(crate) fn local(&self, prompt: usize, at: usize) -> LocalHash {
+        self.prompts[prompt][at].local
+    }
+
+    /// What a worker calls a block. Workers of an odd number use names that others use for other content.
+    pub(crate) fn name(&self, worker: usize, prompt: usize, at: usize, flavour: u64) -> EngineHash {
+        EngineHash((self.prompts[prompt][at].prefix + worker as u64 % 2) * FLAVOURS + flavour)
+    }
+
+    /// Every prompt, half of it, and it with a block that nobody has in its place or after it.
+    pub(crate) fn queries(&self, rng: &mut Xoshiro256PlusPlus) -> Vec<Vec<LocalHash>> {
+        let mut queries = vec![vec![]];
+        for prompt in &self.prompts {
+            let whole: Vec<LocalHash> = prompt.iter().map(|block| block.local).collect();
+            let mut other = whole.clone();
+            other[rng.random_range(0..whole.len())] = LocalHash(u64::MAX);
+            let mut longer = whole.clone();
+            longer.push(LocalHash(u64::MAX));
+            queries.extend([whole[..whole.len().div_ceil(2)].to_vec(), other, longer, whole]);
+        }
+        queries
+    }
+}

@@ -1,0 +1,224 @@
+//! The command line. Arguments are serialisable: a child process that measures memory gets the same ones.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Serialize, Serializer};
+
+/// kvrouted's index beside the index of its peer, on one tape of operations.
+#[derive(Parser, Debug)]
+#[command(name = "perf", version, about)]
+pub(crate) struct Cli {
+    /// What to run.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to run.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Compare ingest, lookups, memory and answers of both indexes.
+    Index(IndexArgs),
+    /// Churn kvrouted's index at a fixed live size and watch its memory.
+    Soak(SoakArgs),
+    /// Measure the memory of one side in this process and print it as JSON; `index` starts these.
+    #[command(hide = true)]
+    Memory(MemoryArgs),
+}
+
+/// How engine hashes of equal content relate across workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum EngineHashing {
+    /// Every worker calls a prefix the same.
+    Shared,
+    /// Every worker has names of its own.
+    PerWorker,
+}
+
+/// What decides the tape. Equal arguments make equal tapes.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct TapeArgs {
+    /// A trace in Mooncake's format; without one, conversations are generated.
+    #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "file_name")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Workers of the simulated fleet.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) workers: u16,
+    /// Blocks each worker's device cache holds.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(8..))]
+    pub(crate) capacity: u32,
+    /// Tokens per block; divides 512.
+    #[arg(long, default_value_t = 16, value_parser = parse_block_size)]
+    pub(crate) block_size: u32,
+    /// Independent copies of the trace, interleaved row by row.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) copies: u32,
+    /// Rows of the trace to use; all when not given, of the generator 12000.
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: Option<usize>,
+    /// Also emit what requests generate, as events of one block.
+    #[arg(long)]
+    pub(crate) decode: bool,
+    /// How engine hashes of equal content relate across workers.
+    #[arg(long, value_enum, default_value_t = EngineHashing::Shared)]
+    pub(crate) engine_hash: EngineHashing,
+    /// Share of requests that store a second copy of blocks the worker holds, 0 to 1.
+    #[arg(long, value_name = "RATIO", default_value_t = 0.0, value_parser = parse_ratio)]
+    pub(crate) dup: f64,
+    /// Device blocks that are evicted move to the host tier, which holds as many again.
+    #[arg(long)]
+    pub(crate) tiers: bool,
+    /// Seed of everything that is left to chance.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Arguments of `index`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct IndexArgs {
+    /// What decides the tape.
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+    /// Shards over which kvrouted's workers are spread.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) shards: u16,
+    /// Times everything is measured; medians are reported.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// Print one JSON object in place of the table.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also draw an SVG chart.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chart: Option<PathBuf>,
+    /// Also write NAME.json and NAME.txt into this folder.
+    #[arg(long, value_name = "DIR", requires = "name")]
+    pub(crate) save: Option<PathBuf>,
+    /// The name of what `--save` writes.
+    #[arg(long, value_name = "NAME", requires = "save")]
+    pub(crate) name: Option<String>,
+}
+
+/// Which index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Side {
+    /// `ConcurrentRadixTreeCompressed` of dynamo-kv-router.
+    Peer,
+    /// kvrouted's.
+    Kvrouted,
+}
+
+impl Side {
+    /// As the command line spells it.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Kvrouted => "kvrouted",
+        }
+    }
+}
+
+/// Arguments of `memory`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MemoryArgs {
+    /// Which index.
+    #[arg(long, value_enum)]
+    pub(crate) side: Side,
+    /// Shards of kvrouted's index.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) shards: u16,
+    /// What decides the tape.
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+}
+
+/// Arguments of `soak`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SoakArgs {
+    /// How long.
+    #[arg(long, default_value_t = 30.0, value_parser = parse_minutes)]
+    pub(crate) minutes: f64,
+    /// Workers of the fleet.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    pub(crate) workers: u16,
+    /// Blocks each worker holds once warm.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1024..))]
+    pub(crate) capacity: u32,
+    /// Seed of everything that is left to chance.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl TapeArgs {
+    /// The arguments as a command line, for a child process.
+    #[must_use]
+    pub(crate) fn command_line(&self) -> Vec<String> {
+        let mut line = Vec::new();
+        let mut push = |name: &str, value: String| line.extend([name.to_owned(), value]);
+        if let Some(trace) = &self.trace {
+            push("--trace", trace.display().to_string());
+        }
+        if let Some(rows) = self.rows {
+            push("--rows", rows.to_string());
+        }
+        push("--workers", self.workers.to_string());
+        push("--capacity", self.capacity.to_string());
+        push("--block-size", self.block_size.to_string());
+        push("--copies", self.copies.to_string());
+        push("--dup", self.dup.to_string());
+        push("--seed", self.seed.to_string());
+        let hashing = match self.engine_hash {
+            EngineHashing::Shared => "shared",
+            EngineHashing::PerWorker => "per-worker",
+        };
+        push("--engine-hash", hashing.to_owned());
+        line.extend(self.decode.then(|| "--decode".to_owned()));
+        line.extend(self.tiers.then(|| "--tiers".to_owned()));
+        line
+    }
+}
+
+/// Results are kept in the repository: where a file is on one machine is not for them.
+fn file_name<S: Serializer>(file: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    file.as_ref().and_then(|file| file.file_name()).map(|name| name.to_string_lossy()).serialize(serializer)
+}
+
+fn parse_block_size(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(size @ 1..=512) if 512 % size == 0 => Ok(size),
+        _ => Err("a block size divides 512".to_owned()),
+    }
+}
+
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or_else(|| "a ratio is 0 to 1".to_owned())
+}
+
+fn parse_minutes(text: &str) -> Result<f64, String> {
+    let minutes = text.parse().ok().filter(|minutes: &f64| minutes.is_finite() && *minutes > 0.0);
+    minutes.ok_or_else(|| "a number above 0".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_gets_the_same_tape() {
+        let line = "perf index --workers 3 --capacity 99 --block-size 32 --copies 2 --rows 7 --decode --dup 0.25 \
+                    --engine-hash per-worker --tiers --seed 9 --trace a.jsonl";
+        let Command::Index(first) = Cli::parse_from(line.split_whitespace()).command else { panic!("not index") };
+        let again = ["perf".to_owned(), "index".to_owned()].into_iter().chain(first.tape.command_line());
+        let Command::Index(second) = Cli::parse_from(again).command else { panic!("not index") };
+        assert_eq!(format!("{:?}", first.tape), format!("{:?}", second.tape));
+    }
+
+    #[test]
+    fn block_sizes_divide_a_trace_block() {
+        assert_eq!(parse_block_size("64"), Ok(64));
+        assert!(parse_block_size("48").is_err() && parse_block_size("0").is_err() && parse_block_size("1024").is_err());
+    }
+}

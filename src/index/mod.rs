@@ -38,21 +38,21 @@
 //! A radix tree over local hashes, path-compressed: a **node** is an edge of up to
 //! [`NODE_BLOCKS_MAX`](crate::limits::NODE_BLOCKS_MAX) blocks.
 //!
-//! * Its **header** is a cache line of the hash table ([`table`]) in which children are found by (parent, first
+//! * Its **header** is a cache line of the hash table (`table`) in which children are found by (parent, first
 //!   local hash): one miss a hop, whatever the fan-out. It is a seqlock.
-//! * Its **local hashes** are words of the [`arena`] that readers compare ([`compare`]); they are written before a
-//!   header says so, and not used again before a grace period has passed ([`reclaim`]).
+//! * Its **local hashes** are words of the `arena` that readers compare (`compare`); they are written before a
+//!   header says so, and not used again before a grace period has passed (`reclaim`).
 //! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the
-//!   same ones. Only the writer looks at them. [`slots`] leads from a name to its word, and the owner of
+//!   same ones. Only the writer looks at them. `slots` leads from a name to its word, and the owner of
 //!   the word's granule to the node.
-//! * Its **entries** ([`cover`]) say which [lanes](lanes) cover it: up to a first gap, and beyond it in a bitmap.
+//! * Its **entries** (`cover`) say which lanes (`lanes`) cover it: up to a first gap, and beyond it in a bitmap.
 //!   A device's lane is shown to readers as full or by its first gap, which is all that a walk from the root
-//!   can need; lower tiers, which a walk enters anywhere, show their bitmaps ([`more`]).
+//!   can need; lower tiers, which a walk enters anywhere, show their bitmaps (`more`).
 //!
 //! A block that is removed while others hang under it leaves a gap: nothing below is touched, and everything is
-//! back when the block is. Blocks whose chain is not known at all wait outside the tree ([`waiting`]). Splits
-//! move no words ([`split`]), leaves grow where they are ([`grow`]), what nobody covers is given back
-//! ([`shrink`]), and chains without a branch become one node again ([`join`]).
+//! back when the block is. Blocks whose chain is not known at all wait outside the tree (`waiting`). Splits
+//! move no words (`split`), leaves grow where they are (`grow`), what nobody covers is given back
+//! (`shrink`), and chains without a branch become one node again (`join`).
 //!
 //! # How a change becomes visible
 //!
@@ -62,14 +62,14 @@
 //!
 //! | event | order | the step that shows it |
 //! |---|---|---|
-//! | store | what hangs below first ([`store`]) | the block nearest the root that was missing |
-//! | remove | nearest the root first ([`remove`]) | the first block that is missing from then on |
-//! | clear, removal of a worker | the lanes first, their nodes in slices ([`sweep`]) | the table of [`lanes`] |
-//! | what touches several chains that one query walks ([`careful`]) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole ([`head`]) |
+//! | store | what hangs below first (`store`) | the block nearest the root that was missing |
+//! | remove | nearest the root first (`remove`) | the first block that is missing from then on |
+//! | clear, removal of a worker | the lanes first, their nodes in slices (`sweep`) | the table of `lanes` |
+//! | what touches several chains that one query walks (`careful`) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole (`head`) |
 //!
 //! Splits, joins, moves and deletions show nothing: they leave every answer as it is, and whoever was in
-//! the middle of what they touched walks again. The memory orderings are argued in [`header`], [`table`],
-//! [`head`] and [`reclaim`], each with its partners, and run under a model checker by the tests of `index::loom`.
+//! the middle of what they touched walks again. The memory orderings are argued in `header`, `table`,
+//! `head` and `reclaim`, each with its partners, and run under a model checker by the tests of `index::loom`.
 
 #![expect(unsafe_code, reason = "a shard's garbage and its tables have one reclaimer")]
 

@@ -96,7 +96,7 @@ pub const SPACES_MAX: usize = 256;
 /// Ingest shards of one daemon.
 pub const SHARDS_MAX: usize = 64;
 /// Blocks bound for one worker over all tiers, unless its record says otherwise. A block that no other worker holds
-/// takes about 30 bytes of the index: 16 of hashes, 9.4 of the way from its name, the rest is slack and nodes.
+/// takes about 30 bytes of the index (perf/results): its two hashes, the way from its name to it, slack and nodes.
 pub const WORKER_BLOCKS_MAX_DEFAULT: u64 = 16 << 20;
 /// Blocks that a worker's record may claim or allow.
 pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
@@ -104,7 +104,7 @@ pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
 pub const BATCHED_TOKENS_CEILING: u64 = 1 << 32;
 /// Taints of one worker.
 pub const TAINTS_MAX: usize = 64;
-/// Blocks of one worker that wait for a parent; a waiting block takes about 150 bytes. Also the blocks below
+/// Blocks of one worker that wait for a parent. Also the blocks below
 /// removed ones that a worker may have before stores of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
 /// Blocks of one node of the index: what is copied at most when a node grows or two are joined.

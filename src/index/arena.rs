@@ -23,7 +23,6 @@
 
 mod directory;
 mod free_runs;
-mod pages;
 #[cfg(test)]
 mod tests;
 

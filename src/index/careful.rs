@@ -1,7 +1,7 @@
 //! A store, the careful way: one block at a time, with every question asked.
 //!
-//! It runs while the shard is **torn** ([`super::head::Head::tear`]): readers that come by walk again, so
-//! that none of the steps in between is seen.
+//! The questions come first and change nothing. What is then done is done while the shard is **torn**
+//! ([`super::head::Head::tear`]): readers that come by walk again, so that none of the steps is seen.
 
 use super::arena::CHUNK_WORDS;
 use super::fresh::Fresh;
@@ -55,7 +55,16 @@ impl Worker {
         if let Some(refusal) = self.beyond_bounds(tree, limits, store) {
             return StoreOutcome::refused(refusal);
         }
+        tree.head.tear();
+        let outcome = self.store_blocks(tree, store);
+        tree.head.mend();
+        outcome
+    }
+
+    /// Applies a store that nothing speaks against, block by block. The shard is torn.
+    fn store_blocks(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> StoreOutcome {
         let Some(goal) = self.goal(tree, store) else { return StoreOutcome::refused(Refusal::PositionBound) };
+        let blocks = store.hashes.len() as u32;
         let mut outcome = StoreOutcome { stored: blocks, ..StoreOutcome::default() };
         let mut parent = store.parent;
         for (name, local) in store.hashes.iter().zip(store.locals) {
@@ -198,7 +207,7 @@ impl Worker {
     /// The lane of a store's group, which is announced if it is new. A second group of a tier gets the tier
     /// a lane of its own, which begins with nothing: nothing is held until all groups refer to it.
     fn goal(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<Goal> {
-        let Goal { tier, group, .. } = Goal { tier: store.tier, group: store.group, lane: Lane::NONE };
+        let (tier, group) = (store.tier, store.group);
         if let Some(known) = self.group(tier, group) {
             return Some(Goal { tier, group, lane: known.lane });
         }

@@ -76,7 +76,7 @@ impl Tree {
                 self.slots.prefetch(self.slots.spot(*ahead));
             }
             let Self { slots, arena, .. } = self;
-            let name_of = |word: u32| arena.words(word, 1)[0];
+            let name_of = |word: u32| arena.word(word);
             let put = slots.put_unless(slots.spot(*name), base + at as u32, |other| name_of(other) == *name, name_of);
             if put.is_err() {
                 for (at, name) in names[..at].iter().enumerate() {

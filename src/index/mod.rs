@@ -92,6 +92,7 @@ mod loom;
 mod more;
 mod names;
 mod node;
+mod pages;
 mod place;
 mod prefetch;
 mod reader;

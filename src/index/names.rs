@@ -5,17 +5,15 @@ use super::tree::{AHEAD, Tree};
 use crate::ids::EngineHash;
 
 impl Tree {
-    /// Makes a word known by its name; says whether no other word has that name.
-    pub(super) fn put_name(&mut self, name: u64, word: u32) -> bool {
+    /// Makes a word known by its name, also where other words have it.
+    pub(super) fn put_name(&mut self, name: u64, word: u32) {
         let Self { slots, arena, .. } = self;
         let spot = slots.spot(name);
-        let name_of = |word: u32| arena.words(word, 1)[0];
-        if slots.put_unless(spot, word, |other| name_of(other) == name, name_of).is_ok() {
-            return true;
+        let name_of = |word: u32| arena.word(word);
+        if slots.put_unless(spot, word, |other| name_of(other) == name, name_of).is_err() {
+            slots.put(spot, word, name_of);
+            *self.homonyms.entry(EngineHash(name)).or_insert(0) += 1;
         }
-        slots.put(spot, word, name_of);
-        *self.homonyms.entry(EngineHash(name)).or_insert(0) += 1;
-        false
     }
 
     fn take_name(&mut self, name: u64, word: u32) {

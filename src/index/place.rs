@@ -46,7 +46,8 @@ impl Worker {
         let prefix = tree.split(after.node, after.at);
         let rest = after.node;
         let placed = self.place_below(tree, lane, prefix, told);
-        if placed.is_ok_and(|placed| placed.node != rest) && tree.nodes.is_used(rest) {
+        // What the split has left to others may be nobody's.
+        if placed.is_err() || placed.is_ok_and(|placed| placed.node != rest) {
             tree.settle(rest);
         }
         placed

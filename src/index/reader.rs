@@ -3,7 +3,8 @@
 use super::arena::ArenaView;
 use super::head::Head;
 use super::lanes::Lane;
-use super::reclaim::Reader;
+use super::node::NodeId;
+use super::reclaim::{Guard, Reader};
 use super::sync::{Ordering, fence, spin};
 use super::table::TableView;
 use super::walk::{View, Walk};
@@ -36,9 +37,18 @@ impl ShardReader {
         self.id
     }
 
-    /// Fills `out` with what every worker of the shard holds of a prompt.
-    fn lookup(&self, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
-        let guard = self.reader.enter();
+    /// Asks for the header with which a lookup begins, if the guard is good for this shard.
+    fn prefetch(&self, guard: &Guard<'_>, first: u64) {
+        if self.reader.is_inside(guard) {
+            self.table.load(guard).prefetch(NodeId::ROOT.0, first, 0);
+        }
+    }
+
+    /// Fills `out` with what every worker of the shard holds of a prompt. The guard is another shard's and may be
+    /// good for this one too.
+    fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
+        let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
+        let guard = own.as_ref().unwrap_or(guard);
         let epoch = self.head.epoch();
         for attempt in 0..=LOOKUP_TRIES_MAX {
             let last = attempt == LOOKUP_TRIES_MAX;
@@ -48,7 +58,7 @@ impl ShardReader {
                 None => continue,
             };
             let generation = self.table.generation();
-            let table = self.table.load(&guard);
+            let table = self.table.load(guard);
             // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
             let lanes = unsafe { self.head.lanes() };
             let view = View { table, arena: &self.arena, lanes };
@@ -132,9 +142,15 @@ impl IndexReader {
         let mut lookup = Lookup::default();
         let Depths { shards, walk } = out;
         shards.resize_with(self.shards.len(), ShardDepths::default);
+        let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
+        let locals = words::of_locals(locals);
+        // The shards' first lines are far apart: ask for all of them before the first is waited for.
+        if let Some(first) = locals.first().filter(|_| self.shards.len() > 1) {
+            self.shards.iter().for_each(|shard| shard.prefetch(&guard, *first));
+        }
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
-            let of = reader.lookup(words::of_locals(locals), walk, depths);
+            let of = reader.lookup(&guard, locals, walk, depths);
             lookup.epoch += of.epoch;
             lookup.contended |= of.contended;
         }

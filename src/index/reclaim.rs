@@ -84,6 +84,12 @@ impl Reader {
     pub(super) fn enter(&self) -> Guard<'_> {
         Guard { guard: self.reclaimer.collector.enter() }
     }
+
+    /// Whether this guard has entered here.
+    #[inline]
+    pub(super) fn is_inside(&self, guard: &Guard<'_>) -> bool {
+        guard.is_of(&self.reclaimer)
+    }
 }
 
 /// Somebody is inside.

@@ -136,20 +136,11 @@ impl Walk {
         let mut active = device;
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
         while depth < locals.len() && active != 0 {
-            let (line, version, header) = match view.table.find(parent, locals[depth], 0) {
-                Found::Here(line, version, header) => (line, version, header),
-                Found::Missing => break,
-                Found::Busy => return End::Busy,
+            let (header, run) = match hop(&mut self.steps, view, parent, &locals[depth..]) {
+                Ok(Some(edge)) => edge,
+                Ok(None) => break,
+                Err(end) => return end,
             };
-            self.steps.push((view.table.index(line), version));
-            if header.has(FORKED) {
-                return End::Forked;
-            }
-            let next = depth + usize::from(header.len);
-            if next < locals.len() && !header.has(LEAF) {
-                view.table.prefetch(header.id, locals[next], 0);
-            }
-            let run = view.compare(&header, &locals[depth..]);
             let mut leaving = active & !header.mask;
             active &= header.mask;
             let pairs = view.more(&header).map_or(header.pairs(), |more| &more.partial);
@@ -184,20 +175,11 @@ impl Walk {
         narrow(active, &mut words);
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
         while depth < locals.len() && !words.is_empty() {
-            let (line, version, header) = match view.table.find(parent, locals[depth], 0) {
-                Found::Here(line, version, header) => (line, version, header),
-                Found::Missing => break,
-                Found::Busy => return End::Busy,
+            let (header, run) = match hop(&mut self.steps, view, parent, &locals[depth..]) {
+                Ok(Some(edge)) => edge,
+                Ok(None) => break,
+                Err(end) => return end,
             };
-            self.steps.push((view.table.index(line), version));
-            if header.has(FORKED) {
-                return End::Forked;
-            }
-            let next = depth + usize::from(header.len);
-            if next < locals.len() && !header.has(LEAF) {
-                view.table.prefetch(header.id, locals[next], 0);
-            }
-            let run = view.compare(&header, &locals[depth..]);
             let more = view.more(&header);
             let pairs = more.map_or(header.pairs(), |more| &more.partial);
             // Lanes that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
@@ -233,6 +215,30 @@ impl Walk {
         }
         End::Whole
     }
+}
+
+/// The edge below `parent` on which the rest of the query goes on, and how many of its blocks the query has.
+#[inline(always)]
+fn hop(
+    steps: &mut Vec<(u32, u32)>,
+    view: &View<'_>,
+    parent: u32,
+    rest: &[u64],
+) -> Result<Option<(Header, usize)>, End> {
+    let (line, version, header) = match view.table.find(parent, rest[0], 0) {
+        Found::Here(line, version, header) => (line, version, header),
+        Found::Missing => return Ok(None),
+        Found::Busy => return Err(End::Busy),
+    };
+    steps.push((view.table.index(line), version));
+    if header.has(FORKED) {
+        return Err(End::Forked);
+    }
+    if let Some(next) = rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF)) {
+        view.table.prefetch(header.id, *next, 0);
+    }
+    let run = view.compare(&header, rest);
+    Ok(Some((header, run)))
 }
 
 /// Leaves out words without a lane at either end.

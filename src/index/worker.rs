@@ -7,7 +7,7 @@ use super::node::{Node, NodeId, Place};
 use super::tree::Tree;
 use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
-use crate::ids::{EngineHash, GroupId, Tier, WorkerSlot};
+use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -65,6 +65,9 @@ pub(super) struct Worker {
     /// several chains that one query walks.
     pub(super) forked: bool,
 }
+
+/// Beyond so many children a worker that was at their parent is taken to be at one of them.
+const SEED_CHILDREN_MAX: usize = 1024;
 
 /// What a block adds to a digest: its engine hash, stirred so that sums tell sets apart.
 pub(super) const fn stirred(name: u64) -> u64 {
@@ -216,6 +219,59 @@ impl Worker {
                 move_blocks(&mut self.population, others, 1);
             }
         }
+    }
+
+    /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
+    pub(super) fn clear_tier(&mut self, tier: Tier) -> Vec<Lane> {
+        let cleared = std::mem::take(&mut self.tiers[tier.index()]);
+        let mut lanes: Vec<Lane> = cleared.groups.iter().map(|group| group.lane).collect();
+        if cleared.shown.is_some() && !lanes.contains(&cleared.shown) {
+            lanes.push(cleared.shown);
+        }
+        let bit = 1_usize << tier.index();
+        for tiers in (0..16).filter(|tiers| tiers & bit != 0) {
+            let blocks = std::mem::take(&mut self.population[tiers]);
+            self.population[tiers & !bit] += blocks;
+        }
+        self.population[0] = 0;
+        self.extras.retain(|(_, lane), _| !lanes.contains(lane));
+        self.waiting.forget(&lanes);
+        lanes
+    }
+
+    pub(super) fn seed_of(&self, tree: &Tree, name: EngineHash) -> Option<Seed> {
+        if let Some(waiter) = self.waiting.get(name) {
+            return Some(waiter.seed);
+        }
+        let column_at = |place: Place| {
+            let node = &tree.nodes[place.node];
+            self.column_of(node).map(|at| node.columns[usize::from(at)].seed)
+        };
+        if let Some((place, _)) = self.find(tree, name) {
+            return column_at(place);
+        }
+        if let Some(child) = self.waiting.children(name).next() {
+            return self.waiting.get(child).map(|waiter| waiter.seed);
+        }
+        let words = tree.words_named(name);
+        let mut places = words.into_iter().filter_map(|word| tree.resolve(word));
+        places.find_map(|(place, column)| {
+            let node = &tree.nodes[place.node];
+            let is_it = self.column_of(node) == Some(column) && self.holds_behind(tree, place);
+            is_it.then(|| column_at(place)).flatten()
+        })
+    }
+
+    /// Whether the worker has bound blocks behind a place in its node, or may have below.
+    fn holds_behind(&self, tree: &Tree, place: Place) -> bool {
+        let node = &tree.nodes[place.node];
+        let beyond = |lane: Lane| node.entry(lane).is_some_and(|entry| entry.end() > place.at + 1);
+        if self.references().any(|(_, lane)| beyond(lane)) {
+            return true;
+        }
+        let mut children = tree.nodes.children(place.node);
+        let below = |child: NodeId| self.column_of(&tree.nodes[child]).is_some();
+        children.by_ref().take(SEED_CHILDREN_MAX).any(below) || children.next().is_some()
     }
 
     /// Bound blocks.

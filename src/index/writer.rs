@@ -1,7 +1,6 @@
 //! The write half: what an ingest thread does to its shard.
 
 use super::lanes::{Lane, LaneState};
-use super::node::{NodeId, Place};
 use super::remove::Removal;
 use super::sweep::Pass;
 use super::tree::Tree;
@@ -113,12 +112,7 @@ impl ShardWriter {
         let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
         let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
         let quick = if fits && tidy { worker.store_quickly(tree, blocks).ok() } else { None };
-        let outcome = quick.unwrap_or_else(|| {
-            tree.head.tear();
-            let outcome = worker.store_carefully(tree, limits, blocks);
-            tree.head.mend();
-            outcome
-        });
+        let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks));
         worker.account_for(tree, names);
         tree.reclaim(false);
         outcome
@@ -313,63 +307,5 @@ impl Drop for ShardWriter {
             .copied()
             .collect();
         self.retire(&lanes);
-    }
-}
-
-/// Beyond so many children a worker that was at their parent is taken to be at one of them.
-const CHILDREN_LOOKED_AT: usize = 1024;
-
-impl Worker {
-    /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
-    fn clear_tier(&mut self, tier: Tier) -> Vec<Lane> {
-        let cleared = std::mem::take(&mut self.tiers[tier.index()]);
-        let mut lanes: Vec<Lane> = cleared.groups.iter().map(|group| group.lane).collect();
-        if cleared.shown.is_some() && !lanes.contains(&cleared.shown) {
-            lanes.push(cleared.shown);
-        }
-        let bit = 1_usize << tier.index();
-        for tiers in (0..16).filter(|tiers| tiers & bit != 0) {
-            let blocks = std::mem::take(&mut self.population[tiers]);
-            self.population[tiers & !bit] += blocks;
-        }
-        self.population[0] = 0;
-        self.extras.retain(|(_, lane), _| !lanes.contains(lane));
-        self.waiting.forget(&lanes);
-        lanes
-    }
-
-    fn seed_of(&self, tree: &Tree, name: EngineHash) -> Option<Seed> {
-        if let Some(waiter) = self.waiting.get(name) {
-            return Some(waiter.seed);
-        }
-        let column_at = |place: Place| {
-            let node = &tree.nodes[place.node];
-            self.column_of(node).map(|at| node.columns[usize::from(at)].seed)
-        };
-        if let Some((place, _)) = self.find(tree, name) {
-            return column_at(place);
-        }
-        if let Some(child) = self.waiting.children(name).next() {
-            return self.waiting.get(child).map(|waiter| waiter.seed);
-        }
-        let words = tree.words_named(name);
-        let mut places = words.into_iter().filter_map(|word| tree.resolve(word));
-        places.find_map(|(place, column)| {
-            let node = &tree.nodes[place.node];
-            let is_it = self.column_of(node) == Some(column) && self.holds_behind(tree, place);
-            is_it.then(|| column_at(place)).flatten()
-        })
-    }
-
-    /// Whether the worker has bound blocks behind a place in its node, or may have below.
-    fn holds_behind(&self, tree: &Tree, place: Place) -> bool {
-        let node = &tree.nodes[place.node];
-        let beyond = |lane: Lane| node.entry(lane).is_some_and(|entry| entry.end() > place.at + 1);
-        if self.references().any(|(_, lane)| beyond(lane)) {
-            return true;
-        }
-        let mut children = tree.nodes.children(place.node);
-        let below = |child: NodeId| self.column_of(&tree.nodes[child]).is_some();
-        children.by_ref().take(CHILDREN_LOOKED_AT).any(below) || children.next().is_some()
     }
 }

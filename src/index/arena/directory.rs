@@ -1,6 +1,7 @@
 //! Where the chunks are, for the writer and for every reader.
 
-use super::{CHUNK_WORDS, CHUNKS_MAX, chunk, pages};
+use super::{CHUNK_BYTES, CHUNK_WORDS, CHUNKS_MAX, chunk};
+use crate::index::pages;
 use crate::index::prefetch::prefetch;
 use std::fmt;
 use std::ptr;
@@ -22,7 +23,7 @@ impl Directory {
     /// memory, or if the chunk has no number.
     pub(super) fn open(&self, chunk: usize) -> Option<()> {
         let place = self.chunks.get(chunk)?;
-        let memory = pages::map()?.as_ptr();
+        let memory = pages::map_huge(CHUNK_BYTES)?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. What is in the words is published later, by
         // whatever tells the reader their index; this only orders the chunk itself.
         place.store(memory, Ordering::Release);
@@ -79,7 +80,7 @@ impl Drop for Directory {
                 break; // chunks are opened in order
             }
             // SAFETY: mapped in `open`; the last of arena and views is going.
-            unsafe { pages::unmap(memory) };
+            unsafe { pages::unmap(memory.cast(), CHUNK_BYTES) };
         }
     }
 }

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
 use super::bucket::Bucket;
+use crate::index::pages;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -25,40 +26,22 @@ unsafe impl Sync for Room {}
 
 impl Room {
     pub(super) fn new(len: usize) -> Self {
-        if let Some(start) = map(len) {
-            return Self { start, len, mapped: true };
+        // Pages are zero, which is what empty buckets are.
+        if len >= MAPPED_BUCKETS_MIN
+            && let Some(start) = pages::map(len * size_of::<Bucket>())
+        {
+            return Self { start: start.cast(), len, mapped: true };
         }
         let buckets = Box::leak(vec![Bucket::EMPTY; len].into_boxed_slice());
         Self { start: NonNull::from(buckets).cast(), len, mapped: false }
     }
 }
 
-/// Memory for buckets from the system, if they are many; all zero, which is what empty buckets are.
-#[cfg(not(miri))]
-fn map(len: usize) -> Option<NonNull<Bucket>> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    let bytes = len * size_of::<Bucket>();
-    // SAFETY: a new mapping, of memory that is nobody's.
-    let start = (len >= MAPPED_BUCKETS_MIN)
-        .then(|| unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) })?
-        .ok()?;
-    NonNull::new(start.cast())
-}
-
-/// As its twin, for an interpreter that has no pages.
-#[cfg(miri)]
-fn map(_: usize) -> Option<NonNull<Bucket>> {
-    None
-}
-
 impl Drop for Room {
     fn drop(&mut self) {
-        #[cfg(not(miri))]
         if self.mapped {
-            // SAFETY: mapped in `map` with this size, and nobody else's.
-            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len * size_of::<Bucket>()) };
-            return;
+            // SAFETY: mapped in `new` with this size, and nobody else's.
+            return unsafe { pages::unmap(self.start.as_ptr().cast(), self.len * size_of::<Bucket>()) };
         }
         // SAFETY: leaked from a box of so many in `new`.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)) });

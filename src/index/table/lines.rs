@@ -1,6 +1,7 @@
 //! The lines of one table, of a size that does not change, and the search in them.
 
 use crate::index::header::{Header, Line, Probe};
+use crate::index::prefetch::prefetch;
 
 /// What a search finds.
 pub(in crate::index) enum Found<'a> {
@@ -94,14 +95,7 @@ impl Table {
     #[inline]
     pub(in crate::index) fn prefetch(&self, parent: u32, first: u64, variant: u8) {
         let line = self.line(self.home(parent, first, variant));
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint that reads nothing; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(line).cast()) };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = line;
+        prefetch(std::ptr::from_ref(line).cast());
     }
 }
 

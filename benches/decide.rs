@@ -80,7 +80,7 @@ fn route(c: &mut Criterion) {
         let loads = Loads::new(count as usize, LoadsConfig::default());
         let policy = Policy::default();
         let Ok(session) = loads.open_session(None, 0) else { return };
-        let view = View { fleet: &fleet, indexes: &indexes, loads: &loads, policy: &policy };
+        let view = View { fleet: &fleet, indexes: &indexes, predictions: &[], loads: &loads, policy: &policy };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
         let (mut scratch, mut decision) = (Scratch::default(), Decision::default());
         group.bench_function(BenchmarkId::new("workers", count), |bencher| {

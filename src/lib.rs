@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo} → {serve, ingest, client} → {wire, config} → route
-//!      → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
+//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -46,6 +46,7 @@ pub mod ingest;
 // The read flow, from the decision outwards.
 pub mod fleet;
 pub mod load;
+pub mod predict;
 pub mod route;
 pub mod schema_generated;
 pub mod serve;

@@ -184,6 +184,23 @@ pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
 /// File descriptors a publisher takes.
 pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
 
+/// Bookings that may wait for the predictor, over all cores; what finds no room is dropped and counted.
+pub const PREDICTED_BOOKINGS_WAITING_MAX: usize = 512;
+/// Prompt blocks of those bookings.
+pub const PREDICTED_WAITING_BLOCKS_MAX: usize = 2 * PROMPT_BLOCKS_MAX;
+/// What a buffer of such a booking keeps for the next one, blocks.
+pub const PREDICTED_BUFFER_BLOCKS_KEPT: usize = 8192;
+/// How often predictions are looked through for what has expired, and the fleet for who left, milliseconds.
+pub const PREDICTIONS_EXPIRY_EVERY_MS: u64 = 100;
+/// Bookings taken over before the predictor looks at the rest of its work.
+pub const PREDICTED_BOOKINGS_PER_TURN_MAX: usize = 64;
+/// Predicted blocks expired, or swept out of the index, before bookings have their turn.
+pub const PREDICTED_BLOCKS_PER_TURN: usize = 8192;
+/// Longest configurable life of a prediction, seconds.
+pub const PREDICTED_TTL_S_CEILING: u64 = 86_400;
+/// The lowest memory ceiling of a space's predictions: half of it is for their index, one shard.
+pub const PREDICTED_MEMORY_BYTES_MIN: u64 = 2 * SHARD_MEMORY_BYTES_MIN;
+
 /// Bookings of one session.
 pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.

@@ -98,6 +98,7 @@ counters! {
         BookingsSuperseded = "bookings_superseded", "Bookings taken over by a later attempt.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
+        PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";
         RequestBlocks = "request_blocks", "Prompt blocks looked up.";
         ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
     }
@@ -111,6 +112,23 @@ counters! {
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
         BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they were too old.";
         BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session's last connection had gone.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the predictor.
+    PredictorCounter {
+        Bookings = "predicted_bookings", "Bookings from which blocks were predicted.";
+        BlocksPredicted = "predicted_blocks_added", "Blocks that became predicted for a worker.";
+        BlocksRenewed = "predicted_blocks_renewed", "Blocks that were predicted already when they were booked again.";
+        BlocksExpired = "predicted_blocks_expired", "Predicted blocks dropped because they were not booked again for too long.";
+        BlocksEvicted = "predicted_blocks_evicted", "Predicted blocks dropped because their worker had more than its bound.";
+        BlocksEvictedMemory = "predicted_blocks_evicted_memory", "Predicted blocks dropped because the space's predictions reached their memory ceiling.";
+        BlocksForgotten = "predicted_blocks_forgotten", "Predicted blocks dropped because their worker was down, gone or got events.";
+        BookingsOfOthers = "predicted_bookings_of_others", "Bookings that came when nothing was predicted for their worker any more.";
+        BookingsMemoryBound = "predicted_bookings_memory_bound", "Bookings whose new blocks did not fit the memory ceiling of the space's predictions.";
+        BookingsRefused = "predicted_bookings_refused", "Bookings whose new blocks the index of predictions refused for another reason.";
+        WorkersNotAdmitted = "predicted_workers_not_admitted", "Workers for which nothing is predicted because the index of predictions is full of workers.";
     }
 }
 
@@ -194,6 +212,7 @@ mod tests {
         check::<WorkerCounter>();
         check::<CoreCounter>();
         check::<DaemonCounter>();
+        check::<PredictorCounter>();
     }
 
     #[test]

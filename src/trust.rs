@@ -132,6 +132,8 @@ reasons! {
     Misframed = 20, "misframed", Unproven, "give the worker a topic of its own, or check what else publishes at its endpoint";
     /// The space's memory ceiling was reached; blocks were refused.
     MemoryBound = 21, "memory_bound", LowerBound, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
+    /// The worker publishes no events; what it holds is guessed from the decisions booked on it.
+    OwnDecisions = 22, "own_decisions", Predicted, "give the worker's record an events endpoint";
 }
 
 /// A set of [`TrustReason`]s.

@@ -16,6 +16,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const LAYERS: &[&[&str]] = &[
     &["ids", "limits", "error", "trust", "metrics", "schema_generated", "radix"],
     &["fleet", "load", "index", "event", "hash"],
+    &["predict"],
     &["route"],
     &["wire", "config"],
     &["serve", "ingest", "client"],

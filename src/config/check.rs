@@ -30,6 +30,7 @@ pub fn admin_socket_beside(socket: &Path) -> PathBuf {
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
+    check_approximate(&draft.spaces, problems);
     check_workers(&draft.workers, problems);
     Config {
         serve: serve(&draft.serve, problems),
@@ -94,6 +95,15 @@ fn check_memory(spaces: &[Entry<SpaceConfig>], shards: u16, problems: &mut Vec<P
             let message =
                 format!("leaves no room for a block: at least {min} with ingest.shards {shards}, or 0 for none");
             problems.push(entry.problem("memory_bytes_max", message));
+        }
+    }
+}
+
+fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
+    for entry in spaces.iter().filter(|entry| entry.value.approximate) {
+        if entry.value.block_size == 0 && !entry.is_refused("block_size") {
+            let message = "needs block_size: workers without events do not show theirs";
+            problems.push(entry.problem("approximate", message));
         }
     }
 }

@@ -185,6 +185,14 @@ pub struct SpaceConfig {
     pub salts: Salts,
     /// Memory of its index over all shards, bytes; 0 = no ceiling.
     pub memory_bytes_max: u64,
+    /// Whether the caches of workers without events are predicted from what is booked on them.
+    pub approximate: bool,
+    /// How long a prediction holds unless it is booked again, seconds.
+    pub approximate_ttl_s: u64,
+    /// Blocks predicted for a worker whose capacity is not known.
+    pub approximate_blocks_max: u64,
+    /// Memory of the predictions, bytes.
+    pub approximate_memory_bytes_max: u64,
 }
 
 impl SpaceConfig {

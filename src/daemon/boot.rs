@@ -49,7 +49,8 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
     for (index, worker) in config.workers.iter().enumerate() {
         let shard = shard_of(worker.worker, config.ingest.shards);
         let slot = shards.add(worker, shard)?;
-        let record = record(worker, WorkerIndex(index as u32), shard, slot, now_unix_ms);
+        let predicted = config.spaces.get(worker.space.0 as usize).is_some_and(|space| space.approximate);
+        let record = record(worker, WorkerIndex(index as u32), (shard, slot), predicted, now_unix_ms);
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
         if let Some(publisher) = publisher(config, &table.spaces, &record, &view) {
             shards.publishers.entry(shard).or_default().push(publisher);
@@ -82,12 +83,13 @@ fn shard_of(worker: Worker, shards: u16) -> ShardId {
 fn record(
     worker: &WorkerConfig,
     index: WorkerIndex,
-    shard: ShardId,
-    slot: WorkerSlot,
+    (shard, slot): (ShardId, WorkerSlot),
+    predicted: bool,
     now_unix_ms: u64,
 ) -> WorkerRecord {
     let (level, reason) = match worker.events {
         Some(_) => (TrustLevel::Unproven, TrustReason::Joining),
+        None if predicted => (TrustLevel::Predicted, TrustReason::OwnDecisions),
         None => (TrustLevel::None, TrustReason::NoEvents),
     };
     let reasons = [reason].into_iter().collect();

@@ -8,11 +8,12 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use super::predicting::Predicting;
 use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::Tier;
 use crate::ingest::WorkerView;
 use crate::load::Loads;
-use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, WorkerCounter};
+use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, PredictorCounter, WorkerCounter};
 use crate::trust::TrustLevel;
 
 /// What one serving core counts.
@@ -29,6 +30,7 @@ pub(super) struct Sources {
     pub(super) loads: Arc<Loads>,
     /// By `WorkerIndex`.
     pub(super) views: Vec<Arc<WorkerView>>,
+    pub(super) predicting: Predicting,
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
 }
@@ -113,6 +115,14 @@ impl Gatherer {
                 family.encode_family(&labels)?.encode_gauge(&(held[tier.index()] as i64))?;
             }
         }
+        let name = "kvrouted_worker_predicted_blocks";
+        let help = "Blocks that a worker without events is predicted to hold.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for record in &table.workers {
+            if let Some(blocks) = self.0.predicting.blocks_of(record) {
+                family.encode_family(&worker_labels(record))?.encode_gauge(&(blocks as i64))?;
+            }
+        }
         let name = "kvrouted_worker_choked";
         let help = "1 while the worker's events wait because the index cannot free what it gave up.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -193,6 +203,11 @@ impl Gatherer {
             let name = format!("kvrouted_{}", counter.name());
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.daemon.get(*counter), None)?;
+        }
+        for counter in PredictorCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.predicting.counters.get(*counter), None)?;
         }
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),

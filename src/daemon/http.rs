@@ -134,6 +134,7 @@ mod tests {
             fleet: Arc::new(crate::fleet::Fleet::new(crate::fleet::FleetTable::default())),
             loads: Arc::new(crate::load::Loads::new(0, crate::load::LoadsConfig::default())),
             views: Vec::new(),
+            predicting: crate::daemon::predicting::Predicting::default(),
             cores: Vec::new(),
             daemon: Arc::default(),
         };

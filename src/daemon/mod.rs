@@ -7,6 +7,7 @@
 mod boot;
 mod exposition;
 mod http;
+mod predicting;
 mod service;
 mod status;
 
@@ -33,6 +34,7 @@ use crate::serve::{
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
 use exposition::{CoreMetrics, Sources};
+use predicting::PredictorThread;
 use service::{CoreService, Shared};
 use status::Administration;
 
@@ -69,11 +71,13 @@ async fn control(config: &Config) -> Result<()> {
         0 => None,
         port => Some(http::bind(port).await?),
     };
+    let (predicting, predictor) = predicting::start(config, &fleet, started)?;
     let shared = Shared {
         instance_id: rand::rng().random_range(1..=u64::MAX),
         admin_socket: config.serve.admin_socket.clone(),
         fleet: Arc::clone(&fleet),
         indexes,
+        predicting: predicting.clone(),
         loads: Arc::clone(&loads),
         policy: config.policy.weights,
         started,
@@ -83,8 +87,8 @@ async fn control(config: &Config) -> Result<()> {
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
-    let sources =
-        Arc::new(Sources { fleet: Arc::clone(&fleet), loads, views, cores: metrics, daemon: Arc::clone(&counters) });
+    let (fleet, daemon) = (Arc::clone(&fleet), Arc::clone(&counters));
+    let sources = Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon });
     let administration = Administration { shared: shared.clone(), sources: Arc::clone(&sources) };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -98,7 +102,7 @@ async fn control(config: &Config) -> Result<()> {
     };
     let ending = tokio::select! {
         signal = signals.next() => Ok(signal),
-        ended = watch(&handles, &streams) => Err(ended),
+        ended = watch(&handles, &streams, predictor.as_ref()) => Err(ended),
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
         () = metrics_page => Err("the metrics page"),
@@ -108,7 +112,7 @@ async fn control(config: &Config) -> Result<()> {
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
     // The routing socket goes first, so that nobody connects to a daemon that is leaving.
     drop(acceptor);
-    end(cores, streams, deadline);
+    end(cores, streams, predictor, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
 }
@@ -122,7 +126,7 @@ fn ended_by_itself(what: &str) -> Error {
 }
 
 /// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
-async fn watch(cores: &[CoreHandle], streams: &[IngestHandle]) -> &'static str {
+async fn watch(cores: &[CoreHandle], streams: &[IngestHandle], predictor: Option<&PredictorThread>) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     loop {
         every.tick().await;
@@ -131,6 +135,9 @@ async fn watch(cores: &[CoreHandle], streams: &[IngestHandle]) -> &'static str {
         }
         if !streams.iter().all(IngestHandle::is_running) {
             return "an ingest thread";
+        }
+        if !predictor.is_none_or(PredictorThread::is_running) {
+            return "the predictor";
         }
     }
 }
@@ -266,11 +273,12 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
 }
 
 /// Ends cores first, so that the index stands still only when nobody asks any more.
-fn end(cores: Vec<Core>, streams: Vec<IngestHandle>, deadline: Instant) {
+fn end(cores: Vec<Core>, streams: Vec<IngestHandle>, predictor: Option<PredictorThread>, deadline: Instant) {
     for core in &cores {
         core.drain(deadline);
     }
     let ended = cores.into_iter().map(Core::join).chain(streams.into_iter().map(IngestHandle::stop));
+    let ended = ended.chain(predictor.into_iter().map(PredictorThread::stop));
     for error in ended.filter_map(Result::err) {
         tracing::error!(%error, "a thread did not end well");
     }
@@ -289,6 +297,7 @@ mod tests {
             admin_socket: "/nowhere".into(),
             fleet,
             indexes,
+            predicting: predicting::Predicting::default(),
             loads,
             policy: config.policy.weights,
             started: Instant::now(),
@@ -298,11 +307,11 @@ mod tests {
         let handles = [core.handle()];
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch(&handles, &[])).await
+            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch(&handles, &[], None)).await
         });
         assert!(looked.is_err(), "all is well as long as it runs");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(watch(&handles, &[])), "a core thread");
+        assert_eq!(runtime.block_on(watch(&handles, &[], None)), "a core thread");
     }
 }

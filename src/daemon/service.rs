@@ -9,14 +9,17 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::exposition::CoreMetrics;
+use super::predicting::Predicting;
 use crate::error::Result;
 use crate::fleet::{Fleet, FleetTable};
 use crate::index::IndexReader;
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
+use crate::predict::NotTaken;
 use crate::route::{Decision, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
 use crate::serve::{HelloInfo, Service};
+use crate::trust::TrustLevel;
 
 /// What every core shares.
 #[derive(Clone)]
@@ -25,6 +28,7 @@ pub(super) struct Shared {
     pub(super) admin_socket: PathBuf,
     pub(super) fleet: Arc<Fleet>,
     pub(super) indexes: Vec<IndexReader>,
+    pub(super) predicting: Predicting,
     pub(super) loads: Arc<Loads>,
     pub(super) policy: Policy,
     /// Where the clock of bookings starts.
@@ -47,7 +51,8 @@ impl Shared {
     }
 
     fn view<'a>(&'a self, fleet: &'a FleetTable) -> View<'a> {
-        View { fleet, indexes: &self.indexes, loads: &self.loads, policy: &self.policy }
+        let predictions = &self.predicting.readers;
+        View { fleet, indexes: &self.indexes, predictions, loads: &self.loads, policy: &self.policy }
     }
 }
 
@@ -90,7 +95,26 @@ impl CoreService {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
         }
         decision.booking = Some(booked.handle);
+        self.predict(request, decision, now_ms);
         Ok(())
+    }
+}
+
+impl CoreService {
+    /// Hands over what was just booked, if the worker's cache is predicted from it.
+    fn predict(&self, request: &RouteRequest<'_>, decision: &Decision, now_ms: u64) {
+        let Some(hand_over) = self.shared.predicting.of(request.space) else { return };
+        let Some(chosen) = decision.candidates.first().filter(|chosen| chosen.trust.level == TrustLevel::Predicted)
+        else {
+            return;
+        };
+        let locals = self.scratch.locals(decision);
+        if locals.is_empty() {
+            return;
+        }
+        if let Err(NotTaken::Full) = hand_over.push(request.space, (chosen.index, chosen.worker), locals, now_ms) {
+            self.metrics.counters.bump(CoreCounter::PredictionsDropped);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::service::Shared;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ingest::WorkerView;
 use crate::load::Load;
-use crate::metrics::{CoreCounter, CounterName, DaemonCounter, WorkerCounter};
+use crate::metrics::{CoreCounter, CounterName, DaemonCounter, PredictorCounter, WorkerCounter};
 use crate::serve::{AdminService, HelloInfo};
 use crate::trust::{TrustLevel, TrustReason};
 use crate::wire::{StatusPage, WorkerStatus};
@@ -58,7 +58,11 @@ impl Administration {
             (counter.name().to_owned(), sum)
         });
         let daemon = DaemonCounter::ALL.iter();
-        cores.chain(daemon.map(|counter| (counter.name().to_owned(), self.sources.daemon.get(*counter)))).collect()
+        let daemon = daemon.map(|counter| (counter.name().to_owned(), self.sources.daemon.get(*counter)));
+        let predicting = &self.sources.predicting.counters;
+        let predictor = PredictorCounter::ALL.iter();
+        let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
+        cores.chain(daemon).chain(predictor).collect()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker, WorkerIn
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
 use crate::load::{Demand, Load, Loads};
+use crate::predict::PredictionReader;
 use crate::trust::{TrustLevel, TrustReason};
 
 /// What a decision is made from. Index readers are by space.
@@ -23,6 +24,8 @@ pub struct View<'a> {
     pub fleet: &'a FleetTable,
     /// Where blocks are, by `SpaceId`.
     pub indexes: &'a [IndexReader],
+    /// What is predicted for workers without events, by `SpaceId`; nothing where the list ends or has `None`.
+    pub predictions: &'a [Option<PredictionReader>],
     /// How busy workers are.
     pub loads: &'a Loads,
     /// What the terms are weighed by.
@@ -34,6 +37,7 @@ pub struct View<'a> {
 pub struct Scratch {
     locals: Vec<LocalHash>,
     depths: Depths,
+    predicted: Depths,
     /// The request's allow-list in order, so that a long one is not gone through for every worker.
     allowed: Vec<Worker>,
     /// Who was admitted, in table order, and their loads.
@@ -44,6 +48,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// The hashes of the prompt's blocks, if the last decision could look them up; else none.
+    #[must_use]
+    pub fn locals(&self, decision: &Decision) -> &[LocalHash] {
+        let looked_up = decision.matched == MatchStatus::Matched;
+        if looked_up { &self.locals } else { &[] }
+    }
+
     /// Whether the chosen worker's load has moved since the decision read it.
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
@@ -274,7 +285,29 @@ fn look_up(
     };
     block_hashes(request, scheme, &mut scratch.locals)?;
     overlap(view, request, scratch, decision);
+    if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
+        predict(view, predictions, scratch, decision);
+    }
     Ok(())
+}
+
+/// Reads the predictions once and gives the candidates that publish no events their overlap.
+fn predict(view: &View<'_>, predictions: &PredictionReader, scratch: &mut Scratch, decision: &mut Decision) {
+    let predicted = predictions.look_up(&scratch.locals, &mut scratch.predicted);
+    if predicted.is_contended() {
+        decision.notes.insert(ReplyNotes::READ_CONTENDED);
+    }
+    for scored in &mut decision.candidates {
+        let silent = view.fleet.worker(scored.index).is_some_and(|record| record.events.is_none());
+        let Some(device) = predicted.blocks(scored.index, scored.worker).filter(|_| silent) else { continue };
+        scored.trust.level = TrustLevel::Predicted;
+        scored.trust.reasons.remove(TrustReason::NoEvents);
+        scored.trust.reasons.insert(TrustReason::OwnDecisions);
+        scored.overlap = TierBlocks { device, ..TierBlocks::default() };
+        if predicted.is_contended() {
+            scored.trust.reasons.insert(TrustReason::ReadContended);
+        }
+    }
 }
 
 /// Reads the index once and gives every candidate its overlap.

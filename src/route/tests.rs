@@ -14,6 +14,7 @@ use crate::ids::{
 };
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::load::{Loads, LoadsConfig};
+use crate::predict::PredictionReader;
 use crate::trust::Trust;
 
 const SCHEME: Scheme = Scheme { block_size: 4, window: Window::Plain };
@@ -22,6 +23,7 @@ struct World {
     fleet: FleetTable,
     writer: ShardWriter,
     indexes: Vec<IndexReader>,
+    predictions: Vec<Option<PredictionReader>>,
     loads: Loads,
     policy: Policy,
     rng: Xoshiro256PlusPlus,
@@ -62,6 +64,7 @@ impl World {
             fleet: FleetTable { version: 1, spaces: vec![space], workers: records },
             writer,
             indexes: vec![IndexReader::new(vec![reader])],
+            predictions: Vec::new(),
             loads: Loads::new(workers as usize, LoadsConfig::default()),
             policy: Policy::default(),
             rng: Xoshiro256PlusPlus::seed_from_u64(5),
@@ -84,7 +87,13 @@ impl World {
     }
 
     fn decide(&mut self, request: &RouteRequest<'_>) -> crate::error::Result<()> {
-        let view = View { fleet: &self.fleet, indexes: &self.indexes, loads: &self.loads, policy: &self.policy };
+        let view = View {
+            fleet: &self.fleet,
+            indexes: &self.indexes,
+            predictions: &self.predictions,
+            loads: &self.loads,
+            policy: &self.policy,
+        };
         decide(&view, request, &mut self.scratch, &mut self.rng, &mut self.decision)
     }
 
@@ -160,7 +169,13 @@ fn rules_remove_workers_and_say_so() {
     assert!(world.decision.notes.contains(ReplyNotes::ALL_DOWN));
     let removed: Vec<_> = world.decision.removed.iter().map(|(rule, worker)| (rule.name(), worker.id.0)).collect();
     assert_eq!(removed, [("not_allowed", 1), ("draining", 2), ("not_allowed", 4)]);
-    let view = View { fleet: &world.fleet, indexes: &world.indexes, loads: &world.loads, policy: &world.policy };
+    let view = View {
+        fleet: &world.fleet,
+        indexes: &world.indexes,
+        predictions: &world.predictions,
+        loads: &world.loads,
+        policy: &world.policy,
+    };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
     assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be asked of everybody");
     world.decide(&RouteRequest { allow: Some(&[]), ..ask(&prompt) }).unwrap();
@@ -214,6 +229,60 @@ fn without_a_scheme_load_decides_and_the_reply_says_so() {
 }
 
 #[test]
+fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while() {
+    use crate::predict::{PredictionLimits, Predictor};
+    use crate::trust::{TrustLevel, TrustReason};
+    const TTL_MS: u64 = 1000;
+    let mut world = World::new(2, Some(SCHEME));
+    let prompt = tokens(64);
+    let no_events = [TrustReason::NoEvents].into_iter().collect();
+    for record in &world.fleet.workers {
+        record.trust.store(Trust { reasons: no_events, ..Trust::default() });
+    }
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.decision.ties, 2, "nothing is known of either");
+    assert!(world.decision.candidates.iter().all(|scored| scored.trust.reasons == no_events));
+
+    let limits = PredictionLimits { ttl_ms: TTL_MS, worker_blocks_max: 100, memory_bytes_max: 16 << 20, secret: 1 };
+    let mut predictor = Predictor::new(&[Some(limits)]);
+    predictor.follow(&world.fleet);
+    world.predictions = predictor.readers();
+    let book = |world: &World, predictor: &mut Predictor, now_ms| {
+        let chosen = world.decision.candidates[0];
+        let locals = world.scratch.locals(&world.decision).to_vec();
+        let (index, worker) = (chosen.index, chosen.worker);
+        predictor.book(&crate::predict::Booked { space: SpaceId(0), index, worker, now_ms, locals });
+    };
+    world.decide(&ask(&prompt)).unwrap();
+    let first = world.decision.candidates[0].worker;
+    book(&world, &mut predictor, 10);
+    for _ in 0..16 {
+        world.decide(&ask(&prompt)).unwrap();
+        let chosen = world.decision.candidates[0];
+        assert_eq!((chosen.worker, chosen.overlap.device, world.decision.ties), (first, 16, 1));
+        assert_eq!(chosen.trust.level, TrustLevel::Predicted);
+        assert_eq!(chosen.trust.reasons, [TrustReason::OwnDecisions].into_iter().collect());
+        assert_eq!(world.decision.candidates[1].overlap.device, 0);
+    }
+    predictor.pass_time(10 + TTL_MS);
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!((world.decision.candidates[0].overlap.device, world.decision.ties), (0, 2));
+
+    // What is observed of a worker with events is never mixed with what was predicted before it had them.
+    book(&world, &mut predictor, 2000);
+    let index = world.decision.candidates[0].index.0 as usize;
+    let events = crate::fleet::EventSource { endpoint: "tcp://127.0.0.1:1".into(), replay: None, topic: String::new() };
+    world.decide(&ask(&prompt)).unwrap();
+    assert_eq!(world.decision.candidates[0].overlap.device, 16);
+    world.fleet.workers[index].events = Some(events);
+    world.fleet.workers[index].trust.store(Trust { level: TrustLevel::Exact, ..Trust::default() });
+    world.hold(index, &prompt[..8], Tier::Device);
+    world.decide(&ask(&prompt)).unwrap();
+    let observed = world.decision.candidates.iter().find(|scored| scored.index.0 as usize == index).unwrap();
+    assert_eq!((observed.overlap.device, observed.trust.level), (2, TrustLevel::Exact));
+}
+
+#[test]
 fn what_cannot_be_judged_is_refused() {
     let mut world = World::new(1, Some(SCHEME));
     let prompt = tokens(8);
@@ -238,7 +307,7 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
     let trust = |level, reasons, since_unix_ms| Trust { level, reasons, since_unix_ms, ..Trust::default() };
     let cell = Arc::clone(&world.fleet.workers[0].trust);
     cell.store(trust(TrustLevel::Exact, TrustReasons::NONE, 0));
-    let World { fleet, writer, indexes, loads, policy, rng, scratch, decision } = &mut world;
+    let World { fleet, writer, indexes, predictions, loads, policy, rng, scratch, decision } = &mut world;
     let slot = fleet.workers[0].slot;
     let (mut locals, seed, ended) = (Vec::new(), hash::seed(None, None), AtomicBool::new(false));
     hash::local_hashes(SCHEME, seed, bytemuck::cast_slice(held), &[], &mut locals);
@@ -262,7 +331,7 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
             }
         });
         for _ in 0..DECISIONS {
-            let view = View { fleet, indexes, loads, policy };
+            let view = View { fleet, indexes, predictions, loads, policy };
             decide(&view, &ask(&prompt), scratch, rng, decision).unwrap();
             let worker = &decision.candidates[0];
             if worker.trust.level == TrustLevel::Exact {

@@ -89,6 +89,38 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
             Integer { min: 0, max: limits::SPACE_MEMORY_BYTES_CEILING, set: |c, v| c.memory_bytes_max = v },
             "Memory of its index, each shard an equal part. Beyond it new blocks are refused, which lowers trust. 0: no ceiling.",
         ),
+        field(
+            "approximate",
+            "",
+            Value("false"),
+            Flag { set: |c, v| c.approximate = v },
+            "Guess what workers without events hold from the prompts booked on them. Needs block_size. false: load decides.",
+        ),
+        field(
+            "approximate_ttl_s",
+            "s",
+            Value("120"),
+            Integer { min: 1, max: limits::PREDICTED_TTL_S_CEILING, set: |c, v| c.approximate_ttl_s = v },
+            "A guessed block is forgotten when it was not booked again for this long. Longer: more hits, and more wrong ones.",
+        ),
+        field(
+            "approximate_blocks_max",
+            "blocks",
+            Value("32768"),
+            Integer { min: 1, max: limits::WORKER_BLOCKS_CEILING, set: |c, v| c.approximate_blocks_max = v },
+            "Blocks guessed for a worker without capacity_blocks. Beyond it those booked least recently are forgotten.",
+        ),
+        field(
+            "approximate_memory_bytes_max",
+            "bytes",
+            Value("268435456"),
+            Integer {
+                min: limits::PREDICTED_MEMORY_BYTES_MIN,
+                max: limits::SPACE_MEMORY_BYTES_CEILING,
+                set: |c, v| c.approximate_memory_bytes_max = v,
+            },
+            "Memory of the guesses: a block takes about 100 bytes. Beyond it those booked least recently are forgotten.",
+        ),
     ],
 };
 

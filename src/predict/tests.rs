@@ -70,8 +70,7 @@ impl World {
     /// Blocks predicted for a worker; `None` if nothing is.
     fn predicted(&mut self, index: usize, locals: &[LocalHash]) -> Option<u32> {
         let record = &self.table.workers[index];
-        let predicted = self.predictions.reader().look_up(locals, &mut self.depths).blocks(record.index, record.worker);
-        predicted
+        self.predictions.reader().look_up(locals, &mut self.depths).blocks(record.index, record.worker)
     }
 
     fn follow(&mut self) {

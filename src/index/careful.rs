@@ -12,19 +12,11 @@ use super::store::Goal;
 use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::{GroupLane, Worker, stirred};
-use super::{Refusal, ShardLimits, StoreBlocks, StoreOutcome};
-use crate::ids::{EngineHash, LocalHash, Seed, Tier};
+use super::{Binding, Refusal, ShardLimits, StoreBlocks, StoreOutcome};
+use crate::ids::{EngineHash, LocalHash, Tier};
 use crate::limits::GROUPS_MAX;
 use hashbrown::HashSet;
 use smallvec::{SmallVec, smallvec};
-
-/// To what a name is bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Binding {
-    parent: Option<EngineHash>,
-    local: LocalHash,
-    seed: Seed,
-}
 
 /// Words that one block may take: a node of its own, and its part of those that have to grow.
 const BLOCK_WORDS_MAX: u64 = 64;
@@ -81,7 +73,7 @@ impl Worker {
         outcome
     }
 
-    fn binding(&self, tree: &Tree, name: EngineHash) -> Option<Binding> {
+    pub(super) fn binding(&self, tree: &Tree, name: EngineHash) -> Option<Binding> {
         if let Some(waiter) = self.waiting.get(name) {
             return Some(Binding { parent: waiter.parent, local: waiter.local, seed: waiter.seed });
         }

@@ -207,6 +207,17 @@ pub struct StoreBlocks<'a> {
     pub seed: Seed,
 }
 
+/// To what a worker's engine hash is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The block before; `None` at the root.
+    pub parent: Option<EngineHash>,
+    /// What is in the block.
+    pub local: LocalHash,
+    /// The seed of its chain.
+    pub seed: Seed,
+}
+
 /// What became of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreOutcome {

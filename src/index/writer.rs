@@ -5,7 +5,9 @@ use super::remove::Removal;
 use super::sweep::Pass;
 use super::tree::Tree;
 use super::worker::Worker;
-use super::{Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks};
+use super::{
+    Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks,
+};
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use crate::limits::INDEX_GARBAGE_BYTES_STRAINED;
 
@@ -90,6 +92,12 @@ impl ShardWriter {
     #[must_use]
     pub fn seed_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Seed> {
         self.worker(slot)?.seed_of(&self.tree, hash)
+    }
+
+    /// To what a hash is bound, whichever tier holds it; `None` where no tier does.
+    #[must_use]
+    pub fn binding_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Binding> {
+        self.worker(slot)?.binding(&self.tree, hash)
     }
 
     /// Says what later events of the batch are about: the first block of the event that comes a dozen events

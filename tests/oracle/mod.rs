@@ -10,18 +10,10 @@ pub(crate) mod replay;
 pub(crate) mod stream;
 pub(crate) mod twin;
 
-use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, TierBlocks};
-use kvrouted::index::{Refusal, RemoveOutcome, ShardLimits, StoreBlocks, StoreOutcome, WorkerBlocks};
+use kvrouted::ids::{EngineHash, GroupId, LocalHash, Tier, TierBlocks};
+use kvrouted::index::{Binding, Refusal, RemoveOutcome, ShardLimits, StoreBlocks, StoreOutcome, WorkerBlocks};
 use kvrouted::limits::GROUPS_MAX;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// To what an engine hash is bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Binding {
-    pub(crate) parent: Option<EngineHash>,
-    pub(crate) local: LocalHash,
-    pub(crate) seed: Seed,
-}
 
 /// One worker. Workers share nothing, so a fleet is a map of these.
 #[derive(Clone, Debug, Default)]

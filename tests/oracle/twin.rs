@@ -2,7 +2,7 @@
 
 use super::Oracle;
 use super::event::{Event, Outcome};
-use kvrouted::ids::{LocalHash, ShardId, Tier, TierBlocks, WorkerSlot};
+use kvrouted::ids::{EngineHash, LocalHash, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{Depths, IndexReader, Refusal, ShardLimits, ShardWriter, WorkerBlocks, shard};
 
 /// A query as it is short to read.
@@ -12,6 +12,8 @@ pub(crate) fn numbers(query: &[LocalHash]) -> String {
 }
 
 const SHARD: ShardId = ShardId(0);
+/// Engine hashes that are asked for whether they are bound or not: streams use small numbers.
+const NAMES_ASKED: u64 = 16;
 /// Times that a removed worker's slot is waited for, with a sweep and a publish each.
 const SLOT_WAITS_MAX: usize = 10_000;
 
@@ -208,6 +210,13 @@ impl Twin {
         let (figures, expected) = (self.writer.held(member.slot), member.oracle.held());
         assert!(figures.dormant <= expected.dormant, "worker {worker}: {figures:?} against {expected:?}");
         assert_eq!(WorkerBlocks { dormant: 0, ..figures }, WorkerBlocks { dormant: 0, ..expected }, "worker {worker}");
+        for (hash, binding) in &member.oracle.bindings {
+            assert_eq!(self.writer.binding_of(member.slot, *hash), Some(*binding), "worker {worker}, {hash}");
+        }
+        let unbound = (0..NAMES_ASKED).map(EngineHash).filter(|hash| !member.oracle.bindings.contains_key(hash));
+        for hash in unbound {
+            assert_eq!(self.writer.binding_of(member.slot, hash), None, "worker {worker}, {hash}");
+        }
         for (tier, held) in Tier::ALL.into_iter().zip(expected.by_tier) {
             assert_eq!(self.writer.digest(member.slot, tier).blocks, held, "worker {worker}, {tier}");
         }

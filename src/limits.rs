@@ -141,8 +141,14 @@ pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
 pub const MSGPACK_DEPTH_MAX: usize = 16;
 /// Payload hashes remembered per stream, to tell a duplicate from another incarnation.
 pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
-/// KV groups of one worker that are remembered as not main attention.
-pub const OTHER_GROUPS_MAX: usize = 256;
+/// KV groups of one worker of which it is remembered what they serve.
+pub const GROUP_KINDS_MAX: usize = 256;
+/// Names that no rule covers, of one event batch; the others of it are counted together.
+pub const UNRULED_NAMES_BATCH_MAX: usize = 16;
+/// Names that no rule covers, of one worker; the others are counted together.
+pub const UNRULED_NAMES_WORKER_MAX: usize = 32;
+/// Bytes kept of a name that no rule covers.
+pub const UNRULED_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker that are remembered as contradicted; beyond it every parent counts as one.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
 /// Payload bytes taken from one publisher before the next has its turn.

@@ -58,7 +58,11 @@ counters! {
         UnknownKeys = "unknown_keys", "Unknown keys of known events, ignored.";
         TrailingElements = "trailing_elements", "Elements past the known ones, ignored.";
         StoresSchemeMismatch = "stores_scheme_mismatch", "Stored events of another block size or window, refused.";
-        StoresUnusable = "stores_unusable", "Stored events whose tokens cannot be assigned to their blocks, refused.";
+        StoresUnusable = "stores_unusable", "Stored events whose tokens cannot be assigned to their blocks, and of which not all blocks were held elsewhere.";
+        BlocksResolved = "blocks_resolved", "Blocks stored without usable tokens, taken for what is held under their hashes.";
+        BlocksUnresolved = "blocks_unresolved", "Blocks stored without usable tokens whose hashes are not held, not bound.";
+        BlocksPartial = "blocks_partial", "Blocks stored before they were full, which no prompt can match; not bound.";
+        StoresUnchained = "stores_unchained", "Stored events whose hashes do not tell where their blocks are, not bound.";
         StoresUnknownRoot = "stores_unknown_root", "Stored events whose chain's seed is unknown, not bound.";
         StoresHashConflict = "stores_hash_conflict", "Stored events that bind a held hash elsewhere, refused.";
         StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";

@@ -134,6 +134,8 @@ reasons! {
     MemoryBound = 21, "memory_bound", LowerBound, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
     /// The worker publishes no events; what it holds is guessed from the decisions booked on it.
     OwnDecisions = 22, "own_decisions", Predicted, "give the worker's record an events endpoint";
+    /// The engine's block hashes say nothing of what is before the block; none of its blocks is bound.
+    UnchainedHashes = 23, "unchained_hashes", LowerBound, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
 }
 
 /// A set of [`TrustReason`]s.

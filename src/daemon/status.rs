@@ -84,6 +84,9 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
     let named = WorkerCounter::ALL.iter().map(|counter| (counter.name().to_owned(), view.counters.get(*counter)));
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
     let oddities = view.oddities_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
+    let unruled = view.unruled.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
+    let others = Some(view.unruled.others()).filter(|times| *times > 0);
+    let unruled = unruled.chain(others.map(|times| ("unruled_others".to_owned(), times)));
     let aborted = view.transfers_aborted_by_reason();
     let aborted = aborted.map(|(reason, times)| (format!("transfer_aborted_{reason}"), times));
     WorkerStatus {
@@ -95,7 +98,7 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
         trust,
         blocks_held: view.gauges.bound(),
         blocks_by_tier: view.gauges.by_tier(),
-        counters: named.chain(reasons).chain(oddities).chain(aborted).chain(now).collect(),
+        counters: named.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
         remedy: remedy.map(str::to_owned),
     }
 }

@@ -2,11 +2,12 @@
 
 use super::error::Reason;
 use super::info::BatchInfo;
-use super::{Cleared, Content, GroupKind, KvEvent, Medium, Oddity, Removed, Salt, Stored};
+use super::unruled::shown;
+use super::{Cleared, Content, GroupKind, KvEvent, Medium, Oddity, Removed, Salt, Stored, Unruled};
 use crate::ids::{EngineHash, GroupId, LocalHash, Tier};
 use crate::limits::{
     EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX, EVENT_BATCH_TEXT_BYTES_MAX,
-    EVENT_BATCH_TOKENS_MAX,
+    EVENT_BATCH_TOKENS_MAX, UNRULED_NAMES_BATCH_MAX,
 };
 use std::ops::Range;
 
@@ -22,6 +23,7 @@ pub struct EventBatch {
     locals: Vec<LocalHash>,
     media: Vec<(u32, u64)>,
     text: String,
+    unruled: Vec<(Unruled, Text, u32)>,
 }
 
 /// A run within one arena. Every arena is bounded far below 2^32 entries.
@@ -114,6 +116,7 @@ impl EventBatch {
         self.locals.clear();
         self.media.clear();
         self.text.clear();
+        self.unruled.clear();
     }
 
     /// What the batch says beside its events.
@@ -153,6 +156,12 @@ impl EventBatch {
             Record::Cleared(_) => return None,
         };
         self.hashes[hashes.range()].first().copied()
+    }
+
+    /// Names that no rule covers, and how often each came. What is shown of a name; it is empty for all those that
+    /// came after [`UNRULED_NAMES_BATCH_MAX`] others.
+    pub fn unruled(&self) -> impl Iterator<Item = (Unruled, &str, u32)> {
+        self.unruled.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
     }
 
     fn event(&self, record: &Record) -> KvEvent<'_> {
@@ -196,6 +205,7 @@ impl EventBatch {
             + self.tokens.capacity() * size_of::<u32>()
             + self.locals.capacity() * size_of::<LocalHash>()
             + self.media.capacity() * size_of::<(u32, u64)>()
+            + self.unruled.capacity() * size_of::<(Unruled, Text, u32)>()
             + self.text.capacity()
     }
 }
@@ -239,6 +249,24 @@ impl<'b> BatchWriter<'b> {
     /// Counts something passed over.
     pub const fn count(&mut self, oddity: Oddity) {
         self.batch.info.oddities.count(oddity, 1);
+    }
+
+    /// Counts a name that no rule covers.
+    pub fn unruled(&mut self, of: Unruled, name: &[u8]) {
+        let EventBatch { unruled, text, .. } = &mut *self.batch;
+        let find = |name: &[u8]| {
+            let is_it =
+                |(kind, known, _): &(Unruled, Text, u32)| *kind == of && text[known.0.range()].chars().eq(shown(name));
+            unruled.iter().position(is_it)
+        };
+        let name = if find(name).is_some() || unruled.len() < UNRULED_NAMES_BATCH_MAX { name } else { b"" };
+        if let Some(at) = find(name) {
+            unruled[at].2 = unruled[at].2.saturating_add(1);
+            return;
+        }
+        let from = text.len();
+        text.extend(shown(name));
+        unruled.push((of, Text(Span::new(from, text.len())), 1));
     }
 
     /// Makes room for `count` more hashes.

@@ -13,11 +13,13 @@ pub mod media;
 pub mod msgpack;
 mod oddity;
 pub mod trust;
+mod unruled;
 
 pub use batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead, Text};
 pub use error::{DecodeError, Reason};
 pub use info::{BatchInfo, Snapshot, SnapshotPhase, SourceTrust};
 pub use oddity::{Oddities, Oddity};
+pub use unruled::Unruled;
 
 use format::Format;
 
@@ -107,7 +109,8 @@ pub enum Content<'a> {
     },
     /// Already hashed by a relay, one per engine hash.
     LocalHashes(&'a [LocalHash]),
-    /// Nothing usable: a placeholder (no tokens), or tokens that cannot be assigned to the hashes.
+    /// Nothing usable: a placeholder (no tokens), or tokens that cannot be assigned to the hashes. What the blocks
+    /// are can then only be known from where else their hashes are held.
     Unusable,
 }
 
@@ -141,6 +144,9 @@ pub enum GroupKind {
     Unstated,
     /// Full, MLA or sink-full attention: a block is reusable only if the group holds it.
     Main,
-    /// Sliding window, mamba and the like.
+    /// Sliding window, mamba and the like: which of their blocks a prompt needs, no rule says yet.
     Other,
+    /// A kind that is not known here, or that the engine does not know: taken as one that must hold every block,
+    /// which can only under-count.
+    Unknown,
 }

@@ -54,6 +54,8 @@ oddities! {
     NoPlaceForSalt = "no_place_for_salt";
     /// Something else entered the engine's hash: content `Unusable`.
     UnknownExtraKey = "unknown_extra_key";
+    /// A block whose hash is of its tokens alone and says nothing of what is before it.
+    UnchainedHash = "unchained_hash";
 }
 
 const COUNT: usize = Oddity::ALL.len();

@@ -18,7 +18,7 @@
 //! | an event of an unknown kind | unknown_events | |
 //! | a store refused, ambiguous or unbound; a bound reached | the reason named | |
 //! | another rank, another scheme, an unknown medium, a group without a rule | the reason named | |
-//! | a wire without a place for salts, hashes that cover more than the block | the reason named | |
+//! | a wire without a place for salts, hashes that cover more than the block or nothing before it | the reason named | |
 //! | silent | silent | |
 //! | a relay's word about its own view | (its reasons, its level as a cap) | (what it said before) |
 //! | a dump is being loaded | recovering | |
@@ -28,7 +28,7 @@
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
 //! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
-//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash) would be true again with the next block, so it stays until
+//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes) would be true again with the next block, so it stays until
 //! another incarnation of the engine has spoken from its first batch on.
 //!
 //! A batch that is not decoded, like one that a gap skipped, may have held removals. The worker is then
@@ -102,6 +102,8 @@ pub enum Finding {
     IsolationUnknown,
     /// An engine whose block hashes cover tokens after the block.
     LookaheadHash,
+    /// An engine whose block hashes say nothing of what is before the block.
+    UnchainedHashes,
 }
 
 impl Finding {
@@ -122,6 +124,7 @@ impl Finding {
             Self::RankConflict => TrustReason::RankConflict,
             Self::IsolationUnknown => TrustReason::IsolationUnknown,
             Self::LookaheadHash => TrustReason::LookaheadHash,
+            Self::UnchainedHashes => TrustReason::UnchainedHashes,
         }
     }
 }
@@ -275,7 +278,7 @@ mod tests {
     use super::*;
     use TrustReason as R;
 
-    const ALL_FOUND: [Finding; 13] = [
+    const ALL_FOUND: [Finding; 14] = [
         Finding::Undecodable,
         Finding::UnknownEvents,
         Finding::SchemeMismatch,
@@ -289,6 +292,7 @@ mod tests {
         Finding::RankConflict,
         Finding::IsolationUnknown,
         Finding::LookaheadHash,
+        Finding::UnchainedHashes,
     ];
 
     fn after(inputs: &[TrustInput]) -> WorkerTrust {

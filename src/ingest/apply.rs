@@ -2,15 +2,16 @@
 //!
 //! Whatever is not bound is counted with its reason and lowers trust; nothing is guessed.
 
-use super::scheme::{Fit, fit};
+use super::groups::Rule;
+use super::scheme::{Fit, fit, is_partial};
 use super::seed::{Before, SeedOf, seed_of};
 use super::stream::{Conflicted, Home, Now, Scratch, Stream};
 use crate::event::trust::{Finding, TrustInput};
-use crate::event::{Cleared, Content, GroupKind, KvEvent, Medium, Removed, Stored};
+use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, Unruled};
 use crate::hash;
-use crate::ids::{GroupId, LocalHash, Scheme, Tier};
-use crate::index::{Refusal, StoreBlocks, StoreOutcome};
-use crate::limits::{LOOK_AHEAD_EVENTS, OTHER_GROUPS_MAX};
+use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Tier};
+use crate::index::{Binding, Refusal, StoreBlocks, StoreOutcome};
+use crate::limits::LOOK_AHEAD_EVENTS;
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
@@ -47,20 +48,20 @@ impl Stream {
         locals: &mut Vec<LocalHash>,
         now: Now,
     ) {
-        let Some(tier) = self.place(stored.medium, stored.group, stored.group_kind, now) else { return };
+        let rule = self.kinds.store(stored.group, stored.group_kind);
+        let Some(tier) = self.place(stored.medium, rule, now) else { return };
         if stored.hashes.is_empty() {
             return;
         }
-        if stored.group_kind == GroupKind::Unstated && stored.group != GroupId(0) {
-            // Counted, which needs every group to hold a block; but what the group is for is not known.
-            self.found(Finding::Hybrid, now);
+        if self.unchained {
+            return self.refuse_store(stored, tier, WorkerCounter::StoresUnchained, Finding::UnchainedHashes, now);
         }
         if stored.content == Content::Unusable {
-            return self.refuse(WorkerCounter::StoresUnusable, Finding::UnknownRoot, now);
+            return self.resolve(home, stored, tier, locals, now);
         }
-        let Some(scheme) = self.scheme_of(home, stored, stated, now) else { return };
+        let Some(scheme) = self.scheme_of(home, stored, tier, stated, now) else { return };
         if stored.parent.is_some_and(|parent| self.conflicted.contains(parent)) {
-            return self.conflict(stored, now);
+            return self.conflict(stored.hashes, now);
         }
         let before = match stored.parent {
             None => Before::Root,
@@ -68,8 +69,10 @@ impl Stream {
         };
         let seed = match seed_of(before, stored.lora, stored.salt, self.salts_possible) {
             SeedOf::Known(seed) => seed,
-            SeedOf::UnknownRoot => return self.refuse(WorkerCounter::StoresUnknownRoot, Finding::UnknownRoot, now),
-            SeedOf::Conflict => return self.conflict(stored, now),
+            SeedOf::UnknownRoot => {
+                return self.refuse_store(stored, tier, WorkerCounter::StoresUnknownRoot, Finding::UnknownRoot, now);
+            }
+            SeedOf::Conflict => return self.conflict(stored.hashes, now),
         };
         let locals = match stored.content {
             Content::Tokens { tokens, .. } => {
@@ -80,21 +83,69 @@ impl Stream {
             Content::Unusable => &[],
         };
         let (parent, hashes) = (stored.parent, stored.hashes);
-        let blocks = StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed };
-        let outcome = home.writer.store(self.slot, &blocks);
+        self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
+    }
+
+    /// Counts a reference to blocks whose place and content are known.
+    fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
+        let outcome = home.writer.store(self.slot, blocks);
         if outcome.stored > 0 {
-            self.note_group(tier, stored.group);
+            self.note_group(blocks.tier, blocks.group);
+            self.kinds.counted(blocks.group);
         }
         match outcome.refused {
-            Some(Refusal::HashConflict | Refusal::SelfParent) => self.conflict(stored, now),
+            Some(Refusal::HashConflict | Refusal::SelfParent) => self.conflict(blocks.hashes, now),
             _ => self.count_stored(home, &outcome, now),
         }
     }
 
+    /// A store that says no more of its blocks than their hashes, as offloading connectors do. A hash names one
+    /// block, so each is what is held under its hash, in whatever tier that is; what is not held is not guessed.
+    fn resolve(&mut self, home: &mut Home, stored: &Stored<'_>, tier: Tier, locals: &mut Vec<LocalHash>, now: Now) {
+        let (mut rest, mut unresolved) = (stored.hashes, 0);
+        while let Some((first, _)) = rest.split_first() {
+            locals.clear();
+            let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
+                (rest, unresolved) = (&rest[1..], unresolved + 1);
+                continue;
+            };
+            locals.push(local);
+            // Blocks that follow each other are shown at once, as those of any store are.
+            for pair in rest.windows(2) {
+                let next = self.binding_of(home, pair[1]);
+                let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
+                locals.push(next.local);
+            }
+            let (hashes, behind) = rest.split_at(locals.len());
+            self.count(WorkerCounter::BlocksResolved, hashes.len() as u64);
+            self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
+            rest = behind;
+        }
+        if unresolved > 0 {
+            self.count(WorkerCounter::BlocksUnresolved, unresolved);
+            self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, Finding::UnknownRoot, now);
+        }
+    }
+
+    /// To what a hash that means one thing is bound.
+    fn binding_of(&self, home: &Home, hash: EngineHash) -> Option<Binding> {
+        home.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
+    }
+
+    /// Refuses a store. Where its group has no block in a tier in which others have some, the tier seems to hold
+    /// what that group may not have.
+    fn refuse_store(&mut self, stored: &Stored<'_>, tier: Tier, counter: WorkerCounter, finding: Finding, now: Now) {
+        let mut of_tier = self.groups.iter().filter(|(of, _)| *of == tier).map(|(_, group)| *group).peekable();
+        if of_tier.peek().is_some() && of_tier.all(|group| group != stored.group) {
+            self.found(Finding::Hybrid, now);
+        }
+        self.refuse(counter, finding, now);
+    }
+
     /// A store that contradicts what is held. Its blocks are then somewhere else than we think, so what is stored
     /// under them later cannot be placed either: placed under what is held, it would be over-counted.
-    fn conflict(&mut self, stored: &Stored<'_>, now: Now) {
-        self.conflicted.extend(stored.hashes);
+    fn conflict(&mut self, hashes: &[EngineHash], now: Now) {
+        self.conflicted.extend(hashes);
         self.refuse(WorkerCounter::StoresHashConflict, Finding::HashConflict, now);
     }
 
@@ -123,7 +174,7 @@ impl Stream {
     }
 
     fn removed(&mut self, home: &mut Home, removed: &Removed<'_>, now: Now) {
-        let Some(tier) = self.place(removed.medium, removed.group, GroupKind::Unstated, now) else { return };
+        let Some(tier) = self.place(removed.medium, self.kinds.remove(removed.group), now) else { return };
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
@@ -147,24 +198,16 @@ impl Stream {
     }
 
     /// The tier an event is about, or `None` if its blocks are not counted, which is then counted.
-    fn place(&mut self, medium: Medium, group: GroupId, kind: GroupKind, now: Now) -> Option<Tier> {
+    fn place(&mut self, medium: Medium, rule: Rule, now: Now) -> Option<Tier> {
         if medium == Medium::Remote {
             self.count(WorkerCounter::EventsRemote, 1);
             return None;
         }
-        match kind {
-            GroupKind::Main => {
-                self.other_groups.remove(&group);
-            }
-            // Bounded: a removal in a group that is not remembered names blocks that are not held.
-            GroupKind::Other if self.other_groups.len() < OTHER_GROUPS_MAX => {
-                self.other_groups.insert(group);
-            }
-            GroupKind::Other | GroupKind::Unstated => {}
-        }
-        if kind == GroupKind::Other || self.other_groups.contains(&group) {
-            self.count(WorkerCounter::EventsOtherGroup, 1);
+        if rule != Rule::Counts {
             self.found(Finding::Hybrid, now);
+        }
+        if rule == Rule::LeftOut {
+            self.count(WorkerCounter::EventsOtherGroup, 1);
             return None;
         }
         match medium {
@@ -178,12 +221,25 @@ impl Stream {
     }
 
     /// The scheme to hash a store with, or `None` if it does not fit, which is then counted.
-    fn scheme_of(&mut self, home: &Home, stored: &Stored<'_>, stated: Option<Scheme>, now: Now) -> Option<Scheme> {
+    fn scheme_of(
+        &mut self,
+        home: &Home,
+        stored: &Stored<'_>,
+        tier: Tier,
+        stated: Option<Scheme>,
+        now: Now,
+    ) -> Option<Scheme> {
         let own = match fit(home.scheme.get(), stored, stated) {
             Fit::Fits(scheme) => return Some(scheme),
             Fit::Learn(own) => own,
             Fit::Unknown => {
-                self.refuse(WorkerCounter::StoresSchemeUnknown, Finding::UnknownRoot, now);
+                self.refuse_store(stored, tier, WorkerCounter::StoresSchemeUnknown, Finding::UnknownRoot, now);
+                return None;
+            }
+            Fit::Mismatch { own, known, .. }
+                if self.kinds.has_counted(stored.group) && is_partial(own, known, stored) =>
+            {
+                self.count(WorkerCounter::BlocksPartial, 1);
                 return None;
             }
             Fit::Mismatch { own, teaches: true, .. } if home.relearns && home.holds_nothing() => {
@@ -191,25 +247,40 @@ impl Stream {
                 own
             }
             Fit::Mismatch { own, known, .. } => {
-                self.mismatch(own, known, now);
+                self.mismatch(stored, tier, (own, known), now);
                 return None;
             }
         };
         // Another shard may have been first.
         let known = home.scheme.learn(own);
         if known != own {
-            self.mismatch(own, known, now);
+            self.mismatch(stored, tier, (own, known), now);
             return None;
         }
         tracing::info!(space = %home.space, worker = %self.worker, scheme = ?own, "hash scheme learnt");
         Some(own)
     }
 
-    fn mismatch(&mut self, own: Scheme, known: Scheme, now: Now) {
-        self.refuse(WorkerCounter::StoresSchemeMismatch, Finding::SchemeMismatch, now);
+    fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
+        self.refuse_store(stored, tier, WorkerCounter::StoresSchemeMismatch, Finding::SchemeMismatch, now);
         let times = self.view.counters.get(WorkerCounter::StoresSchemeMismatch);
         if times.is_power_of_two() {
             tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "store of another scheme refused");
+        }
+    }
+
+    /// A name that no rule covers; said when it comes for the first time.
+    pub(super) fn unruled(&self, of: Unruled, name: &str, times: u32) {
+        if self.view.unruled.count(of, name, u64::from(times)) {
+            tracing::warn!(worker = %self.worker, what = of.name(), name, "no rule covers this; see what becomes of it in status");
+        }
+    }
+
+    /// Its hashes do not tell where blocks are: what is held because of them goes, and nothing more is bound.
+    pub(super) fn unchained_hashes(&mut self, home: &mut Home, now: Now) {
+        if !std::mem::replace(&mut self.unchained, true) {
+            self.found(Finding::UnchainedHashes, now);
+            self.empty(home);
         }
     }
 

@@ -18,6 +18,7 @@
 mod apply;
 pub mod descriptors;
 mod dump;
+mod groups;
 mod handle;
 mod held;
 mod inbox;
@@ -27,6 +28,7 @@ mod seed;
 mod shard;
 mod stream;
 mod subscription;
+mod unruled;
 mod view;
 
 #[cfg(test)]
@@ -37,6 +39,7 @@ use std::sync::Arc;
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, LoadAnswer, References};
 pub use handle::{IngestHandle, spawn};
 pub use inbox::RefusedPublisher;
+pub use unruled::UnruledNames;
 pub use view::{Tally, WorkerGauges, WorkerView};
 
 use crate::fleet::{EventSource, SchemeCell};

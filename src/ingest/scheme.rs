@@ -52,10 +52,16 @@ fn teaches(stored: &Stored<'_>, stated: Option<Scheme>) -> bool {
     };
     whole
         && stored.medium == Medium::Tier(Tier::Device)
-        && stored.group_kind != GroupKind::Other
+        && matches!(stored.group_kind, GroupKind::Main | GroupKind::Unstated)
         && stored.parent.is_none()
         && !stored.hashes.is_empty()
         && (1..=BLOCK_SIZE_TOKENS_MAX).contains(&stored.block_size)
+}
+
+/// Whether a store that does not fit can be a block that is not full yet. Engines announce such blocks one at a
+/// time, and again, under another hash, when they are full; no prompt's whole blocks can match them meanwhile.
+pub(super) fn is_partial(own: Scheme, known: Scheme, stored: &Stored<'_>) -> bool {
+    own.window == known.window && own.block_size < known.block_size && stored.hashes.len() == 1
 }
 
 #[cfg(test)]
@@ -94,6 +100,7 @@ mod tests {
             Stored { parent: Some(EngineHash(7)), ..root() },
             Stored { medium: Medium::Tier(Tier::Host), ..root() },
             Stored { group_kind: GroupKind::Other, ..root() },
+            Stored { group_kind: GroupKind::Unknown, ..root() },
             Stored { hashes: &[], ..root() },
             Stored { block_size: 0, ..root() },
             Stored { block_size: BLOCK_SIZE_TOKENS_MAX + 1, ..root() },
@@ -113,5 +120,16 @@ mod tests {
         assert_eq!(fit(Some(BIGRAM), &root(), None), Fit::Mismatch { own: PLAIN, known: BIGRAM, teaches: true });
         let hashed = Stored { content: Content::LocalHashes(&[LocalHash(1)]), ..root() };
         assert_eq!(fit(Some(BIGRAM), &hashed, Some(BIGRAM)), Fit::Fits(BIGRAM));
+    }
+
+    #[test]
+    fn a_partial_block_comes_alone_and_is_smaller() {
+        let wide = Scheme { block_size: 4, ..PLAIN };
+        assert!(is_partial(PLAIN, wide, &root()));
+        assert!(!is_partial(wide, PLAIN, &root()));
+        assert!(!is_partial(PLAIN, PLAIN, &root()));
+        assert!(!is_partial(BIGRAM, wide, &root()));
+        let two = Stored { hashes: &[EngineHash(1), EngineHash(2)], ..root() };
+        assert!(!is_partial(PLAIN, wide, &two));
     }
 }

@@ -30,6 +30,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
 use super::dump::AbortReason;
+use super::groups::Groups;
 use super::held::{Held, Message};
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
@@ -106,8 +107,10 @@ pub(super) struct Stream {
     pub(super) slot: WorkerSlot,
     pub(super) salts_possible: bool,
     pub(super) view: Arc<WorkerView>,
-    /// Groups that a store called other than main attention; a removal does not say.
-    pub(super) other_groups: FxHashSet<GroupId>,
+    /// What its KV groups serve.
+    pub(super) kinds: Groups,
+    /// Its hashes do not tell where a block is: none is bound.
+    pub(super) unchained: bool,
     /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
@@ -137,7 +140,8 @@ impl Stream {
             slot: publisher.slot,
             salts_possible: publisher.salts_possible,
             view: Arc::clone(&publisher.view),
-            other_groups: FxHashSet::default(),
+            kinds: Groups::default(),
+            unchained: false,
             conflicted: Conflicted::default(),
             groups: Vec::new(),
             capacity_blocks: publisher.capacity_blocks,
@@ -184,7 +188,7 @@ impl Stream {
             Err(error) => self.undecodable(home, error, seq, now),
             Ok(()) if !self.is_ours(scratch.batch.info()) => self.another_rank(scratch.batch.info(), seq, now),
             Ok(()) => {
-                self.look_over(scratch.batch.info(), now);
+                self.look_over(home, &scratch.batch, now);
                 self.apply(home, scratch, now);
                 if scratch.batch.info().oddities.get(Oddity::UnknownTag) > 0 {
                     // A clear in this batch may have come before it.
@@ -316,7 +320,7 @@ impl Stream {
         self.view.counters.add(counter, times);
     }
 
-    fn empty(&mut self, home: &mut Home) {
+    pub(super) fn empty(&mut self, home: &mut Home) {
         let held = home.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
@@ -327,7 +331,8 @@ impl Stream {
 
     fn forget_incarnation(&mut self) {
         self.format = None;
-        self.other_groups.clear();
+        self.kinds.forget();
+        self.unchained = false;
         self.conflicted = Conflicted::default();
     }
 
@@ -358,7 +363,9 @@ impl Stream {
     }
 
     /// Counts what the decoder passed over and takes a relay's word about itself.
-    fn look_over(&mut self, info: &BatchInfo, now: Now) {
+    fn look_over(&mut self, home: &mut Home, batch: &EventBatch, now: Now) {
+        let info = batch.info();
+        batch.unruled().for_each(|(of, name, times)| self.unruled(of, name, times));
         if let Some(source) = info.source {
             self.input(TrustInput::Source(source), now);
         }
@@ -370,6 +377,7 @@ impl Stream {
                     self.count(WorkerCounter::UnknownTags, times);
                     self.found(Finding::UnknownEvents, now);
                 }
+                Oddity::UnchainedHash => self.unchained_hashes(home, now),
                 Oddity::LookaheadTokens => self.found(Finding::LookaheadHash, now),
                 Oddity::NoPlaceForSalt if self.salts_possible => self.found(Finding::IsolationUnknown, now),
                 Oddity::UnknownKey | Oddity::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),

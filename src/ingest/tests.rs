@@ -16,9 +16,11 @@ use crate::trust::{Trust, TrustLevel, TrustReason as R, TrustReasons};
 mod bounds;
 mod doubt;
 mod dump;
+mod formats;
 mod loaded;
 mod lossy;
 mod replayed;
+pub(super) mod sidecar;
 pub(super) mod vllm;
 use vllm::{BLOCK_SIZE, Batch};
 
@@ -330,22 +332,9 @@ fn tiers_media_and_placeholders() {
     let remote = [("locality", "REMOTE")];
     rig.send(4, &Batch::new(4).stored_with(Some(14), &[15], &vllm::tokens(&[5]), BLOCK_SIZE, Some("CPU"), &remote));
     assert_eq!((rig.count(C::EventsRemote), rig.depth(0, &[1, 2, 3, 4, 5]).total()), (1, 4));
-    rig.send(5, &Batch::new(5).stored_with(None, &[11], &[], 0, Some("CPU"), &[]));
+    rig.send(5, &Batch::new(5).stored_with(None, &[99], &[], 0, Some("CPU"), &[]));
     rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot, R::UnknownMedium], 5);
     assert_eq!(rig.count(C::StoresUnusable), 1);
-}
-
-#[test]
-fn groups_without_a_rule_are_not_counted_and_make_the_worker_unproven() {
-    let mut rig = Rig::new(&Options::default());
-    let window = [("kv_cache_spec_kind", "sliding_window")];
-    rig.send(0, &chain(0));
-    rig.send(1, &Batch::new(1).stored_with(Some(13), &[14], &vllm::tokens(&[4]), BLOCK_SIZE, None, &window));
-    rig.expect(TrustLevel::Unproven, &[R::Hybrid], 1);
-    assert_eq!(rig.device(&[1, 2, 3, 4]), 3);
-    rig.send(2, &Batch::new(2).removed(&[11]));
-    assert_eq!(rig.count(C::EventsOtherGroup), 2, "a removal does not say its group's kind; it is remembered");
-    assert_eq!(rig.device(&[1]), 1);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::dump::AbortReason;
+use super::unruled::UnruledNames;
 use crate::event::{Oddity, Reason};
 use crate::fleet::TrustCell;
 use crate::index::WorkerBlocks;
@@ -20,6 +21,8 @@ pub struct WorkerView {
     pub undecodable: Tally,
     /// What decodable batches held that was passed over or could not be used, by [`Oddity`].
     pub oddities: Tally,
+    /// Names that it uses and no rule covers.
+    pub unruled: UnruledNames,
     /// Dumps and loads that came to no end, by [`AbortReason`].
     pub transfers_aborted: Tally,
     /// How much the index holds for it.
@@ -35,6 +38,7 @@ impl WorkerView {
             counters: CounterSet::default(),
             undecodable: Tally::new(Reason::ALL.len()),
             oddities: Tally::new(Oddity::ALL.len()),
+            unruled: UnruledNames::default(),
             transfers_aborted: Tally::new(AbortReason::ALL.len()),
             gauges: WorkerGauges::default(),
         }

@@ -246,6 +246,13 @@ const fn group_kind_of(kind: fb::GroupKind) -> GroupKind {
     match kind {
         fb::GroupKind::Unknown => GroupKind::Unstated,
         fb::GroupKind::Full | fb::GroupKind::Mla | fb::GroupKind::SinkFull => GroupKind::Main,
-        _ => GroupKind::Other,
+        fb::GroupKind::SlidingWindow
+        | fb::GroupKind::SlidingWindowMla
+        | fb::GroupKind::Mamba
+        | fb::GroupKind::ChunkedLocal
+        | fb::GroupKind::EncoderOnly
+        | fb::GroupKind::Cross => GroupKind::Other,
+        // Newer than this decoder.
+        _ => GroupKind::Unknown,
     }
 }

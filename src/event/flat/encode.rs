@@ -186,7 +186,8 @@ const fn tier_of(medium: Medium) -> Option<fb::Tier> {
 
 const fn group_kind_of(kind: GroupKind) -> fb::GroupKind {
     match kind {
-        GroupKind::Unstated => fb::GroupKind::Unknown,
+        // Which of the two it is the relay's own trust says: with the latter it is hybrid.
+        GroupKind::Unstated | GroupKind::Unknown => fb::GroupKind::Unknown,
         GroupKind::Main => fb::GroupKind::Full,
         GroupKind::Other => fb::GroupKind::SlidingWindow,
     }

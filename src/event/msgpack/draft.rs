@@ -2,10 +2,11 @@
 
 use super::cursor::{Cursor, Type};
 use super::tokens::Tokens;
+use super::unchained::is_of_tokens_alone;
 use super::{Decoder, Result};
 use crate::event::batch::{Filling, SaltText, StoredHead, Text};
 use crate::event::error::Reason;
-use crate::event::{GroupKind, Medium, Oddity};
+use crate::event::{GroupKind, Medium, Oddity, Unruled};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, NAME_BYTES_MAX};
 
@@ -127,12 +128,12 @@ impl<'p> Decoder<'p, '_> {
             Field::Parent => draft.parent = Some(self.hash()?),
             Field::BlockSize => draft.block_size = self.block_size()?,
             Field::LoraId => draft.lora_id = self.lora_id()?,
-            Field::Medium => draft.medium = Some(medium_of(self.cursor.str_bytes()?)),
+            Field::Medium => draft.medium = Some(self.medium()?),
             Field::LoraName => draft.lora = non_empty(self.cursor.str()?),
             Field::LoraNameOrMetadata if self.cursor.peek()? == Type::Map => self.metadata(draft)?,
             Field::LoraNameOrMetadata => draft.lora = non_empty(self.cursor.str()?),
             Field::GroupIndex => draft.group = GroupId(self.cursor.u32()?),
-            Field::SpecKind => draft.group_kind = group_kind_of(self.cursor.str_bytes()?),
+            Field::SpecKind => draft.group_kind = self.group_kind()?,
             Field::Locality => draft.remote = self.cursor.str_bytes()?.eq_ignore_ascii_case(b"REMOTE"),
             Field::CacheSalt => draft.salt = salt_of(self.cursor.str()?),
             Field::ExtraKeys => draft.extra_keys = Some(self.set_aside()?),
@@ -180,6 +181,24 @@ impl<'p> Decoder<'p, '_> {
         Ok(EngineHash(last.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))))
     }
 
+    fn medium(&mut self) -> Result<Medium> {
+        let name = self.cursor.str_bytes()?;
+        let medium = medium_of(name);
+        if medium == Medium::Unknown {
+            self.writer.unruled(Unruled::Medium, name);
+        }
+        Ok(medium)
+    }
+
+    fn group_kind(&mut self) -> Result<GroupKind> {
+        let name = self.cursor.str_bytes()?;
+        let kind = group_kind_of(name);
+        if kind != GroupKind::Main {
+            self.writer.unruled(Unruled::GroupKind, name);
+        }
+        Ok(kind)
+    }
+
     fn block_size(&mut self) -> Result<u32> {
         let start = self.cursor;
         let size = self.cursor.u32()?;
@@ -205,6 +224,15 @@ impl<'p> Decoder<'p, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the open event's hash is of its tokens alone.
+    pub(super) fn is_unchained(&self, draft: &Draft<'p>) -> bool {
+        match draft.tokens {
+            Tokens::Plain => is_of_tokens_alone(&self.writer, false),
+            Tokens::Pairs => is_of_tokens_alone(&self.writer, true),
+            Tokens::None | Tokens::Unusable(_) => false,
+        }
     }
 
     /// Puts a stored event's fields together.
@@ -292,6 +320,12 @@ fn medium_of(name: &[u8]) -> Medium {
 const fn group_kind_of(name: &[u8]) -> GroupKind {
     match name {
         b"full_attention" | b"mla_attention" | b"sink_full_attention" => GroupKind::Main,
-        _ => GroupKind::Other,
+        b"sliding_window"
+        | b"sliding_window_mla"
+        | b"mamba"
+        | b"chunked_local_attention"
+        | b"encoder_only_attention"
+        | b"cross_attention" => GroupKind::Other,
+        _ => GroupKind::Unknown,
     }
 }

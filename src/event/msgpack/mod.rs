@@ -11,10 +11,11 @@ mod cursor;
 mod draft;
 mod extra_keys;
 mod tokens;
+mod unchained;
 
-use super::Oddity;
 use super::batch::{BatchWriter, EventBatch};
 use super::error::{DecodeError, Reason};
+use super::{Oddity, Unruled};
 use crate::ids::DpRank;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use cursor::{Cursor, Type};
@@ -117,11 +118,12 @@ impl<'p> Decoder<'p, '_> {
     fn map_event(&mut self) -> Result<()> {
         let start = self.cursor;
         let entries = self.cursor.map()?;
-        let tag = map_tag(self.cursor, entries)?;
+        let name = map_tag(self.cursor, entries)?;
+        let tag = Tag::from_name(name);
         if matches!(tag, Tag::Cleared | Tag::Unknown) {
             self.cursor = start;
             self.cursor.skip()?;
-            return self.close(tag, &Draft::default(), start);
+            return self.close_without_fields(tag, name, start);
         }
         let mut draft = Draft::default();
         for _ in 0..entries {
@@ -146,11 +148,12 @@ impl<'p> Decoder<'p, '_> {
         if elements == 0 {
             return Err(start.error(Reason::MissingField));
         }
-        let tag = Tag::from_name(self.cursor.str_bytes()?);
+        let name = self.cursor.str_bytes()?;
+        let tag = Tag::from_name(name);
         if tag == Tag::Unknown {
             self.cursor = start;
             self.cursor.skip()?;
-            return self.close(tag, &Draft::default(), start);
+            return self.close_without_fields(tag, name, start);
         }
         let mut draft = Draft::default();
         let known = tag.fields();
@@ -162,6 +165,10 @@ impl<'p> Decoder<'p, '_> {
         if tag == Tag::Stored && !draft.has(Field::ExtraKeys) && draft.salt.is_none() {
             self.writer.count(Oddity::NoPlaceForSalt);
         }
+        // The engines that do it never said where the blocks are.
+        if tag == Tag::Stored && !draft.has(Field::Medium) && self.is_unchained(&draft) {
+            self.writer.count(Oddity::UnchainedHash);
+        }
         self.close(tag, &draft, start)
     }
 
@@ -172,12 +179,18 @@ impl<'p> Decoder<'p, '_> {
             Tag::Removed if draft.has(Field::BlockHashes) => self.writer.removed(draft.medium(), draft.group),
             Tag::Removed => Err(Reason::MissingField),
             Tag::Cleared => self.writer.cleared(None),
-            Tag::Unknown => {
-                self.writer.count(Oddity::UnknownTag);
-                Ok(())
-            }
+            Tag::Unknown => Ok(()),
         };
         written.map_err(|reason| start.error(reason))
+    }
+
+    /// As [`close`](Self::close), for what has no fields that matter. `name` is what the engine calls it.
+    fn close_without_fields(&mut self, tag: Tag, name: &[u8], start: Cursor<'p>) -> Result<()> {
+        if tag == Tag::Unknown {
+            self.writer.count(Oddity::UnknownTag);
+            self.writer.unruled(Unruled::Tag, name);
+        }
+        self.close(tag, &Draft::default(), start)
     }
 
     fn skip_trailing(&mut self, elements: usize) -> Result<()> {
@@ -190,10 +203,10 @@ impl<'p> Decoder<'p, '_> {
 }
 
 /// The tag of a map, which comes first in practice but need not. Taken by value: the caller stays where it is.
-fn map_tag(mut cursor: Cursor<'_>, entries: usize) -> Result<Tag> {
+fn map_tag<'p>(mut cursor: Cursor<'p>, entries: usize) -> Result<&'p [u8]> {
     for _ in 0..entries {
         if cursor.str_bytes()? == b"type" {
-            return Ok(Tag::from_name(cursor.str_bytes()?));
+            return cursor.str_bytes();
         }
         cursor.skip()?;
     }
@@ -201,4 +214,4 @@ fn map_tag(mut cursor: Cursor<'_>, entries: usize) -> Result<Tag> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

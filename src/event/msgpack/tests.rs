@@ -3,7 +3,9 @@
 use super::*;
 use crate::event::{Content, GroupKind, KvEvent, Medium, Salt, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
-use crate::limits::{EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX};
+use crate::limits::{
+    EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX, UNRULED_NAMES_BATCH_MAX,
+};
 use serde_json::{Value, json};
 
 /// JSON as msgpack; `{"$bin": hex}` as bytes. Lengths and integers take their longest form, which decoders must
@@ -51,7 +53,8 @@ fn pack(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-fn packed(value: &Value) -> Vec<u8> {
+/// JSON as msgpack.
+pub(crate) fn packed(value: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     pack(value, &mut out);
     out
@@ -127,6 +130,8 @@ fn unknown_tags_keys_and_trailing_elements_are_counted() {
     ]));
     assert_eq!(odd(&batch), [(Oddity::UnknownTag, 2), (Oddity::UnknownKey, 2), (Oddity::TrailingElement, 3)]);
     assert_eq!((batch.len(), batch.blocks()), (3, 2));
+    let names: Vec<_> = batch.unruled().collect();
+    assert_eq!(names, [(Unruled::Tag, "BlockMoved", 1), (Unruled::Tag, "BlockUpdateEvent", 1)]);
 }
 
 #[test]
@@ -149,6 +154,12 @@ fn media_names_map_in_any_case() {
         ("CPU_TIER1", Medium::Tier(Tier::Host)),
         ("cpu_tier2", Medium::Tier(Tier::Disk)),
         ("NVMe", Medium::Tier(Tier::Disk)),
+        ("CPU_PINNED", Medium::Tier(Tier::Host)),
+        ("STORAGE", Medium::Tier(Tier::Disk)),
+        ("fs", Medium::Tier(Tier::Disk)),
+        ("OBJ", Medium::Tier(Tier::Disk)),
+        ("disk", Medium::Tier(Tier::Disk)),
+        ("External", Medium::Tier(Tier::External)),
         ("shared", Medium::Tier(Tier::External)),
         ("TAPE", Medium::Unknown),
     ] {
@@ -350,4 +361,90 @@ fn nesting_is_bounded() {
     assert_eq!(odd(&batch), [(Oddity::UnknownTag, 1)]);
     assert_eq!(refused(&nested(MSGPACK_DEPTH_MAX)).reason, Reason::TooDeep);
     assert_eq!(refused(&nested(100_000)).reason, Reason::TooDeep);
+}
+
+#[test]
+fn what_a_group_serves_is_told_by_name() {
+    for (kind, serves) in [
+        ("full_attention", GroupKind::Main),
+        ("mla_attention", GroupKind::Main),
+        ("sink_full_attention", GroupKind::Main),
+        ("sliding_window", GroupKind::Other),
+        ("sliding_window_mla", GroupKind::Other),
+        ("mamba", GroupKind::Other),
+        ("chunked_local_attention", GroupKind::Other),
+        ("encoder_only_attention", GroupKind::Other),
+        ("cross_attention", GroupKind::Other),
+        ("unknown", GroupKind::Unknown),
+        ("attention of 2031", GroupKind::Unknown),
+    ] {
+        let batch = batch_of(&json!([stored(&json!({"kv_cache_spec_kind": kind}))]));
+        assert_eq!(only_stored(&batch).group_kind, serves, "{kind}");
+        let shown = kind.replace(' ', "?");
+        let named = (serves != GroupKind::Main).then_some((Unruled::GroupKind, &*shown, 1));
+        assert_eq!(batch.unruled().collect::<Vec<_>>(), Vec::from_iter(named), "{kind}");
+    }
+}
+
+#[test]
+fn names_beyond_the_bound_of_a_batch_are_counted_together() {
+    let event = |name: usize| json!([format!("Tag{}", name % 20)]);
+    let batch = batch_of(&Value::Array((0..40).map(event).collect()));
+    let names: Vec<_> = batch.unruled().collect();
+    assert_eq!(names.len(), UNRULED_NAMES_BATCH_MAX + 1);
+    assert_eq!(names[0], (Unruled::Tag, "Tag0", 2));
+    assert_eq!(names[UNRULED_NAMES_BATCH_MAX], (Unruled::Tag, "", 2 * (20 - UNRULED_NAMES_BATCH_MAX as u32)));
+}
+
+#[test]
+fn a_hash_of_the_tokens_alone_is_noticed_where_engines_had_it() {
+    // `hash((1, 2))` and `hash(((1, 2), (2, 3)))` of CPython.
+    let (plain, pairs) = (-3_550_055_125_485_641_917_i64, 8_374_439_192_799_522_889_i64);
+    let unchained = |event: Value| batch_of(&json!([event])).info().oddities.get(Oddity::UnchainedHash);
+    assert_eq!(unchained(json!(["BlockStored", [plain], null, [1, 2], 2, null])), 1);
+    assert_eq!(unchained(json!(["BlockStored", [plain], 9, [1, 2], 2, null])), 1);
+    assert_eq!(unchained(json!(["BlockStored", [pairs], null, [[1, 2], [2, 3]], 2, null])), 1);
+    assert_eq!(unchained(json!(["BlockStored", [plain + 1], null, [1, 2], 2, null])), 0);
+    assert_eq!(unchained(json!(["BlockStored", [plain, plain], null, [1, 2, 1, 2], 2, null])), 0);
+    assert_eq!(unchained(json!(["BlockStored", [plain], null, [1, 2], 2, null, "GPU"])), 0, "newer engines");
+}
+
+#[test]
+fn every_form_of_a_stored_event_says_the_same() {
+    let (hashes, tokens) = (json!([-1, 5]), json!([1, 2, 3, 4]));
+    let array = json!([
+        "BlockStored",
+        hashes,
+        9,
+        tokens,
+        2,
+        null,
+        "CPU_PINNED",
+        null,
+        [["s"], null],
+        0,
+        "full_attention",
+        null
+    ]);
+    let lengths = [6, 7, 8, 9, 10, 12].map(|len| json!(array.as_array().unwrap()[..len]));
+    let map = json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": 9, "token_ids": tokens,
+        "block_size": 2});
+    let forms = lengths.into_iter().chain([map]);
+    for form in forms {
+        let batch = batch_of(&json!([form]));
+        let stored = only_stored(&batch);
+        assert_eq!(stored.hashes, [EngineHash(u64::MAX), EngineHash(5)], "{form}");
+        assert_eq!(stored.content, Content::Tokens { tokens: &[1, 2, 3, 4], bigram: false }, "{form}");
+        assert_eq!((stored.parent, stored.block_size), (Some(EngineHash(9)), 2), "{form}");
+        let tier = if form.get(6).is_some() { Tier::Host } else { Tier::Device };
+        assert_eq!((stored.medium, stored.group), (Medium::Tier(tier), GroupId(0)), "{form}");
+    }
+    let salted = json!(["BlockStored", hashes, null, tokens, 2, null, "GPU", {"cache_salt": "s", "new": 1}]);
+    let batch = batch_of(&json!([salted]));
+    assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), None));
+    assert_eq!(odd(&batch), [(Oddity::UnknownKey, 1)]);
+    let named = json!(["BlockStored", hashes, null, tokens, 2, 1, "GPU", "adapter", [["adapter", "s"], ["adapter"]]]);
+    let batch = batch_of(&json!([named]));
+    assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), Some("adapter")));
+    assert!(odd(&batch).is_empty());
 }

@@ -238,6 +238,7 @@ impl Stream {
             self.count(WorkerCounter::Duplicates, contained as u64);
         }
         self.forget_incarnation();
+        self.groups.iter().for_each(|(_, group)| self.kinds.counted(*group));
         if begin.trust.reasons.contains(TrustReason::HashConflict) {
             // Which hashes contradicted each other is not in a dump: any may be one.
             self.conflicted = Conflicted::any();

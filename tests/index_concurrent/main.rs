@@ -10,8 +10,8 @@ mod player;
 mod script;
 mod watcher;
 
-use kvrouted::ids::WorkerSlot;
-use kvrouted::index::{IndexReader, ShardLimits, shard};
+use kvrouted::ids::{ShardId, WorkerSlot};
+use kvrouted::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use oracle::replay::for_seeds;
 use oracle::stream::{Alphabet, Rates, Shape, Style};
 use player::{Progress, play};
@@ -25,6 +25,8 @@ const SEEDS: u64 = 3;
 const TIME: Duration = Duration::from_secs(2);
 /// The threads of one test get all the cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Shards that every second reader walks beside the one that changes.
+const QUIET: u16 = 3;
 /// Events of one script.
 const EVENTS: usize = 2000;
 
@@ -32,9 +34,24 @@ const EVENTS: usize = 2000;
 const FLEET: Alphabet = Alphabet { workers: 4, hashes: 400, locals: 3, groups: 1, seeds: 1, tiers: 1 };
 const PROMPTS: Shape = Shape::Prompts { prompts: 6, blocks_max: 40, step_blocks_max: 16, aliases: false };
 
+/// A shard that holds what the script's events leave, and does not change: its walks go the ways of the one that does.
+fn quiet_shard(id: ShardId, script: &Script, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
+    let (mut writer, reader) = shard_in(id, script.limits, reclaimer);
+    let slots: Vec<_> = (0..script.workers).map(|_| writer.add_worker().expect("room")).collect();
+    for event in &script.events {
+        if let Some(worker) = event.worker() {
+            event.apply_to_writer(&mut writer, slots[worker]);
+        }
+    }
+    (writer, reader)
+}
+
 /// Plays one script to readers on other threads.
 fn run(script: &Script, seed: u64) -> Seen {
-    let (mut writer, reader) = shard(SHARD, script.limits);
+    let reclaimer = Reclaimer::new();
+    let (mut writer, reader) = shard_in(SHARD, script.limits, &reclaimer);
+    let (_writers, quiet): (Vec<_>, Vec<_>) =
+        (1..=QUIET).map(|id| quiet_shard(ShardId(id), script, &reclaimer)).unzip();
     for worker in 0..script.workers {
         assert_eq!(writer.add_worker(), Some(WorkerSlot(worker as u16)));
     }
@@ -42,7 +59,10 @@ fn run(script: &Script, seed: u64) -> Seen {
     let progress = Progress::default();
     std::thread::scope(|scope| {
         let watchers: Vec<_> = (0..threads)
-            .map(|_| IndexReader::new(vec![reader.clone()]))
+            .map(|thread| {
+                let beside = if thread % 2 == 0 { &[][..] } else { &quiet[..] };
+                IndexReader::new(beside.iter().chain([&reader]).cloned().collect())
+            })
             .map(|reader| {
                 scope.spawn(|| {
                     let reader = reader;

@@ -141,6 +141,8 @@ pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
 pub const MSGPACK_DEPTH_MAX: usize = 16;
 /// Payload hashes remembered per stream, to tell a duplicate from another incarnation.
 pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
+/// Payload hashes of replayed batches remembered per stream until the live stream, which is behind, has passed them.
+pub const GATE_REPLAYED_REMEMBERED_MAX: usize = 1 << 14;
 /// KV groups of one worker of which it is remembered what they serve.
 pub const GROUP_KINDS_MAX: usize = 256;
 /// Names that no rule covers, of one event batch; the others of it are counted together.
@@ -175,10 +177,40 @@ pub const TRANSFERS_WAITING_MAX: usize = 16;
 pub const TRANSFER_STALL_MS_MAX: u64 = 5_000;
 /// How long an ingest thread rests before it looks again whether that side has moved, milliseconds.
 pub const TRANSFER_REST_MS: u64 = 1;
-/// Messages of a worker that wait while it is dumped or loaded; one more ends the dump or load.
+/// Messages of a worker that wait while it is dumped, loaded or recovered. One more ends the dump or load; while it is
+/// recovered the oldest is dropped, which the replay brings too.
 pub const HELD_MESSAGES_MAX: usize = 1 << 14;
 /// Payload bytes of those messages.
 pub const HELD_BYTES_MAX: usize = 64 << 20;
+/// Payload bytes that wait for the recovery of all workers of a shard.
+pub const RECOVERY_HELD_BYTES_MAX: usize = 256 << 20;
+/// Replays that a shard has asked for and not yet received, each over a socket of its own. An idle engine takes up to
+/// 100 ms to answer, so this many are what lets a thousand workers connect again within seconds.
+pub const REPLAYS_AT_ONCE_MAX: usize = 16;
+/// Bytes that the replays of one shard are reckoned to have under way; beyond it none is begun.
+pub const REPLAYS_UNDER_WAY_BYTES_MAX: usize = 256 << 20;
+/// Bytes that a replay is reckoned at before the first of its worker has ended.
+pub const REPLAY_BYTES_GUESSED: usize = 16 << 20;
+/// Bytes that a replay may bring; it is then broken off and asked for again from where it stands.
+pub const REPLAY_BYTES_MAX: usize = 256 << 20;
+/// Replayed batches taken for one worker before the next has its turn.
+pub const REPLAY_TURN_BATCHES_MAX: usize = 64;
+/// Bytes of those batches.
+pub const REPLAY_TURN_BYTES_MAX: usize = 1 << 20;
+/// How long an engine may take to begin to answer, milliseconds. It answers between two batches of its own.
+pub const REPLAY_FIRST_MS_MAX: u64 = 3_000;
+/// How long it may take from one batch to the next or to the end, milliseconds.
+pub const REPLAY_NEXT_MS_MAX: u64 = 2_000;
+/// Replays in a row that bring nothing, after which what is missing counts as lost.
+pub const REPLAY_TRIES_MAX: u32 = 4;
+/// The same where an answer begins behind what was asked for: it is gone from the engine's buffer.
+pub const REPLAY_LATE_TRIES_MAX: u32 = 2;
+/// Replays of one recovery, also where each brings something.
+pub const REPLAYS_PER_RECOVERY_MAX: u32 = 64;
+/// The shortest wait before a replay is asked for again, milliseconds; four times as long after each that brings nothing.
+pub const REPLAY_BACK_OFF_MS_MIN: u64 = 50;
+/// A quiet worker's probes come up to this many doublings apart.
+pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 /// How long an ingest thread rests before it asks again whether the index takes events, milliseconds.
 pub const CHOKED_REST_MS: u64 = 1;
 /// The lowest memory ceiling that a space can be given for each of its shards: below it nothing would fit.
@@ -238,6 +270,8 @@ const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEI
 const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
 const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
+const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= RECOVERY_HELD_BYTES_MAX, "one message alone is never dropped");
+const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);
 const _: () = assert!(SHARD_MEMORY_BYTES_MIN * SHARDS_MAX as u64 <= SPACE_MEMORY_BYTES_CEILING);
 const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");

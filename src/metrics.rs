@@ -76,7 +76,20 @@ counters! {
         EventsRemote = "events_remote", "Events about blocks on other machines, ignored.";
         RankConflicts = "rank_conflicts", "Batches of another rank than the stream's, refused.";
         Chokes = "chokes", "Times the worker's events had to wait because memory given up by the index was not yet free.";
-        MessagesHeld = "messages_held", "Messages that waited while the worker was dumped or loaded.";
+        MessagesHeld = "messages_held", "Messages that waited while the worker was dumped, loaded or recovered.";
+        MessagesDropped = "messages_dropped", "Live messages dropped while the worker was recovered because too many waited.";
+        MessagesDroppedBroken = "messages_dropped_broken", "Live messages dropped because their connection broke; a replay has them.";
+        Recoveries = "recoveries", "Times lost batches were fetched again, or shown not to be missing, to the last.";
+        ReplaysAsked = "replays_asked", "Replays asked for.";
+        ReplaysAnswered = "replays_answered", "Replays that were answered up to their end.";
+        ReplaysTimedOut = "replays_timed_out", "Replays that did not begin or stopped before their end.";
+        BatchesReplayed = "batches_replayed", "Batches that replays brought and that were applied.";
+        ReplayHoles = "replay_holes", "Replays in which batches were missing.";
+        ReplaysLate = "replays_late", "Replays that began behind what was asked for, or ended before the live stream.";
+        ReplaysUnfillable = "replays_unfillable", "Times missing batches could not be had and the worker was emptied.";
+        ReplayFramesUnknown = "replay_frames_unknown", "Messages of replays without a sequence and a payload, skipped.";
+        Probes = "probes", "Replays asked for because the worker was quiet.";
+        TailsFound = "tails_found", "Probes that found batches which the live stream had lost.";
         Dumps = "dumps", "Dumps of the worker that reached their end.";
         Loads = "loads", "Dumps loaded into the worker to their end.";
     }

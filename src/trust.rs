@@ -94,7 +94,7 @@ reasons! {
     JoinedLate = 1, "joined_late", LowerBound, "start kvrouted before the engine, or clear the engine's prefix cache once";
     /// Sequences are missing and could not be fetched again; the worker was emptied.
     Gap = 2, "gap", LowerBound, "raise the engine's hwm, or clear its prefix cache once";
-    /// The connection to the publisher broke; the worker was emptied.
+    /// The connection to the publisher broke; the worker was emptied, or is to be shown to go on by a replay.
     Disconnected = 3, "disconnected", Unproven, "check that the engine runs and that its endpoint is reachable";
     /// A message could not be decoded and was skipped.
     Undecodable = 4, "undecodable", LowerBound, "check that the engine's version is supported; the log names the first bad field";
@@ -120,7 +120,7 @@ reasons! {
     NoEvents = 14, "no_events", None, "give the worker's record an events endpoint";
     /// The index moved under the query more often than it was willing to look again.
     ReadContended = 15, "read_contended", Unproven, "retry; if it persists spread workers over more shards";
-    /// Sequences are missing and are being fetched.
+    /// Sequences are, or may be, missing and are being fetched.
     Recovering = 16, "recovering", Unproven, "wait; recovery is bounded in time";
     /// The engine's wire cannot say that a prompt was salted.
     IsolationUnknown = 17, "isolation_unknown", Unproven, "state in the space's record that no cache salts are used";

@@ -38,6 +38,7 @@ fn the_example_says_the_defaults() {
     assert_eq!((bare.log.level, bare.log.format, bare.metrics.port), ("info", LogFormat::Text, 0));
     assert_eq!(bare.ingest.receive_messages_max, limits::ZMQ_RECEIVE_MESSAGES_MAX);
     assert_eq!((bare.ingest.shards, bare.ingest.down_after_ms, bare.ingest.silence_ms_max), (1, 5000, 0));
+    assert_eq!(bare.ingest.probe_after_ms, 5000);
     assert_eq!((bare.booking.age_s_max, bare.booking.session_grace_s), (300, 10));
     let policy = &bare.policy;
     assert_eq!(

@@ -17,6 +17,11 @@ use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 mod vllm;
 use vllm::{BLOCK_SIZE, Batch};
 
+#[path = "ingest/recovery.rs"]
+mod recovery;
+#[path = "ingest/replayer.rs"]
+mod replayer;
+
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 /// Far beyond what anything here takes: reached only by a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -82,22 +87,33 @@ impl Shard {
     }
 
     fn with(endpoints: &[&str], topic: &str, config: IngestConfig) -> Self {
+        let publishers: Vec<_> = endpoints.iter().map(|endpoint| (*endpoint, None)).collect();
+        Self::recovering(&publishers, topic, config)
+    }
+
+    /// With where each publisher publishes and replays.
+    fn recovering(endpoints: &[(&str, Option<&str>)], topic: &str, config: IngestConfig) -> Self {
         let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
         let scheme = Arc::new(SchemeCell::default());
         let publishers: Vec<Publisher> = endpoints
             .iter()
             .enumerate()
-            .map(|(at, endpoint)| Publisher {
+            .map(|(at, (endpoint, replay))| Publisher {
                 index: WorkerIndex(at as u32),
                 worker: Worker::new(at as u64 + 1, 0),
                 space: SpaceId(0),
                 slot: writer.add_worker().expect("room for a worker"),
-                source: EventSource { endpoint: (*endpoint).into(), replay: None, topic: topic.into() },
+                source: EventSource {
+                    endpoint: (*endpoint).into(),
+                    replay: replay.map(str::to_owned),
+                    topic: topic.into(),
+                },
                 scheme: Arc::clone(&scheme),
                 scheme_configured: false,
                 salts_possible: true,
                 capacity_blocks: 0,
                 view: Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default())))),
+                loads: None,
             })
             .collect();
         let workers = publishers.iter().map(record).collect();

@@ -136,6 +136,8 @@ pub struct IngestConfig {
     pub down_after_ms: u64,
     /// A worker silent for longer is no longer believed, milliseconds; 0 = never.
     pub silence_ms_max: u64,
+    /// A worker quiet for so long is asked whether its last events were lost, milliseconds; 0 = never.
+    pub probe_after_ms: u64,
     /// Messages kept for one publisher before libzmq drops.
     pub receive_messages_max: i32,
 }

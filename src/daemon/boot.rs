@@ -46,30 +46,25 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
     let mut shards = Shards::new(config);
     let mut table = FleetTable { version: 1, spaces, workers: Vec::with_capacity(config.workers.len()) };
     let mut views = Vec::with_capacity(config.workers.len());
+    let loads = LoadsConfig {
+        age_ms_max: config.booking.age_s_max * 1000,
+        session_grace_ms: config.booking.session_grace_s * 1000,
+    };
+    let loads = Arc::new(Loads::new(config.workers.len(), loads));
     for (index, worker) in config.workers.iter().enumerate() {
         let shard = shard_of(worker.worker, config.ingest.shards);
         let slot = shards.add(worker, shard)?;
         let predicted = config.spaces.get(worker.space.0 as usize).is_some_and(|space| space.approximate);
         let record = record(worker, WorkerIndex(index as u32), (shard, slot), predicted, now_unix_ms);
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
-        if let Some(publisher) = publisher(config, &table.spaces, &record, &view) {
+        if let Some(publisher) = publisher(config, &table.spaces, &record, (&view, &loads)) {
             shards.publishers.entry(shard).or_default().push(publisher);
         }
         table.workers.push(record);
         views.push(view);
     }
-    let loads = LoadsConfig {
-        age_ms_max: config.booking.age_s_max * 1000,
-        session_grace_ms: config.booking.session_grace_s * 1000,
-    };
     let (indexes, plans) = shards.split(table.spaces.len());
-    Ok(Booted {
-        loads: Arc::new(Loads::new(table.workers.len(), loads)),
-        fleet: Arc::new(Fleet::new(table)),
-        indexes,
-        views,
-        plans,
-    })
+    Ok(Booted { loads, fleet: Arc::new(Fleet::new(table)), indexes, views, plans })
 }
 
 /// The shard that owns a worker: a hash of its identity, so that it does not depend on the others.
@@ -116,7 +111,12 @@ fn record(
     }
 }
 
-fn publisher(config: &Config, spaces: &[Space], record: &WorkerRecord, view: &Arc<WorkerView>) -> Option<Publisher> {
+fn publisher(
+    config: &Config,
+    spaces: &[Space],
+    record: &WorkerRecord,
+    (view, loads): (&Arc<WorkerView>, &Arc<Loads>),
+) -> Option<Publisher> {
     let place = record.space.0 as usize;
     let (space, said) = (spaces.get(place)?, config.spaces.get(place)?);
     Some(Publisher {
@@ -130,6 +130,7 @@ fn publisher(config: &Config, spaces: &[Space], record: &WorkerRecord, view: &Ar
         salts_possible: said.salts == Salts::Possible,
         capacity_blocks: record.capacity_blocks,
         view: Arc::clone(view),
+        loads: Some(Arc::clone(loads)),
     })
 }
 

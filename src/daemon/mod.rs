@@ -168,6 +168,7 @@ fn start_ingest(config: &Config, mut plans: Vec<ingest::ShardPlan>, fleet: &Arc<
         core: None,
         down_after_ms: config.ingest.down_after_ms,
         silence_ms_max: config.ingest.silence_ms_max,
+        probe_after_ms: config.ingest.probe_after_ms,
         receive_messages_max: config.ingest.receive_messages_max,
         shards: usize::from(config.ingest.shards),
     };

@@ -13,15 +13,19 @@
 //! | Live at `l` | batch `n <= l`, remembered with other bytes, or not remembered | Restart{`n`, `l`} | Live at `n`, remembers only `n` |
 //! | Live at `l` | disconnected | – | Waiting, after `l` |
 //! | any | resumed at `w` | – | Live at `w`, remembers what the gate it follows did |
+//! | any | gone on before `n` | – | Live at `n-1`, remembers nothing |
 //!
 //! A sequence is remembered while it is among the last [`GATE_PAYLOADS_REMEMBERED`] numbers up to `l` and
-//! was received. A batch of another incarnation has other bytes: every format carries a time stamp or
+//! was received, and so is what a replay brought ([`SequenceGate::replayed`]) until the live stream, which is behind a
+//! replay, has passed it or is known to have nothing more. A batch of another incarnation has other bytes: every format carries a time stamp or
 //! a generation. What the gate cannot see: a restarted publisher whose first batch we receive is numbered
 //! exactly `l+1` and whose connection did not break. A restart breaks the connection, so the caller
 //! reports [`SequenceGate::disconnected`] before it feeds the first batch of the next one.
 
+use std::collections::VecDeque;
+
 use crate::ids::EventSeq;
-use crate::limits::GATE_PAYLOADS_REMEMBERED;
+use crate::limits::{GATE_PAYLOADS_REMEMBERED, GATE_REPLAYED_REMEMBERED_MAX};
 
 /// What one batch is to its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,26 +68,50 @@ enum State {
     Live { last: EventSeq },
 }
 
-/// The gate of one stream. About 1 KiB; no allocation.
+/// The gate of one stream. About 1 KiB, and 8 bytes for each batch of a replay that is still remembered.
 #[derive(Clone, Debug)]
 pub struct SequenceGate {
     state: State,
     remembered: Remembered,
+    replayed: ReplayedRun,
 }
 
 impl Default for SequenceGate {
     fn default() -> Self {
-        Self { state: State::Waiting { before: None }, remembered: Remembered::default() }
+        Self {
+            state: State::Waiting { before: None },
+            remembered: Remembered::default(),
+            replayed: ReplayedRun::default(),
+        }
     }
 }
 
 impl SequenceGate {
     /// Judges a batch by its sequence and a 64-bit hash of its payload, and moves on to it.
     pub fn batch(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
+        let verdict = self.step(seq, payload_hash);
+        // Live batches ascend: what was replayed up to this one is behind the live stream too.
+        self.replayed.forget_up_to(seq);
+        verdict
+    }
+
+    /// The same for a batch of a replay: the live stream may bring it once more, however much later.
+    pub fn replayed(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
+        let verdict = self.step(seq, payload_hash);
+        if verdict != Verdict::Duplicate {
+            self.replayed.push(seq, payload_hash);
+        }
+        verdict
+    }
+
+    fn step(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
         let verdict = self.judge(seq, payload_hash);
         match verdict {
             Verdict::Duplicate => return verdict,
-            Verdict::First { .. } | Verdict::Restart { .. } => self.remembered = Remembered::default(),
+            Verdict::First { .. } | Verdict::Restart { .. } => {
+                self.remembered = Remembered::default();
+                self.replayed = ReplayedRun::default();
+            }
             Verdict::InOrder | Verdict::Gap { .. } => {}
         }
         self.remembered.insert(seq, payload_hash);
@@ -91,10 +119,12 @@ impl SequenceGate {
         verdict
     }
 
-    fn judge(&self, seq: EventSeq, payload_hash: u64) -> Verdict {
+    /// What [`SequenceGate::batch`] would say; nothing changes.
+    #[must_use]
+    pub fn judge(&self, seq: EventSeq, payload_hash: u64) -> Verdict {
         match self.state {
             State::Waiting { before } => Verdict::First { seq, before },
-            State::Live { last } if seq <= last => match self.remembered.get(seq, last) {
+            State::Live { last } if seq <= last => match self.remembers(seq, last) {
                 Some(hash) if hash == payload_hash => Verdict::Duplicate,
                 _ => Verdict::Restart { seq, before: last },
             },
@@ -118,8 +148,21 @@ impl SequenceGate {
 
     /// Goes on where another gate of the same incarnation stood: at `last`, with the hashes it remembered.
     pub fn resume(&mut self, last: EventSeq, remembered: &[(EventSeq, u64)]) {
-        *self = Self { state: State::Live { last }, remembered: Remembered::default() };
+        *self = Self { state: State::Live { last }, ..Self::default() };
         remembered.iter().for_each(|(seq, payload_hash)| self.remembered.insert(*seq, *payload_hash));
+    }
+
+    /// Takes the batch `seq` next, whatever was missed before it: nothing received so far is of its stream.
+    pub fn go_on_before(&mut self, seq: EventSeq) {
+        *self = Self::default();
+        if let Some(last) = seq.0.checked_sub(1) {
+            self.state = State::Live { last: EventSeq(last) };
+        }
+    }
+
+    /// The live stream has nothing more of what was replayed.
+    pub fn forget_replayed(&mut self) {
+        self.replayed = ReplayedRun::default();
     }
 
     /// What [`SequenceGate::resume`] needs beside the last sequence, by ascending sequence.
@@ -134,7 +177,11 @@ impl SequenceGate {
     /// The hash of a sequence's payload, while it is remembered.
     #[must_use]
     pub fn payload_hash(&self, seq: EventSeq) -> Option<u64> {
-        self.last().filter(|last| seq <= *last).and_then(|last| self.remembered.get(seq, last))
+        self.last().filter(|last| seq <= *last).and_then(|last| self.remembers(seq, last))
+    }
+
+    fn remembers(&self, seq: EventSeq, last: EventSeq) -> Option<u64> {
+        self.remembered.get(seq, last).or_else(|| self.replayed.get(seq))
     }
 
     /// The last sequence of the connection that is live; `None` before its first batch.
@@ -143,6 +190,43 @@ impl SequenceGate {
         match self.state {
             State::Waiting { .. } => None,
             State::Live { last } => Some(last),
+        }
+    }
+}
+
+/// Payload hashes of batches that follow each other, as a replay brought them.
+#[derive(Clone, Debug, Default)]
+struct ReplayedRun {
+    first: u64,
+    hashes: VecDeque<u64>,
+}
+
+impl ReplayedRun {
+    fn push(&mut self, seq: EventSeq, payload_hash: u64) {
+        if self.first.checked_add(self.hashes.len() as u64) != Some(seq.0) {
+            *self = Self { first: seq.0, hashes: VecDeque::new() };
+        }
+        self.hashes.push_back(payload_hash);
+        if self.hashes.len() > GATE_REPLAYED_REMEMBERED_MAX {
+            self.hashes.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn get(&self, seq: EventSeq) -> Option<u64> {
+        let at = usize::try_from(seq.0.checked_sub(self.first)?).ok()?;
+        self.hashes.get(at).copied()
+    }
+
+    fn forget_up_to(&mut self, seq: EventSeq) {
+        if self.hashes.is_empty() {
+            return;
+        }
+        let passed = seq.0.saturating_add(1).saturating_sub(self.first).min(self.hashes.len() as u64);
+        self.hashes.drain(..passed as usize);
+        self.first += passed;
+        if self.hashes.is_empty() {
+            *self = Self::default();
         }
     }
 }
@@ -255,6 +339,31 @@ mod tests {
         }
         assert!(SequenceGate::default().remembered().is_empty());
         assert_eq!(SequenceGate::default().payload_hash(EventSeq(0)), None);
+    }
+
+    #[test]
+    fn what_was_replayed_is_remembered_until_the_live_stream_has_passed_it() {
+        let mut gate = gate_at(0..=4);
+        assert_eq!(gate.replayed(EventSeq(4), 4), Verdict::Duplicate);
+        (5..=904).for_each(|seq| assert_eq!(gate.replayed(EventSeq(seq), seq), Verdict::InOrder));
+        assert_eq!(gate.judge(EventSeq(6), 6), Verdict::Duplicate);
+        assert_eq!(gate.judge(EventSeq(6), 7), Verdict::Restart { seq: EventSeq(6), before: EventSeq(904) });
+        (5..=600).for_each(|seq| assert_eq!(gate.batch(EventSeq(seq), seq), Verdict::Duplicate));
+        assert_eq!(gate.judge(EventSeq(600), 600), Verdict::Restart { seq: EventSeq(600), before: EventSeq(904) });
+        assert_eq!(gate.judge(EventSeq(601), 601), Verdict::Duplicate);
+        gate.forget_replayed();
+        assert_eq!(gate.judge(EventSeq(601), 601), Verdict::Restart { seq: EventSeq(601), before: EventSeq(904) });
+        assert_eq!(gate.batch(EventSeq(905), 905), Verdict::InOrder);
+    }
+
+    #[test]
+    fn going_on_before_a_batch_takes_it_and_forgets_what_was() {
+        let mut gate = gate_at(0..=4);
+        gate.go_on_before(EventSeq(9));
+        assert_eq!(gate.payload_hash(EventSeq(4)), None);
+        assert_eq!(gate.batch(EventSeq(9), 9), Verdict::InOrder);
+        gate.go_on_before(EventSeq(0));
+        assert_eq!(gate.batch(EventSeq(0), 0), Verdict::First { seq: EventSeq(0), before: None });
     }
 
     /// The table of the module's docs with a map in place of a ring.

@@ -12,6 +12,7 @@ mod info;
 pub mod media;
 pub mod msgpack;
 mod oddity;
+pub mod recovery;
 pub mod trust;
 mod unruled;
 

@@ -9,8 +9,10 @@
 //! | joined, or restarted, at sequence 0 | | everything but no_events and isolation_unknown; a relay's word |
 //! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed |
 //! | restarted at a later sequence | joined_late | what a restart at 0 takes away |
-//! | gap | gap | silent, misframed |
+//! | gap | gap | recovering, disconnected, silent, misframed |
 //! | disconnected | disconnected | joining, silent, misframed |
+//! | lost batches are fetched again | recovering | |
+//! | none is missing any more, or none was ever sent | (joining, where none was ever sent) | recovering, disconnected, silent, misframed |
 //! | a message without the frames of a batch | misframed | |
 //! | batch in its place: nothing is missing before it | | silent, misframed |
 //! | batch seen before | | silent |
@@ -55,8 +57,15 @@ pub enum TrustInput {
     Duplicate,
     /// A message without the frames of a batch, and so without a sequence.
     Misframed,
-    /// The connection broke and the worker was emptied.
+    /// The connection broke, and the worker was emptied or is to be proven on the next one.
     Disconnected,
+    /// Batches are, or may be, missing and are fetched again.
+    Recovering,
+    /// Everything that was sent has been applied.
+    Recovered {
+        /// Whether anything was.
+        known: bool,
+    },
     /// Something arrived that lowers trust for the reason named, until what the table says takes it away.
     Found(Finding),
     /// A relay says what it believes of the view it publishes.
@@ -134,6 +143,9 @@ const LASTING: [TrustReason; 2] = [TrustReason::NoEvents, TrustReason::Isolation
 /// Reasons that any batch of a connection takes away.
 const UNTIL_A_BATCH: [TrustReason; 4] =
     [TrustReason::Joining, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
+/// Reasons that are moot once nothing is missing, or what is missing is given up.
+const UNTIL_WHOLE: [TrustReason; 4] =
+    [TrustReason::Recovering, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
 const UNTIL_CLEARED: [TrustReason; 9] = [
     TrustReason::JoinedLate,
@@ -194,7 +206,7 @@ impl WorkerTrust {
                 self.reasons.insert(TrustReason::JoinedLate);
             }
             TrustInput::Gap => {
-                self.take(&[TrustReason::Silent, TrustReason::Misframed]);
+                self.take(&UNTIL_WHOLE);
                 self.reasons.insert(TrustReason::Gap);
             }
             TrustInput::Batch => self.take(&[TrustReason::Silent, TrustReason::Misframed]),
@@ -203,6 +215,13 @@ impl WorkerTrust {
             TrustInput::Disconnected => {
                 self.take(&[TrustReason::Joining, TrustReason::Silent, TrustReason::Misframed]);
                 self.reasons.insert(TrustReason::Disconnected);
+            }
+            TrustInput::Recovering => self.reasons.insert(TrustReason::Recovering),
+            TrustInput::Recovered { known } => {
+                self.take(&UNTIL_WHOLE);
+                if !known {
+                    self.reasons.insert(TrustReason::Joining);
+                }
             }
             TrustInput::Found(finding) => self.reasons.insert(finding.reason()),
             TrustInput::Source(source) => self.source = Some(source),
@@ -307,7 +326,7 @@ mod tests {
     fn every_row_of_the_table() {
         use TrustInput::{
             Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed, Loading, Misframed,
-            NoEventSource, Restarted, Silent,
+            NoEventSource, Recovered, Recovering, Restarted, Silent,
         };
         let at = EventSeq;
         let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
@@ -340,6 +359,10 @@ mod tests {
             (&[Joined(at(0)), Loading, LoadFailed], TrustLevel::LowerBound, &[R::JoinedLate]),
             (&[Loading, LoadFailed], TrustLevel::Unproven, &[R::Joining, R::JoinedLate]),
             (&[Loading, LoadFailed, Joined(at(0))], TrustLevel::Exact, &[]),
+            (&[Joined(at(0)), Recovering], TrustLevel::Unproven, &[R::Recovering]),
+            (&[Joined(at(0)), Disconnected, Recovering, Recovered { known: true }], TrustLevel::Exact, &[]),
+            (&[Recovering, Recovered { known: false }], TrustLevel::Unproven, &[R::Joining]),
+            (&[Joined(at(0)), Disconnected, Recovering, Gap], TrustLevel::LowerBound, &[R::Gap]),
             (&[Joined(at(0)), Silent, Gap], TrustLevel::LowerBound, &[R::Gap]),
             (&[Joined(at(0)), Silent, Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
             (&[Joined(at(0)), Found(Finding::Hybrid), ClearedAllTiers], TrustLevel::Unproven, &[R::Hybrid]),

@@ -17,7 +17,9 @@
 //! would have: the gate is handed over with the payloads it remembered, so a stream of another incarnation is told
 //! from its own. A load that fails leaves the worker empty, and believed as one that was joined late.
 //!
-//! One dump or load runs in a shard at a time; others wait for it.
+//! One dump or load runs in a shard at a time; others wait for it. A worker whose lost batches are being fetched is
+//! recovered first, which is bounded in time; batches found missing while it is dumped or loaded are fetched after. What
+//! is loaded is shown to go on by a replay, at once or on connecting; without a replay endpoint it is emptied there.
 //!
 //! [`IngestHandle::dump`]: super::IngestHandle::dump
 //! [`IngestHandle::load`]: super::IngestHandle::load

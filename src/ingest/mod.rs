@@ -11,7 +11,11 @@
 //! which sequence that is they see at the turn's end, so that what they read is at least as new. Trust that falls is
 //! shown at once, before the index changes, and trust that rises at the turn's end.
 //!
-//! Two things make events wait, both bounded and both to be seen: a worker that is dumped or loaded
+//! Where a publisher replays (`replay`), what was lost is fetched again instead of emptying its worker: on every
+//! connection, on a gap, and, should the last batches have been lost, once it has been quiet for a while. Its live
+//! messages wait meanwhile. When to ask, and what an answer means, is [`crate::event::recovery`].
+//!
+//! Besides, two things make events wait, both bounded and both to be seen: a worker that is dumped or loaded
 //! ([`DumpPart`]), whose messages wait in a buffer of its own, and an index that cannot free what it gave up, for
 //! which all of its workers' messages wait in their sockets.
 
@@ -23,6 +27,7 @@ mod handle;
 mod held;
 mod inbox;
 mod link;
+mod replay;
 mod scheme;
 mod seed;
 mod shard;
@@ -46,6 +51,7 @@ use crate::fleet::{EventSource, SchemeCell};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::index::ShardWriter;
 use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
+use crate::load::Loads;
 
 /// What an ingest thread is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +63,9 @@ pub struct IngestConfig {
     pub down_after_ms: u64,
     /// How long a connected publisher may send no batch before trust falls, milliseconds; 0 = for ever.
     pub silence_ms_max: u64,
+    /// How long a connected publisher may send no batch before it is asked whether its last ones were lost,
+    /// milliseconds; 0 = for ever. Only where it has a replay endpoint.
+    pub probe_after_ms: u64,
     /// Messages libzmq keeps for one publisher before it drops.
     pub receive_messages_max: i32,
     /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no
@@ -70,6 +79,7 @@ impl Default for IngestConfig {
             core: None,
             down_after_ms: 10_000,
             silence_ms_max: 0,
+            probe_after_ms: 5_000,
             receive_messages_max: ZMQ_RECEIVE_MESSAGES_MAX,
             shards: 1,
         }
@@ -99,6 +109,8 @@ pub struct Publisher {
     pub capacity_blocks: u64,
     /// What others see of it.
     pub view: Arc<WorkerView>,
+    /// What workers are busy with: the busy ones' lost events are fetched first. `None` = not known.
+    pub loads: Option<Arc<Loads>>,
 }
 
 /// Everything one ingest thread owns.

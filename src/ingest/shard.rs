@@ -6,6 +6,7 @@
 
 mod choke;
 mod member;
+mod replays;
 mod transfers;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
 use member::Member;
+use replays::Replays;
 use transfers::Transfers;
 
 const WAKER: Token = Token(usize::MAX);
@@ -55,6 +57,7 @@ pub(super) struct Shard {
     ready: VecDeque<usize>,
     scratch: Scratch,
     transfers: Transfers,
+    replays: Replays,
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
@@ -83,6 +86,7 @@ impl Shard {
             ready: VecDeque::with_capacity(publishers.len()),
             scratch: Scratch::default(),
             transfers: Transfers::default(),
+            replays: Replays::default(),
             fleet,
             changes: Vec::new(),
         };
@@ -121,15 +125,22 @@ impl Shard {
                 .map_err(|error| system("cannot wait for a publisher's sockets").caused_by(error))?;
         }
         let now = self.clock.now();
+        let mut stream = Stream::new(publisher, now);
+        stream.share_held_bytes(&self.replays.held_bytes);
         self.members.push(Member {
             index: publisher.index,
             endpoint: publisher.source.endpoint.clone(),
             home,
             subscription,
             link: Link::new(now.uptime_ms),
-            stream: Stream::new(publisher, now),
+            stream,
             unopened_said: false,
             broken: false,
+            reconnected: false,
+            replay_endpoint: publisher.source.replay.clone(),
+            replay: None,
+            replayed_bytes: None,
+            loads: publisher.loads.clone(),
             queued: false,
         });
         // What was signalled before the registration would never be signalled again.
@@ -166,6 +177,7 @@ impl Shard {
                 self.tick(now);
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
+            self.ask_replays(now);
             self.tell_fleet();
             unswept = false;
             for home in &mut self.homes {
@@ -210,6 +222,8 @@ impl Shard {
                     member.fail(home, scratch, now);
                 }
             }
+            self.replays.look |= self.members[at].stream.wants_replay(now).is_some();
+            self.close_replay(at);
         }
     }
 
@@ -220,8 +234,13 @@ impl Shard {
                 self.changes.push((member.index, change));
             }
             member.stream.tick(self.config.silence_ms_max, now);
+            member.stream.probe(self.config.probe_after_ms, now);
             member.stream.show(&mut self.homes[member.home]);
         }
+        for at in 0..self.members.len() {
+            self.see_overdue(at, now);
+        }
+        self.replays.look = true;
     }
 
     fn tell_fleet(&mut self) {

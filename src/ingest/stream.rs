@@ -1,7 +1,7 @@
 //! One publisher's stream: from a sequence and a payload to the index, the worker's trust and its counters.
 //!
-//! No socket and no clock: both are the shard's. What the gate's verdict does here, until lost batches
-//! can be fetched again:
+//! No socket and no clock: both are the shard's. What the gate's verdict does here where lost batches cannot be
+//! fetched again (`recover` is for where they can):
 //!
 //! | what happened | the worker | trust |
 //! |---|---|---|
@@ -22,6 +22,9 @@
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
 mod hold;
+mod recover;
+
+pub(super) use recover::ReplayEnd;
 
 use std::sync::Arc;
 
@@ -31,9 +34,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Publisher;
 use super::dump::AbortReason;
 use super::groups::Groups;
-use super::held::{Held, Message};
+use super::held::{Held, HeldBytes, Message};
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
+use crate::event::recovery::Recovery;
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
 use crate::event::{self, BatchInfo, DecodeError, EventBatch, Oddity};
 use crate::fleet::SchemeCell;
@@ -126,6 +130,12 @@ pub(super) struct Stream {
     held: Option<Box<Held>>,
     /// Why they wait no longer, until the dump or load has heard of it.
     broken_off: Option<AbortReason>,
+    /// What all streams of the shard let wait.
+    held_of_shard: HeldBytes,
+    /// How lost batches are fetched again; `None` = they cannot be.
+    recovery: Option<Recovery>,
+    /// The last live batch dropped while the worker was recovered: the replay has to bring it.
+    dropped: Option<EventSeq>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
 }
@@ -152,6 +162,9 @@ impl Stream {
             heard_at_ms: None,
             held: None,
             broken_off: None,
+            held_of_shard: HeldBytes::default(),
+            recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
+            dropped: None,
             changed: false,
         }
     }
@@ -162,22 +175,28 @@ impl Stream {
         let payload_hash = xxh3_64(payload);
         if self.held.is_some() {
             self.wait(home, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
-        } else {
+        } else if !self.waits_for_lost(home, (seq, payload_hash), payload, now) {
             self.batch(home, scratch, (seq, payload_hash), payload, now);
         }
     }
 
-    /// Applies a batch, if it is in its place.
-    fn batch(
+    /// Applies a live batch, if it is in its place.
+    fn batch(&mut self, home: &mut Home, scratch: &mut Scratch, id: (EventSeq, u64), payload: &[u8], now: Now) {
+        let verdict = self.gate.batch(id.0, id.1);
+        self.judged(home, scratch, (verdict, id.0), payload, now);
+    }
+
+    /// Does what the gate says of a batch, and applies it unless it was before.
+    fn judged(
         &mut self,
         home: &mut Home,
         scratch: &mut Scratch,
-        (seq, payload_hash): (EventSeq, u64),
+        (verdict, seq): (Verdict, EventSeq),
         payload: &[u8],
         now: Now,
     ) {
         self.changed = true;
-        if !self.admit(home, seq, payload_hash, now) {
+        if !self.admit(home, verdict, now) {
             return;
         }
         home.writer.begin_batch(self.slot);
@@ -202,8 +221,8 @@ impl Stream {
     }
 
     /// Does what the gate says; `false` = the batch is not to be applied.
-    fn admit(&mut self, home: &mut Home, seq: EventSeq, payload_hash: u64, now: Now) -> bool {
-        match self.gate.batch(seq, payload_hash) {
+    fn admit(&mut self, home: &mut Home, verdict: Verdict, now: Now) -> bool {
+        match verdict {
             Verdict::InOrder => self.input(TrustInput::Batch, now),
             Verdict::First { seq, .. } => {
                 self.forget_incarnation();
@@ -236,9 +255,13 @@ impl Stream {
     pub(super) fn disconnected(&mut self, home: &mut Home, now: Now) {
         self.changed = true;
         self.count(WorkerCounter::Disconnects, 1);
-        self.gate.disconnected();
         self.input(TrustInput::Disconnected, now);
-        self.empty(home);
+        if self.recovery.is_some() {
+            self.wait_for_connection();
+        } else {
+            self.gate.disconnected();
+            self.empty(home);
+        }
     }
 
     /// The connection broke, and there may be more to take of it or already of the next: nothing is believed

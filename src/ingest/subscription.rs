@@ -167,7 +167,7 @@ impl Attempts {
 }
 
 /// Receives into `frame`; `false` = nothing there, so that the descriptor will signal what comes next.
-fn receive_frame(socket: &Socket, frame: &mut Message) -> zmq::Result<bool> {
+pub(super) fn receive_frame(socket: &Socket, frame: &mut Message) -> zmq::Result<bool> {
     loop {
         match socket.recv(frame, zmq::DONTWAIT) {
             Ok(()) => return Ok(true),

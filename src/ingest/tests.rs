@@ -74,6 +74,7 @@ impl Rig {
                     salts_possible: options.salts_possible,
                     capacity_blocks: options.capacity_blocks,
                     view: Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default())))),
+                    loads: None,
                 };
                 Stream::new(&publisher, Now::default())
             })
@@ -234,15 +235,13 @@ fn without_salts_an_unknown_parent_is_waited_for() {
 fn a_break_empties_until_the_stream_is_heard_again() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
-    let now = rig.now;
-    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.streams[0].disconnected(&mut rig.home, rig.now);
     rig.streams[0].show(&mut rig.home);
     rig.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
     assert_eq!((rig.device(&[1]), rig.count(C::Disconnects), rig.count(C::Emptied)), (0, 1, 1));
     rig.send(1, &Batch::new(1).stored(None, &[21], &[7]));
     rig.expect(TrustLevel::LowerBound, &[R::JoinedLate], 1);
-    let now = rig.now;
-    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.streams[0].disconnected(&mut rig.home, rig.now);
     rig.send(0, &chain(9));
     rig.expect(TrustLevel::Exact, &[], 0);
     assert_eq!((rig.device(&[1, 2, 3]), rig.device(&[7])), (3, 0));

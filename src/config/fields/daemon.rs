@@ -168,6 +168,13 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
             "A worker that sends nothing for longer is `unproven`. Idle engines are silent too. 0: never.",
         ),
         field(
+            "probe_after_ms",
+            "milliseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.probe_after_ms = v },
+            "A worker with a replay endpoint that is quiet this long is asked whether its last events were lost. 0: never.",
+        ),
+        field(
             "receive_messages_max",
             "messages",
             Value("100000"),

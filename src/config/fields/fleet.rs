@@ -197,7 +197,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
                     Ok(())
                 },
             },
-            "For recovery of lost events, which this version does not do: a gap empties what is known of the worker.",
+            "Where it replays lost events. Absent: a gap or a broken connection empties what is known of the worker.",
         ),
         field(
             "topic",

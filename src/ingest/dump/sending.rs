@@ -57,7 +57,7 @@ impl Sending {
         if !self.send(DumpPart::End(self.sent)) {
             return self.abort(stream, home, AbortReason::PeerGone, now);
         }
-        stream.finish_hold();
+        stream.finish_hold(now);
         stream.count(WorkerCounter::Dumps, 1);
         tracing::info!(worker = %stream.worker, references = self.sent.blocks, "worker dumped");
         Step::Over

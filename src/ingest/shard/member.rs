@@ -1,10 +1,15 @@
 //! One publisher with everything that is its own, and its turn.
 
+use std::sync::Arc;
+
 use super::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, TrustReason, WorkerCounter, WorkerIndex};
 use crate::ingest::dump::AbortReason;
 use crate::ingest::link::{Link, LinkChange};
-use crate::ingest::stream::{Home, Now, Scratch, Stream};
+use crate::ingest::replay::{Answer, Replay, Urgency};
+use crate::ingest::stream::{Home, Now, ReplayEnd, Scratch, Stream};
 use crate::ingest::subscription::{LinkEvent, Received, Subscription};
+use crate::limits::{REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX};
+use crate::load::Loads;
 
 /// One publisher: its sockets, its connection's life and its stream.
 pub(super) struct Member {
@@ -20,6 +25,16 @@ pub(super) struct Member {
     pub(super) unopened_said: bool,
     /// Its connection broke, and what was received before has not all been taken.
     pub(super) broken: bool,
+    /// It is connected again, which counts once the break has been seen to.
+    pub(super) reconnected: bool,
+    /// Where it replays lost batches.
+    pub(super) replay_endpoint: Option<String>,
+    /// The replay that is under way.
+    pub(super) replay: Option<Replay>,
+    /// What the last replay brought, payload bytes.
+    pub(super) replayed_bytes: Option<usize>,
+    /// What workers are busy with.
+    pub(super) loads: Option<Arc<Loads>>,
     pub(super) queued: bool,
 }
 
@@ -32,7 +47,7 @@ impl Member {
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
     ) -> zmq::Result<bool> {
-        self.link_events(changes, now)?;
+        self.link_events(home, changes, now)?;
         let was_broken = self.broken;
         if was_broken {
             // The worker is to be emptied: nothing more of it can be dumped or loaded.
@@ -44,13 +59,66 @@ impl Member {
         if drained && was_broken {
             self.broken = false;
             self.stream.disconnected(home, now);
+            if std::mem::take(&mut self.reconnected) {
+                self.stream.connected(home, now);
+            }
         }
+        let replayed = self.broken || self.take_replay(home, scratch, now);
         self.stream.show(home);
-        Ok(drained && !self.broken)
+        Ok(drained && replayed && !self.broken && !self.stream.is_releasing())
+    }
+
+    /// How soon it is to be asked for a replay, if at all.
+    pub(super) fn urgency(&self, now: Now) -> Option<Urgency> {
+        let aim = self.stream.wants_replay(now)?;
+        let is_idle = self.loads.as_ref().is_none_or(|loads| loads.read(self.index).requests == 0);
+        Some(Urgency { aim, is_idle, waiting: self.stream.waiting() })
+    }
+
+    /// Takes a slice of the replay that is under way; `true` = nothing more of it is there.
+    fn take_replay(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> bool {
+        let Some(replay) = &mut self.replay else { return true };
+        let mut bytes = 0;
+        for _ in 0..REPLAY_TURN_BATCHES_MAX {
+            if !self.stream.awaits_replay() {
+                return true;
+            }
+            if home.writer.is_choked() {
+                self.stream.excuse_replay(now);
+                return false;
+            }
+            match replay.client.receive() {
+                Ok(None) => return true,
+                Ok(Some(Answer::Batch(seq))) => {
+                    let payload = replay.client.payload();
+                    bytes += payload.len();
+                    replay.bytes += payload.len();
+                    self.stream.replayed(home, scratch, seq, payload, now);
+                }
+                Ok(Some(Answer::End)) => self.stream.replay_ended(home, ReplayEnd::Marker, now),
+                Ok(Some(Answer::Misframed(_))) => self.stream.count(WorkerCounter::ReplayFramesUnknown, 1),
+                Err(error) => {
+                    tracing::warn!(worker = %self.stream.worker, %error, "a replay's socket failed");
+                    self.stream.replay_ended(home, ReplayEnd::Missing, now);
+                }
+            }
+            if replay.bytes > REPLAY_BYTES_MAX {
+                self.stream.replay_ended(home, ReplayEnd::TooLarge, now);
+            }
+            if bytes > REPLAY_TURN_BYTES_MAX {
+                break;
+            }
+        }
+        false
     }
 
     /// Takes everything that the connection did.
-    fn link_events(&mut self, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) -> zmq::Result<()> {
+    fn link_events(
+        &mut self,
+        home: &mut Home,
+        changes: &mut Vec<(WorkerIndex, LinkChange)>,
+        now: Now,
+    ) -> zmq::Result<()> {
         while let Some(event) = self.subscription.link_event()? {
             match event {
                 LinkEvent::Handshake => {
@@ -58,12 +126,17 @@ impl Member {
                     if let Some(change) = self.link.handshake() {
                         self.say(change);
                         changes.push((self.index, change));
+                        if self.broken {
+                            self.reconnected = true;
+                        } else {
+                            self.stream.connected(home, now);
+                        }
                     }
                 }
                 LinkEvent::Disconnected => {
                     if self.link.disconnected(now.uptime_ms) {
-                        tracing::warn!(worker = %self.stream.worker, "publisher disconnected; the worker is emptied");
-                        self.broken = true;
+                        self.say_broken();
+                        (self.broken, self.reconnected) = (true, false);
                         self.stream.breaking(now);
                     }
                 }
@@ -78,6 +151,15 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    fn say_broken(&self) {
+        let worker = self.stream.worker;
+        if self.stream.can_recover() {
+            tracing::warn!(%worker, "publisher disconnected; the worker is not believed until it is shown to go on");
+        } else {
+            tracing::warn!(%worker, "publisher disconnected; the worker is emptied");
+        }
     }
 
     /// Logs what becomes of the connection.
@@ -112,7 +194,7 @@ impl Member {
         self.stream.break_hold(home, AbortReason::Disconnected, now);
         self.stream.release_all(home, scratch, now);
         self.link.disconnected(now.uptime_ms);
-        self.broken = false;
+        (self.broken, self.reconnected) = (false, false);
         self.stream.disconnected(home, now);
         self.stream.show(home);
     }
@@ -137,9 +219,13 @@ impl Member {
             let received = self.subscription.receive()?;
             // The connection may have broken, and this message be of the next: that must be known before its
             // events are applied, which readers see at once.
-            self.link_events(changes, now)?;
+            self.link_events(home, changes, now)?;
             match received {
                 None => return Ok(true),
+                // It may be of the old connection or of the next. A replay on the next brings it in any case.
+                Some(_) if self.broken && self.stream.can_recover() => {
+                    self.stream.count(WorkerCounter::MessagesDroppedBroken, 1);
+                }
                 Some(Received::Batch(seq)) => {
                     let payload = self.subscription.payload();
                     bytes += payload.len();

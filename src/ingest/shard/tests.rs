@@ -30,6 +30,7 @@ fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer
         salts_possible: true,
         capacity_blocks: 0,
         view: Arc::new(WorkerView::new(Arc::clone(&trust))),
+        loads: None,
     };
     let record = WorkerRecord {
         index: publisher.index,

@@ -37,18 +37,22 @@ impl Stream {
     /// Lets messages wait from now on. Answers with the last batch applied and the payloads remembered.
     pub(in crate::ingest) fn hold_for_dump(&mut self) -> (Option<EventSeq>, Vec<(EventSeq, u64)>) {
         self.broken_off = None;
-        self.held = Some(Box::new(Held::new(Purpose::Dump(Box::new(self.gate.clone())))));
+        let purpose = Purpose::Dump(Box::new(self.gate.clone()));
+        self.held = Some(Box::new(Held::new(purpose, self.held_of_shard.clone())));
         (self.gate.last(), self.gate.remembered())
     }
 
     /// Lets messages wait from now on; nothing is changed yet.
     pub(in crate::ingest) fn hold_for_load(&mut self) {
         self.broken_off = None;
-        self.held = Some(Box::new(Held::new(Purpose::Load { begun: false })));
+        self.held = Some(Box::new(Held::new(Purpose::Load { begun: false }, self.held_of_shard.clone())));
     }
 
     /// Lets a message wait. What shows that the worker is to be emptied, or is one too many, ends the waiting.
     pub(super) fn wait(&mut self, home: &mut Home, message: Message, now: Now) {
+        if self.is_recovering() {
+            return self.wait_for_recovery(home, message, now);
+        }
         let Some(held) = &mut self.held else { return };
         let empties = match (&mut held.purpose, &message) {
             (Purpose::Dump(gate), Message::Batch { seq, payload_hash, .. }) => match gate.batch(*seq, *payload_hash) {
@@ -67,12 +71,14 @@ impl Stream {
 
     /// The dump or load is over before its end. A load that had begun leaves nothing.
     pub(in crate::ingest) fn break_hold(&mut self, home: &mut Home, reason: AbortReason, now: Now) {
-        let Some(held) = &mut self.held else { return };
-        if !held.release() {
+        let Some(held) = self.held.as_deref_mut().filter(|held| !held.is_releasing()) else { return };
+        if matches!(held.purpose, Purpose::Recovery(_)) {
             return;
         }
+        let had_begun = matches!(held.purpose, Purpose::Load { begun: true });
         self.broken_off = Some(reason);
-        if matches!(held.purpose, Purpose::Load { begun: true }) {
+        self.let_go(now);
+        if had_begun {
             self.changed = true;
             self.input(TrustInput::LoadFailed, now);
             self.empty(home);
@@ -85,17 +91,16 @@ impl Stream {
     }
 
     /// The dump or load has reached its end: what waited may be applied.
-    pub(in crate::ingest) fn finish_hold(&mut self) {
-        if let Some(held) = &mut self.held {
-            held.release();
-        }
+    pub(in crate::ingest) fn finish_hold(&mut self, now: Now) {
+        self.let_go(now);
     }
 
     /// Applies a bounded number of the messages that waited; `true` = none is left and none waits any more.
     pub(in crate::ingest) fn release(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> bool {
         let mut bytes = 0;
         for _ in 0..INGEST_TURN_MESSAGES_MAX {
-            if home.writer.is_choked() || bytes > INGEST_TURN_BYTES_MAX {
+            // What is applied may show that more was lost, and then the rest waits on.
+            if home.writer.is_choked() || bytes > INGEST_TURN_BYTES_MAX || !self.is_releasing() {
                 return false;
             }
             match self.release_one(home, scratch, now) {
@@ -106,9 +111,9 @@ impl Stream {
         false
     }
 
-    /// Applies everything that waited, whatever that takes.
+    /// Applies everything that waited, whatever that takes, as far as nothing is missing before it.
     pub(in crate::ingest) fn release_all(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
-        while self.release_one(home, scratch, now).is_some() {}
+        while self.is_releasing() && self.release_one(home, scratch, now).is_some() {}
     }
 
     /// Applies the message that waited longest and answers with its payload's bytes.
@@ -119,7 +124,9 @@ impl Stream {
         };
         match message {
             Message::Batch { seq, payload_hash, payload } => {
-                self.batch(home, scratch, (seq, payload_hash), &payload, now);
+                if !self.waits_for_lost(home, (seq, payload_hash), &payload, now) {
+                    self.batch(home, scratch, (seq, payload_hash), &payload, now);
+                }
                 Some(payload.len())
             }
             Message::Misframed(frames) => {
@@ -248,6 +255,7 @@ impl Stream {
         self.input(TrustInput::Loaded(view), now);
         self.trust.applied(watermark, now.unix_ms);
         self.check_capacity(home, now);
-        self.finish_hold();
+        self.prove_loaded(now);
+        self.finish_hold(now);
     }
 }

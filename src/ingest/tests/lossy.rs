@@ -1,5 +1,7 @@
 //! Whatever is lost on the way, a worker is never said to hold what its engine does not.
 
+mod recovered;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -67,6 +69,15 @@ impl Engine {
         self.seq = 0;
     }
 
+    /// One batch of work.
+    fn work(&mut self, work: &Work) -> Batch {
+        match work {
+            Work::Compute(path) => self.compute(path),
+            Work::Evict(at) => self.evict(*at),
+            Work::Clear => self.clear(),
+        }
+    }
+
     fn depth(&self, path: &[u32]) -> usize {
         (0..path.len()).take_while(|at| self.references.contains_key(&path[..=*at])).count()
     }
@@ -128,11 +139,7 @@ fn step(rig: &mut Rig, engine: &mut Engine, work: &Work, fate: Fate) -> bool {
         let now = rig.now;
         rig.streams[0].disconnected(&mut rig.home, now);
     }
-    let batch = match work {
-        Work::Compute(path) => engine.compute(path),
-        Work::Evict(at) => engine.evict(*at),
-        Work::Clear => engine.clear(),
-    };
+    let batch = engine.work(work);
     let seq = engine.seq;
     engine.seq += 1;
     let mut payload = batch.payload();

@@ -83,6 +83,7 @@ impl Side {
             salts_possible: false,
             capacity_blocks: 0,
             view: Arc::clone(&view),
+            loads: None,
         };
         let plan = ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] };
         let fleet = Arc::new(Fleet::new(FleetTable::default()));

@@ -1,0 +1,336 @@
+//! The recovery of one stream's lost batches: when to ask the publisher for a replay, and what its answer means.
+//!
+//! A pure state machine beside the [`SequenceGate`], which it reads and never moves; time is an argument, and whoever
+//! feeds it owns the socket. A replay is asked for from the last sequence applied, so that the first payload of the
+//! answer shows which incarnation speaks, or from 0 where nothing is known. Until then nothing is proven.
+//!
+//! | state | input | answer | next state |
+//! |---|---|---|---|
+//! | any | connected | | Wanted to prove, now |
+//! | any | disconnected | | Gone |
+//! | any but Gone | a live gap or restart | | Wanted to prove, now |
+//! | Idle | quiet for long enough | | Wanted to probe |
+//! | Wanted or Asked to probe | a live batch in its place | | Idle |
+//! | Wanted | asked | the sequence to begin at | Asked, unproven |
+//! | Asked | the last batch known, same bytes | Skip | Asked, proven |
+//! | Asked | batch 0, or the next one of what is proven | Apply | Asked, proven |
+//! | Asked | a batch known, other bytes | AnotherIncarnation; at 0: Apply | Wanted, from 0; Asked, proven |
+//! | Asked, unproven | any later batch: what was asked for is gone | Late, or after [`REPLAY_LATE_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
+//! | Asked, proven | a batch behind a hole | Hole, or after [`REPLAY_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
+//! | Asked, proven | end marker, and the live stream follows | Recovered | Idle |
+//! | Asked, proven | end marker, and batches are missing before the live stream | Short, or GivenUp | Wanted; Idle |
+//! | Asked, proven | no more and no end marker, and live batches follow | Recovered | Idle |
+//! | Asked, proven | the same, and none waits | Short, or after [`REPLAY_TRIES_MAX`] Recovered | Wanted; Idle |
+//! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation | Wanted, from 0 |
+//! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
+//! | Asked to probe | nothing | ProbeUnanswered | Idle |
+//!
+//! Tries are counted in a row and begin anew with whatever brings the stream further; all of them together are at most
+//! [`REPLAYS_PER_RECOVERY_MAX`]. What is asked for again waits longer each time. A probe that shows something missing
+//! becomes a proof.
+
+use super::gate::{SequenceGate, Verdict};
+use crate::ids::EventSeq;
+use crate::limits::{
+    PROBE_DOUBLINGS_MAX, REPLAY_BACK_OFF_MS_MIN, REPLAY_FIRST_MS_MAX, REPLAY_LATE_TRIES_MAX, REPLAY_NEXT_MS_MAX,
+    REPLAY_TRIES_MAX, REPLAYS_PER_RECOVERY_MAX,
+};
+
+/// What a replay is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Aim {
+    /// To show that nothing is missing, or to fetch what is. Live batches wait meanwhile.
+    Prove,
+    /// To see whether a quiet publisher's last batches were lost. Nothing waits for it.
+    Probe,
+}
+
+/// What is to be done with a batch of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// It is next.
+    Apply,
+    /// It was applied before.
+    Skip,
+    /// What is missing before it cannot be had: empty the worker and go on from here.
+    Unfillable,
+    /// Empty the worker, forget the stream, and drop the rest of the answer: a replay from 0 is wanted.
+    AnotherIncarnation,
+    /// Batches are missing before it. Drop the rest of the answer: it is asked for again.
+    Hole,
+    /// The answer begins too late. Drop the rest of it: it is asked for again.
+    Late,
+    /// Nothing was asked for.
+    Unasked,
+}
+
+/// What the end of a replay, or of the wait for it, means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing is missing.
+    Recovered,
+    /// Empty the worker and forget the stream: a replay from 0 is wanted.
+    AnotherIncarnation,
+    /// It ended too early; it is asked for again.
+    Short,
+    /// It did not come; it is asked for again.
+    TimedOut,
+    /// What is missing cannot be had: empty the worker and go on with what comes next.
+    GivenUp,
+    /// The probe was not answered. Nothing is shown by that.
+    ProbeUnanswered,
+    /// Nothing was asked for.
+    Unasked,
+}
+
+/// What came of a replay so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Answer {
+    /// Something came.
+    begun: bool,
+    /// It is of the stream that is known, or nothing is known.
+    proven: bool,
+    /// It brought the stream further.
+    advanced: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Gone,
+    Idle,
+    Wanted { aim: Aim, due_ms: u64 },
+    Asked { aim: Aim, heard_ms: u64, answer: Answer },
+}
+
+/// The recovery of one stream. Times are milliseconds of one monotonic clock.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    state: State,
+    /// Replays in a row that brought nothing.
+    tries: u32,
+    /// Replays since the recovery began.
+    asked: u32,
+    quiet_since_ms: u64,
+    /// Probes in a row that found nothing.
+    probes: u32,
+    gave_up: bool,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self { state: State::Gone, tries: 0, asked: 0, quiet_since_ms: 0, probes: 0, gave_up: false }
+    }
+}
+
+impl Recovery {
+    /// The publisher is connected, or a stream was put in place of what was known.
+    pub fn connected(&mut self, now_ms: u64) {
+        self.quiet_since_ms = now_ms;
+        self.want(now_ms);
+    }
+
+    /// The connection broke.
+    pub fn disconnected(&mut self) {
+        self.state = State::Gone;
+    }
+
+    /// Batches are missing. Without a connection nothing is asked for until there is one.
+    pub fn begin(&mut self, now_ms: u64) {
+        if self.state != State::Gone {
+            self.want(now_ms);
+        }
+    }
+
+    fn want(&mut self, now_ms: u64) {
+        (self.tries, self.asked, self.gave_up, self.probes) = (0, 0, false, 0);
+        self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+    }
+
+    /// A live batch came in its place, or was applied before: the publisher is not quiet.
+    pub fn live(&mut self, now_ms: u64) {
+        (self.quiet_since_ms, self.probes) = (now_ms, 0);
+        if matches!(self.state, State::Wanted { aim: Aim::Probe, .. } | State::Asked { aim: Aim::Probe, .. }) {
+            self.state = State::Idle;
+        }
+    }
+
+    /// The live stream itself shows that nothing is missing.
+    pub fn settled(&mut self) {
+        if self.is_proving() {
+            self.state = State::Idle;
+        }
+    }
+
+    /// Time has passed: a worker quiet for `probe_after_ms` is to be probed. 0 = never.
+    pub fn tick(&mut self, probe_after_ms: u64, now_ms: u64) {
+        let after_ms = probe_after_ms << self.probes.min(PROBE_DOUBLINGS_MAX);
+        let quiet_ms = now_ms.saturating_sub(self.quiet_since_ms);
+        if self.state == State::Idle && probe_after_ms > 0 && quiet_ms >= after_ms {
+            (self.tries, self.asked) = (0, 0);
+            self.state = State::Wanted { aim: Aim::Probe, due_ms: now_ms };
+        }
+    }
+
+    /// What a replay is to be asked for now.
+    #[must_use]
+    pub const fn wants(&self, now_ms: u64) -> Option<Aim> {
+        match self.state {
+            State::Wanted { aim, due_ms } if due_ms <= now_ms => Some(aim),
+            _ => None,
+        }
+    }
+
+    /// A replay is being asked for; answers from which sequence.
+    pub fn ask(&mut self, gate: &SequenceGate, now_ms: u64) -> EventSeq {
+        if let State::Wanted { aim, .. } = self.state {
+            self.asked += 1;
+            let answer = Answer { proven: gate.last().is_none(), ..Answer::default() };
+            self.state = State::Asked { aim, heard_ms: now_ms, answer };
+        }
+        gate.last().unwrap_or(EventSeq(0))
+    }
+
+    /// Whether an answer is waited for.
+    #[must_use]
+    pub const fn is_asking(&self) -> bool {
+        matches!(self.state, State::Asked { .. })
+    }
+
+    /// Whether live batches wait until it is over.
+    #[must_use]
+    pub const fn is_proving(&self) -> bool {
+        matches!(self.state, State::Wanted { aim: Aim::Prove, .. } | State::Asked { aim: Aim::Prove, .. })
+    }
+
+    /// Whether what is missing could not be had, so that what comes next counts as the first.
+    #[must_use]
+    pub const fn gave_up(&self) -> bool {
+        self.gave_up
+    }
+
+    /// Whether the answer has brought the stream further.
+    #[must_use]
+    pub const fn has_advanced(&self) -> bool {
+        matches!(self.state, State::Asked { answer: Answer { advanced: true, .. }, .. })
+    }
+
+    /// Nothing of the answer could be looked at until now: that is not the publisher's fault.
+    pub const fn excuse(&mut self, now_ms: u64) {
+        if let State::Asked { heard_ms, .. } = &mut self.state {
+            *heard_ms = now_ms;
+        }
+    }
+
+    /// Whether the answer, or more of it, is overdue.
+    #[must_use]
+    pub const fn is_overdue(&self, now_ms: u64) -> bool {
+        match self.state {
+            State::Asked { heard_ms, answer, .. } => {
+                let patience_ms = if answer.begun { REPLAY_NEXT_MS_MAX } else { REPLAY_FIRST_MS_MAX };
+                now_ms.saturating_sub(heard_ms) >= patience_ms
+            }
+            _ => false,
+        }
+    }
+
+    /// Judges a batch of the answer.
+    pub fn replayed(&mut self, gate: &SequenceGate, seq: EventSeq, payload_hash: u64, now_ms: u64) -> Replayed {
+        let State::Asked { aim, mut answer, .. } = self.state else { return Replayed::Unasked };
+        answer.begun = true;
+        let known = gate.payload_hash(seq).is_some();
+        let replayed = match gate.judge(seq, payload_hash) {
+            Verdict::Duplicate => Replayed::Skip,
+            Verdict::Restart { seq: EventSeq(0), .. } if known => Replayed::Apply,
+            Verdict::Restart { .. } if known => {
+                self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+                return Replayed::AnotherIncarnation;
+            }
+            // Older than what is remembered, and nobody asked for it.
+            Verdict::Restart { .. } => {
+                self.state = State::Asked { aim, heard_ms: now_ms, answer };
+                return Replayed::Skip;
+            }
+            Verdict::First { seq: EventSeq(0), .. } => Replayed::Apply,
+            Verdict::First { .. } if self.again(answer.advanced, REPLAY_LATE_TRIES_MAX, now_ms) => {
+                return Replayed::Late;
+            }
+            // What begins late is known late; there is nothing to empty.
+            Verdict::First { .. } => Replayed::Apply,
+            Verdict::InOrder if answer.proven => Replayed::Apply,
+            Verdict::Gap { .. } if answer.proven => {
+                if self.again(answer.advanced, REPLAY_TRIES_MAX, now_ms) {
+                    return Replayed::Hole;
+                }
+                Replayed::Unfillable
+            }
+            Verdict::InOrder | Verdict::Gap { .. } => {
+                if self.again(answer.advanced, REPLAY_LATE_TRIES_MAX, now_ms) {
+                    return Replayed::Late;
+                }
+                Replayed::Unfillable
+            }
+        };
+        answer.proven = true;
+        answer.advanced |= replayed != Replayed::Skip;
+        self.state = State::Asked { aim, heard_ms: now_ms, answer };
+        replayed
+    }
+
+    /// Judges the end of the answer: by its end marker, or because nothing more has come. `needs` = the live batch
+    /// that waits for what is before it.
+    pub fn ended(&mut self, gate: &SequenceGate, needs: Option<EventSeq>, marker: bool, now_ms: u64) -> Ended {
+        let State::Asked { aim, answer, .. } = self.state else { return Ended::Unasked };
+        if aim == Aim::Probe && !answer.begun && !marker {
+            self.rest(now_ms);
+            return Ended::ProbeUnanswered;
+        }
+        if !answer.proven && !answer.begun && marker {
+            self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+            return Ended::AnotherIncarnation;
+        }
+        // The last number has none after it, and so nothing can be missing.
+        let next = gate.last().map_or(Some(0), |last| last.0.checked_add(1));
+        let follows = needs.is_none_or(|needs| next.is_none_or(|next| needs.0 <= next));
+        let answered = answer.proven && (answer.begun || marker);
+        if answered && follows && (marker || needs.is_some()) {
+            self.rest(now_ms);
+            return Ended::Recovered;
+        }
+        if self.again(answer.advanced, REPLAY_TRIES_MAX, now_ms) {
+            return if answer.begun || marker { Ended::Short } else { Ended::TimedOut };
+        }
+        self.rest(now_ms);
+        if answered && follows {
+            return Ended::Recovered;
+        }
+        self.gave_up = true;
+        Ended::GivenUp
+    }
+
+    /// The answer is too large: what is left of it is asked for again.
+    pub fn broken_off(&mut self, now_ms: u64) -> bool {
+        let advanced = self.has_advanced();
+        self.is_asking() && self.again(advanced, REPLAY_TRIES_MAX, now_ms)
+    }
+
+    fn rest(&mut self, now_ms: u64) {
+        self.state = State::Idle;
+        (self.quiet_since_ms, self.probes) = (now_ms, self.probes.saturating_add(1));
+    }
+
+    /// Asks again, unless it was asked for often enough.
+    fn again(&mut self, advanced: bool, tries_max: u32, now_ms: u64) -> bool {
+        self.tries = if advanced { 0 } else { self.tries + 1 };
+        if self.tries >= tries_max || self.asked >= REPLAYS_PER_RECOVERY_MAX {
+            // Where the answer goes on all the same, what is missing further on is a new matter.
+            self.tries = 0;
+            return false;
+        }
+        let back_off_ms = REPLAY_BACK_OFF_MS_MIN << (2 * self.tries);
+        self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms.saturating_add(back_off_ms) };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Every row of the module's table, and its bounds. What all of it does to a worker is tested where the worker is.
+
+use super::*;
+
+fn gate(last: u64) -> SequenceGate {
+    let mut gate = SequenceGate::default();
+    (0..=last).for_each(|seq| assert_ne!(gate.batch(EventSeq(seq), seq), Verdict::Duplicate));
+    gate
+}
+
+/// A name, the gate, the sequences and hashes of an answer, what the last of them is, and whether more is waited for.
+type BatchRow<'a> = (&'a str, &'a SequenceGate, &'a [(u64, u64)], Replayed, bool);
+/// A name, the gate, the sequences of an answer, the live one that waits, whether the end marker came, and the verdict.
+type EndRow<'a> = (&'a str, &'a SequenceGate, &'a [u64], Option<u64>, bool, Ended);
+
+/// A recovery whose replay has been asked for, from the last of the gate.
+fn asked(gate: &SequenceGate) -> Recovery {
+    let mut recovery = Recovery::default();
+    recovery.connected(0);
+    assert_eq!(recovery.wants(0), Some(Aim::Prove));
+    assert_eq!(recovery.ask(gate, 0), gate.last().unwrap_or_default());
+    assert!(recovery.is_asking() && recovery.is_proving() && recovery.wants(u64::MAX).is_none());
+    recovery
+}
+
+#[test]
+fn batches_of_an_answer() {
+    let (known, unknown) = (gate(9), SequenceGate::default());
+    let rows: &[BatchRow<'_>] = &[
+        ("the last, again", &known, &[(9, 9)], Replayed::Skip, true),
+        ("the next", &known, &[(9, 9), (10, 10)], Replayed::Apply, true),
+        ("the next, and nothing proven", &known, &[(10, 10)], Replayed::Late, false),
+        ("a later one, and nothing proven", &known, &[(12, 12)], Replayed::Late, false),
+        ("behind a hole", &known, &[(9, 9), (12, 12)], Replayed::Hole, false),
+        ("other bytes", &known, &[(9, 8)], Replayed::AnotherIncarnation, false),
+        ("other bytes at 0", &known, &[(0, 8)], Replayed::Apply, true),
+        ("from 0", &unknown, &[(0, 5)], Replayed::Apply, true),
+        ("late", &unknown, &[(3, 5)], Replayed::Late, false),
+    ];
+    for (name, gate, batches, answer, goes_on) in rows {
+        let mut recovery = asked(gate);
+        let answers = batches.iter().map(|(seq, hash)| recovery.replayed(gate, EventSeq(*seq), *hash, 1));
+        assert_eq!(answers.last(), Some(*answer), "{name}");
+        assert_eq!(recovery.is_asking(), *goes_on, "{name}");
+        assert!(recovery.is_proving(), "{name}");
+    }
+    assert_eq!(Recovery::default().replayed(&known, EventSeq(9), 9, 1), Replayed::Unasked);
+}
+
+#[test]
+fn ends_of_an_answer() {
+    let (known, unknown) = (gate(9), SequenceGate::default());
+    let rows: &[EndRow<'_>] = &[
+        ("whole", &known, &[9], None, true, Ended::Recovered),
+        ("the live stream follows", &known, &[9], Some(10), true, Ended::Recovered),
+        ("the live stream does not follow", &known, &[9], Some(11), true, Ended::Short),
+        ("no marker, and the live stream follows", &known, &[9], Some(10), false, Ended::Recovered),
+        ("no marker, and nothing waits", &known, &[9], None, false, Ended::Short),
+        ("marker alone", &known, &[], None, true, Ended::AnotherIncarnation),
+        ("nothing", &known, &[], None, false, Ended::TimedOut),
+        ("nothing was ever sent", &unknown, &[], None, true, Ended::Recovered),
+        ("nothing was ever sent, they say", &unknown, &[], Some(4), true, Ended::Short),
+        ("nothing, of an unknown one", &unknown, &[], None, false, Ended::TimedOut),
+    ];
+    for (name, gate, batches, needs, marker, ended) in rows {
+        let mut recovery = asked(gate);
+        for seq in *batches {
+            recovery.replayed(gate, EventSeq(*seq), *seq, 1);
+        }
+        assert_eq!(recovery.ended(gate, needs.map(EventSeq), *marker, 1), *ended, "{name}");
+        assert_eq!(recovery.is_proving(), *ended != Ended::Recovered, "{name}");
+    }
+    assert_eq!(Recovery::default().ended(&known, None, true, 1), Ended::Unasked);
+}
+
+#[test]
+fn tries_are_bounded_further_apart_and_begin_anew_with_what_is_brought() {
+    let gate = gate(9);
+    let mut recovery = asked(&gate);
+    let (mut now_ms, mut waits) = (0, Vec::new());
+    while recovery.ended(&gate, None, false, now_ms) == Ended::TimedOut {
+        let due = (now_ms..).find(|at| recovery.wants(*at).is_some()).expect("asked again");
+        waits.push(due - now_ms);
+        now_ms = due;
+        recovery.ask(&gate, now_ms);
+    }
+    assert!(recovery.gave_up());
+    assert_eq!(waits.len() + 1, REPLAY_TRIES_MAX as usize);
+    assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+
+    let mut recovery = asked(&gate);
+    let (mut at, mut replays) = (gate, 1);
+    loop {
+        let last = at.last().expect("known");
+        let hash = at.payload_hash(last).expect("remembered");
+        assert_eq!(recovery.replayed(&at, last, hash, 0), Replayed::Skip);
+        let next = EventSeq(last.0 + 1);
+        assert_eq!(recovery.replayed(&at, next, next.0, 0), Replayed::Apply);
+        at.replayed(next, next.0);
+        match recovery.replayed(&at, EventSeq(next.0 + 5), 0, 0) {
+            Replayed::Hole => {}
+            other => break assert_eq!(other, Replayed::Unfillable),
+        }
+        assert!(recovery.wants(u64::MAX).is_some());
+        recovery.ask(&at, 0);
+        replays += 1;
+    }
+    assert_eq!(replays, REPLAYS_PER_RECOVERY_MAX);
+}
+
+#[test]
+fn an_answer_is_overdue_sooner_once_it_has_begun() {
+    let gate = gate(9);
+    let mut recovery = asked(&gate);
+    assert!(!recovery.is_overdue(REPLAY_FIRST_MS_MAX - 1) && recovery.is_overdue(REPLAY_FIRST_MS_MAX));
+    recovery.excuse(50);
+    assert!(!recovery.is_overdue(REPLAY_FIRST_MS_MAX));
+    recovery.replayed(&gate, EventSeq(9), 9, 100);
+    assert!(!recovery.is_overdue(99 + REPLAY_NEXT_MS_MAX) && recovery.is_overdue(100 + REPLAY_NEXT_MS_MAX));
+}
+
+#[test]
+fn probes_come_when_it_is_quiet_and_become_proofs_when_something_is_missing() {
+    let gate = gate(9);
+    let mut recovery = asked(&gate);
+    recovery.settled();
+    recovery.tick(0, u64::MAX);
+    assert_eq!(recovery.wants(u64::MAX), None, "never");
+    recovery.live(1_000);
+    recovery.tick(500, 1_499);
+    assert_eq!(recovery.wants(u64::MAX), None);
+    recovery.tick(500, 1_500);
+    assert_eq!((recovery.wants(1_500), recovery.is_proving()), (Some(Aim::Probe), false));
+    recovery.live(1_600);
+    assert_eq!(recovery.wants(u64::MAX), None, "it is not quiet");
+
+    recovery.tick(500, 2_100);
+    recovery.ask(&gate, 2_100);
+    assert_eq!(recovery.ended(&gate, None, false, 6_000), Ended::ProbeUnanswered);
+    recovery.tick(500, 6_900);
+    assert_eq!(recovery.wants(u64::MAX), None, "twice as long after one that found nothing");
+    recovery.tick(500, 7_000);
+    recovery.ask(&gate, 7_000);
+    assert_eq!(recovery.replayed(&gate, EventSeq(9), 9, 7_000), Replayed::Skip);
+    assert_eq!(recovery.replayed(&gate, EventSeq(12), 12, 7_000), Replayed::Hole);
+    assert!(recovery.is_proving());
+    recovery.disconnected();
+    recovery.begin(8_000);
+    recovery.tick(500, 80_000);
+    assert_eq!(recovery.wants(u64::MAX), None, "nobody is there");
+}

@@ -1,0 +1,109 @@
+//! The replays of a shard: who is asked next, and what is over.
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+
+use super::{Now, Shard};
+use crate::ingest::held::HeldBytes;
+use crate::ingest::replay::{Places, Replay, ReplayClient, Urgency, reckoned_bytes};
+use crate::ingest::stream::ReplayEnd;
+
+/// What the replays of a shard share.
+#[derive(Default)]
+pub(super) struct Replays {
+    /// Of their own: every socket of the others' is taken by publishers.
+    context: zmq::Context,
+    pub(super) held_bytes: HeldBytes,
+    /// Whether somebody may have to be asked who was not when it was last looked.
+    pub(super) look: bool,
+}
+
+impl Shard {
+    /// Asks for as many replays as there are places for, the most urgent first.
+    pub(super) fn ask_replays(&mut self, now: Now) {
+        if !std::mem::take(&mut self.replays.look) {
+            return;
+        }
+        let mut places = Places::default();
+        self.members.iter().filter_map(|member| member.replay.as_ref()).for_each(|replay| {
+            places.take(replay.under_way_bytes());
+        });
+        let mut wanting: Vec<(Urgency, usize)> = self
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(_, member)| member.replay.is_none() && !member.broken)
+            .filter_map(|(at, member)| Some((member.urgency(now)?, at)))
+            .collect();
+        wanting.sort_unstable();
+        for (_, at) in wanting {
+            let bytes = reckoned_bytes(self.members[at].replayed_bytes);
+            if !places.fits(bytes) {
+                return;
+            }
+            places.take(bytes);
+            self.ask_replay(at, bytes, now);
+        }
+    }
+
+    fn ask_replay(&mut self, at: usize, reckoned_bytes: usize, now: Now) {
+        let member = &mut self.members[at];
+        let Some(from) = member.stream.ask_replay(now) else { return };
+        let endpoint = member.replay_endpoint.as_deref().unwrap_or_default();
+        let asked = ReplayClient::ask(&self.replays.context, endpoint, from).and_then(|client| {
+            let descriptor = client.descriptor()?;
+            let registered = self.poll.registry().register(&mut SourceFd(&descriptor), Token(at), Interest::READABLE);
+            registered.map_err(|_| zmq::Error::EMFILE).map(|()| client)
+        });
+        match asked {
+            Ok(client) => {
+                tracing::debug!(worker = %member.stream.worker, endpoint, %from, "replay asked for");
+                member.replay = Some(Replay { client, bytes: 0, reckoned_bytes });
+                // What was signalled before the registration would never be signalled again.
+                self.enqueue(at);
+            }
+            Err(error) => {
+                tracing::warn!(
+                    worker = %member.stream.worker, endpoint, %error,
+                    remedy = "correct the replay endpoint, or raise the limit of open files",
+                    "a replay cannot be asked for"
+                );
+                let home = &mut self.homes[member.home];
+                member.stream.replay_ended(home, ReplayEnd::Missing, now);
+                member.stream.show(home);
+                self.enqueue(at);
+            }
+        }
+    }
+
+    /// Ends a replay that is overdue.
+    pub(super) fn see_overdue(&mut self, at: usize, now: Now) {
+        let Some(member) = self.members.get_mut(at) else { return };
+        if member.replay.is_some() && member.stream.replay_is_overdue(now) {
+            let home = &mut self.homes[member.home];
+            member.stream.replay_ended(home, ReplayEnd::Missing, now);
+            member.stream.show(home);
+            self.close_replay(at);
+            // What waited may be applied now.
+            self.enqueue(at);
+        }
+    }
+
+    /// Closes the socket of a replay of which nothing more is waited for.
+    pub(super) fn close_replay(&mut self, at: usize) {
+        let Some(member) = self.members.get_mut(at) else { return };
+        if member.stream.awaits_replay() {
+            return;
+        }
+        let Some(replay) = member.replay.take() else { return };
+        // A probe brings next to nothing, and what follows it may bring everything.
+        let before = member.replayed_bytes.unwrap_or_default();
+        member.replayed_bytes = Some(replay.bytes.max(before / 2));
+        self.replays.look = true;
+        if let Ok(descriptor) = replay.client.descriptor()
+            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&descriptor))
+        {
+            tracing::warn!(worker = %member.stream.worker, %error, "a replay's socket is closed while it is waited on");
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! A stream whose publisher replays lost batches: what [`Recovery`] decides, done to the worker.
+//!
+//! | what happened | the worker | trust |
+//! |---|---|---|
+//! | connected, or loaded on a connection | its messages wait | recovering |
+//! | a live gap | the same, and it is not emptied | recovering |
+//! | a live restart, not from 0 | emptied, and its messages wait | joined_late, recovering |
+//! | another incarnation shown by a replay | emptied, and its messages wait | joined_late, recovering |
+//! | a replay from 0 | | exact, but recovering |
+//! | recovered | goes on with what waits | as before |
+//! | batches cannot be had | emptied, goes on behind them | gap, or joined_late where nothing was known |
+//! | disconnected | what waits is dropped | disconnected, until it is recovered on the next connection |
+//!
+//! Messages that wait are compared with what was replayed once they are applied: the gate remembers both. Those that
+//! are one too many are dropped from the oldest on, since a replay goes up to the publisher's present.
+
+use super::{Home, Now, Scratch, Stream};
+use crate::event::gate::{SequenceGate, Verdict};
+#[cfg(test)]
+use crate::event::recovery::Recovery;
+use crate::event::recovery::{Aim, Ended, Replayed};
+use crate::event::trust::TrustInput;
+use crate::ids::EventSeq;
+use crate::ingest::held::{Held, HeldBytes, Message, Purpose};
+use crate::metrics::WorkerCounter;
+use crate::trust::TrustReason;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Why there is no more of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ingest) enum ReplayEnd {
+    /// Its end marker came.
+    Marker,
+    /// It did not come, or not further, in time; or its socket failed.
+    Missing,
+    /// It brought more than one replay may.
+    TooLarge,
+}
+
+impl Stream {
+    /// Whether lost batches can be fetched again.
+    pub(in crate::ingest) const fn can_recover(&self) -> bool {
+        self.recovery.is_some()
+    }
+
+    /// Whether messages wait for lost ones.
+    pub(in crate::ingest) fn is_recovering(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| matches!(held.purpose, Purpose::Recovery(_)) && !held.is_releasing())
+    }
+
+    /// Counts what waits together with the other streams of a shard.
+    pub(in crate::ingest) fn share_held_bytes(&mut self, of_shard: &HeldBytes) {
+        self.held_of_shard = of_shard.clone();
+    }
+
+    /// Makes it one whose publisher replays.
+    #[cfg(test)]
+    pub(in crate::ingest) fn let_replay(&mut self) {
+        self.recovery = Some(Recovery::default());
+    }
+
+    /// How many messages wait.
+    pub(in crate::ingest) fn waiting(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.len())
+    }
+
+    /// The publisher is connected, and nothing of this connection has been taken.
+    pub(in crate::ingest) fn connected(&mut self, home: &mut Home, now: Now) {
+        self.changed = true;
+        if let Some(recovery) = &mut self.recovery {
+            recovery.connected(now.uptime_ms);
+            self.hold_for_recovery(SequenceGate::default(), now);
+        } else if self.gate.last().is_some() {
+            // Loaded before there was a connection, and nothing can show that this one goes on there.
+            tracing::info!(worker = %self.worker, "what was loaded cannot be proven without a replay endpoint; the worker is emptied");
+            self.gate.disconnected();
+            self.input(TrustInput::Disconnected, now);
+            self.empty(home);
+        }
+    }
+
+    /// A dump was loaded: what followed it may have been lost.
+    pub(super) fn prove_loaded(&mut self, now: Now) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.begin(now.uptime_ms);
+        }
+    }
+
+    /// What waits may be applied, unless lost batches are to be fetched first.
+    pub(super) fn let_go(&mut self, now: Now) {
+        let proves = self.recovery.as_ref().is_some_and(|recovery| recovery.is_proving());
+        let Some(held) = &mut self.held else { return };
+        if proves && !held.is_releasing() {
+            held.hold_on(Purpose::Recovery(Box::default()));
+            self.changed = true;
+            self.input(TrustInput::Recovering, now);
+        } else {
+            held.release();
+        }
+    }
+
+    /// Lets messages wait from now on. A dump or load that runs comes first.
+    fn hold_for_recovery(&mut self, ahead: SequenceGate, now: Now) {
+        self.input(TrustInput::Recovering, now);
+        let purpose = Purpose::Recovery(Box::new(ahead));
+        match &mut self.held {
+            None => self.held = Some(Box::new(Held::new(purpose, self.held_of_shard.clone()))),
+            Some(held) if held.is_releasing() || matches!(held.purpose, Purpose::Recovery(_)) => held.hold_on(purpose),
+            Some(_) => {}
+        }
+    }
+
+    /// Whether a live batch is to wait because of what is missing before it.
+    pub(super) fn waits_for_lost(
+        &mut self,
+        home: &mut Home,
+        (seq, payload_hash): (EventSeq, u64),
+        payload: &[u8],
+        now: Now,
+    ) -> bool {
+        let Some(recovery) = &mut self.recovery else { return false };
+        match self.gate.judge(seq, payload_hash) {
+            Verdict::InOrder | Verdict::Duplicate | Verdict::First { seq: EventSeq(0), .. } => {
+                recovery.live(now.uptime_ms);
+                return false;
+            }
+            Verdict::First { .. } if recovery.gave_up() => return false,
+            Verdict::Restart { seq: EventSeq(0), .. } => {
+                recovery.live(now.uptime_ms);
+                return false;
+            }
+            Verdict::First { .. } => recovery.begin(now.uptime_ms),
+            Verdict::Gap { expected, got, missed } => {
+                recovery.begin(now.uptime_ms);
+                tracing::warn!(worker = %self.worker, %expected, %got, missed, "gap in the event stream; what is missing is asked for");
+                self.count(WorkerCounter::Gaps, 1);
+            }
+            Verdict::Restart { .. } => {
+                recovery.begin(now.uptime_ms);
+                self.another_incarnation(home, seq, now);
+            }
+        }
+        self.changed = true;
+        let mut ahead = self.gate.clone();
+        ahead.batch(seq, payload_hash);
+        self.hold_for_recovery(ahead, now);
+        if let Some(held) = &mut self.held {
+            held.put_back(Message::Batch { seq, payload_hash, payload: payload.into() });
+            self.count(WorkerCounter::MessagesHeld, 1);
+        }
+        true
+    }
+
+    /// Lets a message wait for lost ones.
+    pub(super) fn wait_for_recovery(&mut self, home: &mut Home, message: Message, now: Now) {
+        let Some(held) = self.held.as_deref_mut() else { return };
+        if let (Purpose::Recovery(ahead), Message::Batch { seq, payload_hash, .. }) = (&mut held.purpose, &message) {
+            match ahead.batch(*seq, *payload_hash) {
+                Verdict::Duplicate => return self.count(WorkerCounter::Duplicates, 1),
+                Verdict::Restart { seq, .. } => {
+                    // What waits is of the incarnation before.
+                    held.clear();
+                    self.dropped = None;
+                    if let Some(recovery) = &mut self.recovery {
+                        recovery.begin(now.uptime_ms);
+                    }
+                    self.another_incarnation(home, seq, now);
+                    self.input(TrustInput::Recovering, now);
+                }
+                Verdict::First { .. } | Verdict::InOrder | Verdict::Gap { .. } => {}
+            }
+        }
+        let Some(held) = self.held.as_deref_mut() else { return };
+        held.push(message);
+        let (mut dropped, mut last) = (0, self.dropped);
+        while held.is_over() {
+            if let Some(Message::Batch { seq, .. }) = held.pop() {
+                last = Some(seq);
+            }
+            dropped += 1;
+        }
+        self.dropped = last;
+        self.count(WorkerCounter::MessagesHeld, 1);
+        self.drop_for_bound(dropped);
+        self.settle_if_nothing_is_missing(now);
+    }
+
+    fn drop_for_bound(&self, messages: u64) {
+        if messages == 0 {
+            return;
+        }
+        let before = self.view.counters.get(WorkerCounter::MessagesDropped);
+        self.count(WorkerCounter::MessagesDropped, messages);
+        if before == 0 || (before + messages).ilog2() > before.ilog2() {
+            tracing::warn!(
+                worker = %self.worker, times = before + messages,
+                remedy = "check why the engine's replay socket is slow; raise its buffer_steps, so that it still has them",
+                "more live messages than may wait for a recovery; the oldest are dropped and have to be replayed"
+            );
+        }
+    }
+
+    /// A stream of which nothing is known and whose very first batch waits needs no replay.
+    fn settle_if_nothing_is_missing(&mut self, now: Now) {
+        let first = self.held.as_ref().and_then(|held| held.first_seq());
+        if self.gate.last().is_none() && self.dropped.is_none() && first == Some(EventSeq(0)) {
+            if let Some(recovery) = &mut self.recovery {
+                recovery.settled();
+            }
+            self.recovered(now);
+        }
+    }
+
+    /// Empties the worker, of which everything known was another incarnation's.
+    fn another_incarnation(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+        tracing::info!(worker = %self.worker, before = ?self.gate.last(), %seq, "the publisher restarted; the worker is emptied, and what it sent since is asked for");
+        self.changed = true;
+        self.count(WorkerCounter::Restarts, 1);
+        self.forget_incarnation();
+        // Until batch 0 of it has come.
+        self.input(TrustInput::Restarted(EventSeq(seq.0.max(1))), now);
+        self.empty(home);
+        self.gate = SequenceGate::default();
+    }
+
+    /// The connection broke: what waits is of it, and the next one has to show that it goes on there.
+    pub(super) fn wait_for_connection(&mut self) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.disconnected();
+        }
+        self.gate.forget_replayed();
+        self.dropped = None;
+        let waits = self.held.take_if(|held| matches!(held.purpose, Purpose::Recovery(_)));
+        let messages = waits.map_or(0, |mut held| held.clear());
+        self.count(WorkerCounter::MessagesDroppedBroken, messages as u64);
+    }
+
+    /// What a replay is to be asked for now, if one is.
+    pub(in crate::ingest) fn wants_replay(&self, now: Now) -> Option<Aim> {
+        // A dump or load comes first; and what it let wait, before anything more is asked.
+        let free = self.held.is_none() || self.is_recovering();
+        self.recovery.as_ref().filter(|_| free)?.wants(now.uptime_ms)
+    }
+
+    /// A replay is being asked for; answers from which sequence.
+    pub(in crate::ingest) fn ask_replay(&mut self, now: Now) -> Option<EventSeq> {
+        let recovery = self.recovery.as_mut()?;
+        if recovery.wants(now.uptime_ms) == Some(Aim::Probe) {
+            self.view.counters.bump(WorkerCounter::Probes);
+        }
+        let from = recovery.ask(&self.gate, now.uptime_ms);
+        self.count(WorkerCounter::ReplaysAsked, 1);
+        Some(from)
+    }
+
+    /// Whether a replay's answer is waited for.
+    pub(in crate::ingest) fn awaits_replay(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.is_asking())
+    }
+
+    /// Nothing of a replay can be taken now, which is not the publisher's fault.
+    pub(in crate::ingest) fn excuse_replay(&mut self, now: Now) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.excuse(now.uptime_ms);
+        }
+    }
+
+    /// Whether the replay that is waited for is overdue.
+    pub(in crate::ingest) fn replay_is_overdue(&self, now: Now) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.is_overdue(now.uptime_ms))
+    }
+
+    /// Probes a worker that was quiet for so long. 0 = never.
+    pub(in crate::ingest) fn probe(&mut self, probe_after_ms: u64, now: Now) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.tick(probe_after_ms, now.uptime_ms);
+        }
+    }
+
+    /// Takes a batch of a replay.
+    pub(in crate::ingest) fn replayed(
+        &mut self,
+        home: &mut Home,
+        scratch: &mut Scratch,
+        seq: EventSeq,
+        payload: &[u8],
+        now: Now,
+    ) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let payload_hash = xxh3_64(payload);
+        let was_proving = recovery.is_proving();
+        match recovery.replayed(&self.gate, seq, payload_hash, now.uptime_ms) {
+            Replayed::Skip | Replayed::Unasked => return,
+            Replayed::Apply => {}
+            Replayed::Unfillable => self.unfillable(home, seq, now),
+            Replayed::AnotherIncarnation => return self.restarted_unseen(home, seq, now),
+            Replayed::Hole => return self.asks_again(WorkerCounter::ReplayHoles, now),
+            Replayed::Late => return self.asks_again(WorkerCounter::ReplaysLate, now),
+        }
+        let verdict = self.gate.replayed(seq, payload_hash);
+        self.count(WorkerCounter::BatchesReplayed, 1);
+        self.judged(home, scratch, (verdict, seq), payload, now);
+        if was_proving {
+            // The first batch of all takes every reason away, and there may be more to come.
+            self.input(TrustInput::Recovering, now);
+        }
+    }
+
+    /// There is no more of a replay.
+    pub(in crate::ingest) fn replay_ended(&mut self, home: &mut Home, end: ReplayEnd, now: Now) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let was_probing = recovery.is_asking() && !recovery.is_proving();
+        let has_advanced = recovery.has_advanced();
+        if end == ReplayEnd::TooLarge && recovery.broken_off(now.uptime_ms) {
+            return self.asks_again(WorkerCounter::ReplaysLate, now);
+        }
+        let first = self.held.as_ref().and_then(|held| held.first_seq());
+        let needs = first.or(self.dropped.and_then(|seq| seq.0.checked_add(1)).map(EventSeq));
+        let ended = recovery.ended(&self.gate, needs, end == ReplayEnd::Marker, now.uptime_ms);
+        let outcome =
+            if end == ReplayEnd::Marker { WorkerCounter::ReplaysAnswered } else { WorkerCounter::ReplaysTimedOut };
+        self.count(outcome, u64::from(ended != Ended::Unasked));
+        match ended {
+            Ended::Recovered if was_probing && has_advanced => {
+                tracing::warn!(worker = %self.worker, last = ?self.gate.last(), "the last batches of a quiet publisher had been lost; a probe brought them");
+                self.changed = true;
+                self.count(WorkerCounter::TailsFound, 1);
+            }
+            // Quiet, and nothing new: the live stream has no more of what was replayed.
+            Ended::Recovered if was_probing => self.gate.forget_replayed(),
+            Ended::Recovered => self.recovered(now),
+            Ended::AnotherIncarnation => self.restarted_unseen(home, EventSeq(0), now),
+            Ended::Short => self.asks_again(WorkerCounter::ReplaysLate, now),
+            Ended::TimedOut => self.hold_on_for_recovery(now),
+            Ended::GivenUp => self.unrecovered(home, now),
+            Ended::ProbeUnanswered => tracing::info!(
+                worker = %self.worker, remedy = REPLAY_REMEDY, "a quiet publisher does not answer at its replay endpoint"
+            ),
+            Ended::Unasked => {}
+        }
+    }
+
+    /// A replay showed that another incarnation speaks.
+    fn restarted_unseen(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+        self.another_incarnation(home, seq, now);
+        self.hold_on_for_recovery(now);
+    }
+
+    fn asks_again(&mut self, counter: WorkerCounter, now: Now) {
+        self.count(counter, 1);
+        let times = self.view.counters.get(counter);
+        if times.is_power_of_two() {
+            let (reason, last) = (crate::metrics::CounterName::name(counter), self.gate.last());
+            tracing::info!(worker = %self.worker, reason, ?last, times, "a replay was not whole; it is asked for again");
+        }
+        self.hold_on_for_recovery(now);
+    }
+
+    /// Lets messages wait on; a probe that shows something missing makes them wait from now on.
+    fn hold_on_for_recovery(&mut self, now: Now) {
+        self.changed = true;
+        if self.held.is_none() {
+            self.hold_for_recovery(self.gate.clone(), now);
+        } else {
+            self.input(TrustInput::Recovering, now);
+        }
+    }
+
+    /// Nothing is missing: what waits may be applied.
+    fn recovered(&mut self, now: Now) {
+        self.changed = true;
+        self.dropped = None;
+        self.count(WorkerCounter::Recoveries, 1);
+        tracing::info!(worker = %self.worker, last = ?self.gate.last(), "nothing is missing in the event stream");
+        self.input(TrustInput::Recovered { known: self.gate.last().is_some() }, now);
+        if self.is_recovering() {
+            self.let_go(now);
+        }
+    }
+
+    /// What is missing before a batch of a replay cannot be had.
+    fn unfillable(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+        self.lose(home, seq, now);
+        self.gate.go_on_before(seq);
+    }
+
+    /// What is missing cannot be had at all: the worker goes on with what waits, or with what comes.
+    fn unrecovered(&mut self, home: &mut Home, now: Now) {
+        let first = self.held.as_ref().and_then(|held| held.first_seq());
+        let known = self.gate.last().is_some();
+        if known {
+            self.lose(home, first.unwrap_or_default(), now);
+        } else {
+            tracing::warn!(worker = %self.worker, remedy = REPLAY_REMEDY, "no replay from the beginning; the worker is joined as it is");
+            self.input(TrustInput::Recovered { known }, now);
+        }
+        match first.filter(|_| known) {
+            Some(first) => self.gate.go_on_before(first),
+            None => self.gate = SequenceGate::default(),
+        }
+        self.dropped = None;
+        self.changed = true;
+        if self.is_recovering() {
+            self.let_go(now);
+        }
+    }
+
+    fn lose(&mut self, home: &mut Home, next: EventSeq, now: Now) {
+        let last = self.gate.last().unwrap_or_default();
+        let missed = next.0.saturating_sub(last.0).saturating_sub(1);
+        tracing::warn!(
+            worker = %self.worker, %last, missed, remedy = TrustReason::Gap.remedy(),
+            "lost batches cannot be fetched again; the worker is emptied"
+        );
+        self.count(WorkerCounter::ReplaysUnfillable, 1);
+        self.count(WorkerCounter::BatchesMissed, missed);
+        self.forget_incarnation();
+        self.input(TrustInput::Gap, now);
+        self.empty(home);
+    }
+}
+
+/// What an operator can do where a publisher does not replay.
+const REPLAY_REMEDY: &str = "check the worker's replay endpoint, and that the engine was started with one";

@@ -1,0 +1,443 @@
+//! Streams whose publisher replays: whatever the live stream and the answers lose, a worker holds what the engine held
+//! when it sent what was applied last, and once an answer is whole, everything.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Engine, Work, paths, work};
+use crate::event::recovery::Aim;
+use crate::ids::EventSeq;
+use crate::ingest::stream::ReplayEnd;
+use crate::ingest::tests::vllm::Batch;
+use crate::ingest::tests::{C, Options, R, Rig, SCHEME, chain};
+use crate::limits::{HELD_MESSAGES_MAX, REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX, REPLAY_TRIES_MAX};
+use crate::trust::TrustLevel;
+
+/// How a publisher answers.
+#[derive(Clone, Debug)]
+enum Fault {
+    None,
+    /// Every so manieth batch is lost.
+    Holes(usize),
+    /// The first are lost.
+    Late(usize),
+    Twice,
+    /// The last are lost.
+    Short(usize),
+    NoMarker,
+    Silence,
+    /// It publishes more before it is done.
+    Meanwhile(usize),
+    /// It dies after so many.
+    Dies(usize),
+}
+
+/// An engine with a replay buffer, and a worker that follows it.
+struct World {
+    rig: Rig,
+    engine: Engine,
+    buffer: Vec<(u64, Vec<u8>)>,
+    /// What the engine held, by the hash of the batch after which it did.
+    truths: BTreeMap<u64, Engine>,
+    is_connected: bool,
+    paths: Vec<Vec<u32>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+        rig.streams[0].let_replay();
+        let (engine, truths) = (Engine::default(), BTreeMap::new());
+        Self { rig, engine, buffer: Vec::new(), truths, is_connected: false, paths: paths() }
+    }
+
+    fn connect(&mut self) {
+        if !std::mem::replace(&mut self.is_connected, true) {
+            self.rig.streams[0].connected(&mut self.rig.home, self.rig.now);
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if std::mem::take(&mut self.is_connected) {
+            self.rig.streams[0].disconnected(&mut self.rig.home, self.rig.now);
+        }
+    }
+
+    fn restart(&mut self) {
+        self.engine.restart();
+        self.buffer.clear();
+        self.disconnect();
+    }
+
+    fn publish(&mut self, work: &Work, arrives: bool) {
+        let batch = self.engine.work(work);
+        let (seq, payload) = (self.engine.seq, batch.payload());
+        self.engine.seq += 1;
+        self.truths.insert(xxh3_64(&payload), self.engine.clone());
+        self.buffer.push((seq, payload.clone()));
+        if arrives && self.is_connected {
+            self.rig.send_bytes(0, seq, &payload);
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        while self.rig.streams[0].is_releasing() {
+            self.rig.streams[0].release(&mut self.rig.home, &mut self.rig.scratch, self.rig.now);
+        }
+        self.rig.streams[0].show(&mut self.rig.home);
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.rig.now.uptime_ms += ms;
+        self.rig.now.unix_ms += ms;
+        let now = self.rig.now;
+        self.rig.streams[0].probe(5_000, now);
+    }
+
+    fn end(&mut self, end: ReplayEnd) {
+        let now = self.rig.now;
+        self.rig.streams[0].replay_ended(&mut self.rig.home, end, now);
+    }
+
+    /// Asks for a replay if one is wanted, and has it answered; `true` = it was.
+    fn replay(&mut self, fault: &Fault) -> bool {
+        let now = self.rig.now;
+        if self.rig.streams[0].wants_replay(now).is_none() {
+            return false;
+        }
+        let from = self.rig.streams[0].ask_replay(now).expect("wanted").0;
+        let mut answer: Vec<_> = self.buffer.iter().filter(|(seq, _)| *seq >= from).cloned().collect();
+        let (len, mut end) = (answer.len(), Some(ReplayEnd::Marker));
+        match fault {
+            Fault::None => {}
+            Fault::Holes(every) => {
+                let kept = |(at, _): &(usize, _)| at % (every + 2) != every + 1;
+                answer = answer.into_iter().enumerate().filter(kept).map(|(_, batch)| batch).collect();
+            }
+            Fault::Late(first) => drop(answer.drain(..(*first).min(len))),
+            Fault::Twice => answer = answer.iter().flat_map(|batch| [batch.clone(), batch.clone()]).collect(),
+            Fault::Short(last) => answer.truncate(len.saturating_sub(*last)),
+            Fault::NoMarker => end = None,
+            Fault::Silence => {
+                answer.clear();
+                end = None;
+            }
+            Fault::Meanwhile(more) => {
+                for at in 0..*more {
+                    self.publish(&Work::Compute(vec![1 + at as u32 % 3, 2]), at % 2 == 0);
+                }
+                let last = answer.last().map_or(from, |(seq, _)| seq + 1);
+                answer.extend(self.buffer.iter().filter(|(seq, _)| *seq >= last).cloned());
+            }
+            Fault::Dies(after) => {
+                answer.truncate(*after);
+                end = None;
+            }
+        }
+        for (seq, payload) in answer {
+            if !self.rig.streams[0].awaits_replay() {
+                break;
+            }
+            let now = self.rig.now;
+            self.rig.streams[0].replayed(&mut self.rig.home, &mut self.rig.scratch, EventSeq(seq), &payload, now);
+        }
+        if matches!(fault, Fault::Dies(_)) {
+            self.restart();
+        } else if self.rig.streams[0].awaits_replay() {
+            if end.is_none() {
+                self.pass(REPLAY_FIRST_MS_MAX.max(REPLAY_NEXT_MS_MAX));
+                assert!(self.rig.streams[0].replay_is_overdue(self.rig.now));
+            }
+            self.end(end.unwrap_or(ReplayEnd::Missing));
+        }
+        self.release();
+        true
+    }
+
+    /// Answers whole until nothing more is wanted.
+    fn heal(&mut self) {
+        self.connect();
+        for _ in 0..20 {
+            self.pass(10_000);
+            self.replay(&Fault::None);
+        }
+    }
+
+    /// What is said is what was held when the last batch applied was sent, or less.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let gate = self.rig.streams[0].gate();
+        let truth = gate.last().and_then(|last| gate.payload_hash(last)).map(|hash| &self.truths[&hash]);
+        let trust = self.rig.trust();
+        for path in &self.paths {
+            let (held, said) = (truth.map_or(0, |truth| truth.depth(path)), self.rig.device(path) as usize);
+            prop_assert!(said <= held, "{path:?}: {said} said, {held} held, {trust:?}");
+            if trust.level == TrustLevel::Exact {
+                prop_assert_eq!(said, held, "{:?}: {:?}", path, trust);
+            }
+        }
+        Ok(())
+    }
+
+    fn equals_engine(&self) -> Result<(), TestCaseError> {
+        prop_assert_eq!(self.rig.streams[0].waiting(), 0);
+        for path in &self.paths {
+            prop_assert_eq!(self.rig.device(path) as usize, self.engine.depth(path), "{:?}", path);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Publish(Work, bool),
+    Break,
+    Connect,
+    Restart,
+    Replay(Fault),
+    Pass(u64),
+    Evict(usize),
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        4 => Just(Fault::None),
+        2 => (0_usize..6).prop_map(Fault::Holes),
+        1 => (1_usize..4).prop_map(Fault::Late),
+        1 => Just(Fault::Twice),
+        1 => (1_usize..4).prop_map(Fault::Short),
+        1 => Just(Fault::NoMarker),
+        1 => Just(Fault::Silence),
+        2 => (1_usize..6).prop_map(Fault::Meanwhile),
+        1 => (0_usize..6).prop_map(Fault::Dies),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        30 => (work(), prop::bool::weighted(0.85)).prop_map(|(work, arrives)| Step::Publish(work, arrives)),
+        1 => Just(Step::Break),
+        3 => Just(Step::Connect),
+        1 => Just(Step::Restart),
+        12 => fault().prop_map(Step::Replay),
+        4 => (0_u64..6_000).prop_map(Step::Pass),
+        1 => (0_usize..30).prop_map(Step::Evict),
+    ]
+}
+
+fn play(world: &mut World, step: &Step, is_kind: bool) {
+    match step {
+        Step::Publish(work, arrives) => world.publish(work, *arrives),
+        Step::Break => world.disconnect(),
+        Step::Connect => world.connect(),
+        Step::Restart => world.restart(),
+        Step::Replay(fault) => {
+            // After each answer that is not whole comes one that is.
+            if world.replay(fault) && is_kind {
+                world.pass(10_000);
+                world.replay(&Fault::None);
+            }
+        }
+        Step::Pass(ms) => world.pass(*ms),
+        Step::Evict(keep) if !is_kind => drop(world.buffer.drain(..world.buffer.len().saturating_sub(*keep))),
+        Step::Evict(_) => {}
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_lost_nothing_is_held_that_was_not(steps in prop::collection::vec(step(), 1..150)) {
+        let mut world = World::new();
+        for step in steps {
+            play(&mut world, &step, false);
+            world.check()?;
+        }
+        world.heal();
+        world.check()?;
+    }
+
+    #[test]
+    fn what_a_whole_answer_can_bring_is_held(steps in prop::collection::vec(step(), 1..150)) {
+        let mut world = World::new();
+        for step in steps {
+            play(&mut world, &step, true);
+            world.check()?;
+        }
+        world.publish(&Work::Compute(vec![1, 2, 3]), false);
+        world.heal();
+        world.check()?;
+        world.equals_engine()?;
+        prop_assert_eq!(world.rig.trust().level, TrustLevel::Exact, "{:?}", world.rig.trust());
+        prop_assert_eq!(world.rig.count(C::ReplaysUnfillable), 0);
+    }
+}
+
+fn stored(world: &mut World, arrives: bool) {
+    let path = vec![1 + (world.engine.seq % 3) as u32, 1 + (world.engine.seq / 3 % 3) as u32];
+    world.publish(&Work::Compute(path), arrives);
+}
+
+#[test]
+fn an_idle_engine_joined_late_is_exact_after_a_replay_from_0() {
+    let mut world = World::new();
+    (0..100).for_each(|_| stored(&mut world, false));
+    world.connect();
+    world.rig.streams[0].show(&mut world.rig.home);
+    assert_eq!(world.rig.trust().reasons, [R::Joining, R::Recovering].into_iter().collect());
+    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Prove));
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 99);
+    assert!(world.equals_engine().is_ok());
+    assert_eq!((world.rig.count(C::ReplaysAnswered), world.rig.count(C::BatchesReplayed)), (1, 100));
+}
+
+#[test]
+fn a_gap_is_filled_without_emptying_and_what_waited_is_compared_with_the_replay() {
+    let mut world = World::new();
+    world.connect();
+    stored(&mut world, true);
+    (0..200).for_each(|_| stored(&mut world, false));
+    (0..150).for_each(|_| stored(&mut world, true));
+    assert_eq!((world.rig.count(C::Gaps), world.rig.count(C::MessagesHeld)), (1, 151));
+    world.rig.expect(TrustLevel::Unproven, &[R::Recovering], 0);
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 350);
+    assert_eq!(
+        (world.rig.count(C::Emptied), world.rig.count(C::Restarts), world.rig.count(C::Duplicates)),
+        (0, 0, 150)
+    );
+    assert!(world.equals_engine().is_ok());
+}
+
+#[test]
+fn what_cannot_be_had_empties_after_a_bounded_number_of_tries() {
+    for fault in [Fault::Silence, Fault::Short(100)] {
+        let mut world = World::new();
+        world.connect();
+        stored(&mut world, true);
+        stored(&mut world, false);
+        stored(&mut world, true);
+        let mut asked = 0;
+        while world.rig.streams[0].is_recovering() {
+            world.pass(10_000);
+            asked += u32::from(world.replay(&fault));
+        }
+        assert_eq!(asked, if matches!(fault, Fault::Silence) { REPLAY_TRIES_MAX } else { asked });
+        assert!(asked <= 2 * REPLAY_TRIES_MAX, "{fault:?}: {asked}");
+        assert!(world.check().is_ok());
+        assert_eq!(world.rig.trust().level, TrustLevel::LowerBound, "{fault:?}: {:?}", world.rig.trust());
+    }
+}
+
+#[test]
+fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
+    let mut world = World::new();
+    world.connect();
+    (0..5).for_each(|_| stored(&mut world, true));
+    world.disconnect();
+    (0..5).for_each(|_| stored(&mut world, false));
+    world.rig.streams[0].show(&mut world.rig.home);
+    world.rig.expect(TrustLevel::Unproven, &[R::Disconnected], 4);
+    assert!(world.rig.device(&[1, 1]) > 0, "it is not emptied");
+    world.connect();
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 9);
+    assert_eq!((world.rig.count(C::Emptied), world.rig.count(C::Recoveries)), (0, 2));
+    world.disconnect();
+    world.restart();
+    stored(&mut world, false);
+    world.connect();
+    assert!(world.replay(&Fault::None), "from the last: it is not there");
+    assert_eq!(world.rig.device(&[1, 1]), 0, "emptied");
+    assert!(world.replay(&Fault::None), "from 0");
+    world.rig.expect(TrustLevel::Exact, &[], 0);
+    assert!(world.equals_engine().is_ok());
+}
+
+#[test]
+fn a_probe_finds_a_lost_tail_and_a_live_batch_makes_it_needless() {
+    let mut world = World::new();
+    world.connect();
+    (0..5).for_each(|_| stored(&mut world, true));
+    world.pass(4_000);
+    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), None);
+    world.pass(2_000);
+    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Probe));
+    stored(&mut world, true);
+    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), None);
+    (0..3).for_each(|_| stored(&mut world, false));
+    world.pass(6_000);
+    world.rig.expect(TrustLevel::Exact, &[], 5);
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 8);
+    assert_eq!((world.rig.count(C::Probes), world.rig.count(C::TailsFound)), (1, 1));
+    world.pass(6_000);
+    assert!(world.rig.streams[0].wants_replay(world.rig.now).is_none(), "it waits longer after each");
+    world.pass(6_000);
+    assert!(world.replay(&Fault::Silence));
+    world.rig.expect(TrustLevel::Exact, &[], 8);
+    assert_eq!(world.rig.count(C::TailsFound), 1);
+}
+
+#[test]
+fn what_waits_is_bounded_and_the_oldest_are_replayed() {
+    let mut world = World::new();
+    world.connect();
+    let more = HELD_MESSAGES_MAX as u64 + 100;
+    (0..2).for_each(|_| stored(&mut world, false));
+    (0..more).for_each(|_| stored(&mut world, true));
+    assert_eq!((world.rig.count(C::MessagesDropped), world.rig.streams[0].waiting()), (100, HELD_MESSAGES_MAX));
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], more + 1);
+    assert_eq!((world.rig.count(C::Restarts), world.rig.count(C::Emptied)), (0, 0));
+}
+
+#[test]
+fn a_live_restart_empties_at_once() {
+    let mut world = World::new();
+    world.connect();
+    (0..5).for_each(|_| stored(&mut world, true));
+    world.engine.restart();
+    world.buffer.clear();
+    (0..3).for_each(|_| world.publish(&Work::Compute(vec![3, 3]), false));
+    world.publish(&Work::Compute(vec![3, 2, 1]), true);
+    assert_eq!((world.rig.device(&[1, 1]), world.rig.count(C::Restarts)), (0, 1));
+    world.rig.expect(TrustLevel::Unproven, &[R::JoinedLate, R::Recovering], 4);
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 3);
+    assert!(world.equals_engine().is_ok());
+}
+
+#[test]
+fn a_load_is_proven_on_connect_or_emptied() {
+    for replays in [true, false] {
+        let mut there = Rig::new(&Options::default());
+        there.send(0, &chain(0));
+        let mut here = Rig::new(&Options::default());
+        if replays {
+            here.streams[0].let_replay();
+        }
+        assert!(here.load(there.dump()).is_ok());
+        assert_eq!(here.device(&[1, 2, 3]), 3);
+        let now = here.now;
+        here.streams[0].connected(&mut here.home, now);
+        here.streams[0].show(&mut here.home);
+        if !replays {
+            here.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
+            assert_eq!(here.device(&[1, 2, 3]), 0);
+            continue;
+        }
+        here.expect(TrustLevel::Unproven, &[R::Recovering], 0);
+        assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
+        for (seq, batch) in [(0, chain(0)), (1, Batch::new(1).stored(Some(13), &[14], &[4]))] {
+            here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
+        }
+        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
+        here.streams[0].show(&mut here.home);
+        here.release();
+        here.expect(TrustLevel::Exact, &[], 1);
+        assert_eq!((here.device(&[1, 2, 3, 4]), here.count(C::Emptied)), (4, 0));
+    }
+}

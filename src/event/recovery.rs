@@ -10,7 +10,7 @@
 //! | any | disconnected | | Gone |
 //! | any but Gone | a live gap or restart | | Wanted to prove, now |
 //! | Idle | quiet for long enough | | Wanted to probe |
-//! | Wanted or Asked to probe | a live batch in its place | | Idle |
+//! | Wanted or Asked to probe | a live batch in its place, or a dump or load begins | | Idle |
 //! | Wanted | asked | the sequence to begin at | Asked, unproven |
 //! | Asked | the last batch known, same bytes | Skip | Asked, proven |
 //! | Asked | batch 0, or the next one of what is proven | Apply | Asked, proven |
@@ -25,7 +25,7 @@
 //! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
 //! | Asked to probe | nothing | ProbeUnanswered | Idle |
 //!
-//! Tries are counted in a row and begin anew with whatever brings the stream further; all of them together are at most
+//! Tries are counted in a row and begin anew with whatever brings the stream further and with another incarnation; all of them together are at most
 //! [`REPLAYS_PER_RECOVERY_MAX`]. What is asked for again waits longer each time. A probe that shows something missing
 //! becomes a proof.
 
@@ -149,6 +149,11 @@ impl Recovery {
     /// A live batch came in its place, or was applied before: the publisher is not quiet.
     pub fn live(&mut self, now_ms: u64) {
         (self.quiet_since_ms, self.probes) = (now_ms, 0);
+        self.cancel_probe();
+    }
+
+    /// What a probe would bring is not to be applied now.
+    pub fn cancel_probe(&mut self) {
         if matches!(self.state, State::Wanted { aim: Aim::Probe, .. } | State::Asked { aim: Aim::Probe, .. }) {
             self.state = State::Idle;
         }
@@ -242,7 +247,7 @@ impl Recovery {
             Verdict::Duplicate => Replayed::Skip,
             Verdict::Restart { seq: EventSeq(0), .. } if known => Replayed::Apply,
             Verdict::Restart { .. } if known => {
-                self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+                self.begin_from_0(now_ms);
                 return Replayed::AnotherIncarnation;
             }
             // Older than what is remembered, and nobody asked for it.
@@ -285,7 +290,7 @@ impl Recovery {
             return Ended::ProbeUnanswered;
         }
         if !answer.proven && !answer.begun && marker {
-            self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+            self.begin_from_0(now_ms);
             return Ended::AnotherIncarnation;
         }
         // The last number has none after it, and so nothing can be missing.
@@ -311,6 +316,12 @@ impl Recovery {
     pub fn broken_off(&mut self, now_ms: u64) -> bool {
         let advanced = self.has_advanced();
         self.is_asking() && self.again(advanced, REPLAY_TRIES_MAX, now_ms)
+    }
+
+    /// Tries for the incarnation before say nothing of this one.
+    fn begin_from_0(&mut self, now_ms: u64) {
+        self.tries = 0;
+        self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
     }
 
     fn rest(&mut self, now_ms: u64) {

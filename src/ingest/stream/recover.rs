@@ -80,6 +80,13 @@ impl Stream {
         }
     }
 
+    /// A dump or load begins: nothing else is to change the worker.
+    pub(super) fn cancel_probe(&mut self) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.cancel_probe();
+        }
+    }
+
     /// A dump was loaded: what followed it may have been lost.
     pub(super) fn prove_loaded(&mut self, now: Now) {
         if let Some(recovery) = &mut self.recovery {

@@ -1,18 +1,18 @@
 //! Streams whose publisher replays: whatever the live stream and the answers lose, a worker holds what the engine held
 //! when it sent what was applied last, and once an answer is whole, everything.
 
+mod cases;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Engine, Work, paths, work};
-use crate::event::recovery::Aim;
 use crate::ids::EventSeq;
 use crate::ingest::stream::ReplayEnd;
-use crate::ingest::tests::vllm::Batch;
-use crate::ingest::tests::{C, Options, R, Rig, SCHEME, chain};
-use crate::limits::{HELD_MESSAGES_MAX, REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX, REPLAY_TRIES_MAX};
+use crate::ingest::tests::{C, Options, Rig, SCHEME};
+use crate::limits::{REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX};
 use crate::trust::TrustLevel;
 
 /// How a publisher answers.
@@ -271,173 +271,5 @@ proptest! {
         world.equals_engine()?;
         prop_assert_eq!(world.rig.trust().level, TrustLevel::Exact, "{:?}", world.rig.trust());
         prop_assert_eq!(world.rig.count(C::ReplaysUnfillable), 0);
-    }
-}
-
-fn stored(world: &mut World, arrives: bool) {
-    let path = vec![1 + (world.engine.seq % 3) as u32, 1 + (world.engine.seq / 3 % 3) as u32];
-    world.publish(&Work::Compute(path), arrives);
-}
-
-#[test]
-fn an_idle_engine_joined_late_is_exact_after_a_replay_from_0() {
-    let mut world = World::new();
-    (0..100).for_each(|_| stored(&mut world, false));
-    world.connect();
-    world.rig.streams[0].show(&mut world.rig.home);
-    assert_eq!(world.rig.trust().reasons, [R::Joining, R::Recovering].into_iter().collect());
-    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Prove));
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], 99);
-    assert!(world.equals_engine().is_ok());
-    assert_eq!((world.rig.count(C::ReplaysAnswered), world.rig.count(C::BatchesReplayed)), (1, 100));
-}
-
-#[test]
-fn a_gap_is_filled_without_emptying_and_what_waited_is_compared_with_the_replay() {
-    let mut world = World::new();
-    world.connect();
-    stored(&mut world, true);
-    (0..200).for_each(|_| stored(&mut world, false));
-    (0..150).for_each(|_| stored(&mut world, true));
-    assert_eq!((world.rig.count(C::Gaps), world.rig.count(C::MessagesHeld)), (1, 151));
-    world.rig.expect(TrustLevel::Unproven, &[R::Recovering], 0);
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], 350);
-    assert_eq!(
-        (world.rig.count(C::Emptied), world.rig.count(C::Restarts), world.rig.count(C::Duplicates)),
-        (0, 0, 150)
-    );
-    assert!(world.equals_engine().is_ok());
-}
-
-#[test]
-fn what_cannot_be_had_empties_after_a_bounded_number_of_tries() {
-    for fault in [Fault::Silence, Fault::Short(100)] {
-        let mut world = World::new();
-        world.connect();
-        stored(&mut world, true);
-        stored(&mut world, false);
-        stored(&mut world, true);
-        let mut asked = 0;
-        while world.rig.streams[0].is_recovering() {
-            world.pass(10_000);
-            asked += u32::from(world.replay(&fault));
-        }
-        assert_eq!(asked, if matches!(fault, Fault::Silence) { REPLAY_TRIES_MAX } else { asked });
-        assert!(asked <= 2 * REPLAY_TRIES_MAX, "{fault:?}: {asked}");
-        assert!(world.check().is_ok());
-        assert_eq!(world.rig.trust().level, TrustLevel::LowerBound, "{fault:?}: {:?}", world.rig.trust());
-    }
-}
-
-#[test]
-fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
-    let mut world = World::new();
-    world.connect();
-    (0..5).for_each(|_| stored(&mut world, true));
-    world.disconnect();
-    (0..5).for_each(|_| stored(&mut world, false));
-    world.rig.streams[0].show(&mut world.rig.home);
-    world.rig.expect(TrustLevel::Unproven, &[R::Disconnected], 4);
-    assert!(world.rig.device(&[1, 1]) > 0, "it is not emptied");
-    world.connect();
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], 9);
-    assert_eq!((world.rig.count(C::Emptied), world.rig.count(C::Recoveries)), (0, 2));
-    world.disconnect();
-    world.restart();
-    stored(&mut world, false);
-    world.connect();
-    assert!(world.replay(&Fault::None), "from the last: it is not there");
-    assert_eq!(world.rig.device(&[1, 1]), 0, "emptied");
-    assert!(world.replay(&Fault::None), "from 0");
-    world.rig.expect(TrustLevel::Exact, &[], 0);
-    assert!(world.equals_engine().is_ok());
-}
-
-#[test]
-fn a_probe_finds_a_lost_tail_and_a_live_batch_makes_it_needless() {
-    let mut world = World::new();
-    world.connect();
-    (0..5).for_each(|_| stored(&mut world, true));
-    world.pass(4_000);
-    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), None);
-    world.pass(2_000);
-    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Probe));
-    stored(&mut world, true);
-    assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), None);
-    (0..3).for_each(|_| stored(&mut world, false));
-    world.pass(6_000);
-    world.rig.expect(TrustLevel::Exact, &[], 5);
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], 8);
-    assert_eq!((world.rig.count(C::Probes), world.rig.count(C::TailsFound)), (1, 1));
-    world.pass(6_000);
-    assert!(world.rig.streams[0].wants_replay(world.rig.now).is_none(), "it waits longer after each");
-    world.pass(6_000);
-    assert!(world.replay(&Fault::Silence));
-    world.rig.expect(TrustLevel::Exact, &[], 8);
-    assert_eq!(world.rig.count(C::TailsFound), 1);
-}
-
-#[test]
-fn what_waits_is_bounded_and_the_oldest_are_replayed() {
-    let mut world = World::new();
-    world.connect();
-    let more = HELD_MESSAGES_MAX as u64 + 100;
-    (0..2).for_each(|_| stored(&mut world, false));
-    (0..more).for_each(|_| stored(&mut world, true));
-    assert_eq!((world.rig.count(C::MessagesDropped), world.rig.streams[0].waiting()), (100, HELD_MESSAGES_MAX));
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], more + 1);
-    assert_eq!((world.rig.count(C::Restarts), world.rig.count(C::Emptied)), (0, 0));
-}
-
-#[test]
-fn a_live_restart_empties_at_once() {
-    let mut world = World::new();
-    world.connect();
-    (0..5).for_each(|_| stored(&mut world, true));
-    world.engine.restart();
-    world.buffer.clear();
-    (0..3).for_each(|_| world.publish(&Work::Compute(vec![3, 3]), false));
-    world.publish(&Work::Compute(vec![3, 2, 1]), true);
-    assert_eq!((world.rig.device(&[1, 1]), world.rig.count(C::Restarts)), (0, 1));
-    world.rig.expect(TrustLevel::Unproven, &[R::JoinedLate, R::Recovering], 4);
-    assert!(world.replay(&Fault::None));
-    world.rig.expect(TrustLevel::Exact, &[], 3);
-    assert!(world.equals_engine().is_ok());
-}
-
-#[test]
-fn a_load_is_proven_on_connect_or_emptied() {
-    for replays in [true, false] {
-        let mut there = Rig::new(&Options::default());
-        there.send(0, &chain(0));
-        let mut here = Rig::new(&Options::default());
-        if replays {
-            here.streams[0].let_replay();
-        }
-        assert!(here.load(there.dump()).is_ok());
-        assert_eq!(here.device(&[1, 2, 3]), 3);
-        let now = here.now;
-        here.streams[0].connected(&mut here.home, now);
-        here.streams[0].show(&mut here.home);
-        if !replays {
-            here.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
-            assert_eq!(here.device(&[1, 2, 3]), 0);
-            continue;
-        }
-        here.expect(TrustLevel::Unproven, &[R::Recovering], 0);
-        assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
-        for (seq, batch) in [(0, chain(0)), (1, Batch::new(1).stored(Some(13), &[14], &[4]))] {
-            here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
-        }
-        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
-        here.streams[0].show(&mut here.home);
-        here.release();
-        here.expect(TrustLevel::Exact, &[], 1);
-        assert_eq!((here.device(&[1, 2, 3, 4]), here.count(C::Emptied)), (4, 0));
     }
 }

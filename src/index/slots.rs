@@ -1,6 +1,6 @@
 //! From a block's engine hash, its **name**, to the slots at which that name is stored.
 //!
-//! The map holds no names: an entry is 16 bits of the name's hash, the tag, and a slot. A tag that fits makes a
+//! The map holds no names: an entry is some bits of the name's hash, the tag, and a slot. A tag that fits makes a
 //! candidate, and whoever asks looks at the slot to see whether the name is there. Several slots may have the same
 //! name, and each is an entry of its own.
 //!
@@ -11,22 +11,26 @@
 //! that were sent past it, by a few bits of the tag, so a search ends at the first bucket that sent none like it: for a
 //! name that is not there nearly always in the first line it looks at.
 //!
-//! A segment grows and shrinks on its own, by three fifths: each name is read again about 1.7 times for it on
-//! the way to any size, and no insertion moves more than a few thousand entries.
-//! The home is the hash scaled to the number of buckets: a larger segment is the smaller one spread out, and filling
-//! it goes through memory in order. Segments are out of step by design: each changes size at another number of
+//! A segment doubles and halves on its own, and no insertion moves more than a few thousand entries. The home is the
+//! hash scaled to the size of the segment, and the tag is what comes after the point: in a segment of twice the size
+//! the first bit of the tag is the last of the home. So entries move by what is written beside them, in the order of
+//! memory. Only those that do not lie in their home have their names read, and the few that have grown so often that
+//! hardly a bit of their tag is left: about one read for six entries on the way to any size. Segments are out of step by design: each changes size at another number of
 //! entries, so the map as a whole is always as full as segments are on average.
 //!
 //! The hash is keyed. Whoever names blocks cannot aim at one bucket without the secret; the same name many times
 //! over does fill a row of buckets, and a search for that name looks at all of it.
 
 mod bucket;
+mod home;
 mod room;
 mod segment;
+mod tags;
 #[cfg(test)]
 mod tests;
 
 use super::prefetch::prefetch;
+use home::Home;
 use segment::Segment;
 
 const SEGMENTS: usize = 256;
@@ -38,22 +42,19 @@ pub(in crate::index) struct Spot {
 }
 
 impl Spot {
-    /// The highest bits choose the segment, the next 32 the home in it, the lowest 16 are the tag.
+    /// Bits that say where in its segment.
+    const FRACTION_BITS: u32 = u64::BITS - SEGMENTS.ilog2();
+
+    /// The highest bits choose the segment.
     #[inline]
     fn segment(self) -> usize {
-        (self.hash >> (u64::BITS - SEGMENTS.ilog2())) as usize
+        (self.hash >> Self::FRACTION_BITS) as usize
     }
 
+    /// And all below them the home in it.
     #[inline]
-    fn home(self, buckets: usize) -> usize {
-        let fraction = self.hash >> 24 & u64::from(u32::MAX);
-        ((fraction * buckets as u64) >> 32) as usize
-    }
-
-    /// Never 0, which says that there is no entry.
-    #[inline]
-    fn tag(self) -> u16 {
-        (self.hash as u16).max(1)
+    fn home(self, scale: u64) -> Home {
+        Home::new(self.hash & ((1 << Self::FRACTION_BITS) - 1), scale)
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Tree {
 }
 
 /// Bytes that a name takes among the slots, at most: while a segment grows it is there twice.
-const SLOT_BYTES_MAX: u64 = 20;
+const SLOT_BYTES_MAX: u64 = 22;
 /// Places for nodes to be shown later that are kept from one event to the next.
 const TOUCHED_KEPT: usize = 1024;
 /// Names looked up ahead of the one in hand.

@@ -1,12 +1,10 @@
 //! One cache line of entries.
 
-#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
+use super::home::Tag;
+use super::tags::{self, AWAY, NO_TAG};
 
 /// Entries of a bucket.
 pub(super) const ENTRIES: usize = 10;
-
-/// The tag of an entry that is not there.
-const NO_TAG: u16 = 0;
 
 /// Tags first and together, as they are compared all at once.
 #[derive(Clone, Copy, Debug)]
@@ -26,15 +24,16 @@ struct Passed(u32);
 impl Passed {
     const BITS: u32 = 4;
     const MANY: u32 = (1 << Self::BITS) - 1;
+    const CLASSES: u32 = u32::BITS / Self::BITS;
 
     /// Where the count for this tag begins.
     #[inline]
-    const fn place(tag: u16) -> u32 {
-        tag as u32 % (u32::BITS / Self::BITS) * Self::BITS
+    const fn place(tag: Tag) -> u32 {
+        tag.class(Self::CLASSES.ilog2()) * Self::BITS
     }
 
     #[inline]
-    const fn count(self, tag: u16) -> u32 {
+    const fn count(self, tag: Tag) -> u32 {
         self.0 >> Self::place(tag) & Self::MANY
     }
 }
@@ -66,19 +65,16 @@ impl Iterator for Entries {
 impl Bucket {
     pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), slots: [0; ENTRIES] };
 
-    /// The entries with this tag.
+    /// The entries that may have this tag: as far as theirs are known, they are the same.
     #[inline]
-    pub(super) fn with_tag(&self, tag: u16) -> Entries {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        return Entries(equal_sse2(&self.tags, tag));
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        Entries(equal_scalar(&self.tags, tag))
+    pub(super) fn with_tag(&self, tag: Tag) -> Entries {
+        Entries(tags::alike(&self.tags, tag.bits()))
     }
 
     /// The places without an entry.
     #[inline]
     pub(super) fn vacant(&self) -> Entries {
-        self.with_tag(NO_TAG)
+        Entries(tags::vacant(&self.tags))
     }
 
     /// All entries.
@@ -89,13 +85,13 @@ impl Bucket {
 
     /// Whether entries with this tag may have been sent past the bucket.
     #[inline]
-    pub(super) fn has_passed(&self, tag: u16) -> bool {
+    pub(super) fn has_passed(&self, tag: Tag) -> bool {
         self.passed.count(tag) > 0
     }
 
     /// One with this tag is sent past.
     #[inline]
-    pub(super) fn pass(&mut self, tag: u16) {
+    pub(super) fn pass(&mut self, tag: Tag) {
         if self.passed.count(tag) < Passed::MANY {
             self.passed.0 += 1 << Passed::place(tag);
         }
@@ -103,7 +99,7 @@ impl Bucket {
 
     /// One with this tag that was sent past is gone.
     #[inline]
-    pub(super) fn unpass(&mut self, tag: u16) {
+    pub(super) fn unpass(&mut self, tag: Tag) {
         debug_assert!(self.has_passed(tag), "whoever is gone was counted");
         if self.passed.count(tag) < Passed::MANY {
             self.passed.0 -= 1 << Passed::place(tag);
@@ -115,9 +111,17 @@ impl Bucket {
         self.slots[at]
     }
 
+    /// The tag of an entry, if this bucket is its home.
     #[inline]
-    pub(super) fn fill(&mut self, at: usize, tag: u16, slot: u32) {
-        self.tags[at] = tag;
+    pub(super) fn tag_at_home(&self, at: usize) -> Option<Tag> {
+        let tag = self.tags[at];
+        (tag & AWAY == 0).then(|| Tag::from_bits(tag << 1))
+    }
+
+    /// Puts an entry at a place, of which this bucket is the home or not.
+    #[inline]
+    pub(super) fn fill(&mut self, at: usize, tag: Tag, is_home: bool, slot: u32) {
+        self.tags[at] = tag.bits() >> 1 | if is_home { 0 } else { AWAY };
         self.slots[at] = slot;
     }
 
@@ -132,72 +136,47 @@ impl Bucket {
     }
 }
 
-/// Which of the tags are this one.
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
-fn equal_scalar(tags: &[u16; ENTRIES], tag: u16) -> u32 {
-    tags.iter().enumerate().fold(0, |found, (at, other)| found | u32::from(*other == tag) << at)
-}
-
-/// As the scalar twin. SSE2 is part of x86-64, so nothing has to be asked for.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-fn equal_sse2(tags: &[u16; ENTRIES], tag: u16) -> u32 {
-    use std::arch::x86_64::{_mm_cmpeq_epi16, _mm_loadu_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_set1_epi16};
-    /// Tags of a register; a second load covers the last 8, of which the first load has seen 6.
-    const WIDE: usize = 8;
-    let start = tags.as_ptr();
-    // SAFETY: SSE2 is there on every x86-64, and both loads are of 8 of the 10 tags, at any alignment.
-    let found = unsafe {
-        let wanted = _mm_set1_epi16(tag.cast_signed());
-        let low = _mm_cmpeq_epi16(_mm_loadu_si128(start.cast()), wanted);
-        let high = _mm_cmpeq_epi16(_mm_loadu_si128(start.add(ENTRIES - WIDE).cast()), wanted);
-        _mm_movemask_epi8(_mm_packs_epi16(low, high)).cast_unsigned()
-    };
-    found & 0xff | found >> WIDE << (ENTRIES - WIDE)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn tags_are_found_wherever_they_are() {
-        for pattern in 0..1_u32 << ENTRIES {
-            for (tag, other) in [(1, 2), (0, 0x8000), (u16::MAX, 0), (0x100, 1), (0x8000, 0x80)] {
-                let tags = std::array::from_fn(|at| if pattern >> at & 1 == 1 { tag } else { other });
-                assert_eq!(equal_scalar(&tags, tag), pattern);
-                #[cfg(all(target_arch = "x86_64", not(miri)))]
-                assert_eq!(equal_sse2(&tags, tag), pattern);
-            }
-        }
+    /// Of some bits, highest first, with a one after them.
+    fn tag(bits: &str) -> Tag {
+        let end = u16::from_str_radix(&format!("{bits}1"), 2).unwrap();
+        Tag::from_bits(end << (15 - bits.len()))
     }
 
     #[test]
     fn entries_come_and_go() {
         let mut bucket = Bucket::EMPTY;
         assert_eq!((bucket.filled().count(), bucket.vacant().count()), (0, ENTRIES));
-        bucket.fill(9, 7, 70);
-        bucket.fill(0, 7, 71);
-        bucket.fill(4, 8, 80);
-        assert_eq!(bucket.with_tag(7).map(|at| bucket.slot(at)).collect::<Vec<_>>(), [71, 70]);
+        let [seven, eight, nine] = [tag("000111"), tag("001000"), tag("001001")];
+        bucket.fill(9, seven, true, 70);
+        bucket.fill(0, seven, false, 71);
+        bucket.fill(4, eight, true, 80);
+        assert_eq!(bucket.with_tag(seven).map(|at| bucket.slot(at)).collect::<Vec<_>>(), [71, 70]);
+        assert_eq!([0, 4, 9].map(|at| bucket.tag_at_home(at)), [None, Some(eight), Some(seven)]);
         bucket.vacate(0);
         bucket.set_slot(9, 72);
         assert_eq!(bucket.filled().map(|at| bucket.slot(at)).collect::<Vec<_>>(), [80, 72]);
-        assert_eq!(bucket.with_tag(9).first(), None);
+        assert_eq!(bucket.with_tag(nine).first(), None);
     }
 
     #[test]
     fn many_that_passed_are_not_forgotten() {
         let mut bucket = Bucket::EMPTY;
-        for tag in [3, 3, 4, 7] {
-            bucket.pass(tag);
+        let class = |class: u16| Tag::from_bits(class << 13 | 0x1002);
+        for number in [3, 3, 4, 7] {
+            bucket.pass(class(number));
         }
-        bucket.unpass(3);
-        assert!([3, 4, 7, 11].iter().all(|tag| bucket.has_passed(*tag)) && !bucket.has_passed(8));
-        bucket.unpass(3);
-        assert!(!bucket.has_passed(3) && bucket.has_passed(12));
-        (0..20).for_each(|_| bucket.pass(7));
-        (0..21).for_each(|_| bucket.unpass(7));
-        assert!(bucket.has_passed(7) && !bucket.has_passed(6) && bucket.has_passed(4));
+        bucket.unpass(class(3));
+        assert!([3, 4, 7].iter().all(|number| bucket.has_passed(class(*number))) && !bucket.has_passed(class(0)));
+        // A longer tag that begins alike is of the same class.
+        assert!(bucket.has_passed(Tag::from_bits(0x7ffe)));
+        bucket.unpass(class(3));
+        assert!(!bucket.has_passed(class(3)) && bucket.has_passed(class(4)));
+        (0..20).for_each(|_| bucket.pass(class(7)));
+        (0..21).for_each(|_| bucket.unpass(class(7)));
+        assert!(bucket.has_passed(class(7)) && !bucket.has_passed(class(6)) && bucket.has_passed(class(4)));
     }
 }

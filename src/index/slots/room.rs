@@ -69,6 +69,7 @@ impl DerefMut for Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::slots::home::Tag;
 
     #[test]
     fn small_and_large_are_empty_and_apart() {
@@ -76,7 +77,7 @@ mod tests {
             let mut room = Room::new(len);
             assert_eq!((room.len(), room.iter().map(|bucket| bucket.filled().count()).sum::<usize>()), (len, 0));
             if let Some(last) = room.last_mut() {
-                last.fill(9, 7, 70);
+                last.fill(9, Tag::from_bits(2), true, 70);
                 assert_eq!(room.iter().map(|bucket| bucket.filled().count()).sum::<usize>(), 1);
             }
         }

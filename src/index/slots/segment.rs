@@ -1,13 +1,14 @@
 //! A row of buckets that changes size on its own.
 
-use super::bucket::{Bucket, ENTRIES};
+use super::bucket::ENTRIES;
+use super::home::{BUCKET_SCALE, Home};
 use super::room::Room;
 use super::{SEGMENTS, Spot};
 
 /// Hundredths of the room that may be used, and below which a segment is too large. A segment that has just grown
 /// or shrunk is far from both.
-const FULL_PERCENT: usize = 85;
-const SPARSE_PERCENT: usize = 40;
+const FULL_PERCENT: u64 = 90;
+const SPARSE_PERCENT: u64 = 37;
 
 /// One part of the map, with its own size.
 #[derive(Debug)]
@@ -17,9 +18,9 @@ pub(super) struct Segment {
     /// Entries at which it is full, and at which it is sparse.
     full: u32,
     sparse: u32,
-    /// Which of its sizes it has, and which segment it is.
-    step: u16,
-    number: u16,
+    /// Its size when it is new, and now, in parts of a bucket.
+    base: u16,
+    scale: u64,
 }
 
 /// Where an entry is: bucket and place in it.
@@ -29,19 +30,18 @@ pub(super) struct Place {
     at: usize,
 }
 
-/// How many buckets the size of this step has. Each step is three fifths larger than the one before, and the
-/// segments' sizes are spread evenly between one step and the next.
-fn buckets_at(step: u16, number: u16) -> usize {
-    const RATIO: f64 = 1.6;
-    let start = RATIO.powf(f64::from(number) / SEGMENTS as f64);
-    (start * RATIO.powi(i32::from(step))).floor() as usize
+/// Entries that fill so many hundredths of a segment of this size.
+const fn entries_at(scale: u64, percent: u64) -> u64 {
+    scale * ENTRIES as u64 * percent / (100 * BUCKET_SCALE)
 }
 
 impl Segment {
+    /// Between one bucket and two, as its number is between the first and the last: so segments double out of step.
     pub(super) fn new(number: u32) -> Self {
-        let number = number as u16;
-        let mut segment = Self { buckets: Room::new(0), entries: 0, full: 0, sparse: 0, step: 0, number };
-        segment.resize(0, |_| Spot { hash: 0 });
+        let octave = f64::from(number) / SEGMENTS as f64;
+        let base = (BUCKET_SCALE as f64 * octave.exp2()) as u16;
+        let mut segment = Self { buckets: Room::new(0), entries: 0, full: 0, sparse: 0, base, scale: u64::from(base) };
+        segment.resize(u64::from(base), |_| Spot { hash: 0 });
         segment
     }
 
@@ -63,7 +63,7 @@ impl Segment {
 
     #[inline]
     pub(super) fn line(&self, spot: Spot) -> *const u8 {
-        (&raw const self.buckets[spot.home(self.buckets.len())]).cast()
+        (&raw const self.buckets[spot.home(self.scale).bucket]).cast()
     }
 
     #[inline]
@@ -80,8 +80,7 @@ impl Segment {
     /// The first entry with the tag that `is_it` says yes to.
     #[inline]
     pub(super) fn find(&self, spot: Spot, mut is_it: impl FnMut(u32) -> bool) -> Option<Place> {
-        let tag = spot.tag();
-        let mut bucket = spot.home(self.buckets.len());
+        let Home { mut bucket, tag } = spot.home(self.scale);
         // Bounded, as a count that has stayed at many may say so all the way round.
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket];
@@ -99,20 +98,21 @@ impl Segment {
     /// Adds an entry. The segment is not full, so there is a place.
     #[inline]
     pub(super) fn put(&mut self, spot: Spot, slot: u32) {
-        self.put_from(spot.home(self.buckets.len()), spot.tag(), slot);
+        self.put_from(spot.home(self.scale), slot);
         self.entries += 1;
     }
 
-    /// Puts an entry at the first place from this bucket on.
+    /// Puts an entry at the first place from its home on.
     #[inline]
-    fn put_from(&mut self, mut bucket: usize, tag: u16, slot: u32) {
+    fn put_from(&mut self, home: Home, slot: u32) {
+        let mut bucket = home.bucket;
         loop {
             let line = &mut self.buckets[bucket];
             if let Some(at) = line.vacant().first() {
-                line.fill(at, tag, slot);
+                line.fill(at, home.tag, bucket == home.bucket, slot);
                 return;
             }
-            line.pass(tag);
+            line.pass(home.tag);
             bucket = self.after(bucket);
         }
     }
@@ -134,9 +134,9 @@ impl Segment {
     #[inline]
     pub(super) fn take(&mut self, spot: Spot, slot: u32) -> bool {
         let Some(place) = self.find(spot, |other| other == slot) else { return false };
-        let mut bucket = spot.home(self.buckets.len());
+        let Home { mut bucket, tag } = spot.home(self.scale);
         while bucket != place.bucket {
-            self.buckets[bucket].unpass(spot.tag());
+            self.buckets[bucket].unpass(tag);
             bucket = self.after(bucket);
         }
         self.buckets[place.bucket].vacate(place.at);
@@ -152,74 +152,84 @@ impl Segment {
         true
     }
 
-    /// Gives it the size that suits its entries. The steps below are left out: from full to a step larger, from
-    /// sparse to the smallest in which it is not nearly full.
+    /// Gives it the size that suits its entries. Sizes between are left out: from full to the first that is not,
+    /// from sparse to the smallest in which it is not nearly full.
     #[cold]
     #[inline(never)]
     pub(super) fn fit(&mut self, spot_of: impl Fn(u32) -> Spot) {
         /// Of the room, where a segment that shrinks ends up at most.
-        const CALM_PERCENT: usize = 70;
-        let entries = self.entries as usize;
-        let mut step = self.step;
+        const CALM_PERCENT: u64 = 75;
+        let entries = u64::from(self.entries);
+        let mut scale = self.scale;
         if self.is_full() {
-            while buckets_at(step, self.number) * ENTRIES * FULL_PERCENT / 100 <= entries {
-                step += 1;
+            while entries_at(scale, FULL_PERCENT) <= entries {
+                scale *= 2;
             }
         } else {
-            while step > 0 && entries <= buckets_at(step - 1, self.number) * ENTRIES * CALM_PERCENT / 100 {
-                step -= 1;
+            while scale > u64::from(self.base) && entries <= entries_at(scale / 2, CALM_PERCENT) {
+                scale /= 2;
             }
         }
-        self.resize(step, spot_of);
+        self.resize(scale, spot_of);
     }
 
-    fn resize(&mut self, step: u16, spot_of: impl Fn(u32) -> Spot) {
-        let count = buckets_at(step, self.number);
-        let room = count * ENTRIES;
-        // A step of a segment of one or two buckets may leave it as it is; small ones are never sparse.
-        let sparse = if step == 0 { 0 } else { room * SPARSE_PERCENT / 100 };
-        (self.step, self.full, self.sparse) = (step, (room * FULL_PERCENT / 100) as u32, sparse as u32);
-        let old = std::mem::replace(&mut self.buckets, Room::new(count));
-        let mut batch = Batch::new();
-        for lines in old.chunks(Batch::LINES) {
-            batch.read(lines, &spot_of);
-            for (slot, spot) in batch.entries() {
-                self.put_from(spot.home(count), spot.tag(), slot);
+    fn resize(&mut self, scale: u64, spot_of: impl Fn(u32) -> Spot) {
+        // The smallest is never sparse.
+        let sparse = if scale == u64::from(self.base) { 0 } else { entries_at(scale, SPARSE_PERCENT) };
+        (self.full, self.sparse) = (entries_at(scale, FULL_PERCENT) as u32, sparse as u32);
+        let before = std::mem::replace(&mut self.scale, scale);
+        let buckets = scale.div_ceil(BUCKET_SCALE) as usize;
+        let old = std::mem::replace(&mut self.buckets, Room::new(buckets));
+        let mut strays = Strays::new();
+        for (bucket, line) in old.iter().enumerate() {
+            for at in line.filled() {
+                let home =
+                    line.tag_at_home(at).and_then(|tag| Home { bucket, tag }.moved(before.ilog2(), scale.ilog2()));
+                match home {
+                    Some(home) => self.put_from(home, line.slot(at)),
+                    None => strays.push(line.slot(at)),
+                }
             }
+            if strays.len > Strays::MAX - ENTRIES {
+                self.put_strays(&mut strays, &spot_of);
+            }
+        }
+        self.put_strays(&mut strays, &spot_of);
+    }
+
+    fn put_strays(&mut self, strays: &mut Strays, spot_of: impl Fn(u32) -> Spot) {
+        for (slot, spot) in strays.take(spot_of) {
+            self.put_from(spot.home(self.scale), slot);
         }
     }
 }
 
-/// Entries on their way from one row of buckets to another. Their names are far apart in memory: they are read in a
-/// loop that does nothing else, so that the misses of many overlap.
-struct Batch {
-    slots: [u32; Self::LINES * ENTRIES],
-    spots: [Spot; Self::LINES * ENTRIES],
+/// Entries whose home has to be found by their names. These are far apart in memory: they are read in a loop that does
+/// nothing else, so that the misses of many overlap.
+struct Strays {
+    slots: [u32; Self::MAX],
+    spots: [Spot; Self::MAX],
     len: usize,
 }
 
-impl Batch {
-    const LINES: usize = 32;
+impl Strays {
+    const MAX: usize = 128;
 
     fn new() -> Self {
-        let nowhere = Spot { hash: 0 };
-        Self { slots: [0; Self::LINES * ENTRIES], spots: [nowhere; Self::LINES * ENTRIES], len: 0 }
+        Self { slots: [0; Self::MAX], spots: [Spot { hash: 0 }; Self::MAX], len: 0 }
     }
 
-    fn read(&mut self, lines: &[Bucket], spot_of: impl Fn(u32) -> Spot) {
-        self.len = 0;
-        for line in lines {
-            for at in line.filled() {
-                self.slots[self.len] = line.slot(at);
-                self.len += 1;
-            }
-        }
-        for (spot, slot) in self.spots.iter_mut().zip(&self.slots[..self.len]) {
+    fn push(&mut self, slot: u32) {
+        self.slots[self.len] = slot;
+        self.len += 1;
+    }
+
+    /// All of them; there are none after it.
+    fn take(&mut self, spot_of: impl Fn(u32) -> Spot) -> impl Iterator<Item = (u32, Spot)> {
+        let slots = &self.slots[..std::mem::take(&mut self.len)];
+        for (spot, slot) in self.spots.iter_mut().zip(slots) {
             *spot = spot_of(*slot);
         }
-    }
-
-    fn entries(&self) -> impl Iterator<Item = (u32, Spot)> {
-        self.slots[..self.len].iter().copied().zip(self.spots)
+        slots.iter().copied().zip(self.spots.iter().copied())
     }
 }

@@ -1,6 +1,8 @@
+use super::home::BUCKET_SCALE;
 use super::{Mixer, SlotMap, Spot};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 
 /// The map beside what it should say.
@@ -136,10 +138,11 @@ fn random_names_and_slots() {
 
 #[test]
 fn names_that_collide() {
-    // One segment and four tags; then one home for all; then neither segment nor home nor tag tells anything.
-    random_run(4, 0x00ff_ffff_ff00_0003, 1_000, 2_000);
+    // One segment, and at most 256 homes and tags; then one home for all, and tags alike; then neither segment nor
+    // home nor tag tells anything.
+    random_run(4, 0x00ff_0000_0000_0000, 1_000, 2_000);
     random_run(5, 0xff00_0000_0000_ffff, 1_000, 2_000);
-    random_run(6, 0x0100_0000_0000_0001, 50, 300);
+    random_run(6, 0x0180_0000_0000_0000, 50, 300);
     random_run(7, 0, 50, 200);
 }
 
@@ -147,7 +150,7 @@ fn names_that_collide() {
 fn the_last_bucket_is_followed_by_the_first() {
     // All homes are the last bucket of their segment.
     let mut pair = Pair::new(9, u64::MAX);
-    let last = |pair: &Pair, name: u64| pair.map.spot(name).hash >> 24 & 0xffff_ffff > 0xf000_0000;
+    let last = |pair: &Pair, name: u64| pair.map.spot(name).hash >> 48 & 0xff >= 0xf0;
     let names: Vec<u64> = (0..200_000).filter(|name| last(&pair, *name)).collect();
     names.iter().for_each(|name| pair.put(*name));
     names.iter().for_each(|name| pair.check(*name));
@@ -165,12 +168,13 @@ fn spots_are_spread_and_secret() {
     for name in 0..65_536 {
         let spot = mixer.spot(name);
         segments[spot.segment()] += 1;
-        tags.insert(spot.tag());
-        assert!(spot.tag() != 0 && spot.home(7) < 7 && spot != other.spot(name));
+        let home = spot.home(7 * BUCKET_SCALE);
+        tags.insert((home.bucket, home.tag.bits()));
+        assert!(home.bucket < 7 && spot != other.spot(name));
     }
-    // 256 each are expected, give or take 16; of the tags a part of 1 - 1/e.
+    // 256 each are expected, give or take 16; of 7 homes with 16384 tags each a part of 1 - 1/e to the power of 4/7.
     assert!(segments.iter().all(|count| (170..350).contains(count)), "{segments:?}");
-    assert!((40_000..43_000).contains(&tags.len()), "{}", tags.len());
+    assert!((48_500..51_500).contains(&tags.len()), "{}", tags.len());
 }
 
 /// Names as engines make them: hashes, in the order of their slots.
@@ -193,9 +197,63 @@ fn memory_follows_the_entries() {
     }
     assert!(map.shrink(1, name_of), "256 segments are too large by now");
     while map.shrink(16, name_of) {}
-    assert!(map.bytes() < 10_000 * 14, "{}", map.bytes());
+    assert!(map.bytes() < 10_000 * 15, "{}", map.bytes());
     let there = |slot: u32, name: u64| map.find(map.spot(name), |found| found == slot) == Some(slot);
     assert!((50_000..).zip(&names[50_000..]).all(|(slot, name)| there(slot, *name)));
+}
+
+/// Fills and empties it in waves, each time to another size.
+fn waves(seed: u64, keep: u64, sizes: &[usize]) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut pair = Pair::new(seed, keep);
+    for (wave, size) in sizes.iter().enumerate() {
+        while pair.entries.len() < *size {
+            pair.put(rng.random_range(0..1 << 40));
+        }
+        while pair.entries.len() > *size {
+            pair.take(rng.random_range(0..pair.entries.len()));
+            if rng.random_range(0..64) == 0 {
+                pair.shrink(1);
+            }
+        }
+        while pair.shrink(1) {}
+        let names: Vec<u64> = pair.slots.keys().copied().collect();
+        names.iter().for_each(|name| pair.check(*name));
+        assert!(
+            (0..500).all(|name| pair.map.find(pair.spot(name), |slot| pair.names[slot as usize] == name).is_none())
+        );
+        assert_eq!(pair.map.len(), *size, "after wave {wave}");
+    }
+}
+
+#[test]
+fn doublings_and_halvings() {
+    // Two segments, so that each doubles more often than a tag has bits to spare.
+    waves(11, 0x01ff_ffff_ffff_ffff, &[9_000, 200, 30_000, 20_000, 3_000, 5, 12_000, 0, 700]);
+    // Then with so few bits that tags are much alike.
+    waves(12, 0x01ff_ff00_0000_0000, &[9_000, 200, 14_000, 6, 4_000, 0]);
+    waves(13, u64::MAX, &[20_000, 9_000, 300, 4_000, 0]);
+}
+
+#[test]
+fn few_names_are_read_to_grow_and_to_shrink() {
+    let names = names(120_000);
+    let read = Cell::new(0_usize);
+    let name_of = |slot: u32| {
+        read.set(read.get() + 1);
+        names[slot as usize]
+    };
+    let mut map = SlotMap::new(6);
+    for (slot, name) in (0..).zip(&names) {
+        map.put(map.spot(*name), slot, name_of);
+    }
+    assert!(read.get() > 0 && read.get() < names.len() / 4, "{} to grow", read.get());
+    read.set(0);
+    for (slot, name) in (0..).zip(&names).skip(1_000) {
+        assert!(map.take(map.spot(*name), slot));
+        map.shrink(1, name_of);
+    }
+    assert!(read.get() < names.len() / 8, "{} to shrink", read.get());
 }
 
 #[test]

@@ -57,7 +57,8 @@ newtype! {
     WorkerSlot(u16)
 }
 newtype! {
-    /// A dense number of a worker within the fleet table, the same in every table of one daemon run.
+    /// A worker's place in the fleet table, and which of the workers that had the place it is: never another
+    /// worker's in one daemon run. The first of a place has the place itself as its number.
     WorkerIndex(u32)
 }
 newtype! {
@@ -71,6 +72,32 @@ newtype! {
 newtype! {
     /// Echoed by the daemon on every reply; chosen by the gateway.
     CorrelationId(u64)
+}
+
+/// Bits of a [`WorkerIndex`] that say the place.
+pub const WORKER_PLACE_BITS: u32 = 12;
+
+impl WorkerIndex {
+    /// How many workers may have a place one after another.
+    pub const GENERATIONS: u32 = 1 << (u32::BITS - WORKER_PLACE_BITS);
+
+    /// The worker that is number `generation`, from 0, to have a place.
+    #[must_use]
+    pub const fn at(place: u16, generation: u32) -> Self {
+        Self(generation << WORKER_PLACE_BITS | place as u32)
+    }
+
+    /// Its place in every table of workers, below `WORKERS_MAX`.
+    #[must_use]
+    pub const fn place(self) -> usize {
+        (self.0 & ((1 << WORKER_PLACE_BITS) - 1)) as usize
+    }
+
+    /// How many had the place before it.
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        self.0 >> WORKER_PLACE_BITS
+    }
 }
 
 /// One candidate of a decision: a data-parallel rank of a worker.

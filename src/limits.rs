@@ -211,6 +211,9 @@ pub const REPLAYS_PER_RECOVERY_MAX: u32 = 64;
 pub const REPLAY_BACK_OFF_MS_MIN: u64 = 50;
 /// A quiet worker's probes come up to this many doublings apart.
 pub const PROBE_DOUBLINGS_MAX: u32 = 3;
+/// How long an ingest thread rests before it asks again whether somebody may still meet a worker that left,
+/// milliseconds.
+pub const LEAVING_REST_MS: u64 = 1;
 /// How long an ingest thread rests before it asks again whether the index takes events, milliseconds.
 pub const CHOKED_REST_MS: u64 = 1;
 /// The lowest memory ceiling that a space can be given for each of its shards: below it nothing would fit.
@@ -252,6 +255,29 @@ pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 4096;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 1 << 16;
 
+/// Longest configurable grace or interval of discovery, milliseconds.
+pub const DISCOVERY_MS_CEILING: u64 = 86_400_000;
+/// Bytes of one file of workers.
+pub const DISCOVERY_FILE_BYTES_MAX: u64 = 16 << 20;
+/// Files of workers in one folder.
+pub const DISCOVERY_FILES_MAX: usize = 4096;
+/// Bytes of an engine's answer about where it publishes.
+pub const SERVER_INFO_BYTES_MAX: u64 = 4 << 20;
+/// How long an engine may take to say where it publishes, milliseconds.
+pub const SERVER_INFO_MS_MAX: u64 = 5_000;
+/// How long to wait before an engine that did not say is asked again: at first, and at most, milliseconds.
+pub const SERVER_INFO_REST_MS: [u64; 2] = [250, 30_000];
+/// Engines that are asked at once.
+pub const SERVERS_ASKED_MAX: usize = 8;
+/// How long to wait after a file of workers changed before it is looked at: often more follows, milliseconds.
+pub const DISCOVERY_SETTLE_MS: u64 = 20;
+/// How long to rest before asking again whether a worker that left is gone from the index, milliseconds.
+pub const MUSTER_REST_MS: u64 = 2;
+/// Fields of one request to add or change a worker.
+pub const WORKER_FIELDS_MAX: usize = 64;
+/// Bookings looked at, when a worker is removed, before others are let in between.
+pub const BOOKINGS_LEAVING_PER_TURN_MAX: usize = 4096;
+
 /// Longest configurable time of a booking or a session, seconds.
 pub const BOOKING_S_CEILING: u64 = 86_400;
 /// Longest configurable wait for a worker's events, milliseconds.
@@ -278,3 +304,4 @@ const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u1
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
 const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");
+const _: () = assert!(WORKERS_MAX <= 1 << crate::ids::WORKER_PLACE_BITS, "a worker's index holds its place");

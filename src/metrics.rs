@@ -128,6 +128,21 @@ counters! {
         MailboxFull = "mailbox_full", "Connections refused because a core's mailbox was full.";
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
         BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they were too old.";
+        WorkersAdded = "workers_added", "Workers that came while the daemon ran.";
+        WorkersRemoved = "workers_removed", "Workers that left while the daemon ran.";
+        WorkersChanged = "workers_changed", "Workers whose record changed while the daemon ran.";
+        WorkersEmptied = "workers_emptied", "Workers emptied because their events come from elsewhere now.";
+        WorkersUnheard = "workers_unheard", "Workers that came or changed, and whose events cannot be received.";
+        WorkersRefusedConflict = "workers_refused_conflict", "Workers not taken from a source: another names the same worker or endpoint.";
+        WorkersRefusedFull = "workers_refused_full", "Workers not taken because there is no room for more.";
+        WorkersRefusedRequest = "workers_refused_request", "Requests to add, change or remove a worker that were refused.";
+        DiscoveryFilesUnusable = "discovery_files_unusable", "Times a file of workers was found unreadable or wrong; what it said before holds.";
+        DiscoveryFilesRead = "discovery_files_read", "Times a file of workers was read after a change.";
+        DiscoveryFilesGone = "discovery_files_gone", "Files of workers whose workers were removed because the file had gone.";
+        ServerInfoFailed = "server_info_failed", "Times an engine named by its URL did not say where it publishes.";
+        ConfigReloads = "config_reloads", "Times the configuration was read again and used.";
+        ConfigReloadsRefused = "config_reloads_refused", "Times the configuration was read again and could not be used.";
+        BookingsEndedWorkerRemoved = "bookings_ended_worker_removed", "Bookings dropped because their worker was removed.";
         BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session's last connection had gone.";
     }
 }

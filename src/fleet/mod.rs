@@ -4,7 +4,9 @@
 //! sits behind it in cells of atomics, so that a decision reads one table and current trust without a lock.
 
 mod cells;
+mod places;
 mod table;
 
 pub use cells::{SchemeCell, TrustCell};
+pub use places::Places;
 pub use table::{DeviceClass, EventSource, Fleet, FleetTable, PoolRole, Space, WorkerRecord, WorkerState};

@@ -1,6 +1,6 @@
 //! The fleet table: every space and worker, published whole.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -147,7 +147,7 @@ pub struct FleetTable {
     pub version: u64,
     /// By [`SpaceId`].
     pub spaces: Vec<Space>,
-    /// By [`WorkerIndex`].
+    /// By place, ascending; places that nobody has are left out.
     pub workers: Vec<WorkerRecord>,
 }
 
@@ -158,10 +158,42 @@ impl FleetTable {
         self.spaces.get(id.0 as usize)
     }
 
-    /// The worker at this place.
+    /// The worker of this index, not another one in its place.
     #[must_use]
     pub fn worker(&self, index: WorkerIndex) -> Option<&WorkerRecord> {
-        self.workers.get(index.0 as usize)
+        self.workers.get(self.position(index.place()).ok()?).filter(|record| record.index == index)
+    }
+
+    /// As [`FleetTable::worker`], to change it.
+    #[must_use]
+    pub fn worker_mut(&mut self, index: WorkerIndex) -> Option<&mut WorkerRecord> {
+        let at = self.position(index.place()).ok()?;
+        self.workers.get_mut(at).filter(|record| record.index == index)
+    }
+
+    /// Puts a worker in its place; whoever was there is gone.
+    pub fn put(&mut self, record: WorkerRecord) {
+        match self.position(record.index.place()) {
+            Ok(at) => self.workers[at] = record,
+            Err(at) => self.workers.insert(at, record),
+        }
+    }
+
+    /// Takes a worker out; `None` if it is not there.
+    pub fn take(&mut self, index: WorkerIndex) -> Option<WorkerRecord> {
+        let at = self.position(index.place()).ok().filter(|at| self.workers[*at].index == index)?;
+        Some(self.workers.remove(at))
+    }
+
+    /// Where a place is in `workers`, else where it would be: no further back than there are empty places.
+    fn position(&self, place: usize) -> Result<usize, usize> {
+        let span = self.workers.last().map_or(0, |last| last.index.place() + 1);
+        let (from, to) = (place.saturating_sub(span - self.workers.len()), self.workers.len().min(place + 1));
+        let from = from.min(to);
+        match self.workers[from..to].binary_search_by_key(&place, |record| record.index.place()) {
+            Ok(at) => Ok(from + at),
+            Err(at) => Err(from + at),
+        }
     }
 
     /// The workers of a space, in table order.
@@ -174,8 +206,9 @@ impl FleetTable {
 #[derive(Debug)]
 pub struct Fleet {
     table: ArcSwap<FleetTable>,
-    /// Held while a change is made, so that two changes cannot start from the same table.
-    changing: Mutex<()>,
+    /// Held while a change is made, so that two changes cannot start from the same table. The tables before,
+    /// as long as somebody reads them.
+    changing: Mutex<Vec<(u64, Weak<FleetTable>)>>,
 }
 
 impl Fleet {
@@ -183,7 +216,7 @@ impl Fleet {
     #[must_use]
     pub fn new(mut table: FleetTable) -> Self {
         table.version = 1;
-        Self { table: ArcSwap::from_pointee(table), changing: Mutex::new(()) }
+        Self { table: ArcSwap::from_pointee(table), changing: Mutex::default() }
     }
 
     /// The current table; wait-free, no reference count is touched.
@@ -194,19 +227,30 @@ impl Fleet {
 
     /// Publishes a changed copy under the next version. `change` says whether it changed anything.
     pub fn update(&self, change: impl FnOnce(&mut FleetTable) -> bool) -> bool {
-        let _one_at_a_time = self.changing.lock();
+        let mut earlier = self.changing.lock();
         let mut next = FleetTable::clone(&self.table.load());
         if !change(&mut next) {
             return false;
         }
         next.version += 1;
-        self.table.store(Arc::new(next));
+        // After the swap every reader of the table before holds a count of it.
+        let before = self.table.swap(Arc::new(next));
+        earlier.retain(|(_, table)| table.strong_count() > 0);
+        earlier.push((before.version, Arc::downgrade(&before)));
         true
+    }
+
+    /// The oldest version that somebody still reads: who is in no table since then is named by nobody's reading.
+    #[must_use]
+    pub fn oldest_in_use(&self) -> u64 {
+        let mut earlier = self.changing.lock();
+        earlier.retain(|(_, table)| table.strong_count() > 0);
+        earlier.first().map_or_else(|| self.table.load().version, |(version, _)| *version)
     }
 
     /// Moves a worker to another state.
     pub fn set_state(&self, index: WorkerIndex, state: WorkerState) -> bool {
-        self.update(|table| match table.workers.get_mut(index.0 as usize) {
+        self.update(|table| match table.worker_mut(index) {
             Some(record) if record.state != state => {
                 record.state = state;
                 true
@@ -250,5 +294,39 @@ mod tests {
         assert_eq!((before.version, fleet.load().version), (1, 2));
         assert_eq!(before.workers[1].state, WorkerState::Joining, "a table once taken does not change");
         assert_eq!(fleet.load().workers[1].state, WorkerState::Draining);
+    }
+
+    #[test]
+    fn a_place_is_found_whatever_is_missing_before_it() {
+        let mut table = FleetTable::default();
+        for place in [5, 0, 3, 9, 1] {
+            table.put(record(place));
+        }
+        let places = |table: &FleetTable| table.workers.iter().map(|record| record.index.place()).collect::<Vec<_>>();
+        assert_eq!(places(&table), [0, 1, 3, 5, 9]);
+        for place in 0..12 {
+            assert_eq!(table.worker(WorkerIndex(place)).is_some(), [0, 1, 3, 5, 9].contains(&place), "{place}");
+        }
+        let next = WorkerIndex::at(3, 1);
+        assert!(table.take(next).is_none() && table.take(WorkerIndex(3)).is_some());
+        assert!(table.worker_mut(WorkerIndex(3)).is_none());
+        table.put(WorkerRecord { index: next, ..record(3) });
+        assert!(table.worker(WorkerIndex(3)).is_none() && table.worker(next).is_some());
+        assert_eq!(places(&table), [0, 1, 3, 5, 9]);
+    }
+
+    #[test]
+    fn a_version_is_in_use_as_long_as_somebody_reads_it() {
+        let fleet = Fleet::new(FleetTable { workers: vec![record(0)], ..FleetTable::default() });
+        let (first, drain) = (fleet.load(), |state| assert!(fleet.set_state(WorkerIndex(0), state)));
+        drain(WorkerState::Draining);
+        let second = fleet.load();
+        drain(WorkerState::Down);
+        assert_eq!(fleet.oldest_in_use(), 1);
+        drop(first);
+        assert_eq!(fleet.oldest_in_use(), 2);
+        drain(WorkerState::Ready);
+        drop(second);
+        assert_eq!(fleet.oldest_in_use(), 4);
     }
 }

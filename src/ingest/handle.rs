@@ -100,7 +100,7 @@ impl IngestHandle {
         Ok(answers)
     }
 
-    fn command(&self, command: Command) -> Result<()> {
+    pub(super) fn command(&self, command: Command) -> Result<()> {
         self.inbox.commands.push(command).map_err(|_| {
             Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
         })?;

@@ -4,6 +4,7 @@ use crossbeam::queue::ArrayQueue;
 use mio::Waker;
 
 use super::dump::{Loading, Sending};
+use super::roll::Roll;
 use crate::error::{Error, Kind};
 use crate::ids::Worker;
 
@@ -14,6 +15,8 @@ pub(super) enum Command {
     Stop,
     /// Dump a worker.
     Dump(Worker, Box<Sending>),
+    /// Take a worker in, change it, or let it go.
+    Roll(Box<Roll>),
     /// Load a dump into a worker.
     Load(Worker, Box<Loading>),
 }

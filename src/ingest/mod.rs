@@ -28,6 +28,7 @@ mod held;
 mod inbox;
 mod link;
 mod replay;
+mod roll;
 mod scheme;
 mod seed;
 mod shard;
@@ -44,6 +45,8 @@ use std::sync::Arc;
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, LoadAnswer, References};
 pub use handle::{IngestHandle, spawn};
 pub use inbox::RefusedPublisher;
+
+pub use roll::{Admission, Admitted, Amendment, Departure};
 pub use unruled::UnruledNames;
 pub use view::{Tally, WorkerGauges, WorkerView};
 
@@ -118,7 +121,7 @@ pub struct Publisher {
 pub struct ShardPlan {
     /// Its number, for its name and the logs.
     pub shard: ShardId,
-    /// One writer for each space with a worker in this shard.
+    /// One writer for each space: any worker may come.
     pub writers: Vec<(SpaceId, ShardWriter)>,
     /// Its publishers.
     pub publishers: Vec<Publisher>,

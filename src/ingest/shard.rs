@@ -5,38 +5,41 @@
 //! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
 
 mod choke;
+mod contexts;
 mod member;
 mod replays;
+mod roll;
 mod transfers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Poll, Token, Waker};
 
 use crossbeam::queue::ArrayQueue;
 
 use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
-use super::stream::{Home, Now, Scratch, Stream};
+use super::stream::{Home, Now, Scratch};
 use super::subscription::Subscription;
 use super::{IngestConfig, Publisher, ShardPlan};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::event::trust::TrustInput;
 use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
     CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_SWEEP_BLOCKS, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX,
-    PUBLISHERS_PER_CONTEXT_MAX,
+    LEAVING_REST_MS,
 };
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
+use contexts::Contexts;
 use member::Member;
 use replays::Replays;
+use roll::Leaving;
 use transfers::Transfers;
 
 const WAKER: Token = Token(usize::MAX);
@@ -58,6 +61,8 @@ pub(super) struct Shard {
     scratch: Scratch,
     transfers: Transfers,
     replays: Replays,
+    contexts: Contexts,
+    leaving: Leaving,
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
@@ -87,18 +92,15 @@ impl Shard {
             scratch: Scratch::default(),
             transfers: Transfers::default(),
             replays: Replays::default(),
+            contexts: Contexts::default(),
+            leaving: Leaving::default(),
             fleet,
             changes: Vec::new(),
         };
         let mut refused = Vec::new();
-        let mut context = zmq::Context::new();
-        for (number, publisher) in publishers.iter().enumerate() {
-            if number > 0 && number.is_multiple_of(PUBLISHERS_PER_CONTEXT_MAX) {
-                context = zmq::Context::new();
-            }
-            if let Err(error) = this.admit(&context, publisher, number) {
+        for publisher in &publishers {
+            if let Err(error) = this.admit(publisher) {
                 tracing::error!(worker = %publisher.worker, %error, "worker refused: its events cannot be received");
-                Stream::new(publisher, this.clock.now()).end(TrustInput::NoEventSource, this.clock.now());
                 refused.push(RefusedPublisher { worker: publisher.worker, error });
             }
         }
@@ -107,45 +109,6 @@ impl Shard {
 
     pub(super) fn inbox(&self) -> Arc<Inbox> {
         Arc::clone(&self.inbox)
-    }
-
-    fn admit(&mut self, context: &zmq::Context, publisher: &Publisher, number: usize) -> Result<()> {
-        let home = self.homes.iter().position(|home| home.space == publisher.space).ok_or_else(|| {
-            Error::new(Kind::Internal, format!("shard {} has no writer for space {}", self.id, publisher.space), "")
-        })?;
-        let subscription = Subscription::open(context, &publisher.source, self.config.receive_messages_max, number)?;
-        let at = self.members.len();
-        let descriptors = subscription
-            .descriptors()
-            .map_err(|error| system("cannot wait for a publisher's sockets").caused_by(error))?;
-        for descriptor in descriptors {
-            self.poll
-                .registry()
-                .register(&mut SourceFd(&descriptor), Token(at), Interest::READABLE)
-                .map_err(|error| system("cannot wait for a publisher's sockets").caused_by(error))?;
-        }
-        let now = self.clock.now();
-        let mut stream = Stream::new(publisher, now);
-        stream.share_held_bytes(&self.replays.held_bytes);
-        self.members.push(Member {
-            index: publisher.index,
-            endpoint: publisher.source.endpoint.clone(),
-            home,
-            subscription,
-            link: Link::new(now.uptime_ms),
-            stream,
-            unopened_said: false,
-            broken: false,
-            reconnected: false,
-            replay_endpoint: publisher.source.replay.clone(),
-            replay: None,
-            replayed_bytes: None,
-            loads: publisher.loads.clone(),
-            queued: false,
-        });
-        // What was signalled before the registration would never be signalled again.
-        self.enqueue(at);
-        Ok(())
     }
 
     /// Runs until it is told to stop, or until the event loop itself fails.
@@ -169,6 +132,7 @@ impl Shard {
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
+            self.see_off();
             let now = self.clock.now();
             self.round(now);
             self.transfer(now);
@@ -191,7 +155,8 @@ impl Shard {
     fn rest_ms(&self, next_tick_ms: u64) -> u64 {
         let choked = |at: &usize| self.members.get(*at).is_some_and(|member| self.homes[member.home].choked);
         let chokes = self.homes.iter().any(|home| home.choked).then_some(CHOKED_REST_MS);
-        match self.transfers.rest_ms().into_iter().chain(chokes).min() {
+        let leaves = (!self.leaving.is_empty()).then_some(LEAVING_REST_MS);
+        match self.transfers.rest_ms().into_iter().chain(chokes).chain(leaves).min() {
             _ if !self.ready.iter().all(choked) => 0,
             Some(rest_ms) => rest_ms,
             None => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
@@ -285,16 +250,15 @@ impl Home {
 
 /// Joins each writer with what its publishers say of their space.
 fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<Home> {
-    writers
-        .into_iter()
-        .map(|(space, writer)| {
-            let mut of_space = publishers.iter().filter(|publisher| publisher.space == space).peekable();
-            let scheme = of_space.peek().map(|publisher| Arc::clone(&publisher.scheme)).unwrap_or_default();
-            let relearns = shards == 1 && of_space.peek().is_some_and(|publisher| !publisher.scheme_configured);
-            let slots = of_space.map(|publisher| publisher.slot).collect();
-            Home { space, writer, scheme, relearns, slots, unswept: false, choked: false }
-        })
-        .collect()
+    let home = |(space, writer)| {
+        let scheme = Arc::default();
+        let mut home =
+            Home { space, writer, scheme, relearns: false, slots: Vec::new(), unswept: false, choked: false };
+        let of_space = publishers.iter().filter(|publisher| publisher.space == space);
+        of_space.for_each(|publisher| home.take_in(publisher, shards));
+        home
+    };
+    writers.into_iter().map(home).collect()
 }
 
 /// The only clock of ingest.

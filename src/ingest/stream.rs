@@ -169,6 +169,11 @@ impl Stream {
         }
     }
 
+    /// The worker has room for so many blocks; 0 = not known. What it holds beyond is seen with the next batch.
+    pub(super) fn set_capacity(&mut self, capacity_blocks: u64) {
+        self.capacity_blocks = capacity_blocks;
+    }
+
     /// Takes one message of the stream.
     pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
         self.heard_at_ms = Some(now.uptime_ms);

@@ -133,6 +133,11 @@ impl Bookings {
         self.slots.len() - self.free.len()
     }
 
+    /// Slots ever used: those of all live bookings are below.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(super) fn get(&self, slot: u32) -> Option<&Booking> {
         self.slots.get(slot as usize)?.as_ref()
     }

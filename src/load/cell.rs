@@ -1,8 +1,9 @@
 //! A worker's load as every core reads it.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::ids::WorkerIndex;
+use crate::limits::WORKERS_MAX;
 
 /// What a worker is busy with, as far as bookings tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,16 +24,21 @@ pub struct Load {
 /// |---|---|---|
 /// | OPEN | `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
 /// | DONE | `sequence` to even, Release | `sequence`, Acquire, before the fields |
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Cell {
+    /// Whose load it is: a [`WorkerIndex`], or `NOBODY`.
+    owner: AtomicU32,
     sequence: AtomicU64,
     prefill_tokens: AtomicU64,
     decode_blocks: AtomicU64,
     requests: AtomicU64,
 }
 
-/// The loads of all workers, by [`WorkerIndex`]. Written under the bookings' lock, read without one.
+/// No worker's index: its place is beyond all.
+const NOBODY: u32 = u32::MAX;
+
+/// The loads of all workers, by place. Written under the bookings' lock, read without one.
 #[derive(Debug)]
 pub struct LoadCells(Box<[Cell]>);
 
@@ -41,13 +47,53 @@ const READ_TRIES_MAX: usize = 64;
 
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
-        Self((0..workers).map(|_| Cell::default()).collect())
+        let cell = |place: usize| Cell {
+            owner: AtomicU32::new(if place < workers { place as u32 } else { NOBODY }),
+            sequence: AtomicU64::new(0),
+            prefill_tokens: AtomicU64::new(0),
+            decode_blocks: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+        };
+        Self((0..WORKERS_MAX.max(workers)).map(cell).collect())
+    }
+
+    /// Whether a place is this worker's. The caller holds the bookings' lock.
+    pub(super) fn is_of(&self, worker: WorkerIndex) -> bool {
+        // Relaxed: owners change under the lock that the caller holds.
+        self.0.get(worker.place()).is_some_and(|cell| cell.owner.load(Ordering::Relaxed) == worker.0)
+    }
+
+    /// Gives a place to a worker, idle. The caller holds the bookings' lock.
+    pub(super) fn give(&self, worker: WorkerIndex) {
+        self.hand_over(worker, worker.0);
+    }
+
+    /// Takes a worker's place from it; nothing happens if it is another's. The caller holds the bookings' lock.
+    pub(super) fn take(&self, worker: WorkerIndex) -> bool {
+        let taken = self.is_of(worker);
+        if taken {
+            self.hand_over(worker, NOBODY);
+        }
+        taken
+    }
+
+    fn hand_over(&self, worker: WorkerIndex, owner: u32) {
+        let Some(cell) = self.0.get(worker.place()) else { return };
+        // Relaxed: only the lock's holder writes it; readers see it within the sequence of the change below.
+        let was = cell.owner.swap(worker.0, Ordering::Relaxed);
+        self.change(worker, |load| *load = Load { version: load.version, ..Load::default() });
+        cell.owner.store(owner, Ordering::Relaxed);
+        debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
     }
 
     /// The load now; all zero for a worker that is not in the table.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
-        let Some(cell) = self.0.get(worker.0 as usize) else { return Load::default() };
+        let Some(cell) = self.0.get(worker.place()) else { return Load::default() };
+        // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
+        if cell.owner.load(Ordering::Relaxed) != worker.0 {
+            return Load::default();
+        }
         let mut load = Load::default();
         for _ in 0..READ_TRIES_MAX {
             // Acquire: pairs with DONE.
@@ -70,7 +116,7 @@ impl LoadCells {
 
     /// Changes a worker's load. The caller holds the bookings' lock: there is one writer at a time.
     pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Load)) {
-        let Some(cell) = self.0.get(worker.0 as usize) else { return };
+        let Some(cell) = self.0.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
         // Relaxed: only writers change these, and the lock orders writers.
         let sequence = cell.sequence.load(Ordering::Relaxed);
         let mut load = Load {

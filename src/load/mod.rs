@@ -15,4 +15,4 @@ mod tests;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand};
 pub use cell::{Load, LoadCells};
 pub use session::{SessionId, SessionToken};
-pub use table::{Booked, Expired, Loads, LoadsConfig};
+pub use table::{Booked, Expired, Leaving, Loads, LoadsConfig};

@@ -33,6 +33,15 @@ pub struct Booked {
     pub superseded: bool,
 }
 
+/// How far the end of a worker's bookings has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leaving {
+    /// Bookings ended.
+    pub ended: u64,
+    /// Where to go on; `None` = that was all.
+    pub next: Option<usize>,
+}
+
 /// How many bookings ended by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
@@ -66,7 +75,7 @@ struct Books {
 }
 
 impl Loads {
-    /// Idle workers `0..workers`.
+    /// Idle workers, the first of the places `0..workers`; the other places are nobody's.
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         Self { cells: LoadCells::new(workers), books: Mutex::default(), config }
@@ -76,6 +85,35 @@ impl Loads {
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         self.cells.read(worker)
+    }
+
+    /// A worker comes, to a place that is nobody's, and is idle.
+    pub fn admit(&self, worker: WorkerIndex) {
+        let _one_writer = self.books.lock();
+        self.cells.give(worker);
+    }
+
+    /// Whether a worker can be booked.
+    #[must_use]
+    pub fn is_admitted(&self, worker: WorkerIndex) -> bool {
+        let _one_writer = self.books.lock();
+        self.cells.is_of(worker)
+    }
+
+    /// A worker leaves: it has no load and can be booked no more. Its bookings end in [`Loads::end_of`].
+    pub fn leave(&self, worker: WorkerIndex) {
+        let _one_writer = self.books.lock();
+        self.cells.take(worker);
+    }
+
+    /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.
+    pub fn end_of(&self, worker: WorkerIndex, from: usize, slots_max: usize) -> Leaving {
+        let mut books = self.books.lock();
+        let to = from.saturating_add(slots_max).min(books.bookings.slots());
+        let of_worker = |slot: &u32| books.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
+        let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
+        slots.iter().for_each(|slot| self.end(&mut books, *slot));
+        Leaving { ended: slots.len() as u64, next: (to < books.bookings.slots()).then_some(to) }
     }
 
     /// Live bookings of all sessions.
@@ -101,7 +139,7 @@ impl Loads {
     ///
     /// # Errors
     /// `InvalidArgument` for an empty or overlong request id; `BookingExists` if this or a later attempt
-    /// is booked already; `TooManyBookings` and `Overloaded` at the bounds.
+    /// is booked already; `TooManyBookings` and `Overloaded` at the bounds; `Overloaded` too if the worker has left.
     pub fn book(
         &self,
         session: SessionId,
@@ -119,6 +157,9 @@ impl Loads {
             ));
         }
         let mut books = self.books.lock();
+        if !self.cells.is_of(worker) {
+            return Err(Error::new(Kind::Overloaded, "the chosen worker has just left", "ask again"));
+        }
         let superseded = match books.bookings.named(session, request_id) {
             Some(Named::Live(slot)) => {
                 let live_attempt = books.bookings.get_mut(slot).map_or(0, |booking| booking.attempt);

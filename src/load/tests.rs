@@ -263,3 +263,34 @@ fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
     while loads.expire(NOON_MS + 1000, 7).bookings() > 0 {}
     assert!((0..WORKERS).all(|worker| scalars(&loads, WorkerIndex(worker)) == (0, 0, 0)) && loads.live() == 0);
 }
+
+#[test]
+fn who_leaves_takes_its_bookings_along_and_who_comes_next_has_none() {
+    let loads = Loads::new(2, LoadsConfig::default());
+    let session = loads.open_session(None, 7).unwrap();
+    let [leaver, other, next] = [WorkerIndex(0), WorkerIndex(1), WorkerIndex::at(0, 1)];
+    let book = |name: &str, worker| loads.book(session, name, 0, worker, DEMAND, NOON_MS);
+    let handles: Vec<_> = (0..5).map(|n| book(&format!("l{n}"), leaver).unwrap().handle).collect();
+    book("o", other).unwrap();
+    loads.leave(leaver);
+    assert_eq!(scalars(&loads, leaver), (0, 0, 0), "at once");
+    assert_eq!(book("late", leaver).unwrap_err().kind(), Kind::Overloaded);
+    let (mut from, mut ended) = (0, 0);
+    loop {
+        let leaving = loads.end_of(leaver, from, 2);
+        ended += leaving.ended;
+        let Some(next) = leaving.next else { break };
+        from = next;
+    }
+    assert_eq!((ended, loads.live()), (5, 1));
+    loads.admit(next);
+    assert_eq!(book("late", leaver).unwrap_err().kind(), Kind::Overloaded);
+    book("n", next).unwrap();
+    for handle in handles {
+        assert_eq!(loads.free(session, BookingRef::Handle(handle)), BookingOutcome::AlreadyApplied);
+    }
+    assert_eq!((scalars(&loads, next), scalars(&loads, leaver)), ((100, 10, 1), (0, 0, 0)));
+    assert_eq!(scalars(&loads, other), (100, 10, 1));
+    loads.leave(leaver);
+    assert!(loads.is_admitted(next) && !loads.is_admitted(leaver));
+}

@@ -18,6 +18,8 @@ pub(super) struct Member {
     pub(super) endpoint: String,
     /// Which of the shard's homes its blocks are in.
     pub(super) home: usize,
+    /// Which of the shard's contexts its sockets are in.
+    pub(super) context: usize,
     pub(super) subscription: Subscription,
     pub(super) link: Link,
     pub(super) stream: Stream,
@@ -197,6 +199,14 @@ impl Member {
         (self.broken, self.reconnected) = (false, false);
         self.stream.disconnected(home, now);
         self.stream.show(home);
+    }
+
+    /// Its events come from elsewhere from now on. Where they can be replayed there, that shows whether they go on;
+    /// where not, the worker is emptied.
+    pub(super) fn redirect(&mut self, replay: Option<&str>, home: &mut Home, scratch: &mut Scratch, now: Now) {
+        self.stream.let_replay(replay.is_some());
+        self.fail(home, scratch, now);
+        self.replay_endpoint = replay.map(str::to_owned);
     }
 
     /// Takes messages, those that waited first; `true` = none is left.

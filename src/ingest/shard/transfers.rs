@@ -38,6 +38,16 @@ impl Transfers {
         (!self.waiting.is_empty()).then_some(if self.stands { TRANSFER_REST_MS } else { 0 })
     }
 
+    /// A worker has left.
+    pub(super) fn refuse_of(&mut self, worker: Worker) {
+        self.waiting.retain(|(of, transfer)| {
+            if *of == worker {
+                transfer.refuse(AbortReason::WorkerRemoved);
+            }
+            *of != worker
+        });
+    }
+
     /// The shard's workers are leaving.
     pub(super) fn end(&mut self) {
         self.waiting.drain(..).for_each(|(_, transfer)| transfer.refuse(AbortReason::WorkerRemoved));
@@ -51,6 +61,7 @@ impl Shard {
             match command {
                 Command::Stop => return true,
                 Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
+                Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
                 Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
             }
         }

@@ -54,10 +54,9 @@ impl Stream {
         self.held_of_shard = of_shard.clone();
     }
 
-    /// Makes it one whose publisher replays.
-    #[cfg(test)]
-    pub(in crate::ingest) fn let_replay(&mut self) {
-        self.recovery = Some(Recovery::default());
+    /// Whether its publisher replays from now on.
+    pub(in crate::ingest) fn let_replay(&mut self, replays: bool) {
+        self.recovery = replays.then(|| self.recovery.take().unwrap_or_default());
     }
 
     /// How many messages wait.

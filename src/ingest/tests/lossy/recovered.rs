@@ -48,7 +48,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-        rig.streams[0].let_replay();
+        rig.streams[0].let_replay(true);
         let (engine, truths) = (Engine::default(), BTreeMap::new());
         Self { rig, engine, buffer: Vec::new(), truths, is_connected: false, paths: paths() }
     }

@@ -171,7 +171,7 @@ fn a_load_is_proven_on_connect_or_emptied() {
         there.send(0, &chain(0));
         let mut here = Rig::new(&Options::default());
         if replays {
-            here.streams[0].let_replay();
+            here.streams[0].let_replay(true);
         }
         assert!(here.load(there.dump()).is_ok());
         assert_eq!(here.device(&[1, 2, 3]), 3);

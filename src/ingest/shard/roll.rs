@@ -1,0 +1,287 @@
+//! Workers that come, change and go while the shard runs.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use mio::unix::SourceFd;
+use tokio::sync::oneshot;
+
+use super::contexts::Berth;
+use super::{Link, Member, Now, Shard, Subscription, system};
+use crate::error::{Error, Kind, Result};
+use crate::event::trust::TrustInput;
+use crate::fleet::{EventSource, WorkerState};
+use crate::ids::{SpaceId, WorkerIndex};
+use crate::ingest::Publisher;
+use crate::ingest::dump::AbortReason;
+use crate::ingest::roll::{Admission, Admitted, Amendment, Departure, Roll};
+use crate::ingest::stream::{Home, Stream};
+use crate::trust::{Trust, TrustLevel, TrustReason};
+
+/// Departures that wait until no reader can meet the worker.
+pub(super) type Leaving = Vec<(Departure, oneshot::Sender<()>)>;
+
+impl Shard {
+    pub(super) fn call_roll(&mut self, roll: Roll, now: Now) {
+        // Whoever asked may have gone: what was asked for is done all the same.
+        match roll {
+            Roll::Admit(admission, answer) => drop(answer.send(self.come(admission))),
+            Roll::Amend(amendment, answer) => drop(answer.send(self.change(amendment, now))),
+            Roll::Depart(departure, answer) => {
+                self.go(departure.index, now);
+                self.leaving.push((departure, answer));
+            }
+        }
+    }
+
+    /// Takes a worker in: a slot, then its record, then its sockets, so that what becomes of its connection has a
+    /// record to be told to.
+    fn come(&mut self, admission: Admission) -> Result<Admitted> {
+        let Admission { mut record, blocks_max, publisher } = admission;
+        let home = self.home_of(record.space)?;
+        let slot = self.homes[home].writer.add_worker().ok_or_else(|| {
+            let remedy = "remove workers, raise ingest.shards, or run a second daemon";
+            Error::new(Kind::Overloaded, format!("worker {} does not fit shard {}", record.worker, self.id), remedy)
+        })?;
+        self.homes[home].writer.bound_worker(slot, blocks_max);
+        record.slot = slot;
+        self.fleet.update(|table| {
+            table.put(record);
+            true
+        });
+        let Some(publisher) = publisher else { return Ok(Admitted::default()) };
+        let publisher = Publisher { slot, ..publisher };
+        self.homes[home].take_in(&publisher, self.config.shards);
+        Ok(Admitted { unheard: self.admit(&publisher).err() })
+    }
+
+    /// Gives a worker another record, and other sockets if its events come from elsewhere.
+    fn change(&mut self, amendment: Amendment, now: Now) -> Result<Admitted> {
+        let Amendment { mut record, blocks_max, restream } = amendment;
+        let home = self.home_of(record.space)?;
+        self.homes[home].writer.bound_worker(record.slot, blocks_max);
+        let mut unheard = None;
+        if let Some(at) = self.member_of(record.index) {
+            self.members[at].stream.set_capacity(record.capacity_blocks);
+            if let Some(source) = record.events.as_ref().filter(|_| restream) {
+                unheard = self.restream(at, source, now).err();
+            }
+        }
+        // One whose sockets could not be opened is a member no more.
+        if let Some(at) = self.member_of(record.index) {
+            record.state = match (record.state, self.members[at].link) {
+                (WorkerState::Draining, _) => WorkerState::Draining,
+                (_, Link::Up) => WorkerState::Ready,
+                (_, Link::Down) => WorkerState::Down,
+                (_, Link::Connecting { .. } | Link::Lost { .. }) => WorkerState::Joining,
+            };
+        }
+        self.fleet.update(|table| match table.worker_mut(record.index) {
+            Some(held) => {
+                *held = record;
+                true
+            }
+            None => false,
+        });
+        Ok(Admitted { unheard })
+    }
+
+    /// Subscribes to another publisher for the same worker.
+    fn restream(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
+        let (berth, context) = self.contexts.take();
+        let opened = Subscription::open(context, source, self.config.receive_messages_max, berth.number);
+        let registered = opened.and_then(|subscription| {
+            self.unregister(&self.members[at].subscription);
+            self.register(&subscription, at).map(|()| subscription)
+        });
+        let member = &mut self.members[at];
+        member.redirect(source.replay.as_deref(), &mut self.homes[member.home], &mut self.scratch, now);
+        self.close_replay(at);
+        let member = &mut self.members[at];
+        match registered {
+            Ok(subscription) => {
+                member.subscription = subscription;
+                member.endpoint.clone_from(&source.endpoint);
+                member.link = Link::new(now.uptime_ms);
+                member.unopened_said = false;
+                self.contexts.give_back(std::mem::replace(&mut member.context, berth.context));
+                self.enqueue(at);
+                Ok(())
+            }
+            Err(error) => {
+                self.contexts.give_back(berth.context);
+                let trust = Arc::clone(&member.stream.view.trust);
+                self.dismiss(at, now);
+                let reasons = [TrustReason::NoEvents].into_iter().collect();
+                trust.store(Trust { level: TrustLevel::None, reasons, ..trust.load() });
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes the sockets of a worker, if it has any.
+    fn go(&mut self, index: WorkerIndex, now: Now) {
+        if let Some(at) = self.member_of(index) {
+            self.dismiss(at, now);
+        }
+    }
+
+    /// Takes a member out. The last one moves to its place and is waited for under that number.
+    fn dismiss(&mut self, at: usize, now: Now) {
+        self.unregister_member(at);
+        let mut member = self.members.swap_remove(at);
+        let home = &mut self.homes[member.home];
+        member.stream.break_hold(home, AbortReason::WorkerRemoved, now);
+        member.stream.end(TrustInput::Disconnected, now);
+        self.transfers.refuse_of(member.stream.worker);
+        home.slots.retain(|slot| *slot != member.stream.slot);
+        self.contexts.give_back(member.context);
+        // Its replay, if it had one, leaves a place.
+        self.replays.look = true;
+        let last = self.members.len();
+        self.ready.retain(|queued| *queued != at);
+        self.ready.iter_mut().filter(|queued| **queued == last).for_each(|queued| *queued = at);
+        if at == last {
+            return;
+        }
+        self.unregister_member(at);
+        if let Err(error) = self.wait_for_member(at) {
+            let member = &mut self.members[at];
+            tracing::error!(worker = %member.stream.worker, %error, "the publisher's sockets cannot be waited for");
+            member.fail(&mut self.homes[member.home], &mut self.scratch, now);
+        }
+        self.enqueue(at);
+    }
+
+    /// Gives up the slots of those that left whom no reader can meet any more.
+    pub(super) fn see_off(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let in_use = self.fleet.oldest_in_use();
+        let (gone, leaving) =
+            std::mem::take(&mut self.leaving).into_iter().partition(|(departure, _)| departure.gone_since <= in_use);
+        self.leaving = leaving;
+        let gone: Leaving = gone;
+        for (departure, answer) in gone {
+            if let Ok(home) = self.home_of(departure.space) {
+                self.homes[home].slots.retain(|slot| *slot != departure.slot);
+                self.homes[home].writer.remove_worker(departure.slot);
+                self.homes[home].writer.publish();
+                self.homes[home].unswept = true;
+            }
+            // Whoever asked may have gone.
+            let _ = answer.send(());
+        }
+    }
+
+    fn member_of(&self, index: WorkerIndex) -> Option<usize> {
+        self.members.iter().position(|member| member.index == index)
+    }
+
+    fn home_of(&self, space: SpaceId) -> Result<usize> {
+        self.homes
+            .iter()
+            .position(|home| home.space == space)
+            .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {space}", self.id), ""))
+    }
+
+    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so.
+    pub(super) fn admit(&mut self, publisher: &Publisher) -> Result<()> {
+        let at = self.members.len();
+        let now = self.clock.now();
+        let (Berth { context, number }, made) = self.contexts.take();
+        let opened = Subscription::open(made, &publisher.source, self.config.receive_messages_max, number);
+        let home = self.home_of(publisher.space);
+        let opened = opened.and_then(|subscription| {
+            self.register(&subscription, at)?;
+            Ok((home?, subscription))
+        });
+        let (home, subscription) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.contexts.give_back(context);
+                Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
+                return Err(error);
+            }
+        };
+        let mut stream = Stream::new(publisher, now);
+        stream.share_held_bytes(&self.replays.held_bytes);
+        self.members.push(Member {
+            index: publisher.index,
+            endpoint: publisher.source.endpoint.clone(),
+            home,
+            context,
+            subscription,
+            link: Link::new(now.uptime_ms),
+            stream,
+            unopened_said: false,
+            broken: false,
+            reconnected: false,
+            replay_endpoint: publisher.source.replay.clone(),
+            replay: None,
+            replayed_bytes: None,
+            loads: publisher.loads.clone(),
+            queued: false,
+        });
+        // What was signalled before the registration would never be signalled again.
+        self.enqueue(at);
+        Ok(())
+    }
+
+    /// Waits for what a publisher says, under a member's number.
+    fn register(&self, subscription: &Subscription, at: usize) -> Result<()> {
+        self.wait_for(&subscription.descriptors().map_err(unheard)?, at)
+    }
+
+    /// Waits for everything that a member has open, a replay included, under its number.
+    fn wait_for_member(&self, at: usize) -> Result<()> {
+        let member = &self.members[at];
+        self.register(&member.subscription, at)?;
+        match &member.replay {
+            Some(replay) => self.wait_for(&[replay.client.descriptor().map_err(unheard)?], at),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_for(&self, descriptors: &[RawFd], at: usize) -> Result<()> {
+        descriptors.iter().try_for_each(|descriptor| {
+            let registry = self.poll.registry();
+            registry.register(&mut SourceFd(descriptor), mio::Token(at), mio::Interest::READABLE).map_err(unheard)
+        })
+    }
+
+    /// Waits no more for a publisher's sockets, which are closed or waited for under another number next.
+    fn unregister(&self, subscription: &Subscription) {
+        self.forget(subscription.descriptors().into_iter().flatten());
+    }
+
+    /// As [`unregister`](Self::unregister), for everything that a member has open.
+    fn unregister_member(&self, at: usize) {
+        let member = &self.members[at];
+        self.unregister(&member.subscription);
+        self.forget(member.replay.iter().filter_map(|replay| replay.client.descriptor().ok()));
+    }
+
+    fn forget(&self, descriptors: impl Iterator<Item = RawFd>) {
+        for descriptor in descriptors {
+            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&descriptor)) {
+                tracing::debug!(shard = %self.id, %error, "a publisher's socket was not waited for");
+            }
+        }
+    }
+}
+
+fn unheard(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+    system("cannot wait for a publisher's sockets").caused_by(cause)
+}
+
+
+impl Home {
+    /// Counts one more worker in, which knows the space's scheme as they all do.
+    pub(super) fn take_in(&mut self, publisher: &Publisher, shards: usize) {
+        self.scheme = Arc::clone(&publisher.scheme);
+        self.relearns = shards == 1 && !publisher.scheme_configured;
+        self.slots.push(publisher.slot);
+    }
+}

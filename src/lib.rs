@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo} → {serve, ingest, client} → {wire, config} → route
+//! main → cli → {daemon, demo} → {serve, ingest, client, discovery} → {wire, config} → route
 //!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
 //! ```
 //!
@@ -58,3 +58,4 @@ pub mod client;
 pub mod config;
 pub mod daemon;
 pub mod demo;
+pub mod discovery;

@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["predict"],
     &["route"],
     &["wire", "config"],
-    &["serve", "ingest", "client"],
+    &["serve", "ingest", "client", "discovery"],
     &["daemon", "demo", "relay", "snapshot", "journal"],
     &["cli"],
 ];

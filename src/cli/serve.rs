@@ -62,6 +62,9 @@ pub struct ServeArgs {
     /// Seed of the draws between equal costs; 0 = drawn at the start [default: 0]
     #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<String>,
+    /// A file of workers, or a folder of such files, that is followed while the daemon runs
+    #[arg(long, value_name = "PATH")]
+    pub discovery: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -101,6 +104,14 @@ impl ServeArgs {
         Ok(Prepared::Run(Box::new(config)))
     }
 
+    /// Reads the configuration again.
+    ///
+    /// # Errors
+    /// Every problem of file and flags.
+    pub fn read_again(&self) -> Result<Config, config::Problems> {
+        config::load(self.config.as_deref(), &self.flags())
+    }
+
     /// The fields that flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
@@ -115,6 +126,7 @@ impl ServeArgs {
             ("--seed", "policy", "seed", &self.seed),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),
+            ("--discovery", "discovery", "path", &self.discovery),
             ("--model", "space", "model", &self.model),
             ("--namespace", "space", "namespace", &self.namespace),
             ("--block-size", "space", "block_size", &self.block_size),

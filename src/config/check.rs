@@ -9,13 +9,10 @@ use std::path::{Path, PathBuf};
 use super::fields::WorkerDraft;
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
-use super::{Config, ServeConfig, SpaceConfig, WorkerConfig};
-use crate::fleet::{DeviceClass, EventSource, WorkerState};
-use crate::ids::{SpaceId, Worker};
+use super::workers::workers;
+use super::{Config, Named, ServeConfig, SpaceConfig};
+use crate::ids::SpaceId;
 use crate::limits;
-
-/// A GPU worker's throughput where its record does not say, relative to a CPU worker's 1.
-const GPU_WEIGHT_DEFAULT: f64 = 8.0;
 
 /// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
 /// appended.
@@ -31,7 +28,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
     check_approximate(&draft.spaces, problems);
-    check_workers(&draft.workers, problems);
+    let Named { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
         serve: serve(&draft.serve, problems),
         metrics: draft.metrics.value.clone(),
@@ -40,7 +37,9 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         booking: draft.booking.value.clone(),
         policy: draft.policy.value.clone(),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
-        workers: draft.workers.iter().map(|entry| worker(entry, &draft.spaces, problems)).collect(),
+        discovery: draft.discovery.value.clone(),
+        workers,
+        servers,
     }
 }
 
@@ -108,88 +107,19 @@ fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>)
     }
 }
 
-fn check_workers(workers: &[Entry<WorkerDraft>], problems: &mut Vec<Problem>) {
-    too_many(workers, limits::WORKERS_MAX, problems);
-    let mut identities = FirstPlace::default();
-    let mut endpoints = FirstPlace::default();
-    for entry in workers {
-        let draft = &entry.value;
-        if entry.written("id").is_some() && !entry.is_refused("id") && !entry.is_refused("dp_rank") {
-            let place = entry.place("id");
-            if let Some(first) = identities.repeats((draft.id, draft.dp_rank), &place) {
-                let message =
-                    format!("worker {} with dp_rank {} is already defined at {first}", draft.id, draft.dp_rank);
-                problems.push(entry.problem("id", message));
-            }
-        }
-        for (field, value) in [("endpoint", &draft.endpoint), ("replay", &draft.replay)] {
-            let Some(value) = value else { continue };
-            if let Some(first) = endpoints.repeats(value.to_ascii_lowercase(), &entry.place(field)) {
-                let message = format!("`{value}` is already used at {first}; every rank has sockets of its own");
-                problems.push(entry.problem(field, message));
-            }
-        }
-        if entry.written("endpoint").is_none() {
-            for (field, is_set) in [("replay", draft.replay.is_some()), ("topic", !draft.topic.is_empty())] {
-                if is_set {
-                    problems.push(entry.problem(field, "means nothing without endpoint"));
-                }
-            }
-        }
-        let within = draft.capacity_blocks <= draft.blocks_max;
-        if !within && !entry.is_refused("blocks_max") {
-            let message = format!("is beyond blocks_max, {}: its blocks would be refused", draft.blocks_max);
-            problems.push(entry.problem("capacity_blocks", message));
-        }
-    }
-}
-
-fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<Problem>) {
+pub(super) fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<Problem>) {
     if let Some(entry) = entries.get(max) {
         let message = format!("there are {}, at most {max} are allowed", entries.len());
         problems.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
     }
 }
 
-fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) -> WorkerConfig {
-    let draft = &entry.value;
-    let space = match find_space(entry, spaces) {
-        Ok(space) => space,
-        Err(problem) => {
-            problems.extend(problem);
-            SpaceId(0)
-        }
-    };
-    let name = draft.name.clone().unwrap_or_else(|| match draft.dp_rank {
-        0 => format!("w{}", draft.id),
-        rank => format!("w{}.{rank}", draft.id),
-    });
-    let events = draft.endpoint.clone().map(|endpoint| EventSource {
-        endpoint,
-        replay: draft.replay.clone(),
-        topic: draft.topic.clone(),
-    });
-    WorkerConfig {
-        worker: Worker::new(draft.id, draft.dp_rank),
-        space,
-        name,
-        events,
-        capacity_blocks: draft.capacity_blocks,
-        blocks_max: draft.blocks_max,
-        batched_tokens_max: draft.batched_tokens_max,
-        device_class: draft.device,
-        weight: draft.weight.unwrap_or(match draft.device {
-            DeviceClass::Gpu => GPU_WEIGHT_DEFAULT,
-            DeviceClass::Cpu => 1.0,
-        }),
-        taints: draft.taints.clone(),
-        state: if draft.draining { WorkerState::Draining } else { WorkerState::Joining },
-    }
-}
-
 /// The space a worker means by whatever it says of model, namespace and role. Where nothing sensible can be
 /// said because another problem is in the way, the error is empty.
-fn find_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> Result<SpaceId, Option<Problem>> {
+pub(super) fn find_space(
+    entry: &Entry<WorkerDraft>,
+    spaces: &[Entry<SpaceConfig>],
+) -> Result<SpaceId, Option<Problem>> {
     let draft = &entry.value;
     let unclear = ["model", "namespace", "role"].iter().any(|field| entry.is_refused(field))
         || spaces.iter().any(|space| space.value.model.is_empty());
@@ -247,7 +177,7 @@ fn describe(space: &SpaceConfig) -> String {
 }
 
 /// Where each value was first written.
-struct FirstPlace<K>(HashMap<K, Place>);
+pub(super) struct FirstPlace<K>(HashMap<K, Place>);
 
 impl<K> Default for FirstPlace<K> {
     fn default() -> Self {
@@ -257,7 +187,7 @@ impl<K> Default for FirstPlace<K> {
 
 impl<K: Hash + Eq> FirstPlace<K> {
     /// Where `key` was written before, if it was; else notes that it is written at `place`.
-    fn repeats(&mut self, key: K, place: &Place) -> Option<Place> {
+    pub(super) fn repeats(&mut self, key: K, place: &Place) -> Option<Place> {
         if let Some(first) = self.0.get(&key) {
             return Some(first.clone());
         }

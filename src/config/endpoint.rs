@@ -41,6 +41,32 @@ fn check_tcp(endpoint: &str, address: &str) -> Result<(), Fault> {
     }
 }
 
+/// Checks the address of an engine's HTTP server. Answers with it without what means nothing.
+pub(super) fn check_url(url: &str) -> Result<String, Fault> {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return Err(Fault::near(format!("`{url}` is not http://host:port"), Some(&format!("http://{url}"))));
+    };
+    if scheme != "http" {
+        return Err(Fault::near(
+            format!("`{scheme}` is not spoken here, only http is"),
+            Some(&format!("http://{rest}")),
+        ));
+    }
+    let address = rest.trim_end_matches('/');
+    check_tcp(url, address)?;
+    Ok(format!("http://{address}"))
+}
+
+/// The endpoint of another rank: its port counted up. `None` if it has no port, or none that high.
+pub(crate) fn of_rank(endpoint: &str, ranks: u32) -> Option<String> {
+    if ranks == 0 {
+        return Some(endpoint.to_owned());
+    }
+    let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let port = u32::from(port.parse::<u16>().ok()?).checked_add(ranks)?;
+    u16::try_from(port).ok().map(|port| format!("tcp://{host}:{port}"))
+}
+
 fn check_ipc(path: &str) -> Result<(), Fault> {
     match path {
         "" | "@" => Err(Fault::new("ipc:// needs a path")),
@@ -111,6 +137,26 @@ mod tests {
         assert_eq!(check("tpc://h:1").expect_err("transport").nearest.as_deref(), Some("tcp"));
         let long = format!("ipc://{}", "x".repeat(SOCKET_PATH_BYTES_MAX + 1));
         assert!(check(&long).is_err());
+    }
+
+    #[test]
+    fn urls_are_servers() {
+        for good in ["http://10.0.0.1:30000", "http://10.0.0.1:30000/", "http://10.0.0.1:30000//"] {
+            assert_eq!(check_url(good).as_deref(), Ok("http://10.0.0.1:30000"));
+        }
+        assert_eq!(check_url("http://[::1]:80").as_deref(), Ok("http://[::1]:80"));
+        for bad in ["10.0.0.1:1", "https://h:1", "http://h", "http://h:1/v1", "http://*:1", "http://"] {
+            assert!(check_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ports_count_up_with_ranks() {
+        assert_eq!(of_rank("tcp://h:5557", 3).as_deref(), Some("tcp://h:5560"));
+        assert_eq!(of_rank("tcp://[::1]:1", 1).as_deref(), Some("tcp://[::1]:2"));
+        assert_eq!(of_rank("ipc:///e", 0).as_deref(), Some("ipc:///e"));
+        assert_eq!(of_rank("ipc:///e", 1), None);
+        assert_eq!(of_rank("tcp://h:65535", 1), None);
     }
 
     #[test]

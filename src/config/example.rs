@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use super::field::{Field, Preset, Section};
 use super::fields;
 
-/// What holds for every field. There is no reload: the file is read once.
+/// What holds for every field.
 const HEAD: &str = "\
-# kvrouted: every field, with its default. A change takes effect at the next start.
+# kvrouted: every field, with its default. A change takes effect at the next start; where it says `Reload: yes`
+# also when the daemon gets SIGHUP.
 ";
 
 /// A configuration file that says nothing but the defaults, each with its documentation; fields without a
@@ -21,6 +22,7 @@ pub fn example() -> String {
     section(&mut text, &fields::INGEST);
     section(&mut text, &fields::BOOKING);
     section(&mut text, &fields::POLICY);
+    section(&mut text, &fields::DISCOVERY);
     section(&mut text, &fields::SPACE);
     section(&mut text, &fields::WORKER);
     text
@@ -45,7 +47,8 @@ fn section<T>(text: &mut String, section: &Section<T>) {
     for field in section.fields {
         let _ = writeln!(text, "# {}", field.doc);
         let unit = if field.unit.is_empty() { String::new() } else { format!("Unit: {}. ", field.unit) };
-        let _ = writeln!(text, "# {unit}Values: {}.", field.kind.bounds());
+        let reload = if section.reloads(field.name) { " Reload: yes." } else { "" };
+        let _ = writeln!(text, "# {unit}Values: {}.{reload}", field.kind.bounds());
         let _ = match field.preset {
             Preset::Value(value) => writeln!(text, "{} = {}", field.name, render(field, value)),
             Preset::Required(value) => writeln!(text, "{} = {} # required", field.name, render(field, value)),

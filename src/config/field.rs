@@ -35,9 +35,21 @@ pub(super) struct Field<T: 'static> {
     pub(super) doc: &'static str,
 }
 
+/// Which fields of a table are taken over when the file is read again while the daemon runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reload {
+    /// None: a change waits for the next start.
+    Never,
+    /// All of them.
+    Always,
+    /// These.
+    Only(&'static [&'static str]),
+}
+
 /// One table of the document, and all its fields.
 pub(super) struct Section<T: 'static> {
     pub(super) name: &'static str,
+    pub(super) reload: Reload,
     /// Whether it is written `[[name]]`, once for each.
     pub(super) repeated: bool,
     pub(super) doc: &'static str,
@@ -47,6 +59,15 @@ pub(super) struct Section<T: 'static> {
 impl<T> Section<T> {
     pub(super) fn field(&self, name: &str) -> Option<&'static Field<T>> {
         self.fields.iter().find(|field| field.name == name)
+    }
+
+    /// Whether a change of a field is taken over without a restart.
+    pub(super) fn reloads(&self, field: &str) -> bool {
+        match self.reload {
+            Reload::Never => false,
+            Reload::Always => true,
+            Reload::Only(fields) => fields.contains(&field),
+        }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {

@@ -96,6 +96,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
             "policy" => apply(&fields::POLICY, &mut draft.policy, setting, problems),
+            "discovery" => apply(&fields::DISCOVERY, &mut draft.discovery, setting, problems),
             "space" => {
                 let entry = space.get_or_insert_with(|| {
                     let path = format!("space[{}]", draft.spaces.len());
@@ -124,7 +125,7 @@ fn apply<T>(section: &Section<T>, entry: &mut Entry<T>, setting: &Setting, probl
     set(section, entry, setting.field, &setting.text, place, problems);
 }
 
-fn set<T>(
+pub(super) fn set<T>(
     section: &Section<T>,
     entry: &mut Entry<T>,
     name: &str,

@@ -11,8 +11,11 @@ mod example;
 mod field;
 mod fields;
 mod load;
+mod named;
 mod problem;
+mod reload;
 mod walk;
+mod workers;
 
 use std::path::PathBuf;
 
@@ -24,6 +27,7 @@ use crate::route::Policy;
 pub use check::admin_socket_beside;
 pub use example::example;
 pub use load::{Flags, Setting, load, parse, socket_default};
+pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, ranks_of};
 pub use problem::{Place, Problem, Problems, nearest};
 
 /// Everything the daemon is told at its start, validated.
@@ -43,8 +47,41 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// The spaces; a [`SpaceId`] is a place in this list.
     pub spaces: Vec<SpaceConfig>,
-    /// The workers, in the order they were named.
+    /// Workers that come and go with files.
+    pub discovery: DiscoveryConfig,
+    /// The workers, in the order they were named, a record of several ranks as several.
     pub workers: Vec<WorkerConfig>,
+    /// The workers that are named by their engine's URL.
+    pub servers: Vec<ServerConfig>,
+}
+
+/// `[discovery]`: workers that come and go with files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DiscoveryConfig {
+    /// A file of workers or a folder of such files; `None` = none.
+    pub path: Option<PathBuf>,
+    /// How long the workers of a file that has gone stay, milliseconds.
+    pub grace_ms: u64,
+    /// How often the files are looked at even if nothing tells of a change, milliseconds.
+    pub rescan_ms: u64,
+}
+
+/// The workers that one source names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Named {
+    /// By what they publish.
+    pub workers: Vec<WorkerConfig>,
+    /// By their engine's URL.
+    pub servers: Vec<ServerConfig>,
+}
+
+/// An engine that says itself where its ranks publish.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// `http://host:port`.
+    pub url: String,
+    /// Its first rank, as far as it is known without asking.
+    pub worker: WorkerConfig,
 }
 
 /// Which interface to the kernel carries the connections.

@@ -8,7 +8,9 @@ use toml_edit::{Document, Item, TableLike, Value};
 use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
-use super::{BookingConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, ServeConfig, SpaceConfig};
+use super::{
+    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, ServeConfig, SpaceConfig,
+};
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
 const SYNTAX_ERRORS_MAX: usize = 64;
@@ -108,6 +110,7 @@ pub(super) struct Draft {
     pub(super) ingest: Entry<IngestConfig>,
     pub(super) booking: Entry<BookingConfig>,
     pub(super) policy: Entry<PolicyConfig>,
+    pub(super) discovery: Entry<DiscoveryConfig>,
     pub(super) spaces: Vec<Entry<SpaceConfig>>,
     pub(super) workers: Vec<Entry<WorkerDraft>>,
 }
@@ -126,6 +129,7 @@ impl Draft {
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
             policy: preset(&fields::POLICY),
+            discovery: preset(&fields::DISCOVERY),
             spaces: Vec::new(),
             workers: Vec::new(),
         }
@@ -133,7 +137,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 8] {
+fn sections() -> [(&'static str, Vec<&'static str>); 9] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -144,6 +148,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 8] {
         of(&fields::INGEST),
         of(&fields::BOOKING),
         of(&fields::POLICY),
+        of(&fields::DISCOVERY),
         of(&fields::SPACE),
         of(&fields::WORKER),
     ]
@@ -209,6 +214,7 @@ impl Walk<'_> {
                 "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
                 "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
+                "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),
                 "space" => draft.spaces = self.repeated(&fields::SPACE, item, place),
                 "worker" => draft.workers = self.repeated(&fields::WORKER, item, place),
                 _ => self.unknown_section(name, item, place),

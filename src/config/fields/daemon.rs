@@ -4,19 +4,21 @@ use std::path::PathBuf;
 
 use super::field;
 use crate::config::endpoint;
-use crate::config::field::{Kind, Preset, Section};
+use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{
-    BookingConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PolicyConfig, ServeConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PolicyConfig,
+    ServeConfig,
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, Number, Parsed};
+use Kind::{Choice, Flag, Integer, Number, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
     name: "serve",
+    reload: Reload::Never,
     repeated: false,
     doc: "How gateways reach the daemon.",
     fields: &[
@@ -108,6 +110,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
 
 pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     name: "metrics",
+    reload: Reload::Never,
     repeated: false,
     doc: "The Prometheus page, http://127.0.0.1:PORT/metrics.",
     fields: &[field(
@@ -121,6 +124,7 @@ pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
 
 pub(in crate::config) static LOG: Section<LogConfig> = Section {
     name: "log",
+    reload: Reload::Never,
     repeated: false,
     doc: "The log, on standard error. The environment variable RUST_LOG wins over `level`.",
     fields: &[
@@ -143,6 +147,7 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
 
 pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
     name: "ingest",
+    reload: Reload::Never,
     repeated: false,
     doc: "How the engines' events are taken in.",
     fields: &[
@@ -186,6 +191,7 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
 
 pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
     name: "booking",
+    reload: Reload::Never,
     repeated: false,
     doc: "How long the daemon counts a request that its gateway has booked.",
     fields: &[
@@ -208,6 +214,7 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
 
 pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
     name: "policy",
+    reload: Reload::Never,
     repeated: false,
     doc: "What a decision weighs. Costs are in blocks; the lowest wins.",
     fields: &[
@@ -273,6 +280,36 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("true"),
             Flag { set: |c, v| c.weights.track_active_blocks = v },
             "Count decode blocks: what a worker is busy with and what this prompt adds. false: no decode term.",
+        ),
+    ],
+};
+
+pub(in crate::config) static DISCOVERY: Section<DiscoveryConfig> = Section {
+    name: "discovery",
+    reload: Reload::Only(&["grace_ms"]),
+    repeated: false,
+    doc: "Workers that files name while the daemon runs, beside those of this file and of `kvrouted worker`.",
+    fields: &[
+        field(
+            "path",
+            "",
+            Absent("/etc/kvrouted/workers"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, v| c.path = Some(v.into()) },
+            "A file of workers, or a folder of such files: .toml with [[worker]], or .json. Replace them by renaming.",
+        ),
+        field(
+            "grace_ms",
+            "milliseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::DISCOVERY_MS_CEILING, set: |c, v| c.grace_ms = v },
+            "The workers of a file that has gone stay this long, so that one that is written anew harms nobody.",
+        ),
+        field(
+            "rescan_ms",
+            "milliseconds",
+            Value("10000"),
+            Integer { min: 50, max: limits::DISCOVERY_MS_CEILING, set: |c, v| c.rescan_ms = v },
+            "The files are looked at this often even if nothing tells of a change, as network file systems may not.",
         ),
     ],
 };

@@ -2,7 +2,7 @@
 
 use super::field;
 use crate::config::endpoint;
-use crate::config::field::{Kind, Preset, Section};
+use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{Salts, SpaceConfig};
 use crate::fleet::{DeviceClass, PoolRole};
 use crate::ids::Window;
@@ -19,6 +19,8 @@ const ROLE_NAMES: [&str; 3] = ["both", "prefill", "decode"];
 pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) id: u64,
     pub(in crate::config) dp_rank: u32,
+    pub(in crate::config) ranks: u32,
+    pub(in crate::config) url: Option<String>,
     pub(in crate::config) model: Option<String>,
     pub(in crate::config) namespace: Option<String>,
     pub(in crate::config) role: Option<PoolRole>,
@@ -37,6 +39,7 @@ pub(in crate::config) struct WorkerDraft {
 
 pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
     name: "space",
+    reload: Reload::Never,
     repeated: true,
     doc: "Prompts and blocks that may be compared: one model, namespace and pool. At least one.",
     fields: &[
@@ -126,8 +129,9 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
 
 pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
     name: "worker",
+    reload: Reload::Always,
     repeated: true,
-    doc: "One data-parallel rank of an engine.",
+    doc: "One data-parallel rank of an engine, or several.",
     fields: &[
         field(
             "id",
@@ -142,6 +146,26 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Value("0"),
             Integer { min: 0, max: u32::MAX as u64 - 1, set: |c, v| c.dp_rank = v as u32 },
             "Its data-parallel rank. Every rank is a worker of its own, with its own endpoint.",
+        ),
+        field(
+            "ranks",
+            "",
+            Value("1"),
+            Integer { min: 1, max: limits::WORKERS_MAX as u64, set: |c, v| c.ranks = v as u32 },
+            "So many workers at once: the ranks from dp_rank on, the ports of endpoint and replay counting up with them.",
+        ),
+        field(
+            "url",
+            "",
+            Absent("http://127.0.0.1:30000"),
+            Parsed {
+                what: "a string: http://host:port",
+                set: |c, text| {
+                    c.url = Some(endpoint::check_url(text)?);
+                    Ok(())
+                },
+            },
+            "In place of endpoint, replay, topic and ranks: an SGLang server, which is asked (GET /server_info) for them.",
         ),
         field(
             "model",

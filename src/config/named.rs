@@ -1,0 +1,309 @@
+//! Workers named elsewhere than in the configuration file: in a file of their own, or one at a time.
+
+use serde_json::Value as Json;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
+
+use super::fields::{self, WorkerDraft};
+use super::problem::{Place, Problem, Problems};
+use super::walk::{self, Draft, Entry};
+use super::workers;
+use super::{Named, SpaceConfig, WorkerConfig};
+use crate::ids::Worker;
+
+/// How a file of workers is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileFormat {
+    /// `[[worker]]`, as in the configuration file.
+    Toml,
+    /// A worker, a list of them, or `{"worker": [...]}`, with the same fields.
+    Json,
+}
+
+/// Fields that [`WorkerPatch`] may set: none of them touches the worker's stream.
+const PATCHABLE: [&str; 8] =
+    ["draining", "weight", "taints", "name", "capacity_blocks", "blocks_max", "batched_tokens_max", "device"];
+
+/// Reads a file of workers. `source` names it in problems.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn parse_workers(source: &str, text: &str, format: FileFormat, spaces: &[SpaceConfig]) -> Result<Named, Problems> {
+    let fail = |list| Err(Problems { source: source.to_owned(), list });
+    let (text, places) = match format {
+        FileFormat::Toml => (text.to_owned(), true),
+        FileFormat::Json => match json_as_toml(text) {
+            Ok(text) => (text, false),
+            Err(problem) => return fail(vec![problem]),
+        },
+    };
+    let mut problems = Vec::new();
+    let named = walk::read(&text, &mut problems).map(|draft| {
+        only_workers(&draft, &mut problems);
+        workers::workers(&draft.workers, &as_entries(spaces), &mut problems)
+    });
+    if !places {
+        // Lines of what was made of it mean nothing to who wrote it; the paths do.
+        problems.iter_mut().for_each(|problem| problem.place = Place::Document);
+    }
+    match named {
+        Some(named) if problems.is_empty() => Ok(named),
+        _ => fail(problems),
+    }
+}
+
+/// Reads one worker from names and values of fields.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConfig]) -> Result<Named, Problems> {
+    let mut problems = Vec::new();
+    let entry = entry(said, &mut problems);
+    entry.note_missing(&fields::WORKER, &mut problems);
+    let named = workers::workers(&[entry], &as_entries(spaces), &mut problems);
+    if problems.is_empty() { Ok(named) } else { Err(Problems { source: source.to_owned(), list: problems }) }
+}
+
+/// Fields of a worker that somebody sets in place of what its source says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerPatch {
+    draft: WorkerDraft,
+    written: Vec<&'static str>,
+}
+
+impl WorkerPatch {
+    /// Reads names and values of fields.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them, also fields that cannot be set of a worker that stays.
+    pub fn parse(source: &str, said: &[(String, String)]) -> Result<Self, Problems> {
+        let mut problems = Vec::new();
+        let entry = entry(said, &mut problems);
+        let written: Vec<&'static str> = fields::WORKER.names().filter(|name| entry.written(name).is_some()).collect();
+        for name in written.iter().filter(|name| !PATCHABLE.contains(name)) {
+            let message = format!("cannot be set of a worker that stays, only {} can", PATCHABLE.join(", "));
+            problems.push(entry.problem(name, message));
+        }
+        if problems.is_empty() {
+            return Ok(Self { draft: entry.value, written });
+        }
+        Err(Problems { source: source.to_owned(), list: problems })
+    }
+
+    /// Sets the fields of `later` too.
+    pub fn add(&mut self, later: &Self) {
+        later.written.iter().for_each(|name| copy_draft(name, &later.draft, &mut self.draft));
+        self.written.extend(later.written.iter().filter(|name| !self.written.contains(name)).collect::<Vec<_>>());
+    }
+
+    /// Sets the fields of a worker.
+    pub fn apply(&self, worker: &mut WorkerConfig) {
+        let draft = &self.draft;
+        for name in &self.written {
+            match *name {
+                "draining" => worker.state = workers::state(draft),
+                "weight" => worker.weight = workers::weight(draft),
+                "taints" => worker.taints.clone_from(&draft.taints),
+                "name" => worker.name = draft.name.clone().unwrap_or_default(),
+                "capacity_blocks" => worker.capacity_blocks = draft.capacity_blocks,
+                "blocks_max" => worker.blocks_max = draft.blocks_max,
+                "batched_tokens_max" => worker.batched_tokens_max = draft.batched_tokens_max,
+                "device" => worker.device_class = draft.device,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
+    match name {
+        "draining" => to.draining = from.draining,
+        "weight" => to.weight = from.weight,
+        "taints" => to.taints.clone_from(&from.taints),
+        "name" => to.name.clone_from(&from.name),
+        "capacity_blocks" => to.capacity_blocks = from.capacity_blocks,
+        "blocks_max" => to.blocks_max = from.blocks_max,
+        "batched_tokens_max" => to.batched_tokens_max = from.batched_tokens_max,
+        "device" => to.device = from.device,
+        _ => {}
+    }
+}
+
+/// The workers of an engine that was asked: one for each of `ranks`, from what the first publishes.
+#[must_use]
+pub fn ranks_of(first: &WorkerConfig, ranks: u32) -> Option<Vec<WorkerConfig>> {
+    (0..ranks).map(|rank| workers::of_rank(first, rank)).collect()
+}
+
+fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {
+    let mut entry = Entry::preset(&fields::WORKER, "worker".to_owned(), Place::Document);
+    for (name, value) in said {
+        if entry.written(name).is_some() {
+            problems.push(Problem::new(Place::Document, entry.path_of(name), "is said twice"));
+            continue;
+        }
+        super::load::set(&fields::WORKER, &mut entry, name, value, Place::Document, problems);
+    }
+    entry
+}
+
+fn as_entries(spaces: &[SpaceConfig]) -> Vec<Entry<SpaceConfig>> {
+    let entry = |(at, space): (usize, &SpaceConfig)| {
+        let mut entry = Entry::preset(&fields::SPACE, format!("space[{at}]"), Place::Document);
+        entry.value = space.clone();
+        entry
+    };
+    spaces.iter().enumerate().map(entry).collect()
+}
+
+/// Refuses every other table: a file of workers configures nothing else.
+fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
+    let tables = [
+        ("serve", &draft.serve.head),
+        ("metrics", &draft.metrics.head),
+        ("log", &draft.log.head),
+        ("ingest", &draft.ingest.head),
+        ("booking", &draft.booking.head),
+        ("policy", &draft.policy.head),
+        ("discovery", &draft.discovery.head),
+    ];
+    let written = tables.into_iter().filter(|(_, head)| **head != Place::Document);
+    let written = written.chain(draft.spaces.iter().map(|space| ("space", &space.head)));
+    let problem = |(name, head): (&str, &Place)| {
+        Problem::new(head.clone(), name, "belongs to the configuration file; here only [[worker]] is read")
+    };
+    problems.extend(written.map(problem));
+}
+
+/// The same workers in TOML, so that there is one reader.
+fn json_as_toml(text: &str) -> Result<String, Problem> {
+    let wrong = |message: String| Problem::new(Place::Document, "worker", message);
+    let json: Json = serde_json::from_str(text).map_err(|error| {
+        let place = Place::Line { line: error.line() as u32, column: error.column() as u32 };
+        Problem::new(place, "", format!("syntax: {error}"))
+    })?;
+    let list = match json {
+        Json::Array(list) => list,
+        Json::Object(mut object) if object.len() == 1 && object.contains_key("worker") => {
+            match object.remove("worker") {
+                Some(Json::Array(list)) => list,
+                _ => return Err(wrong("expected a list of workers".to_owned())),
+            }
+        }
+        Json::Object(object) => vec![Json::Object(object)],
+        _ => return Err(wrong("expected a worker, or a list of workers".to_owned())),
+    };
+    let mut tables = ArrayOfTables::new();
+    for (at, worker) in list.iter().enumerate() {
+        let Json::Object(object) = worker else {
+            return Err(wrong(format!("worker[{at}] is not an object")));
+        };
+        let mut table = Table::new();
+        for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+            let value =
+                toml_value(value).ok_or_else(|| wrong(format!("worker[{at}].{name} cannot be such a value")))?;
+            table.insert(name, Item::Value(value));
+        }
+        tables.push(table);
+    }
+    let mut document = DocumentMut::new();
+    document.insert("worker", Item::ArrayOfTables(tables));
+    Ok(document.to_string())
+}
+
+fn toml_value(value: &Json) -> Option<Value> {
+    Some(match value {
+        Json::Bool(flag) => (*flag).into(),
+        Json::String(text) => text.into(),
+        // Beyond what TOML's integers hold a number is quoted, as in the configuration file.
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(value), ..) => value.into(),
+            (None, Some(value), _) => value.to_string().into(),
+            (None, None, value) => value?.into(),
+        },
+        Json::Array(values) => {
+            let values: Option<Vec<Value>> = values.iter().map(toml_value).collect();
+            values?.into_iter().collect::<Array>().into()
+        }
+        Json::Null | Json::Object(_) => return None,
+    })
+}
+
+impl Named {
+    /// The workers that are named by themselves, and who the servers' first ranks are.
+    pub fn identities(&self) -> impl Iterator<Item = Worker> {
+        self.workers.iter().map(|worker| worker.worker).chain(self.servers.iter().map(|server| server.worker.worker))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::WorkerState;
+
+    fn spaces() -> Vec<SpaceConfig> {
+        ["a", "b"].map(|model| SpaceConfig { model: model.into(), ..SpaceConfig::default() }).into()
+    }
+
+    #[test]
+    fn one_file_says_the_same_in_both_formats() {
+        let toml = "[[worker]]\nid = 1\nmodel = \"a\"\nendpoint = \"tcp://h:1\"\nranks = 2\ntaints = [\"x\"]\n\
+                    [[worker]]\nid = \"18446744073709551615\"\nmodel = \"b\"\nweight = 2.5\ndraining = true\n";
+        let json = r#"[{"id": 1, "model": "a", "endpoint": "tcp://h:1", "ranks": 2, "taints": ["x"], "name": null},
+            {"id": 18446744073709551615, "model": "b", "weight": 2.5, "draining": true}]"#;
+        let read = |text, format| parse_workers("f", text, format, &spaces()).expect("valid");
+        let named = read(toml, FileFormat::Toml);
+        assert_eq!(named, read(json, FileFormat::Json));
+        assert_eq!(named, read(&format!(r#"{{"worker": {json}}}"#), FileFormat::Json));
+        let [first, second, third] = named.workers.as_slice() else { panic!("{named:?}") };
+        assert_eq!((first.worker, second.worker, third.worker.id.0), (Worker::new(1, 0), Worker::new(1, 1), u64::MAX));
+        assert_eq!(second.events.as_ref().map(|events| events.endpoint.as_str()), Some("tcp://h:2"));
+        assert_eq!((first.name.as_str(), second.name.as_str(), third.state), ("w1", "w1.1", WorkerState::Draining));
+        let one = parse_workers("f", r#"{"id": 3, "model": "a"}"#, FileFormat::Json, &spaces()).expect("valid");
+        assert_eq!(one.workers.len(), 1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        use FileFormat::{Json, Toml};
+        for (text, format, said) in [
+            ("[[worker]]\nid = 1\n", Toml, "space is not clear"),
+            ("[[worker]]\nid = 1\nmodel = \"c\"\n", Toml, "no [[space]] has model `c`"),
+            ("[[worker]]\nmodel = \"a\"\n", Toml, "is missing"),
+            ("[serve]\nsocket = \"/x\"\n", Toml, "belongs to the configuration file"),
+            ("[[space]]\nmodel = \"x\"\n", Toml, "belongs to the configuration file"),
+            ("{", Json, "syntax"),
+            ("[1]", Json, "worker[0] is not an object"),
+            ("7", Json, "expected a worker"),
+            (r#"[{"id": {}, "model": "a"}]"#, Json, "worker[0].id cannot be such a value"),
+            (r#"[{"id": 1, "modle": "a"}]"#, Json, "did you mean"),
+            (r#"[{"id": 1, "model": "a", "url": "http://h:1", "ranks": 2}]"#, Json, "is what the engine at url says"),
+            (r#"[{"id": 1, "model": "a", "endpoint": "ipc:///e", "ranks": 2}]"#, Json, "counts up tcp ports"),
+            (
+                r#"[{"id": 1, "model": "a", "endpoint": "tcp://h:1", "ranks": 2}, {"id": 1, "dp_rank": 1, "model": "a"}]"#,
+                Json,
+                "already defined",
+            ),
+        ] {
+            let problems = parse_workers("f", text, format, &spaces()).expect_err(text).to_string();
+            assert!(problems.contains(said), "{text}: {problems}");
+        }
+    }
+
+    #[test]
+    fn a_patch_sets_what_it_names_and_nothing_else() {
+        let said = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let named =
+            parse_worker("t", &said(&[("id", "1"), ("model", "a"), ("weight", "3")]), &spaces()).expect("valid");
+        let before = named.workers[0].clone();
+        let mut patch = WorkerPatch::parse("t", &said(&[("draining", "true"), ("taints", "x+y")])).expect("valid");
+        patch.add(&WorkerPatch::parse("t", &said(&[("draining", "false"), ("name", "n")])).expect("valid"));
+        let mut after = before.clone();
+        patch.apply(&mut after);
+        let taints = vec!["x".to_owned(), "y".to_owned()];
+        assert_eq!(after, WorkerConfig { taints, name: "n".into(), ..before });
+        let refused = WorkerPatch::parse("t", &said(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
+        assert!(refused.contains("cannot be set of a worker that stays"), "{refused}");
+    }
+}

@@ -1,0 +1,141 @@
+//! What files of workers say over time: what was read last holds while a file cannot be used, and for a grace
+//! after it has gone.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::config::Named;
+
+/// One look at one file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// It is as it was when it was last looked at.
+    Unchanged,
+    /// What it says now.
+    Read(Named),
+    /// Why it cannot be used.
+    Unusable(String),
+}
+
+/// One file, as it is held.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileState {
+    /// What it said when it could last be used.
+    pub named: Named,
+    /// Why it cannot be used now.
+    pub problem: Option<String>,
+    /// Since when it has been missing, milliseconds of the caller's clock.
+    pub missing_since_ms: Option<u64>,
+}
+
+/// The files, by path.
+#[derive(Debug, Default)]
+pub struct Files {
+    held: BTreeMap<PathBuf, FileState>,
+}
+
+/// What one look at the files changed.
+#[derive(Debug, Default, PartialEq)]
+pub struct FilesChange {
+    /// Files that say something else than before, and what; nothing for one that has gone for good.
+    pub said: Vec<(PathBuf, Named)>,
+    /// Files that cannot be used, and were not or for another reason before.
+    pub unusable: Vec<(PathBuf, String)>,
+    /// Files that went, whose workers stay for the grace.
+    pub missing: Vec<PathBuf>,
+    /// Files that have been gone for longer than the grace.
+    pub gone: Vec<PathBuf>,
+}
+
+impl Files {
+    /// Takes one look at all files: `seen` are those that are there.
+    pub fn look(&mut self, seen: BTreeMap<PathBuf, Seen>, grace_ms: u64, now_ms: u64) -> FilesChange {
+        let mut change = FilesChange::default();
+        for (path, state) in &mut self.held {
+            if !seen.contains_key(path) && state.missing_since_ms.is_none() {
+                state.missing_since_ms = Some(now_ms);
+                change.missing.push(path.clone());
+            }
+        }
+        for (path, seen) in seen {
+            let state = self.held.entry(path.clone()).or_default();
+            state.missing_since_ms = None;
+            match seen {
+                Seen::Unchanged => {}
+                Seen::Read(named) => {
+                    state.problem = None;
+                    state.named = named.clone();
+                    change.said.push((path, named));
+                }
+                Seen::Unusable(problem) => {
+                    if state.problem.as_ref() != Some(&problem) {
+                        state.problem = Some(problem.clone());
+                        change.unusable.push((path, problem));
+                    }
+                }
+            }
+        }
+        let over =
+            |state: &FileState| state.missing_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= grace_ms);
+        change.gone = self.held.iter().filter(|(_, state)| over(state)).map(|(path, _)| path.clone()).collect();
+        for path in &change.gone {
+            self.held.remove(path);
+            change.said.push((path.clone(), Named::default()));
+        }
+        change
+    }
+
+    /// When a file that is missing will have gone for good, milliseconds of the caller's clock.
+    #[must_use]
+    pub fn next_ms(&self, grace_ms: u64) -> Option<u64> {
+        self.held.values().filter_map(|state| state.missing_since_ms).min().map(|since| since.saturating_add(grace_ms))
+    }
+
+    /// Every file.
+    pub fn held(&self) -> impl Iterator<Item = (&PathBuf, &FileState)> {
+        self.held.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{FileFormat, SpaceConfig, parse_workers};
+
+    fn named(id: u64) -> Named {
+        let spaces = [SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
+        parse_workers("t", &format!(r#"{{"id": {id}}}"#), FileFormat::Json, &spaces).expect("valid")
+    }
+
+    fn look(files: &mut Files, seen: Option<Seen>, now_ms: u64) -> FilesChange {
+        files.look(seen.into_iter().map(|seen| ("f".into(), seen)).collect(), 100, now_ms)
+    }
+
+    #[test]
+    fn a_bad_file_changes_nothing_and_is_named_once() {
+        let mut files = Files::default();
+        assert_eq!(look(&mut files, Some(Seen::Read(named(1))), 0).said, [("f".into(), named(1))]);
+        let change = look(&mut files, Some(Seen::Unusable("torn".into())), 1);
+        assert_eq!((change.said, change.unusable), (vec![], vec![("f".into(), "torn".into())]));
+        assert_eq!(look(&mut files, Some(Seen::Unusable("torn".into())), 2), FilesChange::default());
+        let (_, state) = files.held().next().expect("held");
+        assert_eq!((state.problem.as_deref(), &state.named), (Some("torn"), &named(1)));
+        assert_eq!(look(&mut files, Some(Seen::Read(named(2))), 3).said, [("f".into(), named(2))]);
+        assert!(files.held().all(|(_, state)| state.problem.is_none()));
+    }
+
+    #[test]
+    fn a_file_that_goes_has_a_grace_to_come_back_in() {
+        let mut files = Files::default();
+        look(&mut files, Some(Seen::Read(named(1))), 0);
+        assert_eq!(look(&mut files, None, 10).missing, [PathBuf::from("f")]);
+        assert_eq!(files.next_ms(100), Some(110));
+        assert_eq!(look(&mut files, None, 109), FilesChange::default());
+        assert_eq!(look(&mut files, Some(Seen::Unchanged), 110), FilesChange::default(), "just in time");
+        assert_eq!(files.next_ms(100), None);
+        look(&mut files, None, 200);
+        let change = look(&mut files, None, 300);
+        assert_eq!((change.said, change.gone), (vec![("f".into(), Named::default())], vec!["f".into()]));
+        assert_eq!(files.held().count(), 0);
+    }
+}

@@ -22,6 +22,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Serve(args) => serve(args),
         Command::Query(args) => args.run(),
         Command::Status(args) => args.run(),
+        Command::Worker(args) => args.run(),
         Command::Demo(args) => done(demo::run(args)),
         Command::DemoEngine(args) => done(demo::engine::run(args)),
         Command::DemoGateway(args) => done(demo::gateway::run(args)),
@@ -35,7 +36,7 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         Prepared::Done(exit) => return Ok(exit),
     };
     cli::init_logging(&config.log);
-    done(daemon::run(&config))
+    done(daemon::run(&config, &|| args.read_again()))
 }
 
 fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {

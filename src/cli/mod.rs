@@ -11,6 +11,7 @@ mod ranking;
 mod remote;
 mod serve;
 mod status;
+mod worker;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -24,6 +25,7 @@ pub use logging::init as init_logging;
 pub use query::QueryArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
+pub use worker::{WorkerAction, WorkerArgs};
 
 /// Tells an LLM gateway which worker should run a prompt.
 #[derive(Debug, clap::Parser)]
@@ -43,6 +45,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Show what a running daemon knows of every worker.
     Status(StatusArgs),
+    /// Add, remove, change or list the workers of a running daemon.
+    Worker(WorkerArgs),
     /// The whole system on this machine: daemon, simulated engines and a gateway.
     Demo(DemoArgs),
     /// A simulated engine of the demo.

@@ -45,11 +45,18 @@ pub(super) fn ask(
     pipeline::run(&mut Asking { client, space, known: None }, questions, deliver)
 }
 
-/// Asks a daemon about every worker. `socket` is its administration socket, or its routing socket, which then
+/// Asks a daemon about every worker, and who names them. `socket` is its administration socket, or its routing socket, which then
 /// says where the other is.
-pub(super) fn workers(socket: &Path) -> Result<Vec<wire::WorkerStatus>, Failure> {
+pub(super) fn status(socket: &Path) -> Result<(Vec<wire::WorkerStatus>, Vec<wire::SourceStatus>), Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    Ok(client.status()?)
+    let page = client.status_all()?;
+    Ok((page.workers, page.sources))
+}
+
+/// Asks a daemon to add, remove or change a worker. `socket` is as for [`status`].
+pub(super) fn change_worker(socket: &Path, change: &wire::WorkerChange<'_>) -> Result<u32, Failure> {
+    let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
+    Ok(client.change_worker(change)?)
 }
 
 struct Asking {

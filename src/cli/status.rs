@@ -12,7 +12,7 @@ use super::exit::{Exit, Failure};
 use super::remote;
 use crate::config::socket_default;
 use crate::trust::TrustReason;
-use crate::wire::WorkerStatus;
+use crate::wire::{SourceStatus, WorkerStatus};
 
 /// Prints what the daemon knows of every worker.
 #[derive(Debug, clap::Args)]
@@ -34,11 +34,11 @@ impl StatusArgs {
     /// # Errors
     /// A daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let lines = remote::workers(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let (lines, sources) = remote::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
         let text = if self.json {
-            json(&lines).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
+            json(&lines, &sources).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
         } else {
-            text(&lines)
+            text(&lines, &sources)
         };
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "{text}")?;
@@ -50,12 +50,14 @@ impl StatusArgs {
 #[derive(Serialize)]
 struct StatusJson {
     workers: Vec<WorkerJson>,
+    sources: Vec<Value>,
 }
 
 #[derive(Serialize)]
 struct WorkerJson {
     worker_id: u64,
     dp_rank: u32,
+    source: String,
     trust: &'static str,
     reasons: Vec<&'static str>,
     blocks_held: u64,
@@ -63,23 +65,34 @@ struct WorkerJson {
     counters: Map<String, Value>,
 }
 
-fn json(lines: &[WorkerStatus]) -> serde_json::Result<String> {
+fn json(lines: &[WorkerStatus], sources: &[SourceStatus]) -> serde_json::Result<String> {
     let worker = |line: &WorkerStatus| WorkerJson {
         worker_id: line.worker.id.0,
         dp_rank: line.worker.rank.0,
+        source: line.source.clone(),
         trust: line.trust.level.name(),
         reasons: line.trust.reasons.iter().map(TrustReason::name).collect(),
         blocks_held: line.blocks_held,
         last_seq: line.trust.as_of_seq.map(|seq| seq.0),
         counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
     };
-    serde_json::to_string(&StatusJson { workers: lines.iter().map(worker).collect() })
+    serde_json::to_string(&StatusJson { workers: lines.iter().map(worker).collect(), sources: sources_json(sources) })
 }
 
-const HEADER: [&str; 11] =
-    ["worker", "name", "model", "state", "trust", "last seq", "held", "device", "host", "disk", "external"];
+pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
+    let source = |source: &SourceStatus| serde_json::json!({"name": source.name, "workers": source.workers, "problem": source.problem});
+    sources.iter().map(source).collect()
+}
 
-fn text(lines: &[WorkerStatus]) -> String {
+/// A line for each source with which something is the matter.
+pub(super) fn source_lines(sources: &[SourceStatus]) -> impl Iterator<Item = String> {
+    sources.iter().filter_map(|source| Some(format!("{}: {}", source.name, source.problem.as_ref()?)))
+}
+
+const HEADER: [&str; 12] =
+    ["worker", "name", "model", "source", "state", "trust", "last seq", "held", "device", "host", "disk", "external"];
+
+fn text(lines: &[WorkerStatus], sources: &[SourceStatus]) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
     for line in lines {
@@ -96,6 +109,7 @@ fn text(lines: &[WorkerStatus]) -> String {
             parts.push(format!("{}: to do: {remedy}", line.worker));
         }
     }
+    parts.extend(source_lines(sources));
     parts.join("\n")
 }
 
@@ -108,6 +122,7 @@ fn cells(line: &WorkerStatus) -> Vec<Cell> {
         Cell::new(line.worker),
         Cell::new(&line.name),
         Cell::new(&line.model),
+        Cell::new(&line.source),
         Cell::new(line.state.name()),
         Cell::new(trust),
         line.trust.as_of_seq.map_or_else(|| Cell::new("-").set_alignment(CellAlignment::Right), |seq| number(seq.0)),
@@ -141,6 +156,7 @@ mod tests {
             blocks_by_tier: [10, 5, 0, 0],
             counters: vec![("batches".into(), 42), ("gaps".into(), 0)],
             remedy: None,
+            source: "config".into(),
         };
         let reasons = [TrustReason::JoinedLate, TrustReason::Joining].into_iter().collect();
         let joining = WorkerStatus {
@@ -159,25 +175,28 @@ mod tests {
     #[test]
     fn json_has_exactly_the_promised_shape() {
         assert_eq!(
-            json(&lines()).unwrap(),
+            json(&lines(), &[]).unwrap(),
             concat!(
-                r#"{"workers":[{"worker_id":1,"dp_rank":0,"trust":"exact","reasons":[],"blocks_held":12,"#,
+                r#"{"workers":[{"worker_id":1,"dp_rank":0,"source":"config","trust":"exact","reasons":[],"blocks_held":12,"#,
                 r#""last_seq":41,"counters":{"batches":42,"gaps":0}},"#,
-                r#"{"worker_id":2,"dp_rank":3,"trust":"unproven","reasons":["joining","joined_late"],"#,
-                r#""blocks_held":0,"last_seq":null,"counters":{}}]}"#,
+                r#"{"worker_id":2,"dp_rank":3,"source":"config","trust":"unproven","reasons":["joining","joined_late"],"#,
+                r#""blocks_held":0,"last_seq":null,"counters":{}}],"sources":[]}"#,
             )
         );
-        assert_eq!(json(&[]).unwrap(), r#"{"workers":[]}"#);
+        let torn = SourceStatus { name: "file f".into(), workers: 2, problem: Some("torn".into()) };
+        let said = json(&[], std::slice::from_ref(&torn)).unwrap();
+        assert_eq!(said, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}]}"#);
+        assert!(text(&[], &[torn]).ends_with("file f: torn"));
     }
 
     #[test]
     fn the_table_says_what_to_do() {
         let mut lines = lines();
-        let said = text(&lines);
+        let said = text(&lines, &[]);
         assert!(said.contains("unproven: joining, joined_late"), "{said}");
         assert!(said.contains("1/0: batches 42") && !said.contains("gaps"), "{said}");
         assert!(said.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{said}");
         lines[1].remedy = Some("ask the daemon".into());
-        assert!(text(&lines).contains("2/3: to do: ask the daemon"));
+        assert!(text(&lines, &[]).contains("2/3: to do: ask the daemon"));
     }
 }

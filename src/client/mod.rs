@@ -49,8 +49,8 @@ use crate::ids::{CorrelationId, SpaceId};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::RouteRequest;
 use crate::wire::{
-    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, RouteReply, SpaceInfo, StatusPage, WorkerInfo,
-    WorkerStatus, WorkersPage,
+    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, RouteReply, SpaceInfo, StatusPage, WorkerChange,
+    WorkerInfo, WorkerStatus, WorkersPage,
 };
 pub use crate::wire::{RemoteError, Reply};
 
@@ -309,14 +309,15 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn status_all(&mut self) -> Result<StatusPage> {
-        let (mut workers, mut cursor) = (Vec::new(), 0);
+        let (mut workers, mut sources, mut cursor) = (Vec::new(), Vec::new(), 0);
         loop {
             let mut page = self.status_page(cursor, 0)?;
             workers.append(&mut page.workers);
+            sources.append(&mut page.sources);
             match page.next_cursor {
                 Some(next) if next > cursor => cursor = next,
                 Some(_) => return Err(no_progress()),
-                None => return Ok(StatusPage { workers, ..page }),
+                None => return Ok(StatusPage { workers, sources, ..page }),
             }
         }
     }
@@ -331,6 +332,19 @@ impl Client {
         match self.reply_to(id)? {
             Reply::Status(page) => Ok(page),
             other => Err(unexpected("status", &other)),
+        }
+    }
+
+    /// Adds, removes or changes a worker; answers with how many. Only on the admin socket.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn change_worker(&mut self, change: &WorkerChange<'_>) -> Result<u32> {
+        let id = self.take_id();
+        self.encoder.change_worker(id, change, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::ChangeWorker(workers) => Ok(workers),
+            other => Err(unexpected("change_worker", &other)),
         }
     }
 

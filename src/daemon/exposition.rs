@@ -9,9 +9,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::predicting::Predicting;
+use super::views::Views;
 use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::Tier;
-use crate::ingest::WorkerView;
 use crate::load::Loads;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, PredictorCounter, WorkerCounter};
 use crate::trust::TrustLevel;
@@ -28,8 +28,7 @@ pub(super) struct CoreMetrics {
 pub(super) struct Sources {
     pub(super) fleet: Arc<Fleet>,
     pub(super) loads: Arc<Loads>,
-    /// By `WorkerIndex`.
-    pub(super) views: Vec<Arc<WorkerView>>,
+    pub(super) views: Arc<Views>,
     pub(super) predicting: Predicting,
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
@@ -63,7 +62,7 @@ impl Gatherer {
         for counter in WorkerCounter::ALL {
             let name = format!("kvrouted_worker_{}", counter.name());
             let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            for (record, view) in table.workers.iter().zip(&self.0.views) {
+            for (record, view) in self.0.views.of(&table) {
                 let labels = worker_labels(record);
                 family
                     .encode_family(&labels)?
@@ -78,7 +77,7 @@ impl Gatherer {
         let table = self.0.fleet.load();
         let help = "Batches that could not be decoded, by reason.";
         let mut family = encoder.encode_descriptor("kvrouted_worker_undecodable", help, None, MetricType::Counter)?;
-        for (record, view) in table.workers.iter().zip(&self.0.views) {
+        for (record, view) in self.0.views.of(&table) {
             for (reason, times) in view.undecodable_by_reason() {
                 let labels = worker_labels_and(record, "reason", reason);
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
@@ -87,7 +86,7 @@ impl Gatherer {
         let help = "Dumps of the worker and loads into it that came to no end, by reason.";
         let name = "kvrouted_worker_transfers_aborted";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (record, view) in table.workers.iter().zip(&self.0.views) {
+        for (record, view) in self.0.views.of(&table) {
             for (reason, times) in view.transfers_aborted_by_reason() {
                 let labels = worker_labels_and(record, "reason", reason);
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
@@ -95,7 +94,7 @@ impl Gatherer {
         }
         let help = "What decodable batches held that was passed over or could not be used, by kind.";
         let mut family = encoder.encode_descriptor("kvrouted_worker_oddities", help, None, MetricType::Counter)?;
-        for (record, view) in table.workers.iter().zip(&self.0.views) {
+        for (record, view) in self.0.views.of(&table) {
             for (oddity, times) in view.oddities_by_name() {
                 let labels = worker_labels_and(record, "kind", oddity);
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
@@ -108,7 +107,7 @@ impl Gatherer {
         let table = self.0.fleet.load();
         let name = "kvrouted_worker_blocks_held";
         let mut family = encoder.encode_descriptor(name, "Blocks held, by tier.", None, MetricType::Gauge)?;
-        for (record, view) in table.workers.iter().zip(&self.0.views) {
+        for (record, view) in self.0.views.of(&table) {
             let held = view.gauges.by_tier();
             for tier in Tier::ALL {
                 let labels = worker_labels_and(record, "tier", tier.name());
@@ -126,7 +125,7 @@ impl Gatherer {
         let name = "kvrouted_worker_choked";
         let help = "1 while the worker's events wait because the index cannot free what it gave up.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (record, view) in table.workers.iter().zip(&self.0.views) {
+        for (record, view) in self.0.views.of(&table) {
             family.encode_family(&worker_labels(record))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
         }
         let name = "kvrouted_worker_state";

@@ -133,7 +133,7 @@ mod tests {
         let sources = Sources {
             fleet: Arc::new(crate::fleet::Fleet::new(crate::fleet::FleetTable::default())),
             loads: Arc::new(crate::load::Loads::new(0, crate::load::LoadsConfig::default())),
-            views: Vec::new(),
+            views: Arc::default(),
             predicting: crate::daemon::predicting::Predicting::default(),
             cores: Vec::new(),
             daemon: Arc::default(),

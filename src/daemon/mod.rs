@@ -1,15 +1,23 @@
 //! The daemon: which threads there are, what they share, and in which order they start and end.
 //!
 //! The control thread is the one that calls [`run`]. It accepts, answers administration and scrapes,
-//! expires bookings, and turns SIGTERM or SIGINT into a drain: no new connections, what has been read is
+//! expires bookings, follows what the sources of workers say, and turns SIGTERM or SIGINT into a drain: no new connections, what has been read is
 //! answered, then the cores and the ingest threads end.
 
 mod boot;
+mod discover;
 mod exposition;
 mod http;
+mod muster;
 mod predicting;
+mod records;
+mod reload;
+mod roster;
+mod servers;
 mod service;
 mod status;
+mod views;
+mod watch;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,33 +41,33 @@ use crate::serve::{
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
+use discover::Discovery;
 use exposition::{CoreMetrics, Sources};
+use muster::Muster;
 use predicting::PredictorThread;
+pub use reload::ReadConfig;
+use roster::Roster;
 use service::{CoreService, Shared};
 use status::Administration;
 
-/// Runs the daemon until it is asked to end.
+/// Runs the daemon until it is asked to end. `read_again` reads the configuration anew, for SIGHUP.
 ///
 /// # Errors
 /// What kept it from starting, with the remedy; nothing is left bound.
-pub fn run(config: &Config) -> Result<()> {
+pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
         Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
     })?;
-    runtime.block_on(control(config))
+    runtime.block_on(control(config, read_again))
 }
 
-async fn control(config: &Config) -> Result<()> {
+async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
-    let engine = choose_engine(match config.serve.io {
-        IoEngine::Auto => IoChoice::Auto,
-        IoEngine::Uring => IoChoice::Uring,
-        IoEngine::Epoll => IoChoice::Epoll,
-    })?;
+    let engine = choose_engine(io_choice(config.serve.io))?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     // The one call that sees every processor: a pinned thread sees only its own.
     let cpus = core_affinity::get_core_ids().unwrap_or_default();
-    let Booted { fleet, loads, indexes, views, plans } = boot::boot(config, now_unix_ms)?;
+    let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
 
     // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
     // of the start, and then drains it.
@@ -87,9 +95,12 @@ async fn control(config: &Config) -> Result<()> {
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
+    let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
     let (fleet, daemon) = (Arc::clone(&fleet), Arc::clone(&counters));
     let sources = Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon });
-    let administration = Administration { shared: shared.clone(), sources: Arc::clone(&sources) };
+    let muster = Muster::new(config, records, places, &sources);
+    let administration =
+        Administration { shared: shared.clone(), sources: Arc::clone(&sources), roster: Rc::clone(&roster) };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
@@ -100,13 +111,17 @@ async fn control(config: &Config) -> Result<()> {
             None => std::future::pending().await,
         }
     };
+    let Signals { terminate, interrupt, hangup } = &mut signals;
+    let discovery =
+        Discovery { config, read_again, hangup, roster: &roster, muster, streams: &streams, counters: &counters };
     let ending = tokio::select! {
-        signal = signals.next() => Ok(signal),
-        ended = watch(&handles, &streams, predictor.as_ref()) => Err(ended),
+        signal = first_of(terminate, interrupt) => Ok(signal),
+        ended = watch_threads(&handles, &streams, predictor.as_ref()) => Err(ended),
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
         () = metrics_page => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
+        ended = discover::run(discovery) => Err(ended),
     };
     let deadline = Instant::now() + Duration::from_millis(config.serve.drain_ms_max);
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
@@ -115,6 +130,14 @@ async fn control(config: &Config) -> Result<()> {
     end(cores, streams, predictor, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+const fn io_choice(configured: IoEngine) -> IoChoice {
+    match configured {
+        IoEngine::Auto => IoChoice::Auto,
+        IoEngine::Uring => IoChoice::Uring,
+        IoEngine::Epoll => IoChoice::Epoll,
+    }
 }
 
 fn ended_by_itself(what: &str) -> Error {
@@ -126,7 +149,11 @@ fn ended_by_itself(what: &str) -> Error {
 }
 
 /// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
-async fn watch(cores: &[CoreHandle], streams: &[IngestHandle], predictor: Option<&PredictorThread>) -> &'static str {
+async fn watch_threads(
+    cores: &[CoreHandle],
+    streams: &[IngestHandle],
+    predictor: Option<&PredictorThread>,
+) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     loop {
         every.tick().await;
@@ -149,8 +176,10 @@ fn announce(config: &Config, engine: Engine, cores: usize, shards: usize) {
         metrics_port = config.metrics.port, engine = engine.name(), cores, shards,
         spaces = config.spaces.len(), workers = config.workers.len(), "serving"
     );
-    if config.workers.is_empty() {
-        tracing::warn!("no workers: every decision will be empty; name them with --worker or [[worker]]");
+    if config.workers.is_empty() && config.servers.is_empty() && config.discovery.path.is_none() {
+        tracing::warn!(
+            "no workers: every decision will be empty; name them with --worker, [[worker]] or `kvrouted worker add`"
+        );
     }
 }
 
@@ -229,10 +258,11 @@ fn start_cores(
     metrics.iter().enumerate().map(start).collect()
 }
 
-/// The signals that ask to end.
+/// The signals that are heeded: two ask to end, one to read the configuration again.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
@@ -243,15 +273,19 @@ impl Signals {
                 Error::new(Kind::System, "cannot listen for signals", "see the cause").caused_by(cause)
             })
         };
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
     }
+}
 
-    /// The name of the first that came.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
+/// The name of the first that came.
+async fn first_of(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
     }
 }
 
@@ -308,11 +342,12 @@ mod tests {
         let handles = [core.handle()];
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch(&handles, &[], None)).await
+            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch_threads(&handles, &[], None))
+                .await
         });
         assert!(looked.is_err(), "all is well as long as it runs");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(watch(&handles, &[], None)), "a core thread");
+        assert_eq!(runtime.block_on(watch_threads(&handles, &[], None)), "a core thread");
     }
 }

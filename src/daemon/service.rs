@@ -10,7 +10,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::exposition::CoreMetrics;
 use super::predicting::Predicting;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::fleet::{Fleet, FleetTable};
 use crate::index::IndexReader;
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
@@ -20,6 +20,9 @@ use crate::predict::NotTaken;
 use crate::route::{Decision, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
 use crate::serve::{HelloInfo, Service};
 use crate::trust::TrustLevel;
+
+/// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
+const LEAVERS_CHOSEN_MAX: usize = 4;
 
 /// What every core shares.
 #[derive(Clone)]
@@ -76,6 +79,29 @@ impl CoreService {
     }
 
     fn decide_and_book(
+        &mut self,
+        session: SessionId,
+        request: &RouteRequest<'_>,
+        decision: &mut Decision,
+    ) -> Result<()> {
+        for _ in 0..LEAVERS_CHOSEN_MAX {
+            match self.decide_and_book_once(session, request, decision) {
+                // Chosen from a table of before: the next has it no more.
+                Err(error) if error.kind() == Kind::Overloaded && self.chosen_left(decision) => {
+                    self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
+                }
+                done => return done,
+            }
+        }
+        self.decide_and_book_once(session, request, decision)
+    }
+
+    /// Whether the worker that was chosen can be booked no more.
+    fn chosen_left(&self, decision: &Decision) -> bool {
+        decision.candidates.first().is_some_and(|chosen| !self.shared.loads.is_admitted(chosen.index))
+    }
+
+    fn decide_and_book_once(
         &mut self,
         session: SessionId,
         request: &RouteRequest<'_>,

@@ -1,18 +1,21 @@
 //! What the admin socket tells about every worker.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::Guard;
 
 use super::exposition::Sources;
+use super::roster::Roster;
 use super::service::Shared;
+use crate::error::Result;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ingest::WorkerView;
 use crate::load::Load;
 use crate::metrics::{CoreCounter, CounterName, DaemonCounter, PredictorCounter, WorkerCounter};
 use crate::serve::{AdminService, HelloInfo};
 use crate::trust::{TrustLevel, TrustReason};
-use crate::wire::{StatusPage, WorkerStatus};
+use crate::wire::{StatusPage, WorkerChange, WorkerStatus};
 
 /// What to do where events wait for memory that the index cannot free.
 const CHOKED_REMEDY: &str = "the index cannot free memory because a query does not end, and events wait: find the core \
@@ -22,6 +25,7 @@ const CHOKED_REMEDY: &str = "the index cannot free memory because a query does n
 pub(super) struct Administration {
     pub(super) shared: Shared,
     pub(super) sources: Arc<Sources>,
+    pub(super) roster: Rc<Roster>,
 }
 
 impl AdminService for Administration {
@@ -35,18 +39,26 @@ impl AdminService for Administration {
 
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
         let table = self.shared.fleet.load();
-        let from = (cursor as usize).min(table.workers.len());
-        let to = from.saturating_add(limit).min(table.workers.len());
+        let mut rest = self.sources.views.of(&table);
+        rest.retain(|(record, _)| record.index.place() >= cursor as usize);
         let load = |record: &WorkerRecord| self.sources.loads.read(record.index);
-        let page = table.workers[from..to].iter().zip(&self.sources.views[from..to]);
+        let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| WorkerStatus {
+            source: self.roster.source_of(record.worker),
+            ..worker_status(&table, record, view, load(record))
+        };
         StatusPage {
-            workers: page.map(|(record, view)| worker_status(&table, record, view, load(record))).collect(),
-            next_cursor: (to < table.workers.len()).then_some(to as u32),
+            workers: rest.iter().take(limit).map(status).collect(),
+            next_cursor: rest.get(limit).map(|(record, _)| record.index.place() as u32),
+            sources: if cursor == 0 { self.roster.sources() } else { Vec::new() },
             fleet_version: table.version,
             instance_id: self.shared.instance_id,
             uptime_ms: self.shared.now_ms(),
             counters: self.counters(),
         }
+    }
+
+    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
+        self.roster.change(change)
     }
 }
 
@@ -100,6 +112,7 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
         blocks_by_tier: view.gauges.by_tier(),
         counters: named.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
         remedy: remedy.map(str::to_owned),
+        source: String::new(),
     }
 }
 

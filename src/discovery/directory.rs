@@ -82,8 +82,9 @@ impl Directory {
     }
 
     /// An engine said where its ranks publish.
-    pub fn answered(&mut self, url: &str, answer: ServerInfo) {
-        if self.answers.insert(url.to_owned(), answer.clone()).as_ref() != Some(&answer) {
+    pub fn answered(&mut self, url: &str, answer: &ServerInfo) {
+        if self.answers.get(url) != Some(answer) {
+            self.answers.insert(url.to_owned(), answer.clone());
             self.merge();
         }
     }
@@ -253,12 +254,12 @@ mod tests {
             );
             ServerInfo::parse("http://10.0.0.9:30000", json.as_bytes()).expect("an answer")
         };
-        directory.answered("http://10.0.0.9:30000", answer(2));
+        directory.answered("http://10.0.0.9:30000", &answer(2));
         let endpoint = |(_, config): &(Source, WorkerConfig)| config.events.clone().expect("a stream").endpoint;
         let endpoints: Vec<_> = directory.merged().workers.values().map(endpoint).collect();
         assert_eq!(endpoints, ["tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558"]);
         assert!(directory.unanswered().is_empty());
-        directory.answered("http://10.0.0.9:30000", answer(1));
+        directory.answered("http://10.0.0.9:30000", &answer(1));
         assert_eq!(directory.merged().workers.len(), 1);
         directory.say(Source::Config, Named::default());
         assert_eq!((directory.merged().workers.len(), directory.answers.len()), (0, 0));

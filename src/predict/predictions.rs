@@ -83,14 +83,14 @@ impl Predictions {
         let wanted = |record: &WorkerRecord| {
             record.space == space && record.events.is_none() && record.state != WorkerState::Down
         };
-        let mut roster = Roster(vec![None; table.workers.len()]);
+        let mut roster = Roster(vec![None; table.workers.last().map_or(0, |last| last.index.place() + 1)]);
         for record in table.workers.iter().filter(|record| wanted(record)) {
-            roster.0[record.index.0 as usize] = before.member(record.index, record.worker).cloned();
+            roster.0[record.index.place()] = before.member(record.index, record.worker).cloned();
         }
         let stays = |member: &Member| roster.0.iter().flatten().any(|other| other.slot == member.slot);
         let leaving: Vec<_> = before.0.iter().flatten().filter(|member| !stays(member)).cloned().collect();
         for record in table.workers.iter().filter(|record| wanted(record)) {
-            let member = &mut roster.0[record.index.0 as usize];
+            let member = &mut roster.0[record.index.place()];
             if member.is_none() {
                 *member = self.admit(record);
             }
@@ -106,7 +106,7 @@ impl Predictions {
             self.counters.bump(PredictorCounter::WorkersNotAdmitted);
             return None;
         };
-        Some(Member { worker: record.worker, slot, blocks: Arc::default() })
+        Some(Member { index: record.index, worker: record.worker, slot, blocks: Arc::default() })
     }
 
     fn set_blocks_max(&mut self, slot: WorkerSlot, capacity_blocks: u64) {

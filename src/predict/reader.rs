@@ -14,20 +14,22 @@ pub(super) const SHARD: ShardId = ShardId(0);
 /// A worker for which there are predictions.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
+    pub(super) index: WorkerIndex,
     pub(super) worker: Worker,
     pub(super) slot: WorkerSlot,
     /// Blocks predicted for it. Written by the predictor; Relaxed, as it is a figure and orders nothing.
     pub(super) blocks: Arc<AtomicU64>,
 }
 
-/// Who they are, by [`WorkerIndex`].
+/// Who they are, by place.
 #[derive(Debug, Default)]
 pub(super) struct Roster(pub(super) Vec<Option<Member>>);
 
 impl Roster {
     /// The worker's membership, if it is one of them.
     pub(super) fn member(&self, index: WorkerIndex, worker: Worker) -> Option<&Member> {
-        self.0.get(index.0 as usize)?.as_ref().filter(|member| member.worker == worker)
+        let is_it = |member: &&Member| member.index == index && member.worker == worker;
+        self.0.get(index.place())?.as_ref().filter(is_it)
     }
 }
 

@@ -18,7 +18,7 @@ pub const ENUM_MIN_KIND: u8 = 0;
 pub const ENUM_MAX_KIND: u8 = 254;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_KIND: [Kind; 28] = [
+pub const ENUM_VALUES_KIND: [Kind; 30] = [
   Kind::None,
   Kind::Hello,
   Kind::HelloReply,
@@ -46,6 +46,8 @@ pub const ENUM_VALUES_KIND: [Kind; 28] = [
   Kind::WatchReply,
   Kind::Status,
   Kind::StatusReply,
+  Kind::ChangeWorker,
+  Kind::ChangeWorkerReply,
   Kind::Error,
 ];
 
@@ -81,6 +83,8 @@ impl Kind {
   pub const WatchReply: Self = Self(24);
   pub const Status: Self = Self(25);
   pub const StatusReply: Self = Self(26);
+  pub const ChangeWorker: Self = Self(27);
+  pub const ChangeWorkerReply: Self = Self(28);
   pub const Error: Self = Self(254);
 
   pub const ENUM_MIN: u8 = 0;
@@ -113,6 +117,8 @@ impl Kind {
     Self::WatchReply,
     Self::Status,
     Self::StatusReply,
+    Self::ChangeWorker,
+    Self::ChangeWorkerReply,
     Self::Error,
   ];
   /// Returns the variant's name or "" if unknown.
@@ -145,6 +151,8 @@ impl Kind {
       Self::WatchReply => Some("WatchReply"),
       Self::Status => Some("Status"),
       Self::StatusReply => Some("StatusReply"),
+      Self::ChangeWorker => Some("ChangeWorker"),
+      Self::ChangeWorkerReply => Some("ChangeWorkerReply"),
       Self::Error => Some("Error"),
       _ => None,
     }
@@ -1016,6 +1024,94 @@ impl<'a> ::flatbuffers::Verifiable for BookingOutcome {
 }
 
 impl ::flatbuffers::SimpleToVerifyInSlice for BookingOutcome {}
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MIN_WORKER_OP: u8 = 0;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MAX_WORKER_OP: u8 = 2;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+#[allow(non_camel_case_types)]
+pub const ENUM_VALUES_WORKER_OP: [WorkerOp; 3] = [
+  WorkerOp::Add,
+  WorkerOp::Remove,
+  WorkerOp::Set,
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct WorkerOp(pub u8);
+#[allow(non_upper_case_globals)]
+impl WorkerOp {
+  pub const Add: Self = Self(0);
+  pub const Remove: Self = Self(1);
+  pub const Set: Self = Self(2);
+
+  pub const ENUM_MIN: u8 = 0;
+  pub const ENUM_MAX: u8 = 2;
+  pub const ENUM_VALUES: &'static [Self] = &[
+    Self::Add,
+    Self::Remove,
+    Self::Set,
+  ];
+  /// Returns the variant's name or "" if unknown.
+  pub fn variant_name(self) -> Option<&'static str> {
+    match self {
+      Self::Add => Some("Add"),
+      Self::Remove => Some("Remove"),
+      Self::Set => Some("Set"),
+      _ => None,
+    }
+  }
+}
+impl ::core::fmt::Debug for WorkerOp {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    if let Some(name) = self.variant_name() {
+      f.write_str(name)
+    } else {
+      f.write_fmt(format_args!("<UNKNOWN {:?}>", self.0))
+    }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for WorkerOp {
+  type Inner = Self;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    let b = unsafe { ::flatbuffers::read_scalar_at::<u8>(buf, loc) };
+    Self(b)
+  }
+}
+
+impl ::flatbuffers::Push for WorkerOp {
+    type Output = WorkerOp;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        unsafe { ::flatbuffers::emplace_scalar::<u8>(dst, self.0) };
+    }
+}
+
+impl ::flatbuffers::EndianScalar for WorkerOp {
+  type Scalar = u8;
+  #[inline]
+  fn to_little_endian(self) -> u8 {
+    self.0.to_le()
+  }
+  #[inline]
+  #[allow(clippy::wrong_self_convention)]
+  fn from_little_endian(v: u8) -> Self {
+    let b = u8::from_le(v);
+    Self(b)
+  }
+}
+
+impl<'a> ::flatbuffers::Verifiable for WorkerOp {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    u8::run_verifier(v, pos)
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for WorkerOp {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_ERROR_SIDE: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
@@ -8343,6 +8439,7 @@ impl<'a> WorkerStatus<'a> {
   pub const VT_BLOCKS_BY_TIER: ::flatbuffers::VOffsetT = 20;
   pub const VT_COUNTERS: ::flatbuffers::VOffsetT = 22;
   pub const VT_REMEDY: ::flatbuffers::VOffsetT = 24;
+  pub const VT_SOURCE: ::flatbuffers::VOffsetT = 26;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -8356,6 +8453,7 @@ impl<'a> WorkerStatus<'a> {
     let mut builder = WorkerStatusBuilder::new(_fbb);
     builder.add_blocks_held(args.blocks_held);
     builder.add_worker_id(args.worker_id);
+    if let Some(x) = args.source { builder.add_source(x); }
     if let Some(x) = args.remedy { builder.add_remedy(x); }
     if let Some(x) = args.counters { builder.add_counters(x); }
     if let Some(x) = args.blocks_by_tier { builder.add_blocks_by_tier(x); }
@@ -8446,6 +8544,13 @@ impl<'a> WorkerStatus<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(WorkerStatus::VT_REMEDY, None)}
   }
+  #[inline]
+  pub fn source(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(WorkerStatus::VT_SOURCE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for WorkerStatus<'_> {
@@ -8465,6 +8570,7 @@ impl ::flatbuffers::Verifiable for WorkerStatus<'_> {
      .visit_field::<TierBlocks>("blocks_by_tier", Self::VT_BLOCKS_BY_TIER, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Counter>>>>("counters", Self::VT_COUNTERS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("remedy", Self::VT_REMEDY, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("source", Self::VT_SOURCE, false)?
      .finish();
     Ok(())
   }
@@ -8481,6 +8587,7 @@ pub struct WorkerStatusArgs<'a> {
     pub blocks_by_tier: Option<&'a TierBlocks>,
     pub counters: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter<'a>>>>>,
     pub remedy: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub source: Option<::flatbuffers::WIPOffset<&'a str>>,
 }
 impl<'a> Default for WorkerStatusArgs<'a> {
   #[inline]
@@ -8497,6 +8604,7 @@ impl<'a> Default for WorkerStatusArgs<'a> {
       blocks_by_tier: None,
       counters: None,
       remedy: None,
+      source: None,
     }
   }
 }
@@ -8551,6 +8659,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> WorkerStatusBuilder<'a, 'b, A
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(WorkerStatus::VT_REMEDY, remedy);
   }
   #[inline]
+  pub fn add_source(&mut self, source: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(WorkerStatus::VT_SOURCE, source);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> WorkerStatusBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     WorkerStatusBuilder {
@@ -8579,6 +8691,138 @@ impl ::core::fmt::Debug for WorkerStatus<'_> {
       ds.field("blocks_by_tier", &self.blocks_by_tier());
       ds.field("counters", &self.counters());
       ds.field("remedy", &self.remedy());
+      ds.field("source", &self.source());
+      ds.finish()
+  }
+}
+pub enum SourceStatusOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct SourceStatus<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for SourceStatus<'a> {
+  type Inner = SourceStatus<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> SourceStatus<'a> {
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 4;
+  pub const VT_WORKERS: ::flatbuffers::VOffsetT = 6;
+  pub const VT_PROBLEM: ::flatbuffers::VOffsetT = 8;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    SourceStatus { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args SourceStatusArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<SourceStatus<'bldr>> {
+    let mut builder = SourceStatusBuilder::new(_fbb);
+    if let Some(x) = args.problem { builder.add_problem(x); }
+    builder.add_workers(args.workers);
+    if let Some(x) = args.name { builder.add_name(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(SourceStatus::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn workers(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(SourceStatus::VT_WORKERS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn problem(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(SourceStatus::VT_PROBLEM, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for SourceStatus<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<u32>("workers", Self::VT_WORKERS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("problem", Self::VT_PROBLEM, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct SourceStatusArgs<'a> {
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub workers: u32,
+    pub problem: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for SourceStatusArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    SourceStatusArgs {
+      name: None, // required field
+      workers: 0,
+      problem: None,
+    }
+  }
+}
+
+pub struct SourceStatusBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> SourceStatusBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(SourceStatus::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_workers(&mut self, workers: u32) {
+    self.fbb_.push_slot::<u32>(SourceStatus::VT_WORKERS, workers, 0);
+  }
+  #[inline]
+  pub fn add_problem(&mut self, problem: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(SourceStatus::VT_PROBLEM, problem);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> SourceStatusBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    SourceStatusBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<SourceStatus<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, SourceStatus::VT_NAME,"name");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for SourceStatus<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("SourceStatus");
+      ds.field("name", &self.name());
+      ds.field("workers", &self.workers());
+      ds.field("problem", &self.problem());
       ds.finish()
   }
 }
@@ -8734,6 +8978,7 @@ impl<'a> StatusReply<'a> {
   pub const VT_INSTANCE_ID: ::flatbuffers::VOffsetT = 10;
   pub const VT_UPTIME_MS: ::flatbuffers::VOffsetT = 12;
   pub const VT_COUNTERS: ::flatbuffers::VOffsetT = 14;
+  pub const VT_SOURCES: ::flatbuffers::VOffsetT = 16;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -8748,6 +8993,7 @@ impl<'a> StatusReply<'a> {
     builder.add_uptime_ms(args.uptime_ms);
     builder.add_instance_id(args.instance_id);
     builder.add_fleet_version(args.fleet_version);
+    if let Some(x) = args.sources { builder.add_sources(x); }
     if let Some(x) = args.counters { builder.add_counters(x); }
     builder.add_next_cursor(args.next_cursor);
     if let Some(x) = args.workers { builder.add_workers(x); }
@@ -8797,6 +9043,13 @@ impl<'a> StatusReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter>>>>(StatusReply::VT_COUNTERS, None)}
   }
+  #[inline]
+  pub fn sources(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<SourceStatus<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<SourceStatus>>>>(StatusReply::VT_SOURCES, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for StatusReply<'_> {
@@ -8811,6 +9064,7 @@ impl ::flatbuffers::Verifiable for StatusReply<'_> {
      .visit_field::<u64>("instance_id", Self::VT_INSTANCE_ID, false)?
      .visit_field::<u64>("uptime_ms", Self::VT_UPTIME_MS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Counter>>>>("counters", Self::VT_COUNTERS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<SourceStatus>>>>("sources", Self::VT_SOURCES, false)?
      .finish();
     Ok(())
   }
@@ -8822,6 +9076,7 @@ pub struct StatusReplyArgs<'a> {
     pub instance_id: u64,
     pub uptime_ms: u64,
     pub counters: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter<'a>>>>>,
+    pub sources: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<SourceStatus<'a>>>>>,
 }
 impl<'a> Default for StatusReplyArgs<'a> {
   #[inline]
@@ -8833,6 +9088,7 @@ impl<'a> Default for StatusReplyArgs<'a> {
       instance_id: 0,
       uptime_ms: 0,
       counters: None,
+      sources: None,
     }
   }
 }
@@ -8867,6 +9123,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> StatusReplyBuilder<'a, 'b, A>
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_COUNTERS, counters);
   }
   #[inline]
+  pub fn add_sources(&mut self, sources: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<SourceStatus<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_SOURCES, sources);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> StatusReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     StatusReplyBuilder {
@@ -8891,6 +9151,365 @@ impl ::core::fmt::Debug for StatusReply<'_> {
       ds.field("instance_id", &self.instance_id());
       ds.field("uptime_ms", &self.uptime_ms());
       ds.field("counters", &self.counters());
+      ds.field("sources", &self.sources());
+      ds.finish()
+  }
+}
+pub enum WorkerFieldOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct WorkerField<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for WorkerField<'a> {
+  type Inner = WorkerField<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> WorkerField<'a> {
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 4;
+  pub const VT_VALUE: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    WorkerField { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args WorkerFieldArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<WorkerField<'bldr>> {
+    let mut builder = WorkerFieldBuilder::new(_fbb);
+    if let Some(x) = args.value { builder.add_value(x); }
+    if let Some(x) = args.name { builder.add_name(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(WorkerField::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn value(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(WorkerField::VT_VALUE, None).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for WorkerField<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("value", Self::VT_VALUE, true)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct WorkerFieldArgs<'a> {
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub value: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for WorkerFieldArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    WorkerFieldArgs {
+      name: None, // required field
+      value: None, // required field
+    }
+  }
+}
+
+pub struct WorkerFieldBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> WorkerFieldBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(WorkerField::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_value(&mut self, value: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(WorkerField::VT_VALUE, value);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> WorkerFieldBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    WorkerFieldBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<WorkerField<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, WorkerField::VT_NAME,"name");
+    self.fbb_.required(o, WorkerField::VT_VALUE,"value");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for WorkerField<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("WorkerField");
+      ds.field("name", &self.name());
+      ds.field("value", &self.value());
+      ds.finish()
+  }
+}
+pub enum ChangeWorkerOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct ChangeWorker<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for ChangeWorker<'a> {
+  type Inner = ChangeWorker<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> ChangeWorker<'a> {
+  pub const VT_OP: ::flatbuffers::VOffsetT = 4;
+  pub const VT_WORKER: ::flatbuffers::VOffsetT = 6;
+  pub const VT_FIELDS: ::flatbuffers::VOffsetT = 8;
+  pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 10;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    ChangeWorker { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args ChangeWorkerArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<ChangeWorker<'bldr>> {
+    let mut builder = ChangeWorkerBuilder::new(_fbb);
+    builder.add_must_understand(args.must_understand);
+    if let Some(x) = args.fields { builder.add_fields(x); }
+    if let Some(x) = args.worker { builder.add_worker(x); }
+    builder.add_op(args.op);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn op(&self) -> WorkerOp {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<WorkerOp>(ChangeWorker::VT_OP, Some(WorkerOp::Add)).unwrap()}
+  }
+  #[inline]
+  pub fn worker(&self) -> Option<&'a WorkerRef> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<WorkerRef>(ChangeWorker::VT_WORKER, None)}
+  }
+  #[inline]
+  pub fn fields(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<WorkerField<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<WorkerField>>>>(ChangeWorker::VT_FIELDS, None)}
+  }
+  #[inline]
+  pub fn must_understand(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(ChangeWorker::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for ChangeWorker<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<WorkerOp>("op", Self::VT_OP, false)?
+     .visit_field::<WorkerRef>("worker", Self::VT_WORKER, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<WorkerField>>>>("fields", Self::VT_FIELDS, false)?
+     .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct ChangeWorkerArgs<'a> {
+    pub op: WorkerOp,
+    pub worker: Option<&'a WorkerRef>,
+    pub fields: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<WorkerField<'a>>>>>,
+    pub must_understand: u64,
+}
+impl<'a> Default for ChangeWorkerArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    ChangeWorkerArgs {
+      op: WorkerOp::Add,
+      worker: None,
+      fields: None,
+      must_understand: 0,
+    }
+  }
+}
+
+pub struct ChangeWorkerBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ChangeWorkerBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_op(&mut self, op: WorkerOp) {
+    self.fbb_.push_slot::<WorkerOp>(ChangeWorker::VT_OP, op, WorkerOp::Add);
+  }
+  #[inline]
+  pub fn add_worker(&mut self, worker: &WorkerRef) {
+    self.fbb_.push_slot_always::<&WorkerRef>(ChangeWorker::VT_WORKER, worker);
+  }
+  #[inline]
+  pub fn add_fields(&mut self, fields: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<WorkerField<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ChangeWorker::VT_FIELDS, fields);
+  }
+  #[inline]
+  pub fn add_must_understand(&mut self, must_understand: u64) {
+    self.fbb_.push_slot::<u64>(ChangeWorker::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ChangeWorkerBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    ChangeWorkerBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<ChangeWorker<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for ChangeWorker<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("ChangeWorker");
+      ds.field("op", &self.op());
+      ds.field("worker", &self.worker());
+      ds.field("fields", &self.fields());
+      ds.field("must_understand", &self.must_understand());
+      ds.finish()
+  }
+}
+pub enum ChangeWorkerReplyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct ChangeWorkerReply<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for ChangeWorkerReply<'a> {
+  type Inner = ChangeWorkerReply<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> ChangeWorkerReply<'a> {
+  pub const VT_WORKERS: ::flatbuffers::VOffsetT = 4;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    ChangeWorkerReply { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args ChangeWorkerReplyArgs
+  ) -> ::flatbuffers::WIPOffset<ChangeWorkerReply<'bldr>> {
+    let mut builder = ChangeWorkerReplyBuilder::new(_fbb);
+    builder.add_workers(args.workers);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn workers(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(ChangeWorkerReply::VT_WORKERS, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for ChangeWorkerReply<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u32>("workers", Self::VT_WORKERS, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct ChangeWorkerReplyArgs {
+    pub workers: u32,
+}
+impl<'a> Default for ChangeWorkerReplyArgs {
+  #[inline]
+  fn default() -> Self {
+    ChangeWorkerReplyArgs {
+      workers: 0,
+    }
+  }
+}
+
+pub struct ChangeWorkerReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ChangeWorkerReplyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_workers(&mut self, workers: u32) {
+    self.fbb_.push_slot::<u32>(ChangeWorkerReply::VT_WORKERS, workers, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ChangeWorkerReplyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    ChangeWorkerReplyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<ChangeWorkerReply<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for ChangeWorkerReply<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("ChangeWorkerReply");
+      ds.field("workers", &self.workers());
       ds.finish()
   }
 }

@@ -1,4 +1,5 @@
-//! The admin socket: the same frames on plain tokio, on the control thread, for status.
+//! The admin socket: the same frames on plain tokio, on the control thread, for status and
+//! changes of workers.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, FRAME_BODY_BYTES_MAX_DEFAULT, WORKERS_PAGE_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::wire::{FrameHeader, ReplyEncoder, Request, RequestScratch, StatusPage, decode_request};
+use crate::wire::{FrameHeader, ReplyEncoder, Request, RequestScratch, StatusPage, WorkerChange, decode_request};
 
 /// What answers on the admin socket.
 pub trait AdminService {
@@ -35,6 +36,12 @@ pub trait AdminService {
     /// The page of at most `limit` workers that starts at `cursor`: 0 at first, then what the page before
     /// gave as its `next_cursor`. A cursor beyond the end gives an empty last page.
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage;
+
+    /// Adds, removes or changes a worker; answers with how many. It is decided at once and done soon.
+    ///
+    /// # Errors
+    /// Why not, by name.
+    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32>;
 }
 
 /// Answers the frames of admin connections.
@@ -67,9 +74,14 @@ impl AdminResponder {
                 let limit = if limit == 0 { WORKERS_PAGE_MAX } else { (limit as usize).min(WORKERS_PAGE_MAX) };
                 self.encoder.status(id, &self.service.status_page(cursor, limit), out);
             }
+            Request::ChangeWorker(change) => {
+                let workers = self.service.change_worker(&change)?;
+                self.encoder.change_worker(id, workers, out);
+            }
             _ => {
                 let remedy = "ask on the routing socket";
-                return Err(Error::new(Kind::Unsupported, "the admin socket answers hello and status only", remedy));
+                let message = "the admin socket answers hello, status and changes of workers only";
+                return Err(Error::new(Kind::Unsupported, message, remedy));
             }
         }
         Ok(())

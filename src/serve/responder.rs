@@ -90,7 +90,7 @@ impl<S: Service> RoutingResponder<S> {
                 }
                 self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
             }
-            Request::Status { .. } => return Err(self.admin_only()),
+            Request::Status { .. } | Request::ChangeWorker(_) => return Err(self.admin_only()),
         }
         Ok(())
     }

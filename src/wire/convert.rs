@@ -1,5 +1,6 @@
 //! Between the schema's enums and structs and the crate's own.
 
+use super::message::WorkerOp;
 use crate::error::{Error, Kind, Result, Side};
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
@@ -34,6 +35,7 @@ enum_map!(
     BookingOutcome,
     BookingOutcome { Applied, AlreadyApplied, Unknown, Superseded }
 );
+enum_map!(op_to_wire, op_from_wire, WorkerOp, WorkerOp { Add, Remove, Set });
 enum_map!(side_to_wire, side_from_wire, Side, ErrorSide { Gateway, Worker, Kernel, Config, Daemon });
 
 /// What a peer of this version cannot have meant.

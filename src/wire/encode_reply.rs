@@ -8,7 +8,7 @@ use super::convert::{
 };
 use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
-use super::message::{ServerLimits, StatusPage, WorkerStatus};
+use super::message::{ServerLimits, SourceStatus, StatusPage, WorkerStatus};
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, TierBlocks};
@@ -191,10 +191,11 @@ impl ReplyEncoder {
     ) {
         let builder = &mut self.builder;
         let limit = if limit == 0 { WORKERS_PAGE_MAX } else { (limit as usize).min(WORKERS_PAGE_MAX) };
-        let rest = fleet.workers.get(cursor as usize..).unwrap_or_default();
+        let from = fleet.workers.partition_point(|record| record.index.place() < cursor as usize);
+        let rest = &fleet.workers[from..];
         let mut listed = rest.iter().filter(|record| space.is_none_or(|space| record.space == space));
         let page: Vec<_> = listed.by_ref().take(limit).map(|record| encode_worker(builder, record)).collect();
-        let next_cursor = listed.next().map_or(0, |record| record.index.0);
+        let next_cursor = listed.next().map_or(0, |record| record.index.place() as u32);
         let workers = builder.create_vector(&page);
         let args = fb::WorkersReplyArgs { workers: Some(workers), next_cursor, fleet_version: fleet.version };
         let root = fb::WorkersReply::create(builder, &args);
@@ -207,6 +208,8 @@ impl ReplyEncoder {
         let workers: Vec<_> = page.workers.iter().map(|worker| encode_status(builder, worker)).collect();
         let workers = builder.create_vector(&workers);
         let counters = encode_counters(builder, &page.counters);
+        let sources: Vec<_> = page.sources.iter().map(|source| encode_source(builder, source)).collect();
+        let sources = builder.create_vector(&sources);
         let args = fb::StatusReplyArgs {
             workers: Some(workers),
             next_cursor: page.next_cursor.unwrap_or(0),
@@ -214,9 +217,16 @@ impl ReplyEncoder {
             instance_id: page.instance_id,
             uptime_ms: page.uptime_ms,
             counters: Some(counters),
+            sources: Some(sources),
         };
         let root = fb::StatusReply::create(builder, &args);
         self.finish(FrameKind::StatusReply, id, root, out);
+    }
+
+    /// Answers a change of workers.
+    pub fn change_worker(&mut self, id: CorrelationId, workers: u32, out: &mut Vec<u8>) {
+        let root = fb::ChangeWorkerReply::create(&mut self.builder, &fb::ChangeWorkerReplyArgs { workers });
+        self.finish(FrameKind::ChangeWorkerReply, id, root, out);
     }
 
     /// Answers anything with an error.
@@ -318,6 +328,7 @@ fn encode_status(builder: &mut Builder, status: &WorkerStatus) -> WIPOffset<fb::
     let name = builder.create_string(&status.name);
     let counters = encode_counters(builder, &status.counters);
     let remedy = status.remedy.as_ref().map(|remedy| builder.create_string(remedy));
+    let source = builder.create_shared_string(&status.source);
     let [device, host, disk, external] = status.blocks_by_tier.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
     let args = fb::WorkerStatusArgs {
         worker_id: status.worker.id.0,
@@ -331,8 +342,16 @@ fn encode_status(builder: &mut Builder, status: &WorkerStatus) -> WIPOffset<fb::
         blocks_by_tier: Some(&tiers_to_wire(TierBlocks { device, host, disk, external })),
         counters: Some(counters),
         remedy,
+        source: Some(source),
     };
     fb::WorkerStatus::create(builder, &args)
+}
+
+fn encode_source(builder: &mut Builder, source: &SourceStatus) -> WIPOffset<fb::SourceStatus<'static>> {
+    let name = builder.create_string(&source.name);
+    let problem = source.problem.as_deref().map(|problem| builder.create_string(cut(problem)));
+    let args = fb::SourceStatusArgs { name: Some(name), workers: source.workers, problem };
+    fb::SourceStatus::create(builder, &args)
 }
 
 fn encode_counters(

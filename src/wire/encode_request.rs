@@ -2,8 +2,9 @@
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
-use super::convert::{scheme_args, worker_to_wire};
+use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
+use super::message::WorkerChange;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
@@ -165,6 +166,26 @@ impl RequestEncoder {
         let root =
             fb::Status::create(&mut self.builder, &fb::StatusArgs { cursor, limit, ..fb::StatusArgs::default() });
         self.finish(FrameKind::Status, id, root, out);
+    }
+
+    /// Appends a change of workers.
+    pub fn change_worker(&mut self, id: CorrelationId, change: &WorkerChange<'_>, out: &mut Vec<u8>) {
+        let builder = &mut self.builder;
+        let field = |(name, value): &(String, String)| {
+            let (name, value) = (builder.create_string(name), builder.create_string(value));
+            fb::WorkerField::create(builder, &fb::WorkerFieldArgs { name: Some(name), value: Some(value) })
+        };
+        let fields: Vec<_> = change.fields.iter().map(field).collect();
+        let fields = self.builder.create_vector(&fields);
+        let worker = change.worker.map(worker_to_wire);
+        let args = fb::ChangeWorkerArgs {
+            op: op_to_wire(change.op),
+            worker: worker.as_ref(),
+            fields: Some(fields),
+            ..fb::ChangeWorkerArgs::default()
+        };
+        let root = fb::ChangeWorker::create(&mut self.builder, &args);
+        self.finish(FrameKind::ChangeWorker, id, root, out);
     }
 
     fn question(&mut self, request: &RouteRequest<'_>) -> Question {

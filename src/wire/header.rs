@@ -86,6 +86,10 @@ frame_kinds! {
     Status = "status";
     /// A page of status.
     StatusReply = "status_reply";
+    /// Add, remove or change a worker. Admin socket only.
+    ChangeWorker = "change_worker";
+    /// It will be done.
+    ChangeWorkerReply = "change_worker_reply";
     /// A request failed.
     Error = "error";
 }

@@ -26,6 +26,8 @@ pub enum Reply {
     Workers(WorkersPage),
     /// To status.
     Status(StatusPage),
+    /// To a change of workers: how many it is about.
+    ChangeWorker(u32),
     /// To anything that failed.
     Error(RemoteError),
 }
@@ -206,6 +208,41 @@ pub struct WorkerStatus {
     pub counters: Vec<(String, u64)>,
     /// What an operator can do about the worst reason.
     pub remedy: Option<String>,
+    /// Who named it; empty from a daemon that does not say.
+    pub source: String,
+}
+
+/// One source of workers, or an engine that is named by its URL and has not answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// Its name: `config`, `file PATH`, `admin`, or the URL.
+    pub name: String,
+    /// Workers that it owns.
+    pub workers: u32,
+    /// Why what it says cannot be used, or whom it names in vain.
+    pub problem: Option<String>,
+}
+
+/// What to do with a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerOp {
+    /// Add it, or replace one that a request added before.
+    Add,
+    /// Remove one that a request added.
+    Remove,
+    /// Set fields of it, whoever named it.
+    Set,
+}
+
+/// A request to add, remove or change a worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerChange<'a> {
+    /// What to do.
+    pub op: WorkerOp,
+    /// Which worker; rank 2³² - 1 = every rank. `None` where the fields say it.
+    pub worker: Option<Worker>,
+    /// Names and values, as on the command line.
+    pub fields: &'a [(String, String)],
 }
 
 /// A page of status.
@@ -223,6 +260,8 @@ pub struct StatusPage {
     pub uptime_ms: u64,
     /// The daemon's own counters by name.
     pub counters: Vec<(String, u64)>,
+    /// Who names workers, on the first page.
+    pub sources: Vec<SourceStatus>,
 }
 
 /// An error the daemon answered with.

@@ -6,8 +6,8 @@ use super::convert::{
 };
 use super::header::FrameKind;
 use super::message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
-    StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SourceStatus,
+    SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
@@ -37,6 +37,7 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
+        FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),
         FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
         other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
     })
@@ -169,7 +170,13 @@ fn status(table: fb::StatusReply<'_>) -> Result<StatusPage> {
         instance_id: table.instance_id(),
         uptime_ms: table.uptime_ms(),
         counters: counters(table.counters()),
+        sources: table.sources().map(|sources| sources.iter().map(source).collect()).unwrap_or_default(),
     })
+}
+
+fn source(table: fb::SourceStatus<'_>) -> SourceStatus {
+    let problem = table.problem().map(str::to_owned);
+    SourceStatus { name: table.name().to_owned(), workers: table.workers(), problem }
 }
 
 fn worker_status(table: fb::WorkerStatus<'_>) -> Result<WorkerStatus> {
@@ -185,6 +192,7 @@ fn worker_status(table: fb::WorkerStatus<'_>) -> Result<WorkerStatus> {
         blocks_by_tier: [tiers.device, tiers.host, tiers.disk, tiers.external].map(u64::from),
         counters: counters(table.counters()),
         remedy: table.remedy().map(str::to_owned),
+        source: table.source().unwrap_or_default().to_owned(),
     })
 }
 

@@ -6,15 +6,16 @@
 
 use flatbuffers::Vector;
 
-use super::convert::{scheme_from_wire, worker_from_wire};
+use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
+use super::message::WorkerChange;
 use super::verify;
 use crate::error::{Error, Kind, Result, counted};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::limits::{
     ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
-    REQUEST_TABLES_MAX,
+    REQUEST_TABLES_MAX, WORKER_FIELDS_MAX,
 };
 use crate::load::{BookingRef, SessionToken};
 use crate::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
@@ -28,6 +29,7 @@ const EVERY_SPACE: u32 = u32::MAX;
 pub struct RequestScratch {
     media: Vec<(u32, u64)>,
     allow: Vec<Worker>,
+    fields: Vec<(String, String)>,
 }
 
 /// The first frame of a connection.
@@ -91,6 +93,8 @@ pub enum Request<'a> {
         /// Workers in the page at most; 0 = as many as the daemon gives.
         limit: u32,
     },
+    /// Add, remove or change a worker. Admin socket only.
+    ChangeWorker(WorkerChange<'a>),
 }
 
 /// The request in a body, given the kind in its header.
@@ -128,6 +132,7 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             understood(table.must_understand())?;
             Request::Status { cursor: table.cursor(), limit: table.limit() }
         }
+        FrameKind::ChangeWorker => Request::ChangeWorker(change_worker(root::<fb::ChangeWorker<'a>>(body)?, scratch)?),
         other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
     })
 }
@@ -220,7 +225,7 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         scheme: table.scheme(),
         token_count: table.token_count(),
     };
-    let RequestScratch { media, allow } = scratch;
+    let RequestScratch { media, allow, .. } = scratch;
     let allow = match table.allow() {
         Some(listed) => {
             bounded("allow", listed.len(), ALLOW_LIST_MAX)?;
@@ -259,6 +264,17 @@ fn overlap<'a>(table: fb::Overlap<'a>, scratch: &'a mut RequestScratch) -> Resul
         candidates_max: CANDIDATES_MAX,
         ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
     })
+}
+
+fn change_worker<'a>(table: fb::ChangeWorker<'_>, scratch: &'a mut RequestScratch) -> Result<WorkerChange<'a>> {
+    understood(table.must_understand())?;
+    let op = op_from_wire(table.op()).ok_or_else(|| unsupported(format!("change_worker.op {}", table.op().0)))?;
+    scratch.fields.clear();
+    if let Some(fields) = table.fields() {
+        bounded("fields", fields.len(), WORKER_FIELDS_MAX)?;
+        scratch.fields.extend(fields.iter().map(|field| (field.name().to_owned(), field.value().to_owned())));
+    }
+    Ok(WorkerChange { op, worker: table.worker().map(worker_from_wire), fields: &scratch.fields })
 }
 
 /// Refuses a request that depends on a feature that is not served.

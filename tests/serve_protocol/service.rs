@@ -14,7 +14,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Service};
 use kvrouted::trust::Trust;
-use kvrouted::wire::{StatusPage, WorkerStatus};
+use kvrouted::wire::{StatusPage, WorkerChange, WorkerStatus};
 
 pub(crate) const INSTANCE: u64 = 77;
 
@@ -150,9 +150,14 @@ impl AdminService for FakeAdmin {
             blocks_by_tier: [1, 0, 0, 0],
             counters: vec![("gaps".into(), u64::from(record.index.0)), ("batches".into(), 1)],
             remedy: None,
+            source: "config".into(),
         });
         let workers: Vec<_> = workers.collect();
         let next_cursor = (rest.len() > workers.len()).then(|| cursor + workers.len() as u32);
         StatusPage { workers, next_cursor, instance_id: INSTANCE, ..StatusPage::default() }
+    }
+
+    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
+        Ok(change.fields.len() as u32)
     }
 }

@@ -94,7 +94,12 @@ fn small_requests_round_trip() {
     let named = BookingRef::Request { request_id: "r", attempt: 3 };
     let hello = Hello { version_min: 1, version_max: 1, client_name: "gw", session: Some(token) };
     type Encode<'a> = &'a dyn Fn(&mut RequestEncoder, &mut Vec<u8>);
-    let cases: [(Encode<'_>, Request<'_>); 6] = [
+    let fields = [("id".to_owned(), "7".to_owned()), ("url".to_owned(), "http://h:1".to_owned())];
+    let add = WorkerChange { op: WorkerOp::Add, worker: None, fields: &fields };
+    let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
+    let cases: [(Encode<'_>, Request<'_>); 8] = [
+        (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
+        (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),
         (
             &|e, out| e.prefill_complete(ID, &handle, 12, out),
@@ -134,6 +139,7 @@ fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
         body!(Free, FreeArgs),
         body!(Workers, WorkersArgs),
         body!(Status, StatusArgs),
+        body!(ChangeWorker, ChangeWorkerArgs),
     ];
     for (kind, body) in bodies {
         let error = decode_request(kind as u8, &body, &mut RequestScratch::default()).unwrap_err();

@@ -104,9 +104,11 @@ fn the_other_replies_round_trip() {
         blocks_by_tier: [1, 2, 3, u64::from(u32::MAX)],
         counters: vec![("gaps".into(), 3)],
         remedy: Some("do".into()),
+        source: "config".into(),
     };
-    let page =
-        StatusPage { workers: vec![status.clone(), status], next_cursor: Some(2), uptime_ms: 5, ..Default::default() };
+    let sources = vec![SourceStatus { name: "admin".into(), workers: 3, problem: Some("torn".into()) }];
+    let workers = vec![status.clone(), status];
+    let page = StatusPage { workers, next_cursor: Some(2), uptime_ms: 5, sources, ..Default::default() };
     let refusal = Error::new(Kind::Overloaded, "full", "wait");
     let mut replies = Vec::new();
     let mut encode = |encode: &mut dyn FnMut(&mut ReplyEncoder, &mut Vec<u8>)| {
@@ -120,6 +122,7 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.free(ID, BookingOutcome::Unknown, 8, out));
     encode(&mut |e, out| e.overlap(ID, &decision, out));
     encode(&mut |e, out| e.status(ID, &page, out));
+    encode(&mut |e, out| e.change_worker(ID, 4, out));
     encode(&mut |e, out| e.error(ID, &refusal, out));
     let [
         Reply::Hello(hello),
@@ -127,6 +130,7 @@ fn the_other_replies_round_trip() {
         Reply::Free(freed),
         Reply::Overlap(overlap),
         Reply::Status(got),
+        Reply::ChangeWorker(4),
         Reply::Error(error),
     ] = replies.as_slice()
     else {
@@ -171,7 +175,7 @@ fn valid_bodies() -> Vec<(u8, Vec<u8>)> {
     let book = Some(BookingRequest { request_id: "r-1", attempt: 2 });
     let request =
         RouteRequest { lora: Some("l"), media: &media, allow: Some(&allow), book, ..question(Prompt::Tokens(&tokens)) };
-    let mut outs = vec![Vec::new(); 6];
+    let mut outs = vec![Vec::new(); 7];
     encoder.hello(ID, "gw", Some(SessionToken { hi: 1, lo: 1 }), &mut outs[0]);
     encoder.route(ID, &request, &mut outs[1]).unwrap();
     encoder.overlap(ID, &request, &mut outs[2]).unwrap();
@@ -179,6 +183,8 @@ fn valid_bodies() -> Vec<(u8, Vec<u8>)> {
     encoder.workers(ID, None, 1, 2, &mut outs[4]);
     let (decision, fleet) = decision();
     ReplyEncoder::default().route(ID, &decision, true, &fleet, &mut outs[5]);
+    let fields = [("id".to_owned(), "1".to_owned())];
+    encoder.change_worker(ID, &WorkerChange { op: WorkerOp::Set, worker: None, fields: &fields }, &mut outs[6]);
     outs.iter().map(|out| (split(out).0.kind, split(out).1.to_vec())).collect()
 }
 
@@ -195,7 +201,7 @@ proptest! {
 
     #[test]
     fn a_valid_body_with_lies_in_it_never_panics(
-        which in 0_usize..6, lies in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in any::<prop::sample::Index>(), shorten: bool,
+        which in 0_usize..7, lies in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in any::<prop::sample::Index>(), shorten: bool,
     ) {
         let (kind, mut body) = valid_bodies().swap_remove(which);
         for (at, value) in lies {

@@ -1,0 +1,166 @@
+//! `kvrouted worker`: add, remove, change and list the workers of a running daemon.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+
+use super::exit::{Exit, Failure};
+use super::{remote, status};
+use crate::config::socket_default;
+use crate::error::counted;
+use crate::ids::{DpRank, Worker};
+use crate::wire::{SourceStatus, WorkerChange, WorkerOp, WorkerStatus};
+
+const FIELDS_HELP: &str = "\
+Fields are those of a [[worker]] in the configuration, with commas or spaces between:
+  kvrouted worker add id=3,endpoint=tcp://10.0.0.7:5557,ranks=2
+  kvrouted worker add id=4 url=http://10.0.0.8:30000
+  kvrouted worker set 3/1 draining=true weight=4
+What is added or set so is forgotten when the daemon ends.";
+
+/// Changes or lists the workers of a running daemon.
+#[derive(Debug, clap::Args)]
+#[command(after_help = FIELDS_HELP)]
+pub struct WorkerArgs {
+    /// The daemon's Unix socket
+    #[arg(long, global = true, value_name = "PATH", default_value_os_t = socket_default())]
+    pub socket: PathBuf,
+    /// The daemon's administration socket [default: the one its socket names]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub action: WorkerAction,
+}
+
+/// What to do with workers.
+#[derive(Debug, clap::Subcommand)]
+pub enum WorkerAction {
+    /// Add a worker, or replace one that was added before.
+    Add {
+        /// Its fields, as in the configuration
+        #[arg(required = true, value_name = "FIELD=VALUE,...")]
+        fields: Vec<String>,
+    },
+    /// Remove a worker that was added.
+    Remove {
+        /// Which: its id for every rank, or id/rank
+        #[arg(value_name = "ID[/RANK]", value_parser = worker)]
+        worker: Worker,
+    },
+    /// Set fields of a worker, whoever named it, without touching its events.
+    Set {
+        /// Which: its id for every rank, or id/rank
+        #[arg(value_name = "ID[/RANK]", value_parser = worker)]
+        worker: Worker,
+        /// draining, weight, taints, name, capacity_blocks, blocks_max, batched_tokens_max, device
+        #[arg(required = true, value_name = "FIELD=VALUE,...")]
+        fields: Vec<String>,
+    },
+    /// List workers and who named them.
+    List {
+        /// Print one JSON object instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl WorkerArgs {
+    /// Asks and prints.
+    ///
+    /// # Errors
+    /// A daemon that does not answer or refuses, fields that are none, a closed standard output.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        let socket = self.admin_socket.as_ref().unwrap_or(&self.socket);
+        let (op, worker, said) = match &self.action {
+            WorkerAction::List { json } => return list(&remote::status(socket)?, *json),
+            WorkerAction::Add { fields } => (WorkerOp::Add, None, fields.as_slice()),
+            WorkerAction::Remove { worker } => (WorkerOp::Remove, Some(*worker), &[][..]),
+            WorkerAction::Set { worker, fields } => (WorkerOp::Set, Some(*worker), fields.as_slice()),
+        };
+        let fields = pairs(said).map_err(|message| Failure::new(Exit::Usage, message))?;
+        let workers = remote::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
+        let done = match op {
+            WorkerOp::Add => "added",
+            WorkerOp::Remove => "removed",
+            WorkerOp::Set => "set",
+        };
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "ok: {} {done}", counted(workers as usize, "worker"))?;
+        stdout.flush()?;
+        Ok(Exit::Done)
+    }
+}
+
+/// `7` is every rank of worker 7, `7/1` one of them.
+fn worker(text: &str) -> Result<Worker, String> {
+    let expected = |_| format!("`{text}` is neither ID nor ID/RANK");
+    let (id, rank) = match text.split_once('/') {
+        Some((id, rank)) => (id, rank.parse().map_err(expected)?),
+        None => (text, DpRank(u32::MAX).0),
+    };
+    Ok(Worker::new(id.parse().map_err(expected)?, rank))
+}
+
+fn pairs(said: &[String]) -> Result<Vec<(String, String)>, String> {
+    let fields = said.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|field| !field.is_empty());
+    let pair = |field: &str| match field.split_once('=') {
+        Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
+        None => Err(format!("`{field}` is not field=value")),
+    };
+    fields.map(pair).collect()
+}
+
+fn list(told: &(Vec<WorkerStatus>, Vec<SourceStatus>), json: bool) -> Result<Exit, Failure> {
+    let (workers, sources) = told;
+    let text = if json {
+        let worker = |line: &WorkerStatus| {
+            serde_json::json!({
+                "worker_id": line.worker.id.0, "dp_rank": line.worker.rank.0, "name": line.name, "model": line.model,
+                "state": line.state.name(), "source": line.source,
+            })
+        };
+        serde_json::json!({
+            "workers": workers.iter().map(worker).collect::<Vec<_>>(), "sources": status::sources_json(sources),
+        })
+        .to_string()
+    } else {
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED).set_header(["worker", "name", "model", "state", "source"]);
+        for line in workers {
+            let worker = line.worker.to_string();
+            table.add_row([worker.as_str(), &line.name, &line.model, line.state.name(), &line.source]);
+        }
+        let mut parts = vec![table.to_string()];
+        parts.extend(status::source_lines(sources));
+        parts.join("\n")
+    };
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()?;
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_named_with_or_without_their_rank() {
+        assert_eq!(worker("7"), Ok(Worker::new(7, u32::MAX)));
+        assert_eq!(worker("18446744073709551615/3"), Ok(Worker::new(u64::MAX, 3)));
+        for bad in ["", "x", "7/", "7/x", "-1", "7/1/2"] {
+            assert!(worker(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fields_come_with_commas_or_spaces() {
+        let said = ["id=1,endpoint=tcp://h:1".to_owned(), "topic=a=b".to_owned()];
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(pairs(&said), Ok(vec![pair("id", "1"), pair("endpoint", "tcp://h:1"), pair("topic", "a=b")]));
+        assert!(pairs(&["weight".to_owned()]).is_err());
+    }
+}

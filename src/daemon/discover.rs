@@ -1,0 +1,42 @@
+//! Every source of workers, followed side by side.
+
+use std::cell::Cell;
+
+use tokio::signal::unix::Signal;
+
+use super::muster::Muster;
+use super::reload::{self, ReadConfig};
+use super::roster::Roster;
+use super::{servers, watch};
+use crate::config::Config;
+use crate::ingest::IngestHandle;
+use crate::metrics::{CounterSet, DaemonCounter};
+
+/// What is followed, and what acts on it.
+pub(super) struct Discovery<'a> {
+    pub(super) config: &'a Config,
+    pub(super) read_again: ReadConfig<'a>,
+    pub(super) hangup: &'a mut Signal,
+    pub(super) roster: &'a Roster,
+    pub(super) muster: Muster,
+    pub(super) streams: &'a [IngestHandle],
+    pub(super) counters: &'a CounterSet<DaemonCounter>,
+}
+
+/// Follows all sources for ever; answers with what ended by itself.
+pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
+    let Discovery { config, read_again, hangup, roster, muster, streams, counters } = discovery;
+    let grace_ms = Cell::new(config.discovery.grace_ms);
+    let files = async {
+        match config.discovery.path.clone() {
+            Some(path) => watch::run(path, config.discovery.rescan_ms, &grace_ms, roster, counters).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = muster.run(roster, streams) => "the muster of workers",
+        () = files => "discovery by files",
+        () = servers::run(roster, counters) => "discovery by URL",
+        () = reload::run(hangup, read_again, config, &grace_ms, roster, counters) => "reload",
+    }
+}

@@ -1,0 +1,215 @@
+//! The roster: what all sources say of workers, and the requests about them. Everything on the control thread.
+
+use std::cell::{Ref, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::config::{Named, Problems, SpaceConfig, WorkerPatch, parse_worker};
+use crate::discovery::{Directory, Refusal, RefusalReason, ServerInfo, Source};
+use crate::error::{Error, Kind, Result};
+use crate::ids::Worker;
+use crate::limits::WORKERS_MAX;
+use crate::metrics::{CounterSet, DaemonCounter};
+use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
+
+/// "Every rank" on the wire.
+const EVERY_RANK: u32 = u32::MAX;
+
+/// Who there shall be.
+pub(super) struct Roster {
+    directory: RefCell<Directory>,
+    /// Counts changes, for those who act on them.
+    version: watch::Sender<u64>,
+    /// Why something that names workers cannot be used, by its name.
+    problems: RefCell<BTreeMap<String, String>>,
+    spaces: Vec<SpaceConfig>,
+    counters: Arc<CounterSet<DaemonCounter>>,
+}
+
+impl Roster {
+    /// A roster of the workers that the configuration names.
+    pub(super) fn new(named: Named, spaces: Vec<SpaceConfig>, counters: Arc<CounterSet<DaemonCounter>>) -> Self {
+        let roster = Self {
+            directory: RefCell::default(),
+            version: watch::channel(0).0,
+            problems: RefCell::default(),
+            spaces,
+            counters,
+        };
+        roster.say(Source::Config, named);
+        roster
+    }
+
+    /// The spaces that workers may serve.
+    pub(super) fn spaces(&self) -> &[SpaceConfig] {
+        &self.spaces
+    }
+
+    /// What is told of every change.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// What sources say; not to be held across an await.
+    pub(super) fn directory(&self) -> Ref<'_, Directory> {
+        self.directory.borrow()
+    }
+
+    /// A source says something else than before.
+    pub(super) fn say(&self, source: Source, named: Named) {
+        self.tell(|directory| directory.say(source, named));
+    }
+
+    /// An engine said where it publishes.
+    pub(super) fn answered(&self, url: &str, info: &ServerInfo) {
+        self.problems.borrow_mut().remove(url);
+        self.tell(|directory| directory.answered(url, info));
+    }
+
+    /// Notes why what is called `name` cannot be used; `None` = it can. Answers whether that is new.
+    pub(super) fn note(&self, name: &str, problem: Option<String>) -> bool {
+        let mut problems = self.problems.borrow_mut();
+        match problem {
+            Some(problem) => problems.insert(name.to_owned(), problem.clone()) != Some(problem),
+            None => problems.remove(name).is_some(),
+        }
+    }
+
+    /// Changes the directory; names and counts whoever is not taken that was before.
+    fn tell(&self, change: impl FnOnce(&mut Directory)) {
+        let mut directory = self.directory.borrow_mut();
+        let before = directory.merged().refused.clone();
+        change(&mut directory);
+        for refusal in directory.merged().refused.iter().filter(|refusal| !before.contains(refusal)) {
+            tracing::error!("{refusal}");
+            self.counters.bump(match refusal.reason {
+                RefusalReason::Owned(_) | RefusalReason::EndpointTaken(..) => DaemonCounter::WorkersRefusedConflict,
+                RefusalReason::Full => DaemonCounter::WorkersRefusedFull,
+            });
+        }
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    /// Who named a worker.
+    pub(super) fn source_of(&self, worker: Worker) -> String {
+        let directory = self.directory.borrow();
+        directory.merged().workers.get(&worker).map(|(source, _)| source.to_string()).unwrap_or_default()
+    }
+
+    /// Every source, with what is the matter with it.
+    pub(super) fn sources(&self) -> Vec<SourceStatus> {
+        let directory = self.directory.borrow();
+        let mut sources: BTreeMap<String, SourceStatus> = BTreeMap::new();
+        for (source, _) in directory.merged().workers.values() {
+            sources.entry(source.to_string()).or_default().workers += 1;
+        }
+        for refusal in &directory.merged().refused {
+            sources.entry(refusal.source.to_string()).or_default().problem.get_or_insert_with(|| refusal.to_string());
+        }
+        for (name, problem) in &*self.problems.borrow() {
+            sources.entry(name.clone()).or_default().problem = Some(problem.clone());
+        }
+        sources.into_iter().map(|(name, status)| SourceStatus { name, ..status }).collect()
+    }
+
+    /// Does what a request asks for, or says why not.
+    pub(super) fn change(&self, change: &WorkerChange<'_>) -> Result<u32> {
+        let done = match change.op {
+            WorkerOp::Add => self.add(change.fields),
+            WorkerOp::Remove => self.remove(named_by(change)?),
+            WorkerOp::Set => self.set(named_by(change)?, change.fields),
+        };
+        if let Err(error) = &done {
+            self.counters.bump(DaemonCounter::WorkersRefusedRequest);
+            tracing::warn!(op = ?change.op, worker = change.worker.map(|worker| worker.to_string()), %error, "a request about a worker is refused");
+        }
+        done
+    }
+
+    fn add(&self, fields: &[(String, String)]) -> Result<u32> {
+        let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
+        let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let replaced = |worker: Worker| new.identities().any(|identity| identity == worker);
+        said.workers.retain(|worker| !replaced(worker.worker));
+        said.servers.retain(|server| !replaced(server.worker.worker));
+        let (identities, count) = (new.identities().collect::<Vec<_>>(), new.workers.len().max(new.servers.len()));
+        said.workers.extend(new.workers);
+        said.servers.extend(new.servers);
+        if said.workers.len() + said.servers.len() > WORKERS_MAX {
+            let message = format!("requests have added {WORKERS_MAX} workers");
+            return Err(Error::new(Kind::Overloaded, message, "remove some, or run a second daemon"));
+        }
+        // Tried on a copy: what is refused is not said at all.
+        let mut tried = self.directory.borrow().clone();
+        tried.say(Source::Admin, said.clone());
+        let refused = |refusal: &&Refusal| refusal.source == Source::Admin && identities.contains(&refusal.worker);
+        if let Some(refusal) = tried.merged().refused.iter().find(refused) {
+            let remedy = "see `kvrouted worker list` for who names it";
+            return Err(Error::new(Kind::InvalidArgument, refusal.to_string(), remedy));
+        }
+        self.say(Source::Admin, said);
+        Ok(count as u32)
+    }
+
+    fn remove(&self, worker: Worker) -> Result<u32> {
+        let is_meant = |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+        let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let before = said.workers.len() + said.servers.len();
+        said.workers.retain(|worker| !is_meant(worker.worker));
+        said.servers.retain(|server| server.worker.worker.id != worker.id || worker.rank.0 != EVERY_RANK);
+        let removed = before - said.workers.len() - said.servers.len();
+        if removed == 0 {
+            let directory = self.directory.borrow();
+            let owner = directory.merged().workers.iter().find(|(is, _)| is_meant(**is)).map(|(_, (source, _))| source);
+            return Err(match owner {
+                Some(Source::Admin) => Error::new(
+                    Kind::InvalidArgument,
+                    format!("worker {worker} is a rank of an engine that is named by its URL"),
+                    format!("remove all of its ranks: {}", worker.id),
+                ),
+                Some(source) => Error::new(
+                    Kind::InvalidArgument,
+                    format!("worker {} is named by {source}", worker.id),
+                    format!("remove it there ({source}), or set draining=true"),
+                ),
+                None => nobody(worker),
+            });
+        }
+        self.say(Source::Admin, said);
+        Ok(removed as u32)
+    }
+
+    fn set(&self, worker: Worker, fields: &[(String, String)]) -> Result<u32> {
+        let patch = WorkerPatch::parse("the request", fields).map_err(|problems| invalid(&problems))?;
+        let meant: Vec<Worker> = {
+            let directory = self.directory.borrow();
+            let is_meant = |is: &Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+            directory.merged().workers.keys().copied().filter(is_meant).collect()
+        };
+        if meant.is_empty() {
+            return Err(nobody(worker));
+        }
+        self.tell(|directory| {
+            for worker in &meant {
+                directory.set(*worker, &patch);
+            }
+        });
+        Ok(meant.len() as u32)
+    }
+}
+
+fn named_by(change: &WorkerChange<'_>) -> Result<Worker> {
+    let unnamed = || Error::new(Kind::InvalidArgument, "the request names no worker", "name it by its id and rank");
+    change.worker.ok_or_else(unnamed)
+}
+
+fn nobody(worker: Worker) -> Error {
+    Error::new(Kind::InvalidArgument, format!("there is no worker {}", worker.id), "see `kvrouted worker list`")
+}
+
+fn invalid(problems: &Problems) -> Error {
+    let remedy = "correct the fields; `kvrouted serve --example-config` lists them under [[worker]]";
+    Error::new(Kind::InvalidArgument, problems.to_string().trim().to_owned(), remedy)
+}

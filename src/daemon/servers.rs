@@ -1,0 +1,117 @@
+//! Engines named by their URL: asked where they publish, again with growing rests until they say.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::roster::Roster;
+use crate::discovery::ServerInfo;
+use crate::error::{Error, Kind, Result};
+use crate::limits::{SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVER_INFO_REST_MS, SERVERS_ASKED_MAX};
+use crate::metrics::{CounterSet, DaemonCounter};
+
+/// One engine that has not said.
+#[derive(Debug)]
+struct Attempt {
+    /// Not asked before then.
+    next: Instant,
+    rest_ms: u64,
+    asking: bool,
+}
+
+/// Asks, for ever.
+pub(super) async fn run(roster: &Roster, counters: &CounterSet<DaemonCounter>) {
+    let mut changes = roster.changes();
+    let mut attempts: HashMap<String, Attempt> = HashMap::new();
+    let mut asking: JoinSet<(String, Result<ServerInfo>)> = JoinSet::new();
+    loop {
+        changes.mark_unchanged();
+        let unanswered = roster.directory().unanswered();
+        attempts.retain(|url, attempt| attempt.asking || unanswered.contains(url));
+        let now = Instant::now();
+        for url in unanswered {
+            let [first_ms, _] = SERVER_INFO_REST_MS;
+            let new = || Attempt { next: now, rest_ms: first_ms, asking: false };
+            let attempt = attempts.entry(url.clone()).or_insert_with(new);
+            if !attempt.asking && attempt.next <= now && asking.len() < SERVERS_ASKED_MAX {
+                attempt.asking = true;
+                asking.spawn_blocking(move || {
+                    let answer = ask(&url);
+                    (url, answer)
+                });
+            }
+        }
+        let next = attempts.values().filter(|attempt| !attempt.asking).map(|attempt| attempt.next.max(now)).min();
+        let next = next.filter(|_| asking.len() < SERVERS_ASKED_MAX);
+        let rest = async {
+            match next {
+                Some(next) => tokio::time::sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = rest => {}
+            Ok(()) = changes.changed() => {}
+            Some(done) = finished(&mut asking) => take(done, &mut attempts, roster, counters),
+        }
+    }
+}
+
+async fn finished(asking: &mut JoinSet<(String, Result<ServerInfo>)>) -> Option<(String, Result<ServerInfo>)> {
+    match asking.join_next().await {
+        Some(Ok(done)) => Some(done),
+        Some(Err(error)) => {
+            tracing::error!(%error, "asking an engine ended by a fault");
+            None
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn take(
+    (url, answer): (String, Result<ServerInfo>),
+    attempts: &mut HashMap<String, Attempt>,
+    roster: &Roster,
+    counters: &CounterSet<DaemonCounter>,
+) {
+    match answer {
+        Ok(info) => {
+            attempts.remove(&url);
+            tracing::info!(
+                url,
+                ranks = info.ranks,
+                endpoint = info.events.endpoint,
+                "the engine says where it publishes"
+            );
+            roster.answered(&url, &info);
+        }
+        Err(error) => {
+            let [_, rest_ms_max] = SERVER_INFO_REST_MS;
+            counters.bump(DaemonCounter::ServerInfoFailed);
+            let Some(attempt) = attempts.get_mut(&url) else { return };
+            *attempt = Attempt {
+                next: Instant::now() + Duration::from_millis(attempt.rest_ms),
+                rest_ms: (attempt.rest_ms * 2).min(rest_ms_max),
+                asking: false,
+            };
+            if roster.note(&url, Some(error.to_string())) {
+                tracing::warn!(url, %error, "the engine does not say where it publishes; it is asked again");
+            }
+        }
+    }
+}
+
+/// `GET /server_info`. Blocks for as long as the engine may take.
+fn ask(url: &str) -> Result<ServerInfo> {
+    let unreached = |error: ureq::Error| {
+        Error::new(Kind::Connection, format!("GET {url}/server_info fails"), "start the engine, or correct the URL")
+            .caused_by(error)
+    };
+    let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_millis(SERVER_INFO_MS_MAX)));
+    let agent: ureq::Agent = config.proxy(None).build().into();
+    let mut response = agent.get(format!("{url}/server_info")).call().map_err(unreached)?;
+    let body = response.body_mut().with_config().limit(SERVER_INFO_BYTES_MAX).read_to_vec().map_err(unreached)?;
+    ServerInfo::parse(url, &body)
+}

@@ -1,0 +1,136 @@
+//! Files, the configuration read again, and engines that say themselves where they publish.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+
+use kvrouted::ids::Worker;
+
+use super::daemon::{Daemon, Publisher, prompt, replace, until};
+
+#[test]
+fn files_are_followed_and_bad_ones_change_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display();
+    let discovery = format!("[discovery]\npath = \"{path}\"\ngrace_ms = 300\nrescan_ms = 200\n[[worker]]\nid = 1\n");
+    let daemon = Daemon::start(&discovery);
+    let mut publisher = Publisher::new();
+    let (file, tokens) = (folder.path().join("a.json"), prompt(1, 64));
+    let line = |id: u32| format!("{id}/0 ready file {}", file.display());
+    replace(&file, &format!(r#"[{{"id": 2, "endpoint": "{}"}}, {{"id": 3}}]"#, publisher.endpoint()));
+    publisher.await_subscription();
+    publisher.store(&tokens);
+    until("it is heard", || daemon.device(&tokens, Worker::new(2, 0)) == Some(4));
+    assert_eq!(daemon.workers(), ["1/0 ready config".to_owned(), line(2), line(3)]);
+
+    replace(&file, r#"[{"id": 2, "#);
+    until("it is named", || {
+        daemon.problem("a.json").is_some_and(|problem| problem.contains("what it said before holds"))
+    });
+    assert_eq!((daemon.workers().len(), daemon.counter("discovery_files_unusable")), (3, 1));
+    replace(&file, r#"[{"id": 2, "model": "nobody's"}]"#);
+    until("the other problem is named", || {
+        daemon.problem("a.json").is_some_and(|problem| problem.contains("nobody's"))
+    });
+    assert_eq!(daemon.workers().len(), 3);
+
+    let toml = folder.path().join("b.toml");
+    replace(&toml, "[[worker]]\nid = 1\n[[worker]]\nid = 4\ndraining = true\n");
+    until("a second file is read", || daemon.workers().len() == 4);
+    assert!(daemon.problem("b.toml").is_some_and(|problem| problem.contains("it is named by config")));
+
+    replace(&file, &format!(r#"[{{"id": 2, "endpoint": "{}", "weight": 2}}]"#, publisher.endpoint()));
+    until("a worker leaves with its line", || daemon.workers().len() == 3);
+    assert_eq!(daemon.problem("a.json"), None);
+    assert_eq!(daemon.device(&tokens, Worker::new(2, 0)), Some(4), "its stream was not touched");
+
+    std::fs::remove_file(&file).expect("removed");
+    std::fs::remove_file(&toml).expect("removed");
+    until("the grace is over", || daemon.workers() == ["1/0 ready config"]);
+    assert_eq!(daemon.counter("discovery_files_gone"), 2);
+}
+
+#[test]
+fn the_configuration_is_read_again_on_sighup() {
+    let daemon = Daemon::start("[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
+    daemon.reconfigure("[[worker]]\nid = 1\nweight = 3\n[[worker]]\nid = 7\nranks = 2\n");
+    until("it is taken over", || daemon.workers() == ["1/0 ready config", "7/0 ready config", "7/1 ready config"]);
+    daemon.reconfigure("[[worker]]\nid = 1\n[[wroker]]\nid = 8\n");
+    until("it is refused", || daemon.counter("config_reloads_refused") == 1);
+    assert!(daemon.problem("config").is_some_and(|problem| problem.contains("did you mean")));
+    assert_eq!(daemon.workers().len(), 3);
+    daemon.reconfigure("[[space]]\nmodel = \"another\"\n");
+    until("other spaces are refused", || daemon.counter("config_reloads_refused") == 2);
+    assert!(daemon.problem("config").is_some_and(|problem| problem.contains("restart")));
+    daemon.reconfigure("");
+    until("nobody is left", || daemon.workers().is_empty());
+    assert_eq!((daemon.problem("config"), daemon.counter("config_reloads")), (None, 2));
+}
+
+/// Two publishers at neighbouring ports.
+fn neighbours() -> [(Publisher, u16); 2] {
+    loop {
+        let first = Publisher::new();
+        let port: u16 = first.endpoint().rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
+        let Some(next) = port.checked_add(1) else { continue };
+        if let Ok(second) = Publisher::bind(&format!("tcp://127.0.0.1:{next}")) {
+            return [(first, port), (second, next)];
+        }
+    }
+}
+
+/// A server that is not ready the first time it is asked.
+fn server(info: String) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for (asked, stream) in listener.incoming().enumerate() {
+            let Ok(mut stream) = stream else { continue };
+            let (mut request, mut byte) = (Vec::new(), [0_u8]);
+            while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
+                request.push(byte[0]);
+            }
+            assert!(request.starts_with(b"GET /server_info HTTP/1.1\r\n"), "{}", String::from_utf8_lossy(&request));
+            let (status, body) = if asked == 0 { ("503 Not Yet", "{}") } else { ("200 OK", info.as_str()) };
+            let length = body.len();
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            // The daemon may have gone.
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    port
+}
+
+#[test]
+fn an_engine_named_by_its_url_says_where_its_ranks_publish() {
+    let [(mut first, base), (mut second, _)] = neighbours();
+    let port = server(format!(
+        r#"{{"model_path": "m", "kv_events": {{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": {base},
+        "topic": "", "block_size": 16, "dp_size": 2}}}}"#
+    ));
+    let daemon = Daemon::start("");
+    daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}/,name=sg")]);
+    first.await_subscription();
+    second.await_subscription();
+    let tokens = prompt(1, 64);
+    first.store(&tokens);
+    second.store(&tokens[..32]);
+    until("rank 0 is heard", || daemon.device(&tokens, Worker::new(9, 0)) == Some(4));
+    until("rank 1 is heard", || daemon.device(&tokens, Worker::new(9, 1)) == Some(2));
+    assert_eq!(daemon.workers(), ["9/0 ready admin", "9/1 ready admin"]);
+    assert!(daemon.counter("server_info_failed") >= 1, "it was not ready at first");
+    assert_eq!(daemon.problem(&port.to_string()), None);
+    daemon.worker_ok(&["remove", "9"]);
+    until("both ranks are gone", || daemon.workers().is_empty());
+}
+
+#[test]
+fn an_engine_that_does_not_answer_is_named() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    let daemon = Daemon::start(&format!("[[worker]]\nid = 1\nurl = \"http://127.0.0.1:{port}\"\n"));
+    until("it is named", || {
+        daemon.problem(&port.to_string()).is_some_and(|problem| problem.contains("start the engine"))
+    });
+    assert!(daemon.workers().is_empty());
+}

@@ -45,7 +45,6 @@ use std::sync::Arc;
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, LoadAnswer, References};
 pub use handle::{IngestHandle, spawn};
 pub use inbox::RefusedPublisher;
-
 pub use roll::{Admission, Admitted, Amendment, Departure};
 pub use unruled::UnruledNames;
 pub use view::{Tally, WorkerGauges, WorkerView};

@@ -214,6 +214,14 @@ pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 /// How long an ingest thread rests before it asks again whether somebody may still meet a worker that left,
 /// milliseconds.
 pub const LEAVING_REST_MS: u64 = 1;
+/// Blocks, and stores, of one section of a snapshot.
+pub const SNAPSHOT_SECTION_BLOCKS_MAX: usize = DUMP_SLICE_BLOCKS;
+/// Bytes of one section of a snapshot.
+pub const SNAPSHOT_SECTION_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a snapshot that are gathered before they are written, and read ahead.
+pub const SNAPSHOT_BUFFER_BYTES: usize = 256 << 10;
+/// Longest configurable time between two snapshots, and for which one is kept, seconds.
+pub const SNAPSHOT_S_CEILING: u64 = 366 * 86_400;
 /// How long an ingest thread rests before it asks again whether the index takes events, milliseconds.
 pub const CHOKED_REST_MS: u64 = 1;
 /// The lowest memory ceiling that a space can be given for each of its shards: below it nothing would fit.
@@ -295,6 +303,8 @@ const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEI
 // The arenas of a batch are addressed by u32.
 const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
 const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
+// A section of the most blocks: 16 bytes each, and each a store of its own with 32 more.
+const _: () = assert!(SNAPSHOT_SECTION_BLOCKS_MAX * (16 + 32) + (4 << 10) <= SNAPSHOT_SECTION_BYTES_MAX);
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= RECOVERY_HELD_BYTES_MAX, "one message alone is never dropped");
 const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);

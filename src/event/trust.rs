@@ -26,6 +26,7 @@
 //! | a dump is being loaded | recovering | |
 //! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
+//! | emptied because somebody asked for it | joined_late | |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, memory_bound, unknown_events |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
@@ -80,6 +81,8 @@ pub enum TrustInput {
     Loaded(SourceTrust),
     /// A dump was not loaded in full and the worker was emptied.
     LoadFailed,
+    /// The worker was emptied because somebody asked for it.
+    Reset,
 }
 
 /// What a batch or one of its events can show that lowers trust.
@@ -233,6 +236,7 @@ impl WorkerTrust {
                 self.take(&[TrustReason::Recovering]);
                 self.reasons.insert(TrustReason::JoinedLate);
             }
+            TrustInput::Reset => self.reasons.insert(TrustReason::JoinedLate),
         }
     }
 
@@ -326,7 +330,7 @@ mod tests {
     fn every_row_of_the_table() {
         use TrustInput::{
             Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed, Loading, Misframed,
-            NoEventSource, Recovered, Recovering, Restarted, Silent,
+            NoEventSource, Recovered, Recovering, Reset, Restarted, Silent,
         };
         let at = EventSeq;
         let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
@@ -337,6 +341,9 @@ mod tests {
             (&[Joined(at(4)), Restarted(at(0))], TrustLevel::Exact, &[]),
             (&[Joined(at(0)), Restarted(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
             (&[Joined(at(0)), Gap], TrustLevel::LowerBound, &[R::Gap]),
+            (&[Joined(at(0)), Reset], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(0)), Silent, Reset, Batch], TrustLevel::LowerBound, &[R::JoinedLate]),
+            (&[Joined(at(0)), Reset, ClearedAllTiers], TrustLevel::Exact, &[]),
             (&[Joined(at(0)), Gap, Batch], TrustLevel::LowerBound, &[R::Gap]),
             (&[Joined(at(4)), Gap, ClearedAllTiers], TrustLevel::Exact, &[]),
             (&[Joined(at(0)), Gap, Restarted(at(0))], TrustLevel::Exact, &[]),

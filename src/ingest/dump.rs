@@ -25,10 +25,12 @@
 //! [`IngestHandle::load`]: super::IngestHandle::load
 
 mod chunk;
+mod first;
 mod loading;
 mod sending;
 
 pub use chunk::{DumpChunk, References};
+pub use first::FirstLoad;
 pub(super) use loading::Loading;
 pub(super) use sending::Sending;
 
@@ -116,6 +118,8 @@ abort_reasons! {
     Disconnected = "disconnected";
     /// The worker left the shard, or the shard's thread ended.
     WorkerRemoved = "worker_removed";
+    /// Somebody asked for the worker to be emptied.
+    Reset = "reset";
     /// Loading: the dump itself was broken off where it was taken.
     SourceAborted = "source_aborted";
     /// Loading: parts came in an order that means nothing, or the end does not agree with the chunks.

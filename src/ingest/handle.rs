@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{self, Receiver};
 
-use super::dump::{DumpPart, LoadAnswer, Loading, Sending};
+use super::dump::{DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
 use super::inbox::{Command, Inbox, RefusedPublisher, system};
 use super::shard::Shard;
 use super::{IngestConfig, ShardPlan};
@@ -36,6 +36,20 @@ impl fmt::Debug for IngestHandle {
 /// [`Kind::System`] where the thread or its event loop cannot be made. A publisher that cannot be opened is no
 /// error: see [`IngestHandle::refused`].
 pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result<IngestHandle> {
+    spawn_loading(plan, config, fleet, Vec::new())
+}
+
+/// As [`spawn`], with loads that come before the first message: until they are over, however they end, the workers'
+/// messages wait in their sockets. Each gets its parts soon: the others wait behind it.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_loading(
+    plan: ShardPlan,
+    config: IngestConfig,
+    fleet: Arc<Fleet>,
+    loads: Vec<FirstLoad>,
+) -> Result<IngestHandle> {
     let (started, start) = channel::bounded(1);
     let thread = std::thread::Builder::new()
         .name(format!("ingest-{}", plan.shard))
@@ -46,6 +60,7 @@ pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result
             match Shard::open(plan, config, fleet) {
                 Err(error) => drop(started.send(Err(error))),
                 Ok((mut shard, refused)) => {
+                    shard.load_first(loads);
                     if started.send(Ok((shard.inbox(), refused))).is_ok() {
                         shard.run();
                     }
@@ -98,6 +113,14 @@ impl IngestHandle {
         let (loading, answers) = Loading::new(parts);
         self.command(Command::Load(worker, Box::new(loading)))?;
         Ok(answers)
+    }
+
+    /// Empties a worker, or every worker of the shard, in the thread's next turn; a dump or load of it is broken off.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait.
+    pub fn reset(&self, worker: Option<Worker>) -> Result<()> {
+        self.command(Command::Reset(worker))
     }
 
     pub(super) fn command(&self, command: Command) -> Result<()> {

@@ -19,6 +19,8 @@ pub(super) enum Command {
     Roll(Box<Roll>),
     /// Load a dump into a worker.
     Load(Worker, Box<Loading>),
+    /// Empty a worker, or every worker.
+    Reset(Option<Worker>),
 }
 
 /// The way into a thread that waits in its event loop.

@@ -42,8 +42,8 @@ mod tests;
 
 use std::sync::Arc;
 
-pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, LoadAnswer, References};
-pub use handle::{IngestHandle, spawn};
+pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
+pub use handle::{IngestHandle, spawn, spawn_loading};
 pub use inbox::RefusedPublisher;
 pub use roll::{Admission, Admitted, Amendment, Departure};
 pub use unruled::UnruledNames;

@@ -134,7 +134,9 @@ impl Shard {
             }
             self.see_off();
             let now = self.clock.now();
-            self.round(now);
+            if !self.transfers.come_first() {
+                self.round(now);
+            }
             self.transfer(now);
             let ticks = now.uptime_ms >= next_tick_ms;
             if ticks {
@@ -157,7 +159,7 @@ impl Shard {
         let chokes = self.homes.iter().any(|home| home.choked).then_some(CHOKED_REST_MS);
         let leaves = (!self.leaving.is_empty()).then_some(LEAVING_REST_MS);
         match self.transfers.rest_ms().into_iter().chain(chokes).chain(leaves).min() {
-            _ if !self.ready.iter().all(choked) => 0,
+            _ if !self.transfers.come_first() && !self.ready.iter().all(choked) => 0,
             Some(rest_ms) => rest_ms,
             None => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
         }

@@ -23,6 +23,7 @@
 
 mod hold;
 mod recover;
+mod reset;
 
 pub(super) use recover::ReplayEnd;
 

@@ -42,6 +42,11 @@ impl Loading {
         (Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, patience }, answered)
     }
 
+    /// Whether the worker's messages wait for it already.
+    pub(in crate::ingest) const fn has_begun(&self) -> bool {
+        self.holds
+    }
+
     /// Stores one slice.
     pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
         if let Some(reason) = stream.take_broken_off() {

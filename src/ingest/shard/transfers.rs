@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Now, Shard};
 use crate::ids::Worker;
-use crate::ingest::dump::{AbortReason, Loading, Sending, Step};
+use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
 use crate::ingest::inbox::Command;
 use crate::limits::{TRANSFER_REST_MS, TRANSFERS_WAITING_MAX};
 
@@ -28,6 +28,8 @@ impl Transfer {
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     waiting: VecDeque<(Worker, Transfer)>,
+    /// How many of them, from the first, come before any message.
+    first: usize,
     /// Whether the first could not come further when it last tried.
     stands: bool,
 }
@@ -40,12 +42,42 @@ impl Transfers {
 
     /// A worker has left.
     pub(super) fn refuse_of(&mut self, worker: Worker) {
-        self.waiting.retain(|(of, transfer)| {
-            if *of == worker {
-                transfer.refuse(AbortReason::WorkerRemoved);
+        let mut at = 0;
+        while let Some((of, transfer)) = self.waiting.get(at) {
+            if *of != worker {
+                at += 1;
+                continue;
             }
-            *of != worker
-        });
+            transfer.refuse(AbortReason::WorkerRemoved);
+            self.waiting.remove(at);
+            self.first -= usize::from(at < self.first);
+        }
+    }
+
+    /// Whether messages are to wait in their sockets.
+    pub(super) const fn come_first(&self) -> bool {
+        self.first > 0
+    }
+
+    /// The one that ran is over.
+    fn pop(&mut self) {
+        self.waiting.pop_front();
+        self.first = self.first.saturating_sub(1);
+    }
+
+    /// Gives up the loads of a worker, or of all, that have not begun.
+    fn give_up_loads(&mut self, worker: Option<Worker>) {
+        let mut at = 0;
+        while let Some((of, transfer)) = self.waiting.get(at) {
+            let waits = matches!(transfer, Transfer::Load(loading) if !loading.has_begun());
+            if !waits || worker.is_some_and(|worker| worker != *of) {
+                at += 1;
+                continue;
+            }
+            transfer.refuse(AbortReason::Reset);
+            self.waiting.remove(at);
+            self.first -= usize::from(at < self.first);
+        }
     }
 
     /// The shard's workers are leaving.
@@ -63,13 +95,31 @@ impl Shard {
                 Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
                 Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
                 Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
+                Command::Reset(worker) => self.reset(worker),
             }
         }
         false
     }
 
+    /// Takes loads that come before any message.
+    pub(in crate::ingest) fn load_first(&mut self, loads: Vec<FirstLoad>) {
+        self.transfers.first = loads.len();
+        let waiting = loads.into_iter().map(|load| (load.worker, Transfer::Load(*load.loading)));
+        self.transfers.waiting.extend(waiting);
+    }
+
+    /// Empties a worker, or all.
+    fn reset(&mut self, worker: Option<Worker>) {
+        let now = self.clock.now();
+        self.transfers.give_up_loads(worker);
+        let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
+        for member in self.members.iter_mut().filter(asked) {
+            member.stream.reset(&mut self.homes[member.home], now);
+        }
+    }
+
     fn accept(&mut self, worker: Worker, transfer: Transfer) {
-        if self.transfers.waiting.len() > TRANSFERS_WAITING_MAX {
+        if self.transfers.waiting.len() - self.transfers.first > TRANSFERS_WAITING_MAX {
             transfer.refuse(AbortReason::Busy);
         } else {
             self.transfers.waiting.push_back((worker, transfer));
@@ -81,7 +131,7 @@ impl Shard {
         let Some((worker, transfer)) = self.transfers.waiting.front_mut() else { return };
         let Some(at) = self.members.iter().position(|member| member.stream.worker == *worker) else {
             transfer.refuse(AbortReason::UnknownWorker);
-            self.transfers.waiting.pop_front();
+            self.transfers.pop();
             return;
         };
         let member = &mut self.members[at];
@@ -94,7 +144,7 @@ impl Shard {
         };
         self.transfers.stands = step == Step::Waits;
         if step == Step::Over {
-            self.transfers.waiting.pop_front();
+            self.transfers.pop();
             // What waited is applied in its turns.
             self.enqueue(at);
         }

@@ -1,0 +1,20 @@
+//! A worker that is emptied because somebody asked for it.
+
+use super::{Home, Now, Stream};
+use crate::event::trust::TrustInput;
+use crate::ingest::dump::AbortReason;
+use crate::metrics::WorkerCounter;
+
+impl Stream {
+    /// Drops every block. Its engine still holds them, so it is believed as one that was joined late; its stream goes
+    /// on where it stands.
+    pub(in crate::ingest) fn reset(&mut self, home: &mut Home, now: Now) {
+        self.break_hold(home, AbortReason::Reset, now);
+        self.changed = true;
+        self.count(WorkerCounter::Resets, 1);
+        tracing::info!(worker = %self.worker, "the worker is emptied, as was asked for");
+        self.input(TrustInput::Reset, now);
+        self.empty(home);
+        self.show(home);
+    }
+}

@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo} → {serve, ingest, client, discovery} → {wire, config} → route
+//! main → cli → {daemon, demo} → snapshot → {serve, ingest, client, discovery} → {wire, config} → route
 //!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
 //! ```
 //!
@@ -42,6 +42,7 @@ pub mod event;
 pub mod hash;
 pub mod index;
 pub mod ingest;
+pub mod snapshot;
 
 // The read flow, from the decision outwards.
 pub mod fleet;

@@ -23,6 +23,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Query(args) => args.run(),
         Command::Status(args) => args.run(),
         Command::Worker(args) => args.run(),
+        Command::Reset(args) => args.run(),
         Command::Demo(args) => done(demo::run(args)),
         Command::DemoEngine(args) => done(demo::engine::run(args)),
         Command::DemoGateway(args) => done(demo::gateway::run(args)),

@@ -20,7 +20,8 @@ const LAYERS: &[&[&str]] = &[
     &["route"],
     &["wire", "config"],
     &["serve", "ingest", "client", "discovery"],
-    &["daemon", "demo", "relay", "snapshot", "journal"],
+    &["snapshot"],
+    &["daemon", "demo", "relay", "journal"],
     &["cli"],
 ];
 /// Where unsafe code may be.

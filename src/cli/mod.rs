@@ -9,6 +9,7 @@ mod prompts;
 mod query;
 mod ranking;
 mod remote;
+mod reset;
 mod serve;
 mod status;
 mod worker;
@@ -23,6 +24,7 @@ use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
 pub use query::QueryArgs;
+pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
 pub use worker::{WorkerAction, WorkerArgs};
@@ -47,6 +49,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
+    /// Let a running daemon forget what it knows of its workers' blocks.
+    Reset(ResetArgs),
     /// The whole system on this machine: daemon, simulated engines and a gateway.
     Demo(DemoArgs),
     /// A simulated engine of the demo.

@@ -9,7 +9,7 @@ use super::prompts::Question;
 use super::ranking::{Answer, Ranking, Row};
 use crate::client::{Client, ClientOptions, Reply};
 use crate::error::{Error, Kind};
-use crate::ids::{CorrelationId, SpaceId};
+use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::CANDIDATES_MAX;
 use crate::route::{Prompt, RouteRequest};
 use crate::wire;
@@ -57,6 +57,12 @@ pub(super) fn status(socket: &Path) -> Result<(Vec<wire::WorkerStatus>, Vec<wire
 pub(super) fn change_worker(socket: &Path, change: &wire::WorkerChange<'_>) -> Result<u32, Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     Ok(client.change_worker(change)?)
+}
+
+/// Asks a daemon to forget the blocks of a worker, or of all. `socket` is as for [`workers`].
+pub(super) fn reset(socket: &Path, worker: Option<Worker>) -> Result<wire::ResetDone, Failure> {
+    let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
+    Ok(client.reset(worker)?)
 }
 
 struct Asking {

@@ -59,6 +59,12 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
+    /// Keep snapshots of the workers in this directory [default: no snapshots]
+    #[arg(long, value_name = "PATH")]
+    pub snapshot_dir: Option<String>,
+    /// Remove the snapshots that are there, and start with nothing
+    #[arg(long)]
+    pub fresh: bool,
     /// Seed of the draws between equal costs; 0 = drawn at the start [default: 0]
     #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<String>,
@@ -94,8 +100,9 @@ impl ServeArgs {
             stdout.flush()?;
             return Ok(Prepared::Done(Exit::Done));
         }
-        let config = config::load(self.config.as_deref(), &self.flags())
+        let mut config = config::load(self.config.as_deref(), &self.flags())
             .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
+        config.snapshot.fresh = self.fresh;
         if self.check {
             let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
             writeln!(stdout, "ok: {spaces}, {workers}")?;
@@ -123,6 +130,7 @@ impl ServeArgs {
             ("--cores", "serve", "cores", &self.cores),
             ("--pin", "serve", "pin", &pin),
             ("--metrics-port", "metrics", "port", &self.metrics_port),
+            ("--snapshot-dir", "snapshot", "dir", &self.snapshot_dir),
             ("--seed", "policy", "seed", &self.seed),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),

@@ -45,12 +45,12 @@ use std::time::Duration;
 use link::Link;
 
 use crate::error::{Error, Kind, Result};
-use crate::ids::{CorrelationId, SpaceId};
+use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::RouteRequest;
 use crate::wire::{
-    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, RouteReply, SpaceInfo, StatusPage, WorkerChange,
-    WorkerInfo, WorkerStatus, WorkersPage,
+    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, ResetDone, RouteReply, SpaceInfo, StatusPage,
+    WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
 };
 pub use crate::wire::{RemoteError, Reply};
 
@@ -345,6 +345,19 @@ impl Client {
         match self.reply_to(id)? {
             Reply::ChangeWorker(workers) => Ok(workers),
             other => Err(unexpected("change_worker", &other)),
+        }
+    }
+
+    /// Lets the daemon forget the blocks of a worker, or of every worker. Only on the admin socket.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn reset(&mut self, worker: Option<Worker>) -> Result<ResetDone> {
+        let id = self.take_id();
+        self.encoder.reset(id, worker, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::Reset(done) => Ok(done),
+            other => Err(unexpected("reset", &other)),
         }
     }
 

@@ -35,6 +35,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         log: draft.log.value.clone(),
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
+        snapshot: draft.snapshot.value.clone(),
         policy: draft.policy.value.clone(),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),

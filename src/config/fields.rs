@@ -6,7 +6,7 @@ mod fleet;
 
 use super::field::{Field, Kind, Preset};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, POLICY, SERVE};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, POLICY, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 
 const fn field<T>(

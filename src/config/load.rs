@@ -95,6 +95,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
+            "snapshot" => apply(&fields::SNAPSHOT, &mut draft.snapshot, setting, problems),
             "policy" => apply(&fields::POLICY, &mut draft.policy, setting, problems),
             "discovery" => apply(&fields::DISCOVERY, &mut draft.discovery, setting, problems),
             "space" => {

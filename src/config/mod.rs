@@ -43,6 +43,8 @@ pub struct Config {
     pub ingest: IngestConfig,
     /// How long bookings live.
     pub booking: BookingConfig,
+    /// What a restart need not forget.
+    pub snapshot: SnapshotConfig,
     /// What a decision weighs.
     pub policy: PolicyConfig,
     /// The spaces; a [`SpaceId`] is a place in this list.
@@ -186,6 +188,19 @@ pub struct BookingConfig {
     pub age_s_max: u64,
     /// A session's bookings outlive its last connection by this, seconds.
     pub session_grace_s: u64,
+}
+
+/// `[snapshot]`: what a restart need not forget.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SnapshotConfig {
+    /// Where snapshots are kept; `None` = nowhere.
+    pub dir: Option<PathBuf>,
+    /// Time from the end of one round of snapshots to the next, seconds.
+    pub every_s: u64,
+    /// The age at which the snapshot of a worker that is gone is removed, seconds.
+    pub keep_s: u64,
+    /// Whether what is there at the start is removed and not loaded. Never in a file: `serve --fresh` says it.
+    pub fresh: bool,
 }
 
 /// `[policy]`: what a decision weighs.

@@ -9,7 +9,8 @@ use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
-    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, ServeConfig, SpaceConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, ServeConfig, SnapshotConfig,
+    SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -109,6 +110,7 @@ pub(super) struct Draft {
     pub(super) log: Entry<LogConfig>,
     pub(super) ingest: Entry<IngestConfig>,
     pub(super) booking: Entry<BookingConfig>,
+    pub(super) snapshot: Entry<SnapshotConfig>,
     pub(super) policy: Entry<PolicyConfig>,
     pub(super) discovery: Entry<DiscoveryConfig>,
     pub(super) spaces: Vec<Entry<SpaceConfig>>,
@@ -128,6 +130,7 @@ impl Draft {
             log: preset(&fields::LOG),
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
+            snapshot: preset(&fields::SNAPSHOT),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
             spaces: Vec::new(),
@@ -137,7 +140,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 9] {
+fn sections() -> [(&'static str, Vec<&'static str>); 10] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -147,6 +150,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 9] {
         of(&fields::LOG),
         of(&fields::INGEST),
         of(&fields::BOOKING),
+        of(&fields::SNAPSHOT),
         of(&fields::POLICY),
         of(&fields::DISCOVERY),
         of(&fields::SPACE),
@@ -213,6 +217,7 @@ impl Walk<'_> {
                 "log" => self.single(&fields::LOG, item, place, &mut draft.log),
                 "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
+                "snapshot" => self.single(&fields::SNAPSHOT, item, place, &mut draft.snapshot),
                 "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
                 "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),
                 "space" => draft.spaces = self.repeated(&fields::SPACE, item, place),

@@ -53,15 +53,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         views.put(index, view);
     }
     let (indexes, plans) = shards.split(table.spaces.len());
-    Ok(Booted {
-        loads,
-        fleet: Arc::new(Fleet::new(table)),
-        indexes,
-        views: Arc::new(views),
-        records,
-        places,
-        plans,
-    })
+    Ok(Booted { loads, fleet: Arc::new(Fleet::new(table)), indexes, views: Arc::new(views), records, places, plans })
 }
 
 /// What all shards of one space have in common.

@@ -7,9 +7,9 @@ use tokio::signal::unix::Signal;
 use super::muster::Muster;
 use super::reload::{self, ReadConfig};
 use super::roster::Roster;
+use super::streams::Streams;
 use super::{servers, watch};
 use crate::config::Config;
-use crate::ingest::IngestHandle;
 use crate::metrics::{CounterSet, DaemonCounter};
 
 /// What is followed, and what acts on it.
@@ -19,7 +19,7 @@ pub(super) struct Discovery<'a> {
     pub(super) hangup: &'a mut Signal,
     pub(super) roster: &'a Roster,
     pub(super) muster: Muster,
-    pub(super) streams: &'a [IngestHandle],
+    pub(super) streams: &'a Streams,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 

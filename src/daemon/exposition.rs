@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -13,7 +14,10 @@ use super::views::Views;
 use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::Tier;
 use crate::load::Loads;
-use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, PredictorCounter, WorkerCounter};
+use crate::metrics::{
+    CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, PredictorCounter, SnapshotCounter, WorkerCounter,
+};
+use crate::snapshot::SnapshotStats;
 use crate::trust::TrustLevel;
 
 /// What one serving core counts.
@@ -32,6 +36,7 @@ pub(super) struct Sources {
     pub(super) predicting: Predicting,
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
+    pub(super) snapshots: Arc<SnapshotStats>,
 }
 
 /// The Prometheus text of `sources` now.
@@ -52,7 +57,8 @@ impl Collector for Gatherer {
         self.worker_reasons(&mut encoder)?;
         self.worker_gauges(&mut encoder)?;
         self.cores(&mut encoder)?;
-        self.daemon(&mut encoder)
+        self.daemon(&mut encoder)?;
+        self.snapshots(&mut encoder)
     }
 }
 
@@ -214,6 +220,31 @@ impl Gatherer {
         ];
         for (name, help, value) in gauges {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stats = &self.0.snapshots;
+        for counter in SnapshotCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&stats.counters.get(*counter), None)?;
+        }
+        let help = "Snapshots found at the start that were not used, by reason.";
+        let mut family = encoder.encode_descriptor("kvrouted_snapshots_refused", help, None, MetricType::Counter)?;
+        for (reason, times) in stats.refused() {
+            let labels = [("reason", reason)];
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+        }
+        let help = "Time spent to take and write snapshots.";
+        let mut metric = encoder.encode_descriptor("kvrouted_snapshot_seconds", help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, f64, u64>(&stats.writing_seconds(), None)?;
+        let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        if let Some(age) = stats.oldest_age_seconds(now_unix_ms) {
+            let name = "kvrouted_snapshot_oldest_age_seconds";
+            let help = "Time since the snapshot that is furthest behind its worker was last found to be whole.";
+            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&age)?;
         }
         Ok(())
     }

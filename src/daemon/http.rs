@@ -137,6 +137,7 @@ mod tests {
             predicting: crate::daemon::predicting::Predicting::default(),
             cores: Vec::new(),
             daemon: Arc::default(),
+            snapshots: Arc::default(),
         };
         let asked = async {
             let mut silent = TcpStream::connect(address).await.unwrap();

@@ -1,8 +1,9 @@
 //! The daemon: which threads there are, what they share, and in which order they start and end.
 //!
 //! The control thread is the one that calls [`run`]. It accepts, answers administration and scrapes,
-//! expires bookings, follows what the sources of workers say, and turns SIGTERM or SIGINT into a drain: no new connections, what has been read is
-//! answered, then the cores and the ingest threads end.
+//! expires bookings, follows what the sources of workers say, and turns SIGTERM or SIGINT into a drain: no new
+//! connections, what has been read is answered, then the cores and the ingest threads end, and the last snapshots are
+//! taken in between.
 
 mod boot;
 mod discover;
@@ -15,7 +16,9 @@ mod reload;
 mod roster;
 mod servers;
 mod service;
+mod snapshots;
 mod status;
+mod streams;
 mod views;
 mod watch;
 
@@ -30,7 +33,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::config::{Config, IoEngine};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
-use crate::ingest::{self, IngestHandle};
+use crate::ingest;
 use crate::limits::{
     ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
     THREADS_WATCH_EVERY_MS,
@@ -39,6 +42,7 @@ use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::{
     Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, choose_engine,
 };
+use crate::snapshot::Keeper;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
 use discover::Discovery;
@@ -48,7 +52,9 @@ use predicting::PredictorThread;
 pub use reload::ReadConfig;
 use roster::Roster;
 use service::{CoreService, Shared};
+use snapshots::Snapshots;
 use status::Administration;
+use streams::Streams;
 
 /// Runs the daemon until it is asked to end. `read_again` reads the configuration anew, for SIGHUP.
 ///
@@ -75,6 +81,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     // Everything that can be refused is bound before any thread runs.
     let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
     let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
+    let snapshots = Snapshots::open(config)?;
     let scrapes = match config.metrics.port {
         0 => None,
         port => Some(http::bind(port).await?),
@@ -90,36 +97,36 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         policy: config.policy.weights,
         started,
     };
-    let streams = start_ingest(config, plans, &fleet)?;
+    let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
+    let keeper = snapshots.keep(config, &fleet, &streams)?;
     let counters = Arc::new(CounterSet::default());
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let (fleet, daemon) = (Arc::clone(&fleet), Arc::clone(&counters));
-    let sources = Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon });
+    let (fleet, daemon, kept) = (Arc::clone(&fleet), Arc::clone(&counters), Arc::clone(&snapshots.stats));
+    let sources = Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon, snapshots: kept });
     let muster = Muster::new(config, records, places, &sources);
-    let administration =
-        Administration { shared: shared.clone(), sources: Arc::clone(&sources), roster: Rc::clone(&roster) };
+    let administration = Administration {
+        shared: shared.clone(),
+        sources: Arc::clone(&sources),
+        streams: Arc::clone(&streams),
+        snapshots: snapshots.clone(),
+        roster: Rc::clone(&roster),
+    };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
     announce(config, engine, core_count, streams.len());
-    let metrics_page = async {
-        match scrapes {
-            Some(listener) => http::serve(listener, Arc::clone(&sources)).await,
-            None => std::future::pending().await,
-        }
-    };
     let Signals { terminate, interrupt, hangup } = &mut signals;
     let discovery =
         Discovery { config, read_again, hangup, roster: &roster, muster, streams: &streams, counters: &counters };
     let ending = tokio::select! {
         signal = first_of(terminate, interrupt) => Ok(signal),
-        ended = watch_threads(&handles, &streams, predictor.as_ref()) => Err(ended),
+        ended = watch_threads(&handles, &streams, (predictor.as_ref(), keeper.as_ref())) => Err(ended),
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
-        () = metrics_page => Err("the metrics page"),
+        () = metrics_page(scrapes, &sources) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
         ended = discover::run(discovery) => Err(ended),
     };
@@ -127,16 +134,26 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
     // The routing socket goes first, so that nobody connects to a daemon that is leaving.
     drop(acceptor);
-    end(cores, streams, predictor, deadline);
+    // What holds on to the ingest threads goes too.
+    drop(admin);
+    end(cores, streams, (predictor, keeper), &snapshots, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
 }
 
-const fn io_choice(configured: IoEngine) -> IoChoice {
-    match configured {
+const fn io_choice(io: IoEngine) -> IoChoice {
+    match io {
         IoEngine::Auto => IoChoice::Auto,
         IoEngine::Uring => IoChoice::Uring,
         IoEngine::Epoll => IoChoice::Epoll,
+    }
+}
+
+/// Serves the metrics page, where there is to be one.
+async fn metrics_page(scrapes: Option<http::MetricsPort>, sources: &Arc<Sources>) {
+    match scrapes {
+        Some(port) => http::serve(port, Arc::clone(sources)).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -151,8 +168,8 @@ fn ended_by_itself(what: &str) -> Error {
 /// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
 async fn watch_threads(
     cores: &[CoreHandle],
-    streams: &[IngestHandle],
-    predictor: Option<&PredictorThread>,
+    streams: &Streams,
+    (predictor, keeper): (Option<&PredictorThread>, Option<&Keeper>),
 ) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     loop {
@@ -160,11 +177,14 @@ async fn watch_threads(
         if !cores.iter().all(CoreHandle::is_alive) {
             return "a core thread";
         }
-        if !streams.iter().all(IngestHandle::is_running) {
+        if !streams.are_running() {
             return "an ingest thread";
         }
         if !predictor.is_none_or(PredictorThread::is_running) {
             return "the predictor";
+        }
+        if !keeper.is_none_or(Keeper::is_running) {
+            return "the snapshot thread";
         }
     }
 }
@@ -191,7 +211,12 @@ fn core_seed(config: &Config, core: usize) -> u64 {
     }
 }
 
-fn start_ingest(config: &Config, mut plans: Vec<ingest::ShardPlan>, fleet: &Arc<Fleet>) -> Result<Vec<IngestHandle>> {
+fn start_ingest(
+    config: &Config,
+    mut plans: Vec<ingest::ShardPlan>,
+    fleet: &Arc<Fleet>,
+    snapshots: &Snapshots,
+) -> Result<Streams> {
     refuse_beyond_descriptors(&mut plans, fleet);
     let ingest_config = ingest::IngestConfig {
         core: None,
@@ -201,13 +226,17 @@ fn start_ingest(config: &Config, mut plans: Vec<ingest::ShardPlan>, fleet: &Arc<
         receive_messages_max: config.ingest.receive_messages_max,
         shards: usize::from(config.ingest.shards),
     };
-    let mut streams = Vec::with_capacity(plans.len());
+    let mut checked = snapshots.check(&fleet.load());
+    let mut streams = Streams::default();
     for plan in plans {
-        let stream = ingest::spawn(plan, ingest_config, Arc::clone(fleet))?;
+        let shard = plan.shard;
+        let (restore, loads) = snapshots::loads_of(&plan, &mut checked);
+        let stream = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads)?;
+        snapshots.feed(restore)?;
         for refused in stream.refused() {
             tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");
         }
-        streams.push(stream);
+        streams.0.push((shard, stream));
     }
     Ok(streams)
 }
@@ -307,14 +336,26 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
     }
 }
 
-/// Ends cores first, so that the index stands still only when nobody asks any more.
-fn end(cores: Vec<Core>, streams: Vec<IngestHandle>, predictor: Option<PredictorThread>, deadline: Instant) {
+/// Ends cores first, so that the index stands still only when nobody asks any more; the last snapshots are taken
+/// meanwhile.
+fn end(
+    cores: Vec<Core>,
+    streams: Arc<Streams>,
+    (predictor, keeper): (Option<PredictorThread>, Option<Keeper>),
+    snapshots: &Snapshots,
+    deadline: Instant,
+) {
     for core in &cores {
         core.drain(deadline);
     }
-    let ended = cores.into_iter().map(Core::join).chain(streams.into_iter().map(IngestHandle::stop));
-    let ended = ended.chain(predictor.into_iter().map(PredictorThread::stop));
-    for error in ended.filter_map(Result::err) {
+    keeper.iter().for_each(|keeper| keeper.finish(deadline));
+    let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
+    snapshots::finish(keeper, deadline, &snapshots.stats);
+    // Nobody else has them any more; if somebody had, they would end with the process.
+    let streams = Arc::into_inner(streams).unwrap_or_default();
+    ended.extend(streams.0.into_iter().map(|(_, stream)| stream.stop()));
+    ended.extend(predictor.map(PredictorThread::stop));
+    for error in ended.into_iter().filter_map(Result::err) {
         tracing::error!(%error, "a thread did not end well");
     }
 }
@@ -339,15 +380,15 @@ mod tests {
         };
         let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
-        let handles = [core.handle()];
+        let (handles, streams) = ([core.handle()], Streams::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watch_threads(&handles, &[], None))
-                .await
+            let watching = watch_threads(&handles, &streams, (None, None));
+            tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watching).await
         });
         assert!(looked.is_err(), "all is well as long as it runs");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(watch_threads(&handles, &[], None)), "a core thread");
+        assert_eq!(runtime.block_on(watch_threads(&handles, &streams, (None, None))), "a core thread");
     }
 }

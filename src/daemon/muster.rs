@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::exposition::Sources;
 use super::records::Records;
 use super::roster::Roster;
+use super::streams::Streams;
 use super::views::Views;
 use crate::config::{Config, WorkerConfig};
 use crate::discovery::{Step, plan};
@@ -54,7 +55,7 @@ impl Muster {
     }
 
     /// Follows the roster for ever.
-    pub(super) async fn run(mut self, roster: &Roster, streams: &[IngestHandle]) {
+    pub(super) async fn run(mut self, roster: &Roster, streams: &Streams) {
         let mut changes = roster.changes();
         loop {
             changes.mark_unchanged();
@@ -73,7 +74,7 @@ impl Muster {
         }
     }
 
-    async fn take(&mut self, step: Step, roster: &Roster, streams: &[IngestHandle]) {
+    async fn take(&mut self, step: Step, roster: &Roster, streams: &Streams) {
         match step {
             Step::Remove(worker) => self.remove(worker, streams).await,
             // It has no sockets whose place others could take.
@@ -86,7 +87,7 @@ impl Muster {
         }
     }
 
-    async fn add(&mut self, config: WorkerConfig, roster: &Roster, streams: &[IngestHandle]) {
+    async fn add(&mut self, config: WorkerConfig, roster: &Roster, streams: &Streams) {
         let (worker, source) = (config.worker, roster.source_of(config.worker));
         self.are.insert(worker, config.clone());
         let Some(index) = self.place().await else {
@@ -123,7 +124,7 @@ impl Muster {
         }
     }
 
-    async fn change(&mut self, config: WorkerConfig, restream: bool, roster: &Roster, streams: &[IngestHandle]) {
+    async fn change(&mut self, config: WorkerConfig, restream: bool, roster: &Roster, streams: &Streams) {
         let (worker, source) = (config.worker, roster.source_of(config.worker));
         let held = self.indexes.get(&worker).and_then(|index| self.fleet.load().worker(*index).cloned());
         let Some(held) = held else {
@@ -152,7 +153,7 @@ impl Muster {
 
     /// Takes a worker out: of the table, so that nobody chooses it; of the loads, so that nobody books it; and of
     /// its shard, which gives up its blocks once nobody can meet it.
-    async fn remove(&mut self, worker: Worker, streams: &[IngestHandle]) {
+    async fn remove(&mut self, worker: Worker, streams: &Streams) {
         self.are.remove(&worker);
         let Some(index) = self.indexes.remove(&worker) else { return };
         let Some(record) = self.fleet.load().worker(index).cloned() else { return };
@@ -238,7 +239,7 @@ impl Muster {
 
 /// Asks a shard's thread and waits for what it says.
 async fn asked<T>(
-    streams: &[IngestHandle],
+    streams: &Streams,
     shard: ShardId,
     ask: impl Fn(&IngestHandle) -> Result<oneshot::Receiver<Result<T>>>,
 ) -> Result<T> {
@@ -247,11 +248,11 @@ async fn asked<T>(
 
 /// Asks a shard's thread, again while too many commands wait for it.
 async fn queued<T>(
-    streams: &[IngestHandle],
+    streams: &Streams,
     shard: ShardId,
     ask: impl Fn(&IngestHandle) -> Result<oneshot::Receiver<T>>,
 ) -> Result<oneshot::Receiver<T>> {
-    let stream = streams.get(usize::from(shard.0)).ok_or_else(|| no_thread(shard))?;
+    let stream = streams.of(shard).ok_or_else(|| no_thread(shard))?;
     loop {
         match ask(stream) {
             Err(error) if error.kind() == Kind::Overloaded && stream.is_running() => {

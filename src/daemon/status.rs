@@ -8,14 +8,17 @@ use arc_swap::Guard;
 use super::exposition::Sources;
 use super::roster::Roster;
 use super::service::Shared;
-use crate::error::Result;
+use super::snapshots::Snapshots;
+use super::streams::Streams;
+use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
+use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::load::Load;
-use crate::metrics::{CoreCounter, CounterName, DaemonCounter, PredictorCounter, WorkerCounter};
+use crate::metrics::{CoreCounter, CounterName, DaemonCounter, PredictorCounter, SnapshotCounter, WorkerCounter};
 use crate::serve::{AdminService, HelloInfo};
 use crate::trust::{TrustLevel, TrustReason};
-use crate::wire::{StatusPage, WorkerChange, WorkerStatus};
+use crate::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
 /// What to do where events wait for memory that the index cannot free.
 const CHOKED_REMEDY: &str = "the index cannot free memory because a query does not end, and events wait: find the core \
@@ -26,6 +29,8 @@ pub(super) struct Administration {
     pub(super) shared: Shared,
     pub(super) sources: Arc<Sources>,
     pub(super) roster: Rc<Roster>,
+    pub(super) streams: Arc<Streams>,
+    pub(super) snapshots: Snapshots,
 }
 
 impl AdminService for Administration {
@@ -60,6 +65,24 @@ impl AdminService for Administration {
     fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
         self.roster.change(change)
     }
+
+    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone> {
+        let table = self.shared.fleet.load();
+        let one = worker.map(|worker| {
+            let record = table.workers.iter().find(|record| record.worker == worker);
+            record.map(|record| (record.shard, worker)).ok_or_else(|| {
+                let what = format!("there is no worker {worker}");
+                Error::new(Kind::InvalidArgument, what, "ask `kvrouted status` for the workers there are")
+            })
+        });
+        let one = one.transpose()?;
+        // In this order: a snapshot that is begun after the removal is one of an emptied worker.
+        self.streams.reset(one)?;
+        let snapshots = self.snapshots.remove(worker)? as u32;
+        let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
+        tracing::info!(workers, snapshots, "reset, as was asked for");
+        Ok(ResetDone { workers, snapshots })
+    }
 }
 
 impl Administration {
@@ -74,7 +97,11 @@ impl Administration {
         let predicting = &self.sources.predicting.counters;
         let predictor = PredictorCounter::ALL.iter();
         let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
-        cores.chain(daemon).chain(predictor).collect()
+        let snapshots = &self.sources.snapshots;
+        let kept = SnapshotCounter::ALL.iter();
+        let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
+        let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
+        cores.chain(daemon).chain(predictor).chain(kept).chain(refused).collect()
     }
 }
 
@@ -120,7 +147,7 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
 mod tests {
     use super::*;
     use crate::fleet::{DeviceClass, TrustCell, WorkerState};
-    use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+    use crate::ids::{ShardId, SpaceId, WorkerIndex, WorkerSlot};
     use crate::ingest::AbortReason;
     use crate::trust::Trust;
 

@@ -7,6 +7,9 @@ mod kv_events_generated;
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod routing_generated;
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
+#[rustfmt::skip]
+mod snapshot_generated;
 
 /// `schemas/kv_events.fbs`: what a worker says.
 pub mod events {
@@ -16,4 +19,9 @@ pub mod events {
 /// `schemas/routing.fbs`: what a gateway and the daemon say to each other.
 pub mod routing {
     pub use super::routing_generated::kvrouted::routing::*;
+}
+
+/// `schemas/snapshot.fbs`: one worker's blocks in a file.
+pub mod snapshot {
+    pub use super::snapshot_generated::kvrouted::snapshot::*;
 }

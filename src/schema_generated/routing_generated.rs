@@ -18,7 +18,7 @@ pub const ENUM_MIN_KIND: u8 = 0;
 pub const ENUM_MAX_KIND: u8 = 254;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_KIND: [Kind; 30] = [
+pub const ENUM_VALUES_KIND: [Kind; 32] = [
   Kind::None,
   Kind::Hello,
   Kind::HelloReply,
@@ -48,6 +48,8 @@ pub const ENUM_VALUES_KIND: [Kind; 30] = [
   Kind::StatusReply,
   Kind::ChangeWorker,
   Kind::ChangeWorkerReply,
+  Kind::Reset,
+  Kind::ResetReply,
   Kind::Error,
 ];
 
@@ -85,6 +87,8 @@ impl Kind {
   pub const StatusReply: Self = Self(26);
   pub const ChangeWorker: Self = Self(27);
   pub const ChangeWorkerReply: Self = Self(28);
+  pub const Reset: Self = Self(29);
+  pub const ResetReply: Self = Self(30);
   pub const Error: Self = Self(254);
 
   pub const ENUM_MIN: u8 = 0;
@@ -119,6 +123,8 @@ impl Kind {
     Self::StatusReply,
     Self::ChangeWorker,
     Self::ChangeWorkerReply,
+    Self::Reset,
+    Self::ResetReply,
     Self::Error,
   ];
   /// Returns the variant's name or "" if unknown.
@@ -153,6 +159,8 @@ impl Kind {
       Self::StatusReply => Some("StatusReply"),
       Self::ChangeWorker => Some("ChangeWorker"),
       Self::ChangeWorkerReply => Some("ChangeWorkerReply"),
+      Self::Reset => Some("Reset"),
+      Self::ResetReply => Some("ResetReply"),
       Self::Error => Some("Error"),
       _ => None,
     }
@@ -9510,6 +9518,232 @@ impl ::core::fmt::Debug for ChangeWorkerReply<'_> {
   fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
     let mut ds = f.debug_struct("ChangeWorkerReply");
       ds.field("workers", &self.workers());
+      ds.finish()
+  }
+}
+pub enum ResetOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct Reset<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for Reset<'a> {
+  type Inner = Reset<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> Reset<'a> {
+  pub const VT_WORKER: ::flatbuffers::VOffsetT = 4;
+  pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    Reset { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args ResetArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<Reset<'bldr>> {
+    let mut builder = ResetBuilder::new(_fbb);
+    builder.add_must_understand(args.must_understand);
+    if let Some(x) = args.worker { builder.add_worker(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn worker(&self) -> Option<&'a WorkerRef> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<WorkerRef>(Reset::VT_WORKER, None)}
+  }
+  #[inline]
+  pub fn must_understand(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Reset::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for Reset<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<WorkerRef>("worker", Self::VT_WORKER, false)?
+     .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct ResetArgs<'a> {
+    pub worker: Option<&'a WorkerRef>,
+    pub must_understand: u64,
+}
+impl<'a> Default for ResetArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    ResetArgs {
+      worker: None,
+      must_understand: 0,
+    }
+  }
+}
+
+pub struct ResetBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ResetBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_worker(&mut self, worker: &WorkerRef) {
+    self.fbb_.push_slot_always::<&WorkerRef>(Reset::VT_WORKER, worker);
+  }
+  #[inline]
+  pub fn add_must_understand(&mut self, must_understand: u64) {
+    self.fbb_.push_slot::<u64>(Reset::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ResetBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    ResetBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<Reset<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for Reset<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("Reset");
+      ds.field("worker", &self.worker());
+      ds.field("must_understand", &self.must_understand());
+      ds.finish()
+  }
+}
+pub enum ResetReplyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct ResetReply<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for ResetReply<'a> {
+  type Inner = ResetReply<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> ResetReply<'a> {
+  pub const VT_WORKERS: ::flatbuffers::VOffsetT = 4;
+  pub const VT_SNAPSHOTS: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    ResetReply { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args ResetReplyArgs
+  ) -> ::flatbuffers::WIPOffset<ResetReply<'bldr>> {
+    let mut builder = ResetReplyBuilder::new(_fbb);
+    builder.add_snapshots(args.snapshots);
+    builder.add_workers(args.workers);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn workers(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(ResetReply::VT_WORKERS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn snapshots(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(ResetReply::VT_SNAPSHOTS, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for ResetReply<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u32>("workers", Self::VT_WORKERS, false)?
+     .visit_field::<u32>("snapshots", Self::VT_SNAPSHOTS, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct ResetReplyArgs {
+    pub workers: u32,
+    pub snapshots: u32,
+}
+impl<'a> Default for ResetReplyArgs {
+  #[inline]
+  fn default() -> Self {
+    ResetReplyArgs {
+      workers: 0,
+      snapshots: 0,
+    }
+  }
+}
+
+pub struct ResetReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ResetReplyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_workers(&mut self, workers: u32) {
+    self.fbb_.push_slot::<u32>(ResetReply::VT_WORKERS, workers, 0);
+  }
+  #[inline]
+  pub fn add_snapshots(&mut self, snapshots: u32) {
+    self.fbb_.push_slot::<u32>(ResetReply::VT_SNAPSHOTS, snapshots, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ResetReplyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    ResetReplyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<ResetReply<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for ResetReply<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("ResetReply");
+      ds.field("workers", &self.workers());
+      ds.field("snapshots", &self.snapshots());
       ds.finish()
   }
 }

@@ -1,5 +1,4 @@
-//! The admin socket: the same frames on plain tokio, on the control thread, for status and
-//! changes of workers.
+//! The admin socket: the same frames on plain tokio, on the control thread, for administration.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -20,10 +19,12 @@ use super::service::HelloInfo;
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
-use crate::ids::CorrelationId;
+use crate::ids::{CorrelationId, Worker};
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, FRAME_BODY_BYTES_MAX_DEFAULT, WORKERS_PAGE_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::wire::{FrameHeader, ReplyEncoder, Request, RequestScratch, StatusPage, WorkerChange, decode_request};
+use crate::wire::{
+    FrameHeader, ReplyEncoder, Request, RequestScratch, ResetDone, StatusPage, WorkerChange, decode_request,
+};
 
 /// What answers on the admin socket.
 pub trait AdminService {
@@ -42,6 +43,13 @@ pub trait AdminService {
     /// # Errors
     /// Why not, by name.
     fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32>;
+
+    /// Forgets the blocks of a worker, or of every worker, and removes their snapshots.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if it cannot be asked for now,
+    /// [`Kind::System`] if a snapshot cannot be removed.
+    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone>;
 }
 
 /// Answers the frames of admin connections.
@@ -78,10 +86,13 @@ impl AdminResponder {
                 let workers = self.service.change_worker(&change)?;
                 self.encoder.change_worker(id, workers, out);
             }
+            Request::Reset(worker) => {
+                let done = self.service.reset(worker)?;
+                self.encoder.reset(id, done, out);
+            }
             _ => {
                 let remedy = "ask on the routing socket";
-                let message = "the admin socket answers hello, status and changes of workers only";
-                return Err(Error::new(Kind::Unsupported, message, remedy));
+                return Err(Error::new(Kind::Unsupported, "the admin socket answers administration only", remedy));
             }
         }
         Ok(())

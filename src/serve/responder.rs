@@ -90,7 +90,7 @@ impl<S: Service> RoutingResponder<S> {
                 }
                 self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
             }
-            Request::Status { .. } | Request::ChangeWorker(_) => return Err(self.admin_only()),
+            Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) => return Err(self.admin_only()),
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl<S: Service> RoutingResponder<S> {
     fn admin_only(&self) -> Error {
         let path = self.service.hello().admin_socket.map(|path| path.display().to_string());
         let remedy = path.map_or("start the daemon with an admin socket".to_owned(), |path| format!("ask on {path}"));
-        Error::new(Kind::AdminOnly, "status is answered on the admin socket only", remedy)
+        Error::new(Kind::AdminOnly, "administration is answered on the admin socket only", remedy)
     }
 }
 

@@ -8,7 +8,7 @@ use super::convert::{
 };
 use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
-use super::message::{ServerLimits, SourceStatus, StatusPage, WorkerStatus};
+use super::message::{ResetDone, ServerLimits, SourceStatus, StatusPage, WorkerStatus};
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, TierBlocks};
@@ -227,6 +227,13 @@ impl ReplyEncoder {
     pub fn change_worker(&mut self, id: CorrelationId, workers: u32, out: &mut Vec<u8>) {
         let root = fb::ChangeWorkerReply::create(&mut self.builder, &fb::ChangeWorkerReplyArgs { workers });
         self.finish(FrameKind::ChangeWorkerReply, id, root, out);
+    }
+
+    /// Answers a reset.
+    pub fn reset(&mut self, id: CorrelationId, done: ResetDone, out: &mut Vec<u8>) {
+        let args = fb::ResetReplyArgs { workers: done.workers, snapshots: done.snapshots };
+        let root = fb::ResetReply::create(&mut self.builder, &args);
+        self.finish(FrameKind::ResetReply, id, root, out);
     }
 
     /// Answers anything with an error.

@@ -6,7 +6,7 @@ use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::WorkerChange;
 use crate::error::{Error, Kind, Result};
-use crate::ids::{CorrelationId, SpaceId};
+use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
 use crate::load::{BookingRef, SessionToken};
 use crate::route::{Prompt, RouteRequest};
@@ -186,6 +186,14 @@ impl RequestEncoder {
         };
         let root = fb::ChangeWorker::create(&mut self.builder, &args);
         self.finish(FrameKind::ChangeWorker, id, root, out);
+    }
+
+    /// Appends a request to forget the blocks of a worker, or of every worker.
+    pub fn reset(&mut self, id: CorrelationId, worker: Option<Worker>, out: &mut Vec<u8>) {
+        let worker = worker.map(worker_to_wire);
+        let args = fb::ResetArgs { worker: worker.as_ref(), ..fb::ResetArgs::default() };
+        let root = fb::Reset::create(&mut self.builder, &args);
+        self.finish(FrameKind::Reset, id, root, out);
     }
 
     fn question(&mut self, request: &RouteRequest<'_>) -> Question {

@@ -90,6 +90,10 @@ frame_kinds! {
     ChangeWorker = "change_worker";
     /// It will be done.
     ChangeWorkerReply = "change_worker_reply";
+    /// Forget what is known of workers' blocks. Admin socket only.
+    Reset = "reset";
+    /// What was forgotten.
+    ResetReply = "reset_reply";
     /// A request failed.
     Error = "error";
 }

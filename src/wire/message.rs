@@ -28,6 +28,8 @@ pub enum Reply {
     Status(StatusPage),
     /// To a change of workers: how many it is about.
     ChangeWorker(u32),
+    /// To reset.
+    Reset(ResetDone),
     /// To anything that failed.
     Error(RemoteError),
 }
@@ -262,6 +264,15 @@ pub struct StatusPage {
     pub counters: Vec<(String, u64)>,
     /// Who names workers, on the first page.
     pub sources: Vec<SourceStatus>,
+}
+
+/// What a reset did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResetDone {
+    /// Workers that are emptied, in the next turn of their ingest threads.
+    pub workers: u32,
+    /// Snapshots that were removed.
+    pub snapshots: u32,
 }
 
 /// An error the daemon answered with.

@@ -20,8 +20,8 @@ pub use encode_reply::{HelloFacts, ReplyEncoder};
 pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SourceStatus,
-    SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
+    SourceStatus, SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
 };
 pub use reply::decode_reply;
 pub(crate) use request::unsupported_version;

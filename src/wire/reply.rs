@@ -6,8 +6,8 @@ use super::convert::{
 };
 use super::header::FrameKind;
 use super::message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SourceStatus,
-    SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
+    SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
@@ -38,6 +38,10 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
         FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),
+        FrameKind::ResetReply => {
+            let table = root::<fb::ResetReply<'_>>(body)?;
+            Reply::Reset(ResetDone { workers: table.workers(), snapshots: table.snapshots() })
+        }
         FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
         other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
     })

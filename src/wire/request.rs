@@ -95,6 +95,8 @@ pub enum Request<'a> {
     },
     /// Add, remove or change a worker. Admin socket only.
     ChangeWorker(WorkerChange<'a>),
+    /// Forget the blocks of a worker; `None` = of every worker. Admin socket only.
+    Reset(Option<Worker>),
 }
 
 /// The request in a body, given the kind in its header.
@@ -133,6 +135,11 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             Request::Status { cursor: table.cursor(), limit: table.limit() }
         }
         FrameKind::ChangeWorker => Request::ChangeWorker(change_worker(root::<fb::ChangeWorker<'a>>(body)?, scratch)?),
+        FrameKind::Reset => {
+            let table = root::<fb::Reset<'a>>(body)?;
+            understood(table.must_understand())?;
+            Request::Reset(table.worker().map(worker_from_wire))
+        }
         other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
     })
 }

@@ -88,6 +88,8 @@ fn status_is_found_from_either_socket_and_merged() {
         assert_eq!(all[599].counters[0], ("gaps".to_owned(), 599));
         assert_eq!(client.status_page(0, 7).unwrap().workers.len(), 7);
         assert_eq!(client.route(&question(&[])).unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(client.reset(None).unwrap(), ResetDone { workers: WORKERS, snapshots: 1 });
+        assert_eq!(client.reset(Some(Worker::new(3, 0))).unwrap().workers, 1);
     }
     let mut raw = Raw::connect(&admin_path(&daemon.path));
     raw.send(&encode(|out| RequestEncoder::default().status(CorrelationId(7), 0, 0, out)));

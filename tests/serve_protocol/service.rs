@@ -14,7 +14,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Service};
 use kvrouted::trust::Trust;
-use kvrouted::wire::{StatusPage, WorkerChange, WorkerStatus};
+use kvrouted::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
 pub(crate) const INSTANCE: u64 = 77;
 
@@ -159,5 +159,11 @@ impl AdminService for FakeAdmin {
 
     fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
         Ok(change.fields.len() as u32)
+    }
+
+    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone> {
+        let workers =
+            self.fleet.load().workers.iter().filter(|record| worker.is_none_or(|of| of == record.worker)).count();
+        Ok(ResetDone { workers: workers as u32, snapshots: 1 })
     }
 }

@@ -7,7 +7,7 @@ use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{
     BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PolicyConfig,
-    ServeConfig,
+    ServeConfig, SnapshotConfig,
 };
 use crate::limits;
 
@@ -208,6 +208,36 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             Value("10"),
             Integer { min: 0, max: limits::BOOKING_S_CEILING, set: |c, v| c.session_grace_s = v },
             "A gateway's bookings outlive its last connection by this, so that it may reconnect.",
+        ),
+    ],
+};
+
+pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
+    reload: Reload::Never,
+    name: "snapshot",
+    repeated: false,
+    doc: "What a restart need not forget: each worker's blocks in a file. Only workers with a replay endpoint use them.",
+    fields: &[
+        field(
+            "dir",
+            "",
+            Absent("/var/lib/kvrouted"),
+            Kind::Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.dir = Some(PathBuf::from(text)) },
+            "The directory, of mode 0700 and this daemon's alone; it is made if its parent exists. Absent: no snapshots.",
+        ),
+        field(
+            "every_s",
+            "seconds",
+            Value("60"),
+            Integer { min: 1, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.every_s = v },
+            "Time from one round of snapshots to the next; one more is taken at a stop. Only what has changed is written.",
+        ),
+        field(
+            "keep_s",
+            "seconds",
+            Value("86400"),
+            Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
+            "The snapshot of a worker that is no longer there is removed at this age.",
         ),
     ],
 };

@@ -276,7 +276,6 @@ fn unheard(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
     system("cannot wait for a publisher's sockets").caused_by(cause)
 }
 
-
 impl Home {
     /// Counts one more worker in, which knows the space's scheme as they all do.
     pub(super) fn take_in(&mut self, publisher: &Publisher, shards: usize) {

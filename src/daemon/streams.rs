@@ -1,0 +1,38 @@
+//! The ingest threads, as the rest of the daemon asks them for something.
+
+use crossbeam::channel::Receiver;
+
+use crate::error::{Error, Kind, Result};
+use crate::ids::{ShardId, Worker};
+use crate::ingest::{DumpPart, IngestHandle};
+
+/// One thread for each shard that has workers.
+#[derive(Debug, Default)]
+pub(super) struct Streams(pub(super) Vec<(ShardId, IngestHandle)>);
+
+impl Streams {
+    pub(super) const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn are_running(&self) -> bool {
+        self.0.iter().all(|(_, stream)| stream.is_running())
+    }
+
+    /// The thread that has a shard.
+    pub(super) fn of(&self, shard: ShardId) -> Option<&IngestHandle> {
+        self.0.iter().find(|(id, _)| *id == shard).map(|(_, stream)| stream)
+    }
+
+    /// Asks for everything that a worker holds.
+    pub(super) fn dump(&self, shard: ShardId, worker: Worker) -> Result<Receiver<DumpPart>> {
+        let nobody = || Error::new(Kind::Internal, format!("no ingest thread has shard {shard}"), "report it");
+        self.of(shard).ok_or_else(nobody)?.dump(worker)
+    }
+
+    /// Empties a worker of a shard, or every worker of every shard.
+    pub(super) fn reset(&self, one: Option<(ShardId, Worker)>) -> Result<()> {
+        let of = |id: &ShardId| one.is_none_or(|(shard, _)| shard == *id);
+        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, stream)| stream.reset(one.map(|(_, worker)| worker)))
+    }
+}

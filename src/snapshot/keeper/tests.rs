@@ -1,0 +1,202 @@
+//! Rounds of snapshots of workers whose dumps are made up here.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam::channel::bounded;
+
+use super::*;
+use crate::fleet::{DeviceClass, EventSource, PoolRole, Space, TrustCell, WorkerState};
+use crate::ids::{EventSeq, SpaceId, WorkerIndex, WorkerSlot};
+use crate::ingest::{AbortReason, References};
+use crate::snapshot::decode;
+use crate::trust::TrustLevel;
+
+fn trust(seq: u64) -> Trust {
+    Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(seq)), as_of_unix_ms: seq, ..Trust::default() }
+}
+
+fn record(id: u64, seq: Option<u64>) -> WorkerRecord {
+    let trust = seq.map_or_else(Trust::default, trust);
+    WorkerRecord {
+        index: WorkerIndex(id as u32 - 1),
+        worker: Worker::new(id, 0),
+        space: SpaceId(0),
+        name: String::new(),
+        shard: ShardId(0),
+        slot: WorkerSlot(id as u16),
+        capacity_blocks: 0,
+        batched_tokens_max: 1,
+        device_class: DeviceClass::Gpu,
+        weight: 1.0,
+        taints: Vec::new(),
+        state: WorkerState::Ready,
+        trust: Arc::new(TrustCell::new(trust)),
+        events: Some(EventSource { endpoint: "tcp://x:1".into(), replay: None, topic: String::new() }),
+    }
+}
+
+fn dump(seq: u64) -> Vec<DumpPart> {
+    let begin = DumpBegin {
+        watermark: Some(EventSeq(seq)),
+        remembered: vec![(EventSeq(seq), seq)],
+        scheme: None,
+        groups: Vec::new(),
+        trust: trust(seq),
+    };
+    vec![DumpPart::Begin(Box::new(begin)), DumpPart::End(References::default())]
+}
+
+struct Rig {
+    _folder: tempfile::TempDir,
+    writing: Writing,
+    asked: Arc<AtomicUsize>,
+    stop: Sender<Instant>,
+}
+
+impl Rig {
+    /// A thread's work without the thread, over dumps that `parts` makes. The channel of a dump whose parts are
+    /// `None` stays open and empty.
+    fn new(records: Vec<WorkerRecord>, parts: fn(Worker) -> Option<Vec<DumpPart>>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let space = Space {
+            id: SpaceId(0),
+            model: "m".into(),
+            namespace: String::new(),
+            role: PoolRole::Both,
+            scheme: Arc::default(),
+        };
+        let fleet = Fleet::new(FleetTable { version: 1, spaces: vec![space], workers: records });
+        let asked = Arc::new(AtomicUsize::new(0));
+        let times = Arc::clone(&asked);
+        let ask = move |_, worker| {
+            times.fetch_add(1, Ordering::Relaxed);
+            let (sender, parts_of) = bounded(8);
+            match parts(worker) {
+                Some(parts) => parts.into_iter().for_each(|part| sender.send(part).unwrap()),
+                None => std::mem::forget(sender),
+            }
+            Ok(parts_of)
+        };
+        let plan = KeeperPlan {
+            directory: Arc::new(Directory::open(&folder.path().join("s")).unwrap()),
+            fleet: Arc::new(fleet),
+            dump: Box::new(ask),
+            stats: Arc::default(),
+            every: Duration::from_secs(3600),
+            keep: Duration::from_secs(3600),
+        };
+        let (stop, stopped) = bounded(1);
+        let writing = Writing { plan, stopped, deadline: None, kept: BTreeMap::new() };
+        Self { _folder: folder, writing, asked, stop }
+    }
+
+    fn count(&self, counter: C) -> u64 {
+        self.writing.plan.stats.counters.get(counter)
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    fn moves_to(&self, seq: u64) {
+        self.writing.plan.fleet.load().workers[0].trust.store(trust(seq));
+    }
+}
+
+#[test]
+fn a_worker_is_written_again_only_once_something_has_come_of_it() {
+    let mut rig = Rig::new(vec![record(1, Some(5)), record(2, None)], |_| Some(dump(5)));
+    assert_eq!(rig.writing.plan.stats.oldest_age_seconds(u64::MAX), None);
+    (0..3).for_each(|_| rig.writing.round());
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsUnchanged)), (1, 1, 2));
+    let bytes = std::fs::read(rig.writing.plan.directory.file_of(Worker::new(1, 0))).unwrap();
+    let (header, ..) = decode(&bytes).expect("whole");
+    assert_eq!((header.worker, header.space.model.as_str()), (Worker::new(1, 0), "m"));
+    assert_eq!((header.begin.watermark, rig.count(C::SnapshotBytesWritten)), (Some(EventSeq(5)), bytes.len() as u64));
+    rig.moves_to(6);
+    rig.writing.round();
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten)), (2, 2));
+    assert_eq!(rig.writing.plan.directory.remove(None).unwrap(), 1, "the other has sent nothing yet");
+    rig.writing.round();
+    assert_eq!(rig.count(C::SnapshotsWritten), 3, "removed, it is written again");
+    assert!(rig.writing.plan.stats.oldest_age_seconds(unix_ms()).is_some());
+}
+
+#[test]
+fn a_dump_that_is_broken_off_leaves_the_snapshot_before_it() {
+    let aborted = |worker: Worker| {
+        let mut parts = dump(1);
+        let end =
+            if worker.id.0 == 1 { DumpPart::Aborted(AbortReason::Gap) } else { DumpPart::Begin(Box::new(begin())) };
+        parts[1] = end;
+        if worker.id.0 == 3 {
+            parts.truncate(1);
+        }
+        Some(parts)
+    };
+    fn begin() -> DumpBegin {
+        match dump(1).remove(0) {
+            DumpPart::Begin(begin) => *begin,
+            _ => unreachable!("a dump begins so"),
+        }
+    }
+    let mut rig = Rig::new((1..=3).map(|id| record(id, Some(1))).collect(), aborted);
+    let path = rig.writing.plan.directory.file_of(Worker::new(1, 0));
+    std::fs::write(&path, "before").unwrap();
+    rig.writing.round();
+    assert_eq!((rig.count(C::SnapshotsBrokenOff), rig.count(C::SnapshotsWritten)), (3, 0));
+    assert_eq!(std::fs::read(&path).unwrap(), b"before");
+    assert_eq!(rig.writing.plan.directory.kept().unwrap().len(), 1);
+    assert_eq!(std::fs::read_dir(rig.writing.plan.directory.path()).unwrap().count(), 2, "and the lock");
+}
+
+#[test]
+fn a_worker_without_a_batch_keeps_the_snapshot_it_has() {
+    let nothing = |_| {
+        let mut parts = dump(1);
+        if let DumpPart::Begin(begin) = &mut parts[0] {
+            begin.watermark = None;
+        }
+        Some(parts)
+    };
+    let mut rig = Rig::new(vec![record(1, Some(1))], nothing);
+    std::fs::write(rig.writing.plan.directory.file_of(Worker::new(1, 0)), "before").unwrap();
+    rig.writing.round();
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsBrokenOff)), (1, 0, 0));
+    assert_eq!(std::fs::read(rig.writing.plan.directory.file_of(Worker::new(1, 0))).unwrap(), b"before");
+}
+
+#[test]
+fn a_stop_is_heard_while_a_dump_does_not_come_and_waits_no_longer_than_its_deadline() {
+    let mut rig = Rig::new(vec![record(1, Some(1)), record(2, Some(1))], |_| None);
+    rig.stop.send(Instant::now()).unwrap();
+    rig.writing.round();
+    assert!(rig.writing.deadline.is_some());
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsLate)), (2, 2));
+}
+
+#[test]
+fn a_stop_writes_what_has_changed_and_ends_the_thread() {
+    let Rig { _folder, writing, asked, .. } = Rig::new(vec![record(1, Some(1))], |_| Some(dump(1)));
+    let (directory, stats) = (Arc::clone(&writing.plan.directory), Arc::clone(&writing.plan.stats));
+    let keeper = Keeper::start(writing.plan).unwrap();
+    assert!(keeper.is_running());
+    let deadline = Instant::now() + Duration::from_secs(600);
+    keeper.finish(deadline);
+    assert!(keeper.join(deadline));
+    assert_eq!((asked.load(Ordering::Relaxed), stats.counters.get(C::SnapshotsWritten)), (1, 1));
+    assert_eq!(directory.kept().unwrap().len(), 1);
+}
+
+#[test]
+fn the_file_of_a_worker_that_is_gone_is_removed_once_it_is_old() {
+    let mut rig = Rig::new(vec![record(1, Some(1))], |_| Some(dump(1)));
+    rig.writing.round();
+    std::fs::write(rig.writing.plan.directory.file_of(Worker::new(2, 0)), "gone").unwrap();
+    rig.writing.remove_expired();
+    assert_eq!(rig.writing.plan.directory.kept().unwrap().len(), 2, "not yet");
+    rig.writing.plan.keep = Duration::ZERO;
+    rig.writing.remove_expired();
+    let kept: Vec<_> = rig.writing.plan.directory.kept().unwrap().into_iter().map(|kept| kept.worker).collect();
+    assert_eq!((kept, rig.count(C::SnapshotsExpired)), (vec![Worker::new(1, 0)], 1));
+}

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use kvrouted::client::{Client, ClientOptions, Reply};
 use kvrouted::error::Kind;
-use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::ids::{CorrelationId, SpaceId, Worker};
 use kvrouted::limits::{CONNECTIONS_MAX, WORKERS_PAGE_MAX};
 use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
-use kvrouted::wire::RequestEncoder;
+use kvrouted::wire::{RequestEncoder, ResetDone};
 
 use crate::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
 use crate::service::WORKERS;

@@ -16,8 +16,6 @@
 
 use super::{Home, Now, Scratch, Stream};
 use crate::event::gate::{SequenceGate, Verdict};
-#[cfg(test)]
-use crate::event::recovery::Recovery;
 use crate::event::recovery::{Aim, Ended, Replayed};
 use crate::event::trust::TrustInput;
 use crate::ids::EventSeq;

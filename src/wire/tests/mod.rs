@@ -97,7 +97,7 @@ fn small_requests_round_trip() {
     let fields = [("id".to_owned(), "7".to_owned()), ("url".to_owned(), "http://h:1".to_owned())];
     let add = WorkerChange { op: WorkerOp::Add, worker: None, fields: &fields };
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
-    let cases: [(Encode<'_>, Request<'_>); 9] = [
+    let cases: [(Encode<'_>, Request<'_>); 10] = [
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),

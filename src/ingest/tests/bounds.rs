@@ -43,7 +43,9 @@ fn a_full_space_refuses_what_is_new_and_lowers_trust_until_a_clear() {
     let mut rig = Rig::new(&Options { workers: 2, memory_bytes_more: MEMORY_BYTES_MORE, ..Options::default() });
     rig.send(0, &chain(0));
     let next = [1000, 100, 10, 1].into_iter().fold(0, |next, blocks| fill(&mut rig, next, blocks));
-    rig.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]).removed(&[12]));
+    // One block may fit where the other worker's did not: what is kept for a worker grows in steps.
+    let (hashes, contents): (Vec<u64>, Vec<u32>) = (14..5014).map(|hash| (hash, hash as u32 - 10)).unzip();
+    rig.send(1, &Batch::new(1).stored(Some(13), &hashes, &contents).removed(&[12]));
     rig.expect(TrustLevel::LowerBound, &[R::MemoryBound], 1);
     assert_eq!((rig.count(C::StoresMemoryBound), rig.count(C::StoresBounded), rig.count(C::Emptied)), (1, 0, 0));
     assert_eq!(rig.device(&[1, 2, 3, 4]), 1, "what is held stays, and what is removed goes");

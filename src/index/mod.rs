@@ -73,7 +73,6 @@
 
 #![expect(unsafe_code, reason = "a shard's garbage and its tables have one reclaimer")]
 
-mod abreast;
 mod arena;
 mod bits;
 mod careful;

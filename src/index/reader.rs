@@ -1,11 +1,9 @@
 //! The read half: what a serving core asks.
 
-use super::abreast::{ABREAST_MAX, Abreast, Answered};
 use super::arena::ArenaView;
 use super::head::Head;
-use super::lanes::{Lane, LaneTable};
+use super::lanes::Lane;
 use super::reclaim::{Guard, Reader};
-use super::record::LANES;
 use super::sync::{Ordering, fence, spin};
 use super::table::TableView;
 use super::walk::{View, Walk};
@@ -24,15 +22,6 @@ pub struct ShardReader {
     reader: Reader,
 }
 
-/// The state of a shard's words at the beginning of a walk.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
-    /// Batches that had ended.
-    pub(super) epoch: u64,
-    structure: u64,
-    generation: u64,
-}
-
 /// Turns that a lookup waits, before each try, for a change of many parts to be whole.
 const TORN_SPINS_MAX: u32 = 256;
 
@@ -45,31 +34,6 @@ impl ShardReader {
     #[must_use]
     pub const fn id(&self) -> ShardId {
         self.id
-    }
-
-    /// What a walk that begins now looks at, and what to compare after it. `None` if the guard is not good for this
-    /// shard, or while it is torn.
-    #[inline]
-    pub(super) fn begin<'a>(&'a self, guard: &'a Guard<'_>) -> Option<(Moment, View<'a>)> {
-        let epoch = self.head.epoch();
-        let structure = self.head.structure().filter(|_| self.reader.is_inside(guard))?;
-        Some(self.begin_at(guard, epoch, structure))
-    }
-
-    #[inline]
-    fn begin_at<'a>(&'a self, guard: &'a Guard<'_>, epoch: u64, structure: u64) -> (Moment, View<'a>) {
-        let generation = self.table.generation();
-        let table = self.table.load(guard);
-        // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
-        let lanes = unsafe { self.head.lanes() };
-        (Moment { epoch, structure, generation }, View { table, arena: &self.arena, lanes })
-    }
-
-    /// Whether nothing was torn and no table replaced since a walk began. To be called after an Acquire fence that
-    /// follows every load of the walk.
-    #[inline]
-    pub(super) fn is_still(&self, moment: &Moment) -> bool {
-        self.head.is_still(moment.structure) && self.table.generation() == moment.generation
     }
 
     /// Fills `out` with what every worker of the shard holds of a prompt. The guard is another shard's and may be
@@ -85,12 +49,19 @@ impl ShardReader {
                 None if last => 0,
                 None => continue,
             };
-            let (moment, view) = self.begin_at(guard, epoch, structure);
+            let generation = self.table.generation();
+            let table = self.table.load(guard);
+            // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
+            let lanes = unsafe { self.head.lanes() };
+            let view = View { table, arena: &self.arena, lanes };
             let whole = walk.run(&view, locals, out);
             // Orders every load of the walk before the loads below: what they would have seen of a change, the
             // version or the word that announces it would be seen here.
             fence(Ordering::Acquire);
-            let unchanged = whole && walk.is_unchanged(view.table) && self.is_still(&moment);
+            let unchanged = whole
+                && walk.is_unchanged(table)
+                && self.head.is_still(structure)
+                && self.table.generation() == generation;
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }
@@ -161,22 +132,15 @@ impl IndexReader {
     /// seen as many workers and as long a way.
     pub fn lookup(&self, locals: &[LocalHash], out: &mut Depths) -> Lookup {
         let mut lookup = Lookup::default();
-        let Depths { shards, walk, abreast } = out;
+        let Depths { shards, walk } = out;
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
         let locals = words::of_locals(locals);
-        for (readers, depths) in self.shards.chunks(ABREAST_MAX).zip(shards.chunks_mut(ABREAST_MAX)) {
-            let answered =
-                if readers.len() > 1 { abreast.run(&guard, readers, locals, depths) } else { Answered::default() };
-            lookup.epoch += answered.epoch;
-            for (at, (reader, depths)) in readers.iter().zip(depths).enumerate() {
-                depths.shard = reader.id;
-                if !answered.has(at) {
-                    let of = reader.lookup(&guard, locals, walk, depths);
-                    lookup.epoch += of.epoch;
-                    lookup.contended |= of.contended;
-                }
-            }
+        for (reader, depths) in self.shards.iter().zip(shards) {
+            depths.shard = reader.id;
+            let of = reader.lookup(&guard, locals, walk, depths);
+            lookup.epoch += of.epoch;
+            lookup.contended |= of.contended;
         }
         lookup
     }
@@ -187,7 +151,6 @@ impl IndexReader {
 pub struct Depths {
     shards: Vec<ShardDepths>,
     walk: Walk,
-    abreast: Abreast,
 }
 
 /// What the workers of one shard hold.
@@ -205,18 +168,6 @@ pub(super) struct ShardDepths {
 }
 
 impl ShardDepths {
-    /// Makes room for the lanes that a walk knows: nobody holds anything yet.
-    #[inline]
-    pub(super) fn prepare(&mut self, lanes: &LaneTable) {
-        if self.edition != lanes.edition {
-            self.edition = lanes.edition;
-            self.lanes.clone_from(&lanes.devices);
-        }
-        self.device.clear();
-        self.device.resize(lanes.device.len() * LANES, 0);
-        self.lower.clear();
-    }
-
     fn device(&self, slot: WorkerSlot) -> u32 {
         let lane = self.lanes.get(usize::from(slot.0));
         lane.and_then(|lane| self.device.get(usize::from(lane.0))).copied().unwrap_or(0)

@@ -12,7 +12,6 @@ use super::header::{FORKED, Header, LEAF, Pair};
 use super::lanes::LaneTable;
 use super::more::More;
 use super::node::NodeId;
-use super::prefetch::prefetch;
 use super::reader::ShardDepths;
 use super::record::{LANES, record};
 use super::table::{Found, Table};
@@ -20,7 +19,7 @@ use super::ways::Ways;
 
 /// Blocks of a node from which on it is worth looking at the next one half way.
 const PEEK_BLOCKS_MIN: usize = 64;
-/// Lines of a node's blocks that are asked for ahead.
+/// Lines of the next node's blocks that are asked for then.
 const PEEK_LINES: u32 = 8;
 const BLOCKS_OF_LINE: u32 = 8;
 
@@ -41,41 +40,11 @@ impl<'a> View<'a> {
         unsafe { self.arena.words(header.base, u32::from(header.len)) }
     }
 
-    /// The line, version and header of the edge below `parent` on which the rest of the query goes on. The header
-    /// of the one that follows is asked for.
-    #[inline(always)]
-    pub(super) fn seek(&self, parent: u32, rest: &[u64]) -> Result<Option<(u32, u32, Header)>, End> {
-        let (line, version, header) = match self.table.find(parent, rest[0], 0) {
-            Found::Here(line, version, header) => (line, version, header),
-            Found::Missing => return Ok(None),
-            Found::Busy => return Err(End::Busy),
-        };
-        if header.has(FORKED) {
-            return Err(End::Forked);
-        }
-        if let Some(next) = rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF)) {
-            self.table.prefetch(header.id, *next, 0);
-        }
-        Ok(Some((self.table.index(line), version, header)))
-    }
-
-    /// Asks for the first of a node's blocks, as far as the `rest` of the query may reach, and for its record.
-    #[inline(always)]
-    pub(super) fn prefetch(&self, header: &Header, rest: usize) {
-        let blocks = usize::from(header.len).min(rest) as u32;
-        for line in 0..PEEK_LINES.min(blocks.div_ceil(BLOCKS_OF_LINE)) {
-            self.arena.prefetch(header.base + line * BLOCKS_OF_LINE);
-        }
-        if header.more != 0 {
-            prefetch(std::ptr::without_provenance(header.more as usize));
-        }
-    }
-
     /// As [`common_prefix`] of a node's blocks and what is left of the query. Where the node is long, the
     /// header of the one that follows is looked at half way, so that its first blocks are on their way when they
     /// are wanted.
     #[inline]
-    pub(super) fn compare(&self, header: &Header, rest: &[u64]) -> usize {
+    fn compare(&self, header: &Header, rest: &[u64]) -> usize {
         let blocks = self.blocks(header);
         let len = blocks.len();
         if len < PEEK_BLOCKS_MIN || rest.len() <= len || header.has(LEAF) {
@@ -87,28 +56,11 @@ impl<'a> View<'a> {
             return run;
         }
         if let Found::Here(_, _, next) = self.table.find(header.id, rest[len], 0) {
-            self.prefetch(&next, rest.len() - len);
-        }
-        half + common_prefix(&blocks[half..], &rest[half..])
-    }
-
-    /// The lanes of `active` that hold all of an edge. Of those that leave it, `out` is told how far they came:
-    /// the edge begins at `depth`, and the query has `run` of its blocks.
-    #[inline(always)]
-    pub(super) fn leave(&self, header: &Header, depth: usize, run: usize, active: u64, out: &mut [u32; LANES]) -> u64 {
-        let mut leaving = active & !header.mask;
-        let pairs = self.more(header).map_or(header.pairs(), |more| &more.partial);
-        for Pair { lane, cut } in pairs {
-            let bit = 1 << (lane & 63);
-            if leaving & bit != 0 {
-                leaving &= !bit;
-                out[usize::from(lane & 63)] = (depth + run.min(usize::from(*cut))) as u32;
+            for line in 0..PEEK_LINES.min(u32::from(next.len).div_ceil(BLOCKS_OF_LINE)) {
+                self.arena.prefetch(next.base + line * BLOCKS_OF_LINE);
             }
         }
-        if depth > 0 {
-            record(out, leaving, depth as u32);
-        }
-        active & header.mask
+        half + common_prefix(&blocks[half..], &rest[half..])
     }
 
     /// The record beside a header, where there is one.
@@ -142,7 +94,13 @@ impl Walk {
     /// Fills `out` as the shard is; says whether nothing was being changed that was looked at.
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
         let lanes = view.lanes;
-        out.prepare(lanes);
+        if out.edition != lanes.edition {
+            out.edition = lanes.edition;
+            out.lanes.clone_from(&lanes.devices);
+        }
+        out.device.clear();
+        out.device.resize(lanes.device.len() * LANES, 0);
+        out.lower.clear();
         self.steps.clear();
         if lanes.tiered.is_empty() {
             let end = match &lanes.device[..] {
@@ -183,7 +141,19 @@ impl Walk {
                 Ok(None) => break,
                 Err(end) => return end,
             };
-            active = view.leave(&header, depth, run, active, out);
+            let mut leaving = active & !header.mask;
+            active &= header.mask;
+            let pairs = view.more(&header).map_or(header.pairs(), |more| &more.partial);
+            for Pair { lane, cut } in pairs {
+                let bit = 1 << (lane & 63);
+                if leaving & bit != 0 {
+                    leaving &= !bit;
+                    out[usize::from(lane & 63)] = (depth + run.min(usize::from(*cut))) as u32;
+                }
+            }
+            if depth > 0 {
+                record(out, leaving, depth as u32);
+            }
             depth += run;
             if run < usize::from(header.len) || header.has(LEAF) {
                 break;
@@ -255,8 +225,18 @@ fn hop(
     parent: u32,
     rest: &[u64],
 ) -> Result<Option<(Header, usize)>, End> {
-    let Some((line, version, header)) = view.seek(parent, rest)? else { return Ok(None) };
-    steps.push((line, version));
+    let (line, version, header) = match view.table.find(parent, rest[0], 0) {
+        Found::Here(line, version, header) => (line, version, header),
+        Found::Missing => return Ok(None),
+        Found::Busy => return Err(End::Busy),
+    };
+    steps.push((view.table.index(line), version));
+    if header.has(FORKED) {
+        return Err(End::Forked);
+    }
+    if let Some(next) = rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF)) {
+        view.table.prefetch(header.id, *next, 0);
+    }
     let run = view.compare(&header, rest);
     Ok(Some((header, run)))
 }

@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo} → snapshot → {serve, ingest, client, discovery} → {wire, config} → route
-//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, metrics}
+//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -32,6 +32,7 @@
 
 // What everything is named and bounded by.
 pub mod error;
+pub mod finding;
 pub mod ids;
 pub mod limits;
 pub mod metrics;

@@ -260,6 +260,44 @@ pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
 /// Bookings dropped for their age before others are let in between.
 pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 4096;
+/// How often the control thread looks for what is wrong, milliseconds.
+pub const DIAGNOSIS_EVERY_MS: u64 = 1000;
+/// What counts as recent in a finding: between half of this and all of it, milliseconds.
+pub const RECENT_MS: u64 = 600_000;
+/// Findings name at most so many workers each on the wire.
+pub const FINDING_WORKERS_MAX: usize = 64;
+/// Prompts that a core remembers the worker of.
+pub const REPEATS_REMEMBERED: usize = 1024;
+/// Blocks of a prompt by which it is told from others; shorter prompts are no evidence.
+pub const REPEAT_BLOCKS: usize = 4;
+/// A prompt that comes again sooner may not have been computed yet, milliseconds.
+pub const REPEAT_AGE_MS_MIN: u64 = 3_000;
+/// A prompt that comes again later may have been evicted, milliseconds.
+pub const REPEAT_AGE_MS_MAX: u64 = 60_000;
+/// Recent prompts sent again in vain before a worker's or space's hashes are called foreign.
+pub const FOREIGN_REPEATS_MIN: u64 = 32;
+/// Blocks that must be held before hashes are called foreign: a nearly empty cache finds nothing either.
+pub const FOREIGN_BLOCKS_HELD_MIN: u64 = 256;
+/// Decisions for a worker that publishes nothing before its events are called off.
+pub const EVENTS_OFF_DECISIONS_MIN: u64 = 32;
+/// For how long that must be so, milliseconds: an engine may be at its first prefill.
+pub const EVENTS_OFF_MS_MIN: u64 = 5_000;
+/// Recent duplicate batches, or root chains announced again, before they are called a storm.
+pub const DUPLICATES_RECENT_MIN: u64 = 64;
+/// Recent restarts of one publisher that are called a loop.
+pub const RESTARTS_RECENT_MIN: u64 = 3;
+/// Recent breaks of one publisher's connection that are called a loop.
+pub const DISCONNECTS_RECENT_MIN: u64 = 5;
+/// Recent replays of one publisher that did not come, where none did, before it is said to replay nothing.
+pub const REPLAYS_SILENT_RECENT_MIN: u64 = 3;
+/// Recent times that one publisher's lost batches could not be had before they are spoken of.
+pub const RECOVERIES_FAILED_RECENT_MIN: u64 = 2;
+/// Recent contended decisions before they are spoken of, where they are also one in a hundred.
+pub const CONTENDED_RECENT_MIN: u64 = 16;
+/// Recent bookings ended by age before they are spoken of, where they are also one in a hundred.
+pub const BOOKINGS_LEAKED_RECENT_MIN: u64 = 16;
+/// A jump of the wall clock between two looks that is spoken of, milliseconds.
+pub const CLOCK_STEP_MS_MIN: u64 = 1_000;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 1 << 16;
 
@@ -313,5 +351,7 @@ const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
+const _: () = assert!(REPEATS_REMEMBERED.is_power_of_two() && REPEAT_AGE_MS_MIN < REPEAT_AGE_MS_MAX);
+const _: () = assert!(REPEAT_AGE_MS_MAX < RECENT_MS / 2, "a prompt is judged within what is recent");
 const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");
 const _: () = assert!(WORKERS_MAX <= 1 << crate::ids::WORKER_PLACE_BITS, "a worker's index holds its place");

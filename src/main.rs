@@ -22,6 +22,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Serve(args) => serve(args),
         Command::Query(args) => args.run(),
         Command::Status(args) => args.run(),
+        Command::Doctor(args) => args.run(),
         Command::Worker(args) => args.run(),
         Command::Reset(args) => args.run(),
         Command::Demo(args) => done(demo::run(args)),

@@ -2,7 +2,9 @@
 //!
 //! Every drop, refusal and downgrade has a counter here with the reason in its name.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::ids::WorkerIndex;
 
 /// A fixed list of counters.
 pub trait CounterName: Copy + 'static {
@@ -110,6 +112,7 @@ counters! {
         RoutesUnmatchable = "routes_unmatchable", "Decisions whose prompt could not be matched soundly.";
         RoutesSchemeUnknown = "routes_scheme_unknown", "Decisions made by load alone because the space's hash scheme is unknown.";
         RoutesAllDown = "routes_all_down", "Decisions among workers that were all down.";
+        RequestsSchemeMismatch = "requests_scheme_mismatch", "Requests refused because their local hashes are of another block size or window than the space's.";
         RoutesContended = "routes_contended", "Decisions whose index read was contended.";
         RoutesDecidedAgain = "routes_decided_again", "Decisions made once more because the chosen worker's load had moved.";
         Bookings = "bookings", "Bookings made.";
@@ -119,6 +122,15 @@ counters! {
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";
         RequestBlocks = "request_blocks", "Prompt blocks looked up.";
         ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
+    }
+}
+
+counters! {
+    /// Per worker and serving core: what decisions show of the worker.
+    RouteCounter {
+        Decisions = "decisions", "Decisions that chose the worker, for prompts of at least a block.";
+        OverlapsFound = "overlaps_found", "Decisions that chose the worker and found some of the prompt on it, and prompts sent there before that were found again.";
+        RepeatsMissed = "repeats_missed", "Prompts that were sent to the worker seconds before and of which nothing was found there.";
     }
 }
 
@@ -217,6 +229,61 @@ impl<L: CounterName> CounterSet<L> {
     }
 }
 
+/// One thread's values of one list for every worker, by its place. Who comes next to a place begins at 0.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct CounterTable<L: CounterName> {
+    values: Box<[AtomicU64]>,
+    /// Of each place, the [`WorkerIndex`] whose values are there.
+    owners: Box<[AtomicU32]>,
+    list: std::marker::PhantomData<fn() -> L>,
+}
+
+impl<L: CounterName> CounterTable<L> {
+    /// A table with room for so many workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        let values = (0..workers * L::ALL.len()).map(|_| AtomicU64::new(0)).collect();
+        // The first of a place has the place as its number.
+        let owners = (0..workers as u32).map(AtomicU32::new).collect();
+        Self { values, owners, list: std::marker::PhantomData }
+    }
+
+    fn values(&self, worker: WorkerIndex) -> &[AtomicU64] {
+        &self.values[worker.place() * L::ALL.len()..][..L::ALL.len()]
+    }
+
+    /// Adds one. Only the thread whose table it is may: nothing is locked. A worker beyond the room is not counted,
+    /// nor is one that another has followed in its place.
+    pub fn bump(&self, worker: WorkerIndex, counter: L) {
+        let Some(owner) = self.owners.get(worker.place()) else { return };
+        // Relaxed: nobody else writes it.
+        let owned_by = WorkerIndex(owner.load(Ordering::Relaxed));
+        if owned_by.generation() > worker.generation() {
+            return;
+        }
+        let values = self.values(worker);
+        if owned_by != worker {
+            // Relaxed: the owner's store shows them.
+            values.iter().for_each(|value| value.store(0, Ordering::Relaxed));
+            // Release: pairs with the Acquire in `get`, which then sees nothing of who was there before.
+            owner.store(worker.0, Ordering::Release);
+        }
+        let value = &values[counter.index()];
+        // Relaxed: a count orders nothing, and nobody else writes it.
+        value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// The value now; 0 for a worker beyond the room, and for one that is not the last of its place that was counted.
+    #[must_use]
+    pub fn get(&self, worker: WorkerIndex, counter: L) -> u64 {
+        // Acquire: pairs with the Release in `bump`.
+        let is_owner = self.owners.get(worker.place()).is_some_and(|owner| owner.load(Ordering::Acquire) == worker.0);
+        // Relaxed: see `bump`. A worker that is followed right now may be told its follower's first counts.
+        if is_owner { self.values(worker)[counter.index()].load(Ordering::Relaxed) } else { 0 }
+    }
+}
+
 /// Upper bounds of [`Latency`]'s buckets: 2^8 ns (256 ns) doubling to 2^26 ns (67 ms), then the rest.
 const LATENCY_BUCKET_BITS: std::ops::RangeInclusive<u32> = 8..=26;
 
@@ -265,6 +332,30 @@ mod tests {
         check::<DaemonCounter>();
         check::<PredictorCounter>();
         check::<SnapshotCounter>();
+        check::<RouteCounter>();
+    }
+
+    #[test]
+    fn a_table_counts_per_worker_and_leaves_out_who_has_no_room() {
+        let table = CounterTable::new(2);
+        table.bump(WorkerIndex(1), RouteCounter::RepeatsMissed);
+        table.bump(WorkerIndex(1), RouteCounter::RepeatsMissed);
+        table.bump(WorkerIndex(2), RouteCounter::Decisions);
+        assert_eq!(table.get(WorkerIndex(1), RouteCounter::RepeatsMissed), 2);
+        assert_eq!(table.get(WorkerIndex(0), RouteCounter::RepeatsMissed), 0);
+        assert_eq!(table.get(WorkerIndex(2), RouteCounter::Decisions), 0);
+    }
+
+    #[test]
+    fn who_follows_in_a_place_begins_at_zero_and_who_left_is_not_counted() {
+        let table = CounterTable::new(2);
+        let (left, here) = (WorkerIndex::at(1, 0), WorkerIndex::at(1, 1));
+        table.bump(left, RouteCounter::RepeatsMissed);
+        assert_eq!(table.get(here, RouteCounter::RepeatsMissed), 0);
+        table.bump(here, RouteCounter::Decisions);
+        table.bump(left, RouteCounter::Decisions);
+        let of = |worker| [RouteCounter::Decisions, RouteCounter::RepeatsMissed].map(|of| table.get(worker, of));
+        assert_eq!((of(here), of(left)), ([1, 0], [0, 0]));
     }
 
     #[test]

@@ -103,12 +103,20 @@ fn usage_errors_exit_64_and_help_exits_0() {
         &["query", "--model", "m", "--tokens-file", "/no/such/file"],
         &["query", "--model", "m", "--batch", "x", "--salt", "s"],
         &["status", "--nonsense"],
+        &["doctor", "--nonsense"],
     ] {
         let output = kvrouted(args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
         assert!(stdout(&output).is_empty() && !stderr(&output).is_empty(), "{args:?}");
     }
-    for args in [&["--help"][..], &["--version"], &["serve", "--help"], &["query", "--help"], &["status", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["serve", "--help"],
+        &["query", "--help"],
+        &["status", "--help"],
+        &["doctor", "--help"],
+    ] {
         let output = kvrouted(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(!stdout(&output).is_empty() && stderr(&output).is_empty(), "{args:?}");

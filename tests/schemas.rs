@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kvrouted::error::{Kind, Side};
+use kvrouted::finding::{Harm, Symptom};
 use kvrouted::route::ReplyNotes;
 use kvrouted::schema_generated::{events, routing};
 use kvrouted::trust::{TrustLevel, TrustReason};
@@ -115,11 +116,34 @@ fn error_sides_are_the_schemas() {
 
 #[test]
 fn trust_reasons_are_documented() {
-    let expected: Vec<Vec<String>> = TrustReason::ALL
-        .iter()
-        .map(|reason| vec![(*reason as u8).to_string(), reason.name().into(), reason.cap().name().into()])
-        .collect();
-    assert_eq!(head(table("Trust reasons"), 3), expected);
+    let row = |reason: &TrustReason| {
+        let meaning = reason.meaning().trim_end_matches('.');
+        let bit = (*reason as u8).to_string();
+        [&bit, reason.name(), reason.cap().name(), reason.harm().name(), meaning, reason.remedy()]
+            .map(String::from)
+            .into()
+    };
+    let expected: Vec<Vec<String>> = TrustReason::ALL.iter().map(row).collect();
+    assert_eq!(table("Trust reasons"), expected);
+}
+
+#[test]
+fn findings_are_documented() {
+    let row = |symptom: &Symptom| {
+        let meaning = symptom.meaning().trim_end_matches('.');
+        [symptom.name(), symptom.harm().name(), meaning, symptom.why(), symptom.remedy()].map(String::from).into()
+    };
+    let expected: Vec<Vec<String>> = Symptom::ALL.iter().map(row).collect();
+    assert_eq!(table("Findings"), expected);
+}
+
+#[test]
+fn harms_are_the_schemas() {
+    for harm in routing::Harm::ENUM_VALUES {
+        assert_eq!(Harm::from_u8(harm.0) as u8, harm.0);
+        assert_eq!(harm.variant_name().unwrap().to_lowercase(), Harm::from_u8(harm.0).name());
+    }
+    assert_eq!(routing::Harm::ENUM_VALUES.len(), 3);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::error::{Error, Kind};
 pub enum Exit {
     /// Done, also where the reader of standard output has gone.
     Done = 0,
-    /// The daemon answered, and the answer is a refusal.
+    /// The daemon answered, and the answer is a refusal; or `doctor` found something wrong.
     Refused = 1,
     /// The command line, the configuration or an input file cannot be used.
     Usage = 64,

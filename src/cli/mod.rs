@@ -2,6 +2,7 @@
 //!
 //! Data goes to standard output, everything else to standard error; exit codes are [`Exit`]'s.
 
+mod doctor;
 mod exit;
 mod logging;
 mod pipeline;
@@ -21,6 +22,7 @@ use clap::Parser as _;
 
 use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
 
+pub use doctor::DoctorArgs;
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
 pub use query::QueryArgs;
@@ -47,6 +49,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Show what a running daemon knows of every worker.
     Status(StatusArgs),
+    /// Say what is wrong with a running daemon and its fleet, and what to do about it.
+    Doctor(DoctorArgs),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
     /// Let a running daemon forget what it knows of its workers' blocks.

@@ -47,10 +47,15 @@ pub(super) fn ask(
 
 /// Asks a daemon about every worker, and who names them. `socket` is its administration socket, or its routing socket, which then
 /// says where the other is.
-pub(super) fn status(socket: &Path) -> Result<(Vec<wire::WorkerStatus>, Vec<wire::SourceStatus>), Failure> {
+pub(super) fn status(socket: &Path) -> Result<wire::StatusPage, Failure> {
+    examination(socket).map(|(_, page)| page)
+}
+
+/// As [`status`], with the spaces that the daemon says it has.
+pub(super) fn examination(socket: &Path) -> Result<(Vec<wire::SpaceInfo>, wire::StatusPage), Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     let page = client.status_all()?;
-    Ok((page.workers, page.sources))
+    Ok((client.hello().spaces.clone(), page))
 }
 
 /// Asks a daemon to add, remove or change a worker. `socket` is as for [`status`].

@@ -11,8 +11,9 @@ use serde_json::{Map, Value};
 use super::exit::{Exit, Failure};
 use super::remote;
 use crate::config::socket_default;
+use crate::finding::Finding;
 use crate::trust::TrustReason;
-use crate::wire::{SourceStatus, WorkerStatus};
+use crate::wire::{SourceStatus, StatusPage, WorkerStatus};
 
 /// Prints what the daemon knows of every worker.
 #[derive(Debug, clap::Args)]
@@ -34,11 +35,11 @@ impl StatusArgs {
     /// # Errors
     /// A daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let (lines, sources) = remote::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let page = remote::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
         let text = if self.json {
-            json(&lines, &sources).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
+            json(&page).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
         } else {
-            text(&lines, &sources)
+            text(&page)
         };
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "{text}")?;
@@ -51,6 +52,13 @@ impl StatusArgs {
 struct StatusJson {
     workers: Vec<WorkerJson>,
     sources: Vec<Value>,
+    findings: Vec<FindingJson>,
+}
+
+#[derive(Serialize)]
+struct FindingJson {
+    finding: String,
+    harm: &'static str,
 }
 
 #[derive(Serialize)]
@@ -65,7 +73,8 @@ struct WorkerJson {
     counters: Map<String, Value>,
 }
 
-fn json(lines: &[WorkerStatus], sources: &[SourceStatus]) -> serde_json::Result<String> {
+fn json(page: &StatusPage) -> serde_json::Result<String> {
+    let finding = |of: &Finding| FindingJson { finding: of.name.clone(), harm: of.harm.name() };
     let worker = |line: &WorkerStatus| WorkerJson {
         worker_id: line.worker.id.0,
         dp_rank: line.worker.rank.0,
@@ -76,7 +85,8 @@ fn json(lines: &[WorkerStatus], sources: &[SourceStatus]) -> serde_json::Result<
         last_seq: line.trust.as_of_seq.map(|seq| seq.0),
         counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
     };
-    serde_json::to_string(&StatusJson { workers: lines.iter().map(worker).collect(), sources: sources_json(sources) })
+    let (workers, findings) = (page.workers.iter().map(worker).collect(), page.findings.iter().map(finding).collect());
+    serde_json::to_string(&StatusJson { workers, sources: sources_json(&page.sources), findings })
 }
 
 pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
@@ -92,14 +102,14 @@ pub(super) fn source_lines(sources: &[SourceStatus]) -> impl Iterator<Item = Str
 const HEADER: [&str; 12] =
     ["worker", "name", "model", "source", "state", "trust", "last seq", "held", "device", "host", "disk", "external"];
 
-fn text(lines: &[WorkerStatus], sources: &[SourceStatus]) -> String {
+fn text(page: &StatusPage) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
-    for line in lines {
+    for line in &page.workers {
         table.add_row(cells(line));
     }
     let mut parts = vec![table.to_string()];
-    for line in lines {
+    for line in &page.workers {
         let counted: Vec<_> =
             line.counters.iter().filter(|(_, v)| *v > 0).map(|(name, value)| format!("{name} {value}")).collect();
         if !counted.is_empty() {
@@ -109,7 +119,9 @@ fn text(lines: &[WorkerStatus], sources: &[SourceStatus]) -> String {
             parts.push(format!("{}: to do: {remedy}", line.worker));
         }
     }
-    parts.extend(source_lines(sources));
+    parts.extend(source_lines(&page.sources));
+    let finding = |of: &Finding| format!("{} {}: {}", of.harm.name(), of.name, of.what);
+    parts.extend(page.findings.iter().map(finding));
     parts.join("\n")
 }
 
@@ -140,6 +152,7 @@ fn remedy(line: &WorkerStatus) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finding::Symptom;
     use crate::fleet::WorkerState;
     use crate::ids::{EventSeq, SpaceId, Worker};
     use crate::trust::{Trust, TrustLevel};
@@ -172,31 +185,39 @@ mod tests {
         vec![exact, joining]
     }
 
+    fn page(workers: Vec<WorkerStatus>, symptoms: &[Symptom]) -> StatusPage {
+        let findings = symptoms.iter().map(|symptom| symptom.finding()).collect();
+        StatusPage { workers, findings, ..StatusPage::default() }
+    }
+
     #[test]
     fn json_has_exactly_the_promised_shape() {
         assert_eq!(
-            json(&lines(), &[]).unwrap(),
+            json(&page(lines(), &[Symptom::EventsOff])).unwrap(),
             concat!(
                 r#"{"workers":[{"worker_id":1,"dp_rank":0,"source":"config","trust":"exact","reasons":[],"blocks_held":12,"#,
                 r#""last_seq":41,"counters":{"batches":42,"gaps":0}},"#,
                 r#"{"worker_id":2,"dp_rank":3,"source":"config","trust":"unproven","reasons":["joining","joined_late"],"#,
-                r#""blocks_held":0,"last_seq":null,"counters":{}}],"sources":[]}"#,
+                r#""blocks_held":0,"last_seq":null,"counters":{}}],"sources":[],"#,
+                r#""findings":[{"finding":"events_off","harm":"severe"}]}"#,
             )
         );
         let torn = SourceStatus { name: "file f".into(), workers: 2, problem: Some("torn".into()) };
-        let said = json(&[], std::slice::from_ref(&torn)).unwrap();
-        assert_eq!(said, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}]}"#);
-        assert!(text(&[], &[torn]).ends_with("file f: torn"));
+        let page = StatusPage { sources: vec![torn], ..StatusPage::default() };
+        let said = json(&page).unwrap();
+        assert_eq!(said, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
+        assert!(text(&page).ends_with("file f: torn"));
     }
 
     #[test]
     fn the_table_says_what_to_do() {
         let mut lines = lines();
-        let said = text(&lines, &[]);
+        let said = text(&page(lines.clone(), &[Symptom::EventsOff]));
+        assert!(said.contains("severe events_off: "), "{said}");
         assert!(said.contains("unproven: joining, joined_late"), "{said}");
         assert!(said.contains("1/0: batches 42") && !said.contains("gaps"), "{said}");
         assert!(said.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{said}");
         lines[1].remedy = Some("ask the daemon".into());
-        assert!(text(&lines, &[]).contains("2/3: to do: ask the daemon"));
+        assert!(text(&page(lines, &[])).contains("2/3: to do: ask the daemon"));
     }
 }

@@ -11,7 +11,7 @@ use super::{remote, status};
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::{DpRank, Worker};
-use crate::wire::{SourceStatus, WorkerChange, WorkerOp, WorkerStatus};
+use crate::wire::{StatusPage, WorkerChange, WorkerOp, WorkerStatus};
 
 const FIELDS_HELP: &str = "\
 Fields are those of a [[worker]] in the configuration, with commas or spaces between:
@@ -113,8 +113,8 @@ fn pairs(said: &[String]) -> Result<Vec<(String, String)>, String> {
     fields.map(pair).collect()
 }
 
-fn list(told: &(Vec<WorkerStatus>, Vec<SourceStatus>), json: bool) -> Result<Exit, Failure> {
-    let (workers, sources) = told;
+fn list(page: &StatusPage, json: bool) -> Result<Exit, Failure> {
+    let (workers, sources) = (&page.workers, &page.sources);
     let text = if json {
         let worker = |line: &WorkerStatus| {
             serde_json::json!({

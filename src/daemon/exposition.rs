@@ -1,5 +1,6 @@
 //! Every metric in Prometheus text, gathered when somebody scrapes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,22 +10,33 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use super::doctor::Doctor;
 use super::predicting::Predicting;
 use super::views::Views;
 use crate::fleet::{Fleet, WorkerRecord};
-use crate::ids::Tier;
+use crate::ids::{Tier, Worker, WorkerIndex};
+use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, DaemonCounter, Latency, PredictorCounter, SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, Latency, PredictorCounter, RouteCounter,
+    SnapshotCounter, WorkerCounter,
 };
 use crate::snapshot::SnapshotStats;
 use crate::trust::TrustLevel;
 
 /// What one serving core counts.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CoreMetrics {
     pub(super) counters: Arc<CounterSet<CoreCounter>>,
     pub(super) decisions: Latency,
+    pub(super) workers: Arc<CounterTable<RouteCounter>>,
+}
+
+impl Default for CoreMetrics {
+    fn default() -> Self {
+        let workers = Arc::new(CounterTable::new(WORKERS_MAX));
+        Self { counters: Arc::default(), decisions: Latency::default(), workers }
+    }
 }
 
 /// Where every figure is found.
@@ -37,6 +49,14 @@ pub(super) struct Sources {
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
+    pub(super) doctor: Doctor,
+}
+
+impl Sources {
+    /// What decisions showed of a worker, all cores together.
+    pub(super) fn routed(&self, worker: WorkerIndex, counter: RouteCounter) -> u64 {
+        self.cores.iter().map(|core| core.workers.get(worker, counter)).sum()
+    }
 }
 
 /// The Prometheus text of `sources` now.
@@ -56,6 +76,8 @@ impl Collector for Gatherer {
         self.workers(&mut encoder)?;
         self.worker_reasons(&mut encoder)?;
         self.worker_gauges(&mut encoder)?;
+        self.worker_routes(&mut encoder)?;
+        self.findings(&mut encoder)?;
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
         self.snapshots(&mut encoder)
@@ -74,6 +96,43 @@ impl Gatherer {
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, u64, u64>(&view.counters.get(*counter), None)?;
             }
+        }
+        Ok(())
+    }
+
+    fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let table = self.0.fleet.load();
+        for counter in RouteCounter::ALL {
+            let name = format!("kvrouted_worker_{}", counter.name());
+            let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            for record in &table.workers {
+                let (labels, value) = (worker_labels(record), self.0.routed(record.index, *counter));
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong: a line for each worker, and one without a worker for what is wrong with the daemon.
+    fn findings(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 for everything that kvrouted doctor finds wrong, by worker where it is about one.";
+        let mut family = encoder.encode_descriptor("kvrouted_finding", help, None, MetricType::Gauge)?;
+        // Findings that differ only in their words are one line.
+        let mut lines: BTreeSet<(String, &'static str, Option<Worker>)> = BTreeSet::new();
+        for finding in self.0.doctor.findings(&self.0) {
+            let line = |worker| (finding.name.clone(), finding.harm.name(), worker);
+            match finding.workers.as_slice() {
+                [] => drop(lines.insert(line(None))),
+                workers => lines.extend(workers.iter().map(|worker| line(Some(*worker)))),
+            }
+        }
+        for (name, harm, worker) in lines {
+            let mut labels = vec![("finding", name), ("harm", harm.to_owned())];
+            if let Some(worker) = worker {
+                labels.push(("worker_id", worker.id.0.to_string()));
+                labels.push(("dp_rank", worker.rank.0.to_string()));
+            }
+            family.encode_family(&labels.as_slice())?.encode_gauge(&1_i64)?;
         }
         Ok(())
     }
@@ -133,6 +192,12 @@ impl Gatherer {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (record, view) in self.0.views.of(&table) {
             family.encode_family(&worker_labels(record))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
+        }
+        let name = "kvrouted_worker_messages_waiting";
+        let help = "Messages that wait while the worker is dumped, loaded or recovered.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (record, view) in self.0.views.of(&table) {
+            family.encode_family(&worker_labels(record))?.encode_gauge(&(view.gauges.waiting() as i64))?;
         }
         let name = "kvrouted_worker_state";
         let help = "1 for the state that a worker is in: joining, ready, draining or down.";
@@ -241,12 +306,10 @@ impl Gatherer {
         let mut metric = encoder.encode_descriptor("kvrouted_snapshot_seconds", help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, f64, u64>(&stats.writing_seconds(), None)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        if let Some(age) = stats.oldest_age_seconds(now_unix_ms) {
-            let name = "kvrouted_snapshot_oldest_age_seconds";
-            let help = "Time since the snapshot that is furthest behind its worker was last found to be whole.";
-            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&age)?;
-        }
-        Ok(())
+        let name = "kvrouted_snapshot_oldest_age_seconds";
+        let help = "Time since the snapshot that is furthest behind its worker was last found to be whole.";
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        stats.oldest_age_seconds(now_unix_ms).map_or(Ok(()), |age| metric.encode_gauge(&age))
     }
 }
 
@@ -257,4 +320,41 @@ fn worker_labels(record: &WorkerRecord) -> [(&'static str, String); 2] {
 fn worker_labels_and(record: &WorkerRecord, label: &'static str, value: &str) -> [(&'static str, String); 3] {
     let [id, rank] = worker_labels(record);
     [id, rank, (label, value.to_owned())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::FleetTable;
+    use crate::load::LoadsConfig;
+
+    #[test]
+    fn every_metric_that_the_readme_names_is_there() {
+        let sources = Sources {
+            fleet: Arc::new(Fleet::new(FleetTable::default())),
+            loads: Arc::new(Loads::new(0, LoadsConfig::default())),
+            views: Arc::default(),
+            predicting: Predicting::default(),
+            cores: vec![Arc::default()],
+            daemon: Arc::default(),
+            snapshots: Arc::default(),
+            doctor: Doctor::default(),
+        };
+        let page = render(&Arc::new(sources)).unwrap();
+        // Families are there without samples too.
+        let families: BTreeSet<&str> =
+            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let mut named = 0;
+        for (at, _) in readme.match_indices("kvrouted_") {
+            let name: String = readme[at..].chars().take_while(|c| is_name(*c)).collect();
+            if name == "kvrouted_loom" {
+                continue;
+            }
+            named += 1;
+            assert!(families.contains(name.trim_end_matches("_total")), "README.md names {name}");
+        }
+        assert!(named > 3, "README.md names metrics");
+    }
 }

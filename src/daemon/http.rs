@@ -138,6 +138,7 @@ mod tests {
             cores: Vec::new(),
             daemon: Arc::default(),
             snapshots: Arc::default(),
+            doctor: crate::daemon::doctor::Doctor::default(),
         };
         let asked = async {
             let mut silent = TcpStream::connect(address).await.unwrap();

@@ -7,6 +7,8 @@
 
 mod boot;
 mod discover;
+mod doctor;
+mod evidence;
 mod exposition;
 mod http;
 mod muster;
@@ -46,6 +48,7 @@ use crate::snapshot::Keeper;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
 use discover::Discovery;
+use doctor::Doctor;
 use exposition::{CoreMetrics, Sources};
 use muster::Muster;
 use predicting::PredictorThread;
@@ -82,10 +85,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
     let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
     let snapshots = Snapshots::open(config)?;
-    let scrapes = match config.metrics.port {
-        0 => None,
-        port => Some(http::bind(port).await?),
-    };
+    let scrapes = bind_metrics(config.metrics.port).await?;
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
     let shared = Shared {
         instance_id: rand::rng().random_range(1..=u64::MAX),
@@ -105,15 +105,11 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
     let (fleet, daemon, kept) = (Arc::clone(&fleet), Arc::clone(&counters), Arc::clone(&snapshots.stats));
-    let sources = Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon, snapshots: kept });
+    let doctor = Doctor::default();
+    let sources =
+        Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon, snapshots: kept, doctor });
     let muster = Muster::new(config, records, places, &sources);
-    let administration = Administration {
-        shared: shared.clone(),
-        sources: Arc::clone(&sources),
-        streams: Arc::clone(&streams),
-        snapshots: snapshots.clone(),
-        roster: Rc::clone(&roster),
-    };
+    let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
@@ -128,6 +124,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         () = admin.run() => Err("administration"),
         () = metrics_page(scrapes, &sources) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
+        () = doctor::watch(&sources, &roster) => Err("diagnosis"),
         ended = discover::run(discovery) => Err(ended),
     };
     let deadline = Instant::now() + Duration::from_millis(config.serve.drain_ms_max);
@@ -146,6 +143,14 @@ const fn io_choice(io: IoEngine) -> IoChoice {
         IoEngine::Auto => IoChoice::Auto,
         IoEngine::Uring => IoChoice::Uring,
         IoEngine::Epoll => IoChoice::Epoll,
+    }
+}
+
+/// The port of the metrics page; 0 = there is to be none.
+async fn bind_metrics(port: u16) -> Result<Option<http::MetricsPort>> {
+    match port {
+        0 => Ok(None),
+        port => http::bind(port).await.map(Some),
     }
 }
 

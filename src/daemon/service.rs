@@ -8,6 +8,7 @@ use arc_swap::Guard;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::evidence::Evidence;
 use super::exposition::CoreMetrics;
 use super::predicting::Predicting;
 use crate::error::{Kind, Result};
@@ -64,13 +65,16 @@ pub(super) struct CoreService {
     shared: Shared,
     metrics: Arc<CoreMetrics>,
     scratch: Scratch,
+    evidence: Evidence,
     rng: Xoshiro256PlusPlus,
 }
 
 impl CoreService {
     /// A service whose ties are drawn from `seed`.
     pub(super) fn new(shared: Shared, metrics: Arc<CoreMetrics>, seed: u64) -> Self {
-        Self { shared, metrics, scratch: Scratch::default(), rng: Xoshiro256PlusPlus::seed_from_u64(seed) }
+        let evidence = Evidence::new(Arc::clone(&metrics.workers));
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        Self { shared, metrics, scratch: Scratch::default(), evidence, rng }
     }
 
     fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
@@ -164,6 +168,8 @@ impl Service for CoreService {
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let began = Instant::now();
         self.decide_and_book(session, request, decision)?;
+        let now_ms = began.duration_since(self.shared.started).as_millis() as u64;
+        self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, now_ms);
         self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What the admin socket tells about every worker.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,26 +12,25 @@ use super::service::Shared;
 use super::snapshots::Snapshots;
 use super::streams::Streams;
 use crate::error::{Error, Kind, Result};
+use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::WorkerView;
-use crate::load::Load;
-use crate::metrics::{CoreCounter, CounterName, DaemonCounter, PredictorCounter, SnapshotCounter, WorkerCounter};
+use crate::limits::FINDING_WORKERS_MAX;
+use crate::metrics::{
+    CoreCounter, CounterName, DaemonCounter, PredictorCounter, RouteCounter, SnapshotCounter, WorkerCounter,
+};
 use crate::serve::{AdminService, HelloInfo};
-use crate::trust::{TrustLevel, TrustReason};
 use crate::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
-
-/// What to do where events wait for memory that the index cannot free.
-const CHOKED_REMEDY: &str = "the index cannot free memory because a query does not end, and events wait: find the core \
-                             thread that stands still (a stopped or starved process), or restart the daemon";
 
 /// Answers administration from the tables the daemon runs on.
 pub(super) struct Administration {
-    pub(super) shared: Shared,
-    pub(super) sources: Arc<Sources>,
-    pub(super) roster: Rc<Roster>,
-    pub(super) streams: Arc<Streams>,
-    pub(super) snapshots: Snapshots,
+    shared: Shared,
+    sources: Arc<Sources>,
+    roster: Rc<Roster>,
+    streams: Arc<Streams>,
+    snapshots: Snapshots,
+    metrics_port: u16,
 }
 
 impl AdminService for Administration {
@@ -46,15 +46,21 @@ impl AdminService for Administration {
         let table = self.shared.fleet.load();
         let mut rest = self.sources.views.of(&table);
         rest.retain(|(record, _)| record.index.place() >= cursor as usize);
-        let load = |record: &WorkerRecord| self.sources.loads.read(record.index);
-        let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| WorkerStatus {
-            source: self.roster.source_of(record.worker),
-            ..worker_status(&table, record, view, load(record))
+        let next_cursor = rest.get(limit).map(|(record, _)| record.index.place() as u32);
+        let findings = self.sources.doctor.findings(&self.sources);
+        let remedies = remedies(&findings);
+        let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| {
+            let remedy = remedies.get(&record.worker).map(|remedy| (*remedy).to_owned());
+            let source = self.roster.source_of(record.worker);
+            self.with_routes(record, WorkerStatus { remedy, source, ..worker_status(&table, record, view) })
         };
         StatusPage {
             workers: rest.iter().take(limit).map(status).collect(),
-            next_cursor: rest.get(limit).map(|(record, _)| record.index.place() as u32),
+            next_cursor,
             sources: if cursor == 0 { self.roster.sources() } else { Vec::new() },
+            findings: if next_cursor.is_none() { told(findings) } else { Vec::new() },
+            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics_port: self.metrics_port,
             fleet_version: table.version,
             instance_id: self.shared.instance_id,
             uptime_ms: self.shared.now_ms(),
@@ -85,7 +91,51 @@ impl AdminService for Administration {
     }
 }
 
+/// What to do for each worker: the remedy of the worst that is found of it.
+fn remedies(findings: &[Finding]) -> HashMap<Worker, &str> {
+    let mut remedies = HashMap::new();
+    for finding in findings {
+        for worker in &finding.workers {
+            remedies.entry(*worker).or_insert(finding.remedy.as_str());
+        }
+    }
+    remedies
+}
+
+/// Findings as they are told: each names a bounded number of workers.
+fn told(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.iter_mut().for_each(|finding| finding.workers.truncate(FINDING_WORKERS_MAX));
+    findings
+}
+
 impl Administration {
+    /// Over what the daemon runs on; `metrics_port` 0 = metrics are not served.
+    pub(super) fn new(
+        shared: &Shared,
+        sources: &Arc<Sources>,
+        roster: &Rc<Roster>,
+        streams: &Arc<Streams>,
+        snapshots: &Snapshots,
+        metrics_port: u16,
+    ) -> Self {
+        let (sources, roster, streams) = (Arc::clone(sources), Rc::clone(roster), Arc::clone(streams));
+        Self { shared: shared.clone(), sources, roster, streams, snapshots: snapshots.clone(), metrics_port }
+    }
+
+    /// Adds what decisions and bookings show of a worker.
+    fn with_routes(&self, record: &WorkerRecord, mut status: WorkerStatus) -> WorkerStatus {
+        let load = self.sources.loads.read(record.index);
+        let routed = RouteCounter::ALL.iter().map(|of| (of.name(), self.sources.routed(record.index, *of)));
+        // Not counters: they fall again. They are here so that they show in `kvrouted status`.
+        let now = [
+            ("active_prefill_tokens", load.prefill_tokens),
+            ("active_decode_blocks", load.decode_blocks),
+            ("active_requests", load.requests),
+        ];
+        status.counters.extend(routed.chain(now).map(|(name, value)| (name.to_owned(), value)));
+        status
+    }
+
     /// The daemon's own counters, cores summed.
     fn counters(&self) -> Vec<(String, u64)> {
         let cores = CoreCounter::ALL.iter().map(|counter| {
@@ -105,20 +155,8 @@ impl Administration {
     }
 }
 
-fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, load: Load) -> WorkerStatus {
-    let trust = record.trust.load();
-    // The remedy of the reason that costs most.
-    let worst = trust.reasons.iter().min_by_key(|reason| reason.cap());
-    let remedy = worst.filter(|_| trust.level != TrustLevel::Exact).map(TrustReason::remedy);
-    // Behind by more every moment, whatever else is the matter.
-    let remedy = if view.gauges.is_choked() { Some(CHOKED_REMEDY) } else { remedy };
-    // Not counters: they fall again. They are here so that they show in `kvrouted status`.
-    let now = [
-        ("choked", u64::from(view.gauges.is_choked())),
-        ("active_prefill_tokens", load.prefill_tokens),
-        ("active_decode_blocks", load.decode_blocks),
-        ("active_requests", load.requests),
-    ];
+fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -> WorkerStatus {
+    let now = [("choked", u64::from(view.gauges.is_choked())), ("messages_waiting", view.gauges.waiting())];
     let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
     let named = WorkerCounter::ALL.iter().map(|counter| (counter.name().to_owned(), view.counters.get(*counter)));
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
@@ -134,11 +172,11 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
         model: table.space(record.space).map(|space| space.model.clone()).unwrap_or_default(),
         name: record.name.clone(),
         state: record.state,
-        trust,
+        trust: record.trust.load(),
         blocks_held: view.gauges.bound(),
         blocks_by_tier: view.gauges.by_tier(),
         counters: named.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
-        remedy: remedy.map(str::to_owned),
+        remedy: None,
         source: String::new(),
     }
 }
@@ -146,12 +184,13 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView, l
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finding::Symptom;
     use crate::fleet::{DeviceClass, TrustCell, WorkerState};
     use crate::ids::{ShardId, SpaceId, WorkerIndex, WorkerSlot};
     use crate::ingest::AbortReason;
     use crate::trust::Trust;
 
-    fn record(trust: Trust) -> WorkerRecord {
+    fn record() -> WorkerRecord {
         WorkerRecord {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),
@@ -165,32 +204,38 @@ mod tests {
             weight: 1.0,
             taints: Vec::new(),
             state: WorkerState::Ready,
-            trust: Arc::new(TrustCell::new(trust)),
+            trust: Arc::new(TrustCell::new(Trust::default())),
             events: None,
         }
     }
 
     #[test]
-    fn events_that_wait_blocks_refused_and_broken_dumps_are_told_with_a_remedy() {
-        let exact = Trust { level: TrustLevel::Exact, ..Trust::default() };
-        let full = [TrustReason::MemoryBound].into_iter().collect();
-        let full = Trust { level: TrustLevel::LowerBound, reasons: full, ..Trust::default() };
-        for (trust, choked, remedy) in [
-            (exact, false, None),
-            (full, false, Some(TrustReason::MemoryBound.remedy())),
-            (exact, true, Some(CHOKED_REMEDY)),
-            (full, true, Some(CHOKED_REMEDY)),
-        ] {
-            let record = record(trust);
+    fn events_that_wait_blocks_refused_and_broken_dumps_are_told() {
+        for choked in [false, true] {
+            let record = record();
             let view = WorkerView::new(Arc::clone(&record.trust));
             view.gauges.set_choked(choked);
+            view.gauges.set_waiting(3);
             view.counters.bump(WorkerCounter::StoresMemoryBound);
             view.transfers_aborted.add(AbortReason::Overflow as usize, 2);
-            let status = worker_status(&FleetTable::default(), &record, &view, Load::default());
-            assert_eq!(status.remedy.as_deref(), remedy);
+            let status = worker_status(&FleetTable::default(), &record, &view);
             let count = |name: &str| status.counters.iter().find(|(of, _)| of == name).map(|(_, value)| *value);
-            assert_eq!(count("choked"), Some(u64::from(choked)));
+            assert_eq!((count("choked"), count("messages_waiting")), (Some(u64::from(choked)), Some(3)));
             assert_eq!((count("transfer_aborted_overflow"), count("stores_memory_bound")), (Some(2), Some(1)));
         }
+    }
+
+    #[test]
+    fn a_worker_is_told_the_remedy_of_the_worst_and_a_finding_names_a_bounded_number() {
+        let workers: Vec<Worker> = (0..2 * FINDING_WORKERS_MAX as u64).map(|id| Worker::new(id, 0)).collect();
+        let total = workers.len() as u32;
+        let worst = Finding { workers: workers[..1].to_vec(), ..Symptom::EventsChoked.finding() };
+        let other = Finding { workers: workers.clone(), workers_total: total, ..Symptom::DuplicateStorm.finding() };
+        let findings = vec![worst, other];
+        let remedies = remedies(&findings);
+        assert_eq!(remedies[&workers[0]], Symptom::EventsChoked.remedy());
+        assert_eq!(remedies[&workers[1]], Symptom::DuplicateStorm.remedy());
+        let told = told(findings);
+        assert_eq!((told[1].workers.len(), told[1].workers_total), (FINDING_WORKERS_MAX, total));
     }
 }

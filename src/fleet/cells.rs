@@ -95,6 +95,11 @@ impl SchemeCell {
         }
     }
 
+    /// Holds `scheme` instead of whatever it held.
+    pub fn set(&self, scheme: Scheme) {
+        self.0.store(pack(scheme), Ordering::Relaxed);
+    }
+
     /// Forgets a learnt scheme, so that it can be learnt again.
     pub fn forget(&self) {
         self.0.store(0, Ordering::Relaxed);

@@ -263,6 +263,7 @@ impl Stream {
 
     fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
         self.refuse_store(stored, tier, WorkerCounter::StoresSchemeMismatch, Finding::SchemeMismatch, now);
+        self.view.refused_scheme.set(own);
         let times = self.view.counters.get(WorkerCounter::StoresSchemeMismatch);
         if times.is_power_of_two() {
             tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "store of another scheme refused");

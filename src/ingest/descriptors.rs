@@ -30,6 +30,12 @@ pub fn raise(publishers: usize, connections: usize) -> Descriptors {
     Descriptors { limit, publishers_max: fitting(limit, reserved) }
 }
 
+/// Open files that a daemon with so many publishers needs beside its connections.
+#[must_use]
+pub fn needed(publishers: usize) -> u64 {
+    DESCRIPTORS_RESERVED.saturating_add((publishers as u64).saturating_mul(DESCRIPTORS_PER_PUBLISHER))
+}
+
 /// The soft limit to ask for; `None` = unlimited.
 fn target(current: Option<u64>, maximum: Option<u64>, wanted: u64) -> u64 {
     match current {

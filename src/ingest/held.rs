@@ -159,6 +159,11 @@ impl Held {
         Some(message)
     }
 
+    /// How many messages wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// What the oldest messages have in common with a stream of which these payloads are remembered, by ascending
     /// sequence up to the watermark. Only a run of ascending sequences is looked at: behind it another incarnation
     /// may speak.

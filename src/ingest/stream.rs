@@ -316,6 +316,7 @@ impl Stream {
 
     /// Ends a turn: the index shows what was taken already, and now so does the trust that speaks of it.
     pub(super) fn show(&mut self, home: &mut Home) {
+        self.view.gauges.set_waiting(self.held.as_deref().map_or(0, Held::waiting));
         if !std::mem::take(&mut self.changed) {
             return;
         }

@@ -137,11 +137,14 @@ impl Subscription {
 }
 
 /// Tells attempts to connect that failed from those that could not be made: of the latter libzmq says nothing
-/// but that it will try again.
+/// but that it will try again. Of a peer whose socket is of a type that does not fit, such as a replay socket, it says
+/// nothing but that the connection ended.
 #[derive(Debug, Default)]
 struct Attempts {
     /// Something was tried since libzmq last said that it will try again.
     tried: bool,
+    /// The connection that ends next has shaken hands, or has been told not to.
+    told: bool,
 }
 
 impl Attempts {
@@ -157,11 +160,14 @@ impl Attempts {
             self.tried = true;
             None
         } else if is(SocketEvent::HANDSHAKE_SUCCEEDED) {
+            self.told = true;
             Some(LinkEvent::Handshake)
         } else if is(SocketEvent::DISCONNECTED) {
-            Some(LinkEvent::Disconnected)
+            Some(if std::mem::take(&mut self.told) { LinkEvent::Disconnected } else { LinkEvent::HandshakeFailed })
         } else {
-            HANDSHAKE_FAILURES.into_iter().any(is).then_some(LinkEvent::HandshakeFailed)
+            let failed = HANDSHAKE_FAILURES.into_iter().any(is);
+            self.told |= failed;
+            failed.then_some(LinkEvent::HandshakeFailed)
         }
     }
 }
@@ -225,7 +231,11 @@ mod tests {
         assert_eq!(attempts.link_event(&frame(SocketEvent::DISCONNECTED)), Some(LinkEvent::Disconnected));
         for failure in HANDSHAKE_FAILURES {
             assert_eq!(attempts.link_event(&frame(failure)), Some(LinkEvent::HandshakeFailed));
+            let ended = attempts.link_event(&frame(SocketEvent::DISCONNECTED));
+            assert_eq!(ended, Some(LinkEvent::Disconnected), "counted once");
         }
+        let untold = attempts.link_event(&frame(SocketEvent::DISCONNECTED));
+        assert_eq!(untold, Some(LinkEvent::HandshakeFailed), "it ended before anybody shook hands");
         assert_eq!(attempts.link_event(&frame(SocketEvent::LISTENING)), None);
         assert_eq!(attempts.link_event(&[1]), None);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::dump::AbortReason;
 use super::unruled::UnruledNames;
 use crate::event::{Oddity, Reason};
-use crate::fleet::TrustCell;
+use crate::fleet::{SchemeCell, TrustCell};
 use crate::index::WorkerBlocks;
 use crate::metrics::{CounterSet, WorkerCounter};
 
@@ -27,6 +27,8 @@ pub struct WorkerView {
     pub transfers_aborted: Tally,
     /// How much the index holds for it.
     pub gauges: WorkerGauges,
+    /// The scheme of the store that was refused last because its space has another.
+    pub refused_scheme: SchemeCell,
 }
 
 impl WorkerView {
@@ -41,6 +43,7 @@ impl WorkerView {
             unruled: UnruledNames::default(),
             transfers_aborted: Tally::new(AbortReason::ALL.len()),
             gauges: WorkerGauges::default(),
+            refused_scheme: SchemeCell::default(),
         }
     }
 
@@ -100,6 +103,7 @@ pub struct WorkerGauges {
     dormant: AtomicU64,
     by_tier: [AtomicU64; 4],
     choked: AtomicBool,
+    waiting: AtomicU64,
 }
 
 impl WorkerGauges {
@@ -126,6 +130,16 @@ impl WorkerGauges {
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.choked.load(Ordering::Relaxed)
+    }
+
+    /// Messages that wait while the worker is dumped or loaded.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_waiting(&self, messages: usize) {
+        self.waiting.store(messages as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn set_choked(&self, choked: bool) {

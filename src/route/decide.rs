@@ -55,6 +55,12 @@ impl Scratch {
         if looked_up { &self.locals } else { &[] }
     }
 
+    /// What a worker of the decision's space holds of the prompt, listed or not, where it was looked up.
+    #[must_use]
+    pub fn overlap_of(&self, record: &WorkerRecord) -> TierBlocks {
+        self.depths.of(record.shard, record.slot)
+    }
+
     /// Whether the chosen worker's load has moved since the decision read it.
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {

@@ -5,6 +5,7 @@ mod cost;
 mod decide;
 mod decision;
 mod policy;
+mod repeats;
 mod request;
 mod select;
 #[cfg(test)]
@@ -15,4 +16,5 @@ pub use cost::{Ask, CostTerms, cost};
 pub use decide::{Scratch, View, decide, demand, overlaps};
 pub use decision::{Decision, MatchStatus, ReplyNotes, Rule, Scored};
 pub use policy::Policy;
+pub use repeats::Repeats;
 pub use request::{BookingRequest, Prompt, RouteRequest};

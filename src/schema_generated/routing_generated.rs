@@ -1033,6 +1033,94 @@ impl<'a> ::flatbuffers::Verifiable for BookingOutcome {
 
 impl ::flatbuffers::SimpleToVerifyInSlice for BookingOutcome {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MIN_HARM: u8 = 0;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MAX_HARM: u8 = 2;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+#[allow(non_camel_case_types)]
+pub const ENUM_VALUES_HARM: [Harm; 3] = [
+  Harm::Note,
+  Harm::Warning,
+  Harm::Severe,
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct Harm(pub u8);
+#[allow(non_upper_case_globals)]
+impl Harm {
+  pub const Note: Self = Self(0);
+  pub const Warning: Self = Self(1);
+  pub const Severe: Self = Self(2);
+
+  pub const ENUM_MIN: u8 = 0;
+  pub const ENUM_MAX: u8 = 2;
+  pub const ENUM_VALUES: &'static [Self] = &[
+    Self::Note,
+    Self::Warning,
+    Self::Severe,
+  ];
+  /// Returns the variant's name or "" if unknown.
+  pub fn variant_name(self) -> Option<&'static str> {
+    match self {
+      Self::Note => Some("Note"),
+      Self::Warning => Some("Warning"),
+      Self::Severe => Some("Severe"),
+      _ => None,
+    }
+  }
+}
+impl ::core::fmt::Debug for Harm {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    if let Some(name) = self.variant_name() {
+      f.write_str(name)
+    } else {
+      f.write_fmt(format_args!("<UNKNOWN {:?}>", self.0))
+    }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for Harm {
+  type Inner = Self;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    let b = unsafe { ::flatbuffers::read_scalar_at::<u8>(buf, loc) };
+    Self(b)
+  }
+}
+
+impl ::flatbuffers::Push for Harm {
+    type Output = Harm;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        unsafe { ::flatbuffers::emplace_scalar::<u8>(dst, self.0) };
+    }
+}
+
+impl ::flatbuffers::EndianScalar for Harm {
+  type Scalar = u8;
+  #[inline]
+  fn to_little_endian(self) -> u8 {
+    self.0.to_le()
+  }
+  #[inline]
+  #[allow(clippy::wrong_self_convention)]
+  fn from_little_endian(v: u8) -> Self {
+    let b = u8::from_le(v);
+    Self(b)
+  }
+}
+
+impl<'a> ::flatbuffers::Verifiable for Harm {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    u8::run_verifier(v, pos)
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for Harm {}
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_WORKER_OP: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MAX_WORKER_OP: u8 = 2;
@@ -8964,6 +9052,222 @@ impl ::core::fmt::Debug for Status<'_> {
       ds.finish()
   }
 }
+pub enum FindingOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct Finding<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for Finding<'a> {
+  type Inner = Finding<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> Finding<'a> {
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 4;
+  pub const VT_HARM: ::flatbuffers::VOffsetT = 6;
+  pub const VT_SINCE_UNIX_MS: ::flatbuffers::VOffsetT = 8;
+  pub const VT_WORKERS: ::flatbuffers::VOffsetT = 10;
+  pub const VT_WORKERS_TOTAL: ::flatbuffers::VOffsetT = 12;
+  pub const VT_WHAT: ::flatbuffers::VOffsetT = 14;
+  pub const VT_WHY: ::flatbuffers::VOffsetT = 16;
+  pub const VT_REMEDY: ::flatbuffers::VOffsetT = 18;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    Finding { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args FindingArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<Finding<'bldr>> {
+    let mut builder = FindingBuilder::new(_fbb);
+    builder.add_since_unix_ms(args.since_unix_ms);
+    if let Some(x) = args.remedy { builder.add_remedy(x); }
+    if let Some(x) = args.why { builder.add_why(x); }
+    if let Some(x) = args.what { builder.add_what(x); }
+    builder.add_workers_total(args.workers_total);
+    if let Some(x) = args.workers { builder.add_workers(x); }
+    if let Some(x) = args.name { builder.add_name(x); }
+    builder.add_harm(args.harm);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(Finding::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn harm(&self) -> Harm {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Harm>(Finding::VT_HARM, Some(Harm::Note)).unwrap()}
+  }
+  #[inline]
+  pub fn since_unix_ms(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Finding::VT_SINCE_UNIX_MS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn workers(&self) -> Option<::flatbuffers::Vector<'a, WorkerRef>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, WorkerRef>>>(Finding::VT_WORKERS, None)}
+  }
+  #[inline]
+  pub fn workers_total(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(Finding::VT_WORKERS_TOTAL, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn what(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(Finding::VT_WHAT, None)}
+  }
+  #[inline]
+  pub fn why(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(Finding::VT_WHY, None)}
+  }
+  #[inline]
+  pub fn remedy(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(Finding::VT_REMEDY, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for Finding<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<Harm>("harm", Self::VT_HARM, false)?
+     .visit_field::<u64>("since_unix_ms", Self::VT_SINCE_UNIX_MS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, WorkerRef>>>("workers", Self::VT_WORKERS, false)?
+     .visit_field::<u32>("workers_total", Self::VT_WORKERS_TOTAL, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("what", Self::VT_WHAT, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("why", Self::VT_WHY, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("remedy", Self::VT_REMEDY, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct FindingArgs<'a> {
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub harm: Harm,
+    pub since_unix_ms: u64,
+    pub workers: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, WorkerRef>>>,
+    pub workers_total: u32,
+    pub what: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub why: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub remedy: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for FindingArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    FindingArgs {
+      name: None, // required field
+      harm: Harm::Note,
+      since_unix_ms: 0,
+      workers: None,
+      workers_total: 0,
+      what: None,
+      why: None,
+      remedy: None,
+    }
+  }
+}
+
+pub struct FindingBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> FindingBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Finding::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_harm(&mut self, harm: Harm) {
+    self.fbb_.push_slot::<Harm>(Finding::VT_HARM, harm, Harm::Note);
+  }
+  #[inline]
+  pub fn add_since_unix_ms(&mut self, since_unix_ms: u64) {
+    self.fbb_.push_slot::<u64>(Finding::VT_SINCE_UNIX_MS, since_unix_ms, 0);
+  }
+  #[inline]
+  pub fn add_workers(&mut self, workers: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , WorkerRef>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Finding::VT_WORKERS, workers);
+  }
+  #[inline]
+  pub fn add_workers_total(&mut self, workers_total: u32) {
+    self.fbb_.push_slot::<u32>(Finding::VT_WORKERS_TOTAL, workers_total, 0);
+  }
+  #[inline]
+  pub fn add_what(&mut self, what: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Finding::VT_WHAT, what);
+  }
+  #[inline]
+  pub fn add_why(&mut self, why: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Finding::VT_WHY, why);
+  }
+  #[inline]
+  pub fn add_remedy(&mut self, remedy: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Finding::VT_REMEDY, remedy);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> FindingBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    FindingBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<Finding<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, Finding::VT_NAME,"name");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for Finding<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("Finding");
+      ds.field("name", &self.name());
+      ds.field("harm", &self.harm());
+      ds.field("since_unix_ms", &self.since_unix_ms());
+      ds.field("workers", &self.workers());
+      ds.field("workers_total", &self.workers_total());
+      ds.field("what", &self.what());
+      ds.field("why", &self.why());
+      ds.field("remedy", &self.remedy());
+      ds.finish()
+  }
+}
 pub enum StatusReplyOffset {}
 #[derive(Copy, Clone, PartialEq)]
 
@@ -8987,6 +9291,9 @@ impl<'a> StatusReply<'a> {
   pub const VT_UPTIME_MS: ::flatbuffers::VOffsetT = 12;
   pub const VT_COUNTERS: ::flatbuffers::VOffsetT = 14;
   pub const VT_SOURCES: ::flatbuffers::VOffsetT = 16;
+  pub const VT_FINDINGS: ::flatbuffers::VOffsetT = 18;
+  pub const VT_DAEMON_VERSION: ::flatbuffers::VOffsetT = 20;
+  pub const VT_METRICS_PORT: ::flatbuffers::VOffsetT = 22;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -9001,10 +9308,13 @@ impl<'a> StatusReply<'a> {
     builder.add_uptime_ms(args.uptime_ms);
     builder.add_instance_id(args.instance_id);
     builder.add_fleet_version(args.fleet_version);
+    if let Some(x) = args.daemon_version { builder.add_daemon_version(x); }
+    if let Some(x) = args.findings { builder.add_findings(x); }
     if let Some(x) = args.sources { builder.add_sources(x); }
     if let Some(x) = args.counters { builder.add_counters(x); }
     builder.add_next_cursor(args.next_cursor);
     if let Some(x) = args.workers { builder.add_workers(x); }
+    builder.add_metrics_port(args.metrics_port);
     builder.finish()
   }
 
@@ -9058,6 +9368,27 @@ impl<'a> StatusReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<SourceStatus>>>>(StatusReply::VT_SOURCES, None)}
   }
+  #[inline]
+  pub fn findings(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Finding<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Finding>>>>(StatusReply::VT_FINDINGS, None)}
+  }
+  #[inline]
+  pub fn daemon_version(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(StatusReply::VT_DAEMON_VERSION, None)}
+  }
+  #[inline]
+  pub fn metrics_port(&self) -> u16 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u16>(StatusReply::VT_METRICS_PORT, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for StatusReply<'_> {
@@ -9073,6 +9404,9 @@ impl ::flatbuffers::Verifiable for StatusReply<'_> {
      .visit_field::<u64>("uptime_ms", Self::VT_UPTIME_MS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Counter>>>>("counters", Self::VT_COUNTERS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<SourceStatus>>>>("sources", Self::VT_SOURCES, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Finding>>>>("findings", Self::VT_FINDINGS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("daemon_version", Self::VT_DAEMON_VERSION, false)?
+     .visit_field::<u16>("metrics_port", Self::VT_METRICS_PORT, false)?
      .finish();
     Ok(())
   }
@@ -9085,6 +9419,9 @@ pub struct StatusReplyArgs<'a> {
     pub uptime_ms: u64,
     pub counters: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter<'a>>>>>,
     pub sources: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<SourceStatus<'a>>>>>,
+    pub findings: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Finding<'a>>>>>,
+    pub daemon_version: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub metrics_port: u16,
 }
 impl<'a> Default for StatusReplyArgs<'a> {
   #[inline]
@@ -9097,6 +9434,9 @@ impl<'a> Default for StatusReplyArgs<'a> {
       uptime_ms: 0,
       counters: None,
       sources: None,
+      findings: None,
+      daemon_version: None,
+      metrics_port: 0,
     }
   }
 }
@@ -9135,6 +9475,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> StatusReplyBuilder<'a, 'b, A>
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_SOURCES, sources);
   }
   #[inline]
+  pub fn add_findings(&mut self, findings: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<Finding<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_FINDINGS, findings);
+  }
+  #[inline]
+  pub fn add_daemon_version(&mut self, daemon_version: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_DAEMON_VERSION, daemon_version);
+  }
+  #[inline]
+  pub fn add_metrics_port(&mut self, metrics_port: u16) {
+    self.fbb_.push_slot::<u16>(StatusReply::VT_METRICS_PORT, metrics_port, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> StatusReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     StatusReplyBuilder {
@@ -9160,6 +9512,9 @@ impl ::core::fmt::Debug for StatusReply<'_> {
       ds.field("uptime_ms", &self.uptime_ms());
       ds.field("counters", &self.counters());
       ds.field("sources", &self.sources());
+      ds.field("findings", &self.findings());
+      ds.field("daemon_version", &self.daemon_version());
+      ds.field("metrics_port", &self.metrics_port());
       ds.finish()
   }
 }

@@ -162,6 +162,9 @@ impl<S: Service> Respond for RoutingResponder<S> {
     fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
         self.counters.bump(CoreCounter::Requests);
         self.counters.bump(CoreCounter::Errors);
+        if error.kind() == Kind::SchemeMismatch {
+            self.counters.bump(CoreCounter::RequestsSchemeMismatch);
+        }
         tracing::debug!(%error, "a request is refused");
         self.encoder.error(id, error, out);
     }

@@ -10,6 +10,7 @@ use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, ServerLimits, SourceStatus, StatusPage, WorkerStatus};
 use crate::error::{Error, Kind};
+use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, TierBlocks};
 use crate::limits::{ERROR_TEXT_BYTES_MAX, WORKERS_PAGE_MAX};
@@ -210,6 +211,9 @@ impl ReplyEncoder {
         let counters = encode_counters(builder, &page.counters);
         let sources: Vec<_> = page.sources.iter().map(|source| encode_source(builder, source)).collect();
         let sources = builder.create_vector(&sources);
+        let findings: Vec<_> = page.findings.iter().map(|finding| encode_finding(builder, finding)).collect();
+        let findings = builder.create_vector(&findings);
+        let daemon_version = builder.create_string(&page.daemon_version);
         let args = fb::StatusReplyArgs {
             workers: Some(workers),
             next_cursor: page.next_cursor.unwrap_or(0),
@@ -218,6 +222,9 @@ impl ReplyEncoder {
             uptime_ms: page.uptime_ms,
             counters: Some(counters),
             sources: Some(sources),
+            findings: Some(findings),
+            daemon_version: Some(daemon_version),
+            metrics_port: page.metrics_port,
         };
         let root = fb::StatusReply::create(builder, &args);
         self.finish(FrameKind::StatusReply, id, root, out);
@@ -359,6 +366,22 @@ fn encode_source(builder: &mut Builder, source: &SourceStatus) -> WIPOffset<fb::
     let problem = source.problem.as_deref().map(|problem| builder.create_string(cut(problem)));
     let args = fb::SourceStatusArgs { name: Some(name), workers: source.workers, problem };
     fb::SourceStatus::create(builder, &args)
+}
+
+fn encode_finding(builder: &mut Builder, finding: &Finding) -> WIPOffset<fb::Finding<'static>> {
+    let workers = finding.workers.iter().map(|worker| fb::WorkerRef::new(worker.id.0, worker.rank.0));
+    let workers = builder.create_vector_from_iter(workers);
+    let args = fb::FindingArgs {
+        name: Some(builder.create_string(&finding.name)),
+        harm: fb::Harm(finding.harm as u8),
+        since_unix_ms: finding.since_unix_ms,
+        workers: Some(workers),
+        workers_total: finding.workers_total,
+        what: Some(builder.create_string(cut(&finding.what))),
+        why: Some(builder.create_string(cut(&finding.why))),
+        remedy: Some(builder.create_string(cut(&finding.remedy))),
+    };
+    fb::Finding::create(builder, &args)
 }
 
 fn encode_counters(

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::{Error, Kind, Side};
+use crate::finding::Finding;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
 use crate::load::BookingOutcome;
@@ -264,6 +265,12 @@ pub struct StatusPage {
     pub counters: Vec<(String, u64)>,
     /// Who names workers, on the first page.
     pub sources: Vec<SourceStatus>,
+    /// What is wrong, the worst first; with the last page only.
+    pub findings: Vec<Finding>,
+    /// The daemon's release; empty = one that does not say.
+    pub daemon_version: String,
+    /// Where metrics are served on the loopback interface; 0 = nowhere.
+    pub metrics_port: u16,
 }
 
 /// What a reset did.

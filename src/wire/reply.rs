@@ -11,6 +11,7 @@ use super::message::{
 };
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
+use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerState;
 use crate::ids::{SpaceId, Worker};
 use crate::load::BookingOutcome;
@@ -175,12 +176,30 @@ fn status(table: fb::StatusReply<'_>) -> Result<StatusPage> {
         uptime_ms: table.uptime_ms(),
         counters: counters(table.counters()),
         sources: table.sources().map(|sources| sources.iter().map(source).collect()).unwrap_or_default(),
+        findings: table.findings().map(|list| list.iter().map(finding).collect()).unwrap_or_default(),
+        daemon_version: table.daemon_version().unwrap_or_default().to_owned(),
+        metrics_port: table.metrics_port(),
     })
 }
 
 fn source(table: fb::SourceStatus<'_>) -> SourceStatus {
     let problem = table.problem().map(str::to_owned);
     SourceStatus { name: table.name().to_owned(), workers: table.workers(), problem }
+}
+
+fn finding(table: fb::Finding<'_>) -> Finding {
+    let workers = table.workers().map(|list| list.iter().map(|at| Worker::new(at.worker_id(), at.dp_rank())).collect());
+    let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+    Finding {
+        name: table.name().to_owned(),
+        harm: Harm::from_u8(table.harm().0),
+        since_unix_ms: table.since_unix_ms(),
+        workers: workers.unwrap_or_default(),
+        workers_total: table.workers_total(),
+        what: text(table.what()),
+        why: text(table.why()),
+        remedy: text(table.remedy()),
+    }
 }
 
 fn worker_status(table: fb::WorkerStatus<'_>) -> Result<WorkerStatus> {

@@ -1,6 +1,7 @@
 //! What the daemon sends, and both decoders against garbage.
 
 use super::*;
+use crate::finding::{Finding, Symptom};
 
 fn terms(seed: f64) -> CostTerms {
     CostTerms {
@@ -88,11 +89,8 @@ fn a_route_reply_round_trips() {
     assert_eq!((reply.candidates.len(), reply.removed.len()), (0, 2), "who removed them is said unasked");
 }
 
-#[test]
-fn the_other_replies_round_trip() {
-    let (mut encoder, (decision, fleet)) = (ReplyEncoder::default(), decision());
-    let limits = ServerLimits { frame_body_bytes_max: 1, prompt_tokens_max: 2, ..Default::default() };
-    let facts = HelloFacts { version: 1, instance_id: 8, limits, admin_socket: Some("/run/a") };
+/// A page with every field of its own.
+fn status_page() -> StatusPage {
     let status = WorkerStatus {
         worker: Worker::new(1, 2),
         space: SpaceId(0),
@@ -107,8 +105,30 @@ fn the_other_replies_round_trip() {
         source: "config".into(),
     };
     let sources = vec![SourceStatus { name: "admin".into(), workers: 3, problem: Some("torn".into()) }];
-    let workers = vec![status.clone(), status];
-    let page = StatusPage { workers, next_cursor: Some(2), uptime_ms: 5, sources, ..Default::default() };
+    let found = Finding {
+        since_unix_ms: 7,
+        workers: vec![Worker::new(1, 2)],
+        workers_total: 9,
+        ..Symptom::ForeignHashes.finding()
+    };
+    StatusPage {
+        workers: vec![status.clone(), status],
+        next_cursor: Some(2),
+        uptime_ms: 5,
+        sources,
+        findings: vec![found, Symptom::ClockStepped.finding()],
+        daemon_version: "1.2.3".into(),
+        metrics_port: 9100,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn the_other_replies_round_trip() {
+    let (mut encoder, (decision, fleet)) = (ReplyEncoder::default(), decision());
+    let limits = ServerLimits { frame_body_bytes_max: 1, prompt_tokens_max: 2, ..Default::default() };
+    let facts = HelloFacts { version: 1, instance_id: 8, limits, admin_socket: Some("/run/a") };
+    let page = status_page();
     let refusal = Error::new(Kind::Overloaded, "full", "wait");
     let mut replies = Vec::new();
     let mut encode = |encode: &mut dyn FnMut(&mut ReplyEncoder, &mut Vec<u8>)| {

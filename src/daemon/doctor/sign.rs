@@ -1,0 +1,149 @@
+//! One thing that is wrong with one worker or with the daemon, and how signs become findings. Pure.
+
+use crate::finding::{Finding, Harm, Symptom};
+use crate::ids::Worker;
+use crate::trust::TrustReason;
+
+/// What a finding is named by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Cause {
+    Symptom(Symptom),
+    Reason(TrustReason),
+}
+
+impl Cause {
+    pub(super) const fn harm(self) -> Harm {
+        match self {
+            Self::Symptom(symptom) => symptom.harm(),
+            Self::Reason(reason) => reason.harm(),
+        }
+    }
+
+    fn finding(self) -> Finding {
+        match self {
+            Self::Symptom(symptom) => symptom.finding(),
+            Self::Reason(reason) => Finding {
+                name: reason.name().to_owned(),
+                harm: reason.harm(),
+                what: reason.meaning().to_owned(),
+                why: reason.cap().consequence().to_owned(),
+                remedy: reason.remedy().to_owned(),
+                ..Finding::default()
+            },
+        }
+    }
+}
+
+/// What is wrong, once. Signs that differ in nothing but the worker, the count and the time are one finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sign {
+    pub(super) cause: Cause,
+    /// `None` = it is about the daemon.
+    pub(super) worker: Option<Worker>,
+    /// What more is to be said, without a full stop.
+    pub(super) detail: String,
+    /// Instead of the cause's own.
+    pub(super) remedy: Option<String>,
+    /// A count that shows it, by its name in status and metrics.
+    pub(super) count: Option<(&'static str, u64)>,
+    /// For how long it must be so before it is told, milliseconds.
+    pub(super) patience_ms: u64,
+    /// When it began, milliseconds of Unix time, where that is known.
+    pub(super) since_unix_ms: Option<u64>,
+}
+
+impl Sign {
+    pub(super) fn new(cause: Cause, worker: Option<Worker>) -> Self {
+        let (detail, remedy, count) = (String::new(), None, None);
+        Self { cause, worker, detail, remedy, count, patience_ms: 0, since_unix_ms: None }
+    }
+
+    pub(super) fn symptom(symptom: Symptom, worker: Worker) -> Self {
+        Self::new(Cause::Symptom(symptom), Some(worker))
+    }
+
+    pub(super) fn saying(self, detail: impl Into<String>) -> Self {
+        Self { detail: detail.into(), ..self }
+    }
+
+    pub(super) fn counted(self, name: &'static str, count: u64) -> Self {
+        Self { count: (count > 0).then_some((name, count)), ..self }
+    }
+}
+
+/// Joins signs into findings, the worst first. Every sign has its time by now.
+pub(super) fn findings(signs: Vec<Sign>) -> Vec<Finding> {
+    let mut groups: Vec<(Sign, Vec<Worker>)> = Vec::new();
+    for sign in signs {
+        let same = groups
+            .iter_mut()
+            .find(|(first, _)| (first.cause, &first.detail, &first.remedy) == (sign.cause, &sign.detail, &sign.remedy));
+        match same {
+            Some((first, workers)) => {
+                first.since_unix_ms = first.since_unix_ms.min(sign.since_unix_ms);
+                if let (Some((_, sum)), Some((_, count))) = (&mut first.count, sign.count) {
+                    *sum += count;
+                }
+                workers.extend(sign.worker);
+            }
+            None => {
+                let workers = sign.worker.into_iter().collect();
+                groups.push((sign, workers));
+            }
+        }
+    }
+    let mut findings: Vec<Finding> = groups.into_iter().map(|(first, workers)| finding(first, workers)).collect();
+    // Stable: within a harm as the rules are ordered, and then who has had it longest.
+    findings.sort_by_key(|finding| (std::cmp::Reverse(finding.harm), finding.since_unix_ms));
+    findings
+}
+
+fn finding(first: Sign, workers: Vec<Worker>) -> Finding {
+    let mut finding = first.cause.finding();
+    if !first.detail.is_empty() {
+        finding.what = format!("{}: {}.", finding.what.trim_end_matches('.'), first.detail);
+    }
+    if let Some((name, count)) = first.count {
+        finding.what.push_str(&format!(" ({name} {count})"));
+    }
+    if let Some(remedy) = first.remedy {
+        finding.remedy = remedy;
+    }
+    let since_unix_ms = first.since_unix_ms.unwrap_or_default();
+    Finding { since_unix_ms, workers_total: workers.len() as u32, workers, ..finding }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_of_one_kind_are_one_finding_and_the_worst_come_first() {
+        let at = |sign: Sign, since| Sign { since_unix_ms: Some(since), ..sign };
+        let worker = |id| Worker::new(id, 0);
+        let late = |id| Sign::new(Cause::Reason(TrustReason::JoinedLate), Some(worker(id)));
+        let found = findings(vec![
+            at(late(1), 9),
+            at(late(2), 7),
+            at(Sign::symptom(Symptom::RestartLoop, worker(1)).counted("restarts", 3), 8),
+            at(Sign::symptom(Symptom::RestartLoop, worker(2)).counted("restarts", 4), 8),
+            at(Sign::new(Cause::Symptom(Symptom::ClockStepped), None).saying("by 5 s"), 1),
+        ]);
+        let rows: Vec<_> = found.iter().map(|f| (f.name.as_str(), f.harm, f.since_unix_ms, f.workers_total)).collect();
+        let rows_expected = [
+            ("restart_loop", Harm::Severe, 8, 2),
+            ("joined_late", Harm::Warning, 7, 2),
+            ("clock_stepped", Harm::Note, 1, 0),
+        ];
+        assert_eq!(rows, rows_expected);
+        assert!(found[0].what.ends_with("(restarts 7)"), "{}", found[0].what);
+        assert!(found[2].what.ends_with(": by 5 s."), "{}", found[2].what);
+        assert_eq!(found[1].workers, [worker(1), worker(2)]);
+    }
+
+    #[test]
+    fn what_differs_in_words_stays_apart() {
+        let sign = |detail: &str| Sign::symptom(Symptom::EventsOff, Worker::new(1, 0)).saying(detail);
+        assert_eq!(findings(vec![sign("a"), sign("b"), sign("a")]).len(), 2);
+    }
+}

@@ -1,0 +1,316 @@
+//! What is found in which facts: one row a symptom, and one a reason.
+
+use super::counts::Counts;
+use super::facts::{Facts, SpaceFacts, WorkerFacts};
+use super::{rules, sign};
+use crate::finding::{Finding, Harm, Symptom};
+use crate::fleet::WorkerState;
+use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
+use crate::limits::*;
+use crate::metrics::{
+    CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
+};
+use crate::trust::{Trust, TrustLevel, TrustReason};
+use crate::wire::SourceStatus;
+
+const PLAIN_16: Scheme = Scheme { block_size: 16, window: Window::Plain };
+
+/// A worker of which nothing is wrong.
+fn well(id: u64) -> WorkerFacts {
+    WorkerFacts {
+        worker: Worker::new(id, 0),
+        space: SpaceId(0),
+        state: WorkerState::Ready,
+        trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(7)), ..Trust::default() },
+        topic: Some(String::new()),
+        refused_scheme: None,
+        blocks_held: 10 * FOREIGN_BLOCKS_HELD_MIN,
+        messages_waiting: 0,
+        choked: false,
+        total: Counts::of(&[(C::Batches, 1000)]),
+        recent: Counts::of(&[(C::Batches, 100)]),
+        routed_total: Counts::of(&[(Route::Decisions, 1000)]),
+        routed_recent: Counts::of(&[(Route::Decisions, 100), (Route::OverlapsFound, 1)]),
+    }
+}
+
+fn doubted(reason: TrustReason) -> WorkerFacts {
+    let reasons = [reason].into_iter().collect();
+    WorkerFacts { trust: Trust { level: reason.cap(), reasons, since_unix_ms: 5, ..well(1).trust }, ..well(1) }
+}
+
+fn facts(workers: Vec<WorkerFacts>) -> Facts {
+    let spaces = vec![SpaceFacts { id: SpaceId(0), model: "m".into(), scheme: Some(PLAIN_16) }];
+    Facts { workers, spaces, ..Facts::default() }
+}
+
+fn found(facts: &Facts) -> Vec<Finding> {
+    sign::findings(rules::signs(facts))
+}
+
+#[track_caller]
+fn names(facts: &Facts) -> Vec<String> {
+    found(facts).into_iter().map(|finding| finding.name).collect()
+}
+
+#[test]
+fn nothing_is_found_where_all_is_well() {
+    assert_eq!(found(&facts(vec![well(1), well(2)])), []);
+    assert_eq!(found(&Facts::default()), []);
+}
+
+#[test]
+fn every_reason_is_a_finding_with_a_remedy() {
+    for reason in TrustReason::ALL {
+        let worker = doubted(*reason);
+        // An events endpoint that is not listened to is worse than none, and has a name of its own.
+        let no_events = *reason == TrustReason::NoEvents;
+        let worker = if no_events { WorkerFacts { topic: None, ..worker } } else { worker };
+        let found = found(&facts(vec![worker]));
+        let [finding] = found.as_slice() else { panic!("{reason:?}: {found:?}") };
+        assert_eq!((finding.name.as_str(), finding.harm, finding.since_unix_ms), (reason.name(), reason.harm(), 5));
+        assert!(finding.what.starts_with(reason.meaning().trim_end_matches('.')), "{finding:?}");
+        assert_eq!(finding.remedy, reason.remedy());
+        assert_eq!(finding.why, reason.cap().consequence());
+        assert_eq!(finding.workers, [Worker::new(1, 0)]);
+    }
+}
+
+/// Facts in which a symptom is found, and facts just short of it.
+type Examples = (Facts, Facts);
+
+fn changed(change: impl Fn(&mut WorkerFacts)) -> Facts {
+    let mut worker = well(1);
+    change(&mut worker);
+    facts(vec![worker])
+}
+
+fn recent(counter: C, n: u64) -> Facts {
+    changed(|worker| worker.recent = Counts::of(&[(C::Batches, 100), (counter, n)]))
+}
+
+fn unheard(topic: &str, decisions: u64) -> Facts {
+    changed(|worker| {
+        worker.topic = Some(topic.into());
+        worker.trust.as_of_seq = None;
+        worker.total = Counts::default();
+        worker.routed_total = Counts::of(&[(Route::Decisions, decisions)]);
+    })
+}
+
+fn cores(counts: &[(Core, u64)]) -> Facts {
+    Facts { cores: Counts::of(counts), ..facts(vec![well(1)]) }
+}
+
+fn daemon(counter: Daemon, n: u64) -> Facts {
+    Facts { daemon: Counts::of(&[(counter, n)]), ..facts(vec![well(1)]) }
+}
+
+fn snapshots(counter: SnapshotCounter) -> Facts {
+    Facts { snapshots: Counts::of(&[(counter, 1)]), ..facts(vec![well(1)]) }
+}
+
+/// One source of workers for each problem.
+fn named(problems: &[Option<&str>]) -> Facts {
+    let source = |problem: &Option<&str>| SourceStatus {
+        name: "file f".into(),
+        workers: 1,
+        problem: problem.map(str::to_owned),
+    };
+    Facts { naming: problems.iter().map(source).collect(), ..facts(vec![well(1)]) }
+}
+
+/// Of symptoms of workers.
+fn of_worker(symptom: Symptom) -> Option<Examples> {
+    let in_state = |state| changed(|worker| worker.state = state);
+    let foreign = |missed, found| facts(vec![routed(1, missed, found)]);
+    let waiting = |messages| changed(|worker| worker.messages_waiting = messages);
+    let fine = || facts(vec![well(1)]);
+    Some(match symptom {
+        Symptom::WorkerDown => (in_state(WorkerState::Down), in_state(WorkerState::Draining)),
+        Symptom::NoPublisher => {
+            let sick = changed(|worker| {
+                worker.state = WorkerState::Joining;
+                worker.recent = Counts::of(&[(C::HandshakesFailed, 1)]);
+            });
+            (sick, recent(C::HandshakesFailed, 1))
+        }
+        Symptom::EventsRefused => {
+            let WorkerFacts { trust, .. } = doubted(TrustReason::NoEvents);
+            (changed(|worker| worker.trust = trust), fine())
+        }
+        Symptom::EventsOff => (unheard("", EVENTS_OFF_DECISIONS_MIN), unheard("", EVENTS_OFF_DECISIONS_MIN - 1)),
+        Symptom::TopicFiltersAll => (unheard("kv@", EVENTS_OFF_DECISIONS_MIN), unheard("kv@", 0)),
+        Symptom::ForeignHashes => (foreign(FOREIGN_REPEATS_MIN, 0), foreign(FOREIGN_REPEATS_MIN, 1)),
+        Symptom::EventsChoked => (changed(|worker| worker.choked = true), fine()),
+        Symptom::RestartLoop => {
+            (recent(C::Restarts, RESTARTS_RECENT_MIN), recent(C::Restarts, RESTARTS_RECENT_MIN - 1))
+        }
+        Symptom::DuplicateStorm => {
+            (recent(C::Duplicates, DUPLICATES_RECENT_MIN), recent(C::Duplicates, DUPLICATES_RECENT_MIN - 1))
+        }
+        Symptom::MessagesWait => (waiting(HELD_MESSAGES_MAX as u64 / 2), waiting(HELD_MESSAGES_MAX as u64 / 2 - 1)),
+        Symptom::ReplaySilent => {
+            let silent = recent(C::ReplaysTimedOut, REPLAYS_SILENT_RECENT_MIN);
+            (silent, recent(C::ReplaysTimedOut, REPLAYS_SILENT_RECENT_MIN - 1))
+        }
+        Symptom::RecoveryFails => {
+            let failed = recent(C::ReplaysUnfillable, RECOVERIES_FAILED_RECENT_MIN);
+            (failed, recent(C::ReplaysUnfillable, RECOVERIES_FAILED_RECENT_MIN - 1))
+        }
+        _ => return None,
+    })
+}
+
+/// Of symptoms of the daemon.
+fn of_daemon(symptom: Symptom) -> Option<Examples> {
+    let unschemed = |n| Facts {
+        spaces: vec![SpaceFacts { id: SpaceId(0), model: "m".into(), scheme: None }],
+        ..cores(&[(Core::RoutesSchemeUnknown, n)])
+    };
+    let leaked = |bookings| Facts {
+        daemon: Counts::of(&[(Daemon::BookingsExpiredAge, BOOKINGS_LEAKED_RECENT_MIN)]),
+        ..cores(&[(Core::Bookings, bookings)])
+    };
+    let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
+    let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
+    Some(match symptom {
+        Symptom::GatewayScheme => (cores(&[(Core::RequestsSchemeMismatch, 1)]), cores(&[(Core::Errors, 1)])),
+        Symptom::NobodyEligible => (cores(&[(Core::RoutesAllDown, 1)]), cores(&[(Core::Routes, 1)])),
+        Symptom::ConnectionsRefused => (daemon(Daemon::MailboxFull, 1), daemon(Daemon::AdminConnectionsRefused, 1)),
+        Symptom::SchemeUnknown => (unschemed(1), unschemed(0)),
+        Symptom::PredictionsDropped => (cores(&[(Core::PredictionsDropped, 1)]), cores(&[(Core::Bookings, 1)])),
+        Symptom::SnapshotsFail => {
+            (snapshots(SnapshotCounter::SnapshotsFailed), snapshots(SnapshotCounter::SnapshotsLate))
+        }
+        Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
+        Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
+        Symptom::OpenFilesLow => (open(900), open(899)),
+        Symptom::ClockStepped => (step(-(CLOCK_STEP_MS_MIN as i64)), step(CLOCK_STEP_MS_MIN as i64 - 1)),
+        _ => return None,
+    })
+}
+
+/// What only `kvrouted doctor` can see, from outside the daemon.
+const OUTSIDE: [Symptom; 9] = [
+    Symptom::SocketUnreachable,
+    Symptom::SocketDenied,
+    Symptom::AdminUnreachable,
+    Symptom::SocketOpen,
+    Symptom::MetricsUnreachable,
+    Symptom::VersionDiffers,
+    Symptom::ConfigInvalid,
+    Symptom::ConfigDiffers,
+    Symptom::OpenFilesShort,
+];
+
+#[test]
+fn every_symptom_is_found_where_it_is_and_not_short_of_it() {
+    for symptom in Symptom::ALL.iter().filter(|symptom| !OUTSIDE.contains(symptom)) {
+        let (sick, well) = of_worker(*symptom).or_else(|| of_daemon(*symptom)).expect("every symptom has a row");
+        assert_eq!(names(&sick), [symptom.name()], "{symptom:?}");
+        assert!(!names(&well).contains(&symptom.name().to_owned()), "{symptom:?}");
+        let finding = &found(&sick)[0];
+        assert_eq!((finding.harm, finding.why.as_str()), (symptom.harm(), symptom.why()));
+    }
+}
+
+#[test]
+fn a_block_size_mismatch_names_both_sizes_and_what_to_set() {
+    let refused_scheme = Some(Scheme { block_size: 32, ..PLAIN_16 });
+    let total = Counts::of(&[(C::StoresSchemeMismatch, 12)]);
+    let found = found(&facts(vec![WorkerFacts { refused_scheme, total, ..doubted(TrustReason::SchemeMismatch) }]));
+    let finding = &found[0];
+    for words in ["of 32 tokens", "of 16", "(stores_scheme_mismatch 12)"] {
+        assert!(finding.what.contains(words), "{words}: {}", finding.what);
+    }
+    for words in ["vLLM --block-size 16", "SGLang --page-size 16", "block_size = 32 in the [[space]] of model \"m\""] {
+        assert!(finding.remedy.contains(words), "{words}: {}", finding.remedy);
+    }
+    let refused_scheme = Some(Scheme { window: Window::Bigram, ..PLAIN_16 });
+    let facts = facts(vec![WorkerFacts { refused_scheme, ..doubted(TrustReason::SchemeMismatch) }]);
+    assert!(self::found(&facts)[0].what.contains("(bigram)"), "{:?}", self::found(&facts));
+}
+
+fn routed(id: u64, missed: u64, found: u64) -> WorkerFacts {
+    let routed_recent = Counts::of(&[(Route::RepeatsMissed, missed), (Route::OverlapsFound, found)]);
+    WorkerFacts { routed_recent, ..well(id) }
+}
+
+#[test]
+fn foreign_hashes_are_a_spaces_or_single_workers() {
+    let half = FOREIGN_REPEATS_MIN / 2;
+    let space = found(&facts(vec![routed(1, half, 0), routed(2, half, 0), routed(3, 0, 0)]));
+    assert_eq!(space[0].workers, [Worker::new(1, 0), Worker::new(2, 0)], "what both missed is added up");
+    assert!(space[0].what.contains("any worker of the space \"m\""), "{}", space[0].what);
+    let single = found(&facts(vec![routed(1, FOREIGN_REPEATS_MIN, 0), routed(2, half, 0), routed(3, 0, 1)]));
+    assert_eq!(single[0].workers, [Worker::new(1, 0)]);
+    assert!(single[0].what.contains("other workers"), "{}", single[0].what);
+}
+
+#[test]
+fn foreign_hashes_are_no_false_alarm_where_something_else_explains_them() {
+    let foreign = || routed(1, 10 * FOREIGN_REPEATS_MIN, 0);
+    assert_eq!(names(&facts(vec![foreign()])), ["foreign_hashes"]);
+    let named = |worker| names(&facts(vec![worker])).contains(&"foreign_hashes".to_owned());
+    assert!(!named(WorkerFacts { blocks_held: FOREIGN_BLOCKS_HELD_MIN - 1, ..foreign() }), "a nearly empty cache");
+    assert!(!named(WorkerFacts { topic: None, ..foreign() }), "no events");
+    for reason in [TrustReason::Joining, TrustReason::Disconnected, TrustReason::SchemeMismatch, TrustReason::Hybrid] {
+        let WorkerFacts { trust, .. } = doubted(reason);
+        assert!(!named(WorkerFacts { trust, ..foreign() }), "{reason:?}");
+    }
+    let WorkerFacts { trust, .. } = doubted(TrustReason::JoinedLate);
+    assert!(named(WorkerFacts { trust, ..foreign() }), "what it holds by now is bound, and would be found");
+    assert!(!named(WorkerFacts { space: SpaceId(9), ..foreign() }));
+}
+
+#[test]
+fn duplicates_and_breaks_count_by_what_is_usual() {
+    let recent = |counts: &[(C, u64)]| names(&facts(vec![WorkerFacts { recent: Counts::of(counts), ..well(1) }]));
+    let (many, busy) = (DUPLICATES_RECENT_MIN, 4 * DUPLICATES_RECENT_MIN);
+    assert_eq!(recent(&[(C::StoresAmbiguous, many), (C::Batches, busy)]), ["duplicate_storm"]);
+    assert!(recent(&[(C::Duplicates, many), (C::Batches, busy + 4)]).is_empty(), "a small part of much");
+    assert!(
+        recent(&[(C::Duplicates, many), (C::MessagesHeld, 1)]).is_empty(),
+        "it waited for a replay that had it too"
+    );
+    assert_eq!(recent(&[(C::Disconnects, DISCONNECTS_RECENT_MIN)]), ["restart_loop"]);
+}
+
+#[test]
+fn a_replay_that_came_is_not_silent() {
+    let counts = &[(C::ReplaysTimedOut, 9 * REPLAYS_SILENT_RECENT_MIN), (C::ReplaysAnswered, 1)];
+    assert!(names(&changed(|worker| worker.recent = Counts::of(counts))).is_empty());
+    let down = changed(|worker| {
+        worker.state = WorkerState::Down;
+        worker.recent = Counts::of(&counts[..1]);
+    });
+    assert_eq!(names(&down), ["worker_down"]);
+}
+
+#[test]
+fn workers_that_are_not_taken_are_told_by_the_first_and_the_rest_counted() {
+    let said = found(&named(&[Some("torn"), None, Some("owned")]));
+    assert!(said[0].what.ends_with(": file f: torn, and 1 more."), "{}", said[0].what);
+    let full = found(&daemon(Daemon::WorkersRefusedFull, 2));
+    assert!(full[0].what.ends_with("no room for more workers. (workers_refused_full 2)"), "{}", full[0].what);
+}
+
+#[test]
+fn contended_reads_are_found_by_their_share() {
+    let cores = |contended, routes| {
+        let cores = Counts::of(&[(Core::RoutesContended, contended), (Core::Routes, routes)]);
+        found(&Facts { cores, ..Facts::default() })
+    };
+    let many = cores(CONTENDED_RECENT_MIN, 100 * CONTENDED_RECENT_MIN);
+    assert_eq!((many[0].name.as_str(), many[0].harm), ("read_contended", Harm::Warning));
+    assert_eq!(many[0].remedy, TrustReason::ReadContended.remedy());
+    assert!(cores(CONTENDED_RECENT_MIN, 1000 * CONTENDED_RECENT_MIN).is_empty());
+    assert!(cores(CONTENDED_RECENT_MIN - 1, 0).is_empty());
+}
+
+#[test]
+fn a_worker_that_is_down_is_not_also_said_to_be_joining() {
+    let down = WorkerFacts { state: WorkerState::Down, ..doubted(TrustReason::Joining) };
+    assert_eq!(names(&facts(vec![down])), ["worker_down"]);
+}

@@ -80,6 +80,7 @@ counters! {
         Chokes = "chokes", "Times the worker's events had to wait because memory given up by the index was not yet free.";
         MessagesHeld = "messages_held", "Messages that waited while the worker was dumped, loaded or recovered.";
         MessagesDropped = "messages_dropped", "Live messages dropped while the worker was recovered because too many waited.";
+        MessagesPassedOver = "messages_passed_over", "Live messages dropped because a replay, from a buffer that no longer held what was lost, went on behind them.";
         MessagesDroppedBroken = "messages_dropped_broken", "Live messages dropped because their connection broke; a replay has them.";
         Recoveries = "recoveries", "Times lost batches were fetched again, or shown not to be missing, to the last.";
         ReplaysAsked = "replays_asked", "Replays asked for.";

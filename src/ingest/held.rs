@@ -146,6 +146,15 @@ impl Held {
         messages
     }
 
+    /// Drops the batches before `seq` that wait longest, and answers how many those were.
+    pub(super) fn drop_before(&mut self, seq: EventSeq) -> usize {
+        let messages = self.waiting.len();
+        while self.first_seq().is_some_and(|first| first < seq) {
+            self.pop();
+        }
+        messages - self.waiting.len()
+    }
+
     /// From now on it waits for something else, and is not being applied any more.
     pub(super) fn hold_on(&mut self, purpose: Purpose) {
         (self.purpose, self.is_releasing) = (purpose, false);

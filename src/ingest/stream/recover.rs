@@ -190,6 +190,13 @@ impl Stream {
         self.settle_if_nothing_is_missing(now);
     }
 
+    /// A replay went on at `seq` with nothing known before it. Batches before it that wait can be neither applied nor
+    /// compared any more, and would look like another incarnation's.
+    fn drop_passed_over(&mut self, seq: EventSeq) {
+        let dropped = self.held.as_mut().map_or(0, |held| held.drop_before(seq));
+        self.count(WorkerCounter::MessagesPassedOver, dropped as u64);
+    }
+
     fn drop_for_bound(&self, messages: u64) {
         if messages == 0 {
             return;
@@ -294,7 +301,8 @@ impl Stream {
         let Some(recovery) = &mut self.recovery else { return };
         let payload_hash = xxh3_64(payload);
         let was_proving = recovery.is_proving();
-        match recovery.replayed(&self.gate, seq, payload_hash, now.uptime_ms) {
+        let replayed = recovery.replayed(&self.gate, seq, payload_hash, now.uptime_ms);
+        match replayed {
             Replayed::Skip | Replayed::Unasked => return,
             Replayed::Apply => {}
             Replayed::Unfillable => self.unfillable(home, seq, now),
@@ -303,6 +311,9 @@ impl Stream {
             Replayed::Late => return self.asks_again(WorkerCounter::ReplaysLate, now),
         }
         let verdict = self.gate.replayed(seq, payload_hash);
+        if replayed == Replayed::Unfillable || matches!(verdict, Verdict::First { .. }) {
+            self.drop_passed_over(seq);
+        }
         self.count(WorkerCounter::BatchesReplayed, 1);
         self.judged(home, scratch, (verdict, seq), payload, now);
         if was_proving {

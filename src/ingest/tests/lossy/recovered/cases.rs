@@ -67,6 +67,24 @@ fn what_cannot_be_had_empties_after_a_bounded_number_of_tries() {
 }
 
 #[test]
+fn what_waits_from_before_the_publishers_buffer_is_not_another_incarnations() {
+    let mut world = World::new();
+    world.connect();
+    stored(&mut world, true);
+    (0..100).for_each(|_| stored(&mut world, false));
+    (0..200).for_each(|_| stored(&mut world, true));
+    world.buffer.drain(..world.buffer.len() - 20);
+    for _ in 0..2 * REPLAY_TRIES_MAX {
+        world.pass(10_000);
+        world.replay(&Fault::None);
+    }
+    world.rig.expect(TrustLevel::LowerBound, &[R::Gap], 300);
+    assert_eq!((world.rig.count(C::Restarts), world.rig.count(C::Emptied), world.rig.streams[0].waiting()), (0, 1, 0));
+    assert_eq!(world.rig.count(C::MessagesPassedOver), 180);
+    assert!(world.check().is_ok());
+}
+
+#[test]
 fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
     let mut world = World::new();
     world.connect();

@@ -79,8 +79,8 @@ class Hollow(types.ModuleType):
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Decides for one engine which modules are real, bare or inert."""
 
-    def __init__(self, engine, root):
-        self.engine, self.root, self.real = engine, root, REAL[engine]
+    def __init__(self, engine, root, real):
+        self.engine, self.root, self.real = engine, root, real
 
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
@@ -105,12 +105,16 @@ def cache():
     return os.environ.get("KVROUTED_ENGINES") or os.path.expanduser("~/.cache/kvrouted-engines")
 
 
-def install(engine, version):
-    """Makes the real modules of `engine` importable; call once per process."""
+def install(engine, version, real=None):
+    """Makes the real modules of `engine` importable: `real`, or all that are listed above."""
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return  # a publisher that begins anew finds them there
     root = os.path.join(cache(), "src", f"{engine}-{version}")
     if not os.path.isdir(os.path.join(root, engine)):
         raise Unavailable(f"{root} is not there: run scripts/engines/fetch {engine}=={version}")
-    sys.meta_path.insert(0, Finder(engine, root))
+    if real is not None:
+        REAL[engine] = real
+    sys.meta_path.insert(0, Finder(engine, root, REAL[engine]))
 
 
 def native_page_hash():

@@ -5,6 +5,9 @@ Real, from the engine's package: the prefix cache that decides what is stored an
 hashes, the event types, and the ZeroMQ publisher with its sequences and replay socket. Ours: the requests,
 and the loop that does to the cache what the scheduler does.
 
+For versions whose cache is not driven here, or with --cache ours, the cache is ours as well; the stages say
+so ("cache": "ours"). Trouble is made on purpose with --drop, --restart, --dup-ratio and the like.
+
 It waits for subscribers, publishes --batches batches, writes what the engine's own cache then holds, and
 keeps serving. On each SIGUSR1 it publishes --phase2 batches more and writes again.
 One JSON line on stdout per stage: {"stage": "listening" | "published", "last_seq", "cached_blocks", ...}.
@@ -28,7 +31,12 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import faults  # noqa: E402
+
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+# Versions whose own cache the modules here drive.
+CACHES_DRIVEN = {"vllm": ("0.20.0", "0.24.0", "0.33.0"), "sglang": ("0.5.23",)}
+BIND_PATIENCE_S = 10
 SAMPLES = 48
 ASKED_KEPT = 4096
 
@@ -59,6 +67,12 @@ def arguments():
     add("--lora-ratio", type=float, default=0, help="share of requests with a LoRA adapter (default %(default)s)")
     add("--dup-ratio", type=float, default=0, help="share of requests that repeat one and end on a block (default %(default)s)")
     add("--clear-every", type=int, default=0, help="clear the cache after so many requests; 0 for never (default %(default)s)")
+    add("--cache", choices=("engine", "ours"), help="whose prefix cache decides (default: the engine's, where it is driven)")
+    add("--bytes-hashes", action="store_true", help="whole digests as block hashes instead of 64 bits (vLLM)")
+    add("--drop", type=int, default=0, metavar="N", help="lose so many batches on the way, not in the replay buffer (default %(default)s)")
+    add("--drop-run", type=int, default=1, metavar="R", help="lose so many in a row (default %(default)s)")
+    add("--restart", type=int, default=0, metavar="B", help="begin anew after so many batches: empty cache, sequence 0, nothing said of it (default never)")
+    add("--restart-lossy", action="store_true", help="do not wait for subscribers after it: batches get lost")
     add("--wait-conns", type=int, default=0, help="subscriptions to wait for before the first batch (default %(default)s)")
     add("--wait-timeout", type=float, default=60, metavar="S", help="give up waiting after (default %(default)s)")
     add("--truth", metavar="FILE", help="see above")
@@ -66,6 +80,14 @@ def arguments():
     add("--linger", type=float, default=-1, metavar="S", help="stop after serving so long; -1 for never (default)")
     options = parser.parse_args()
     options.version = options.version or VERSIONS[options.engine]
+    is_driven = options.version in CACHES_DRIVEN[options.engine]
+    options.cache = options.cache or ("engine" if is_driven else "ours")
+    if options.cache == "engine" and not is_driven:
+        parser.error(f"the cache of {options.engine} {options.version} is not driven here: --cache ours")
+    if options.bytes_hashes and options.engine != "vllm":
+        parser.error("--bytes-hashes: SGLang has none")
+    if options.restart and not options.restart < options.batches:
+        parser.error("--restart must be below --batches")
     if options.capacity < 64 or options.block_size < 1 or options.batches < 1:
         parser.error("--capacity must be at least 64, --block-size and --batches at least 1")
     return options
@@ -114,16 +136,66 @@ def write(path, text):
 class Run:
     """One publisher's life: batches so far, prompts sampled so far."""
 
-    def __init__(self, options, engine, workload, stop):
-        self.options, self.engine, self.workload, self.stop = options, engine, workload, stop
-        self.publisher = engine.publisher()
-        self.steps = engine.steps()
-        self.batches, self.sampled = 0, []
+    def __init__(self, options, make_engine, workload, stop):
+        self.options, self.make_engine, self.workload, self.stop = options, make_engine, workload, stop
+        self.sampled = []
+        self.incarnation = -1
+        self.begin()
+
+    def begin(self):
+        """An engine that knows nothing, and its publisher."""
+        o = self.options
+        self.incarnation += 1
+        self.engine = self.make_engine()
+        self.publisher = self.bind()
+        self.subscriptions = self.publisher._pub
+        lives = [o.restart, o.batches - o.restart] if o.restart else [o.batches]
+        lost = faults.sequences_lost(o.drop, o.drop_run, lives[self.incarnation], f"{o.seed}/{self.incarnation}")
+        if lost:
+            self.publisher._pub = faults.LossySocket(self.publisher._pub, lost)
+        self.steps = self.engine.steps()
+        self.batches = 0
+
+    def bind(self):
+        """The former publisher's ports may not be free yet."""
+        import zmq
+        deadline = time.monotonic() + BIND_PATIENCE_S
+        while True:
+            try:
+                return self.engine.publisher()
+            except zmq.ZMQError:
+                if self.incarnation == 0 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def wait_for_subscriptions(self):
+        o = self.options
+        seen = wait_for_subscriptions(self.subscriptions, o.wait_conns, o.wait_timeout, self.stop)
+        if seen < o.wait_conns:
+            print(f"publish.py: {seen} of {o.wait_conns} subscriptions came in {o.wait_timeout} s", file=sys.stderr)
 
     def say(self, stage, **more):
         o = self.options
-        print(json.dumps({"stage": stage, "engine": o.engine, "version": o.version, "endpoint": self.publisher._endpoint,
-                          "replay_endpoint": self.publisher._replay_endpoint, **more}), flush=True)
+        print(json.dumps({"stage": stage, "engine": o.engine, "version": o.version, "cache": o.cache,
+                          "endpoint": self.publisher._endpoint, "replay_endpoint": self.publisher._replay_endpoint,
+                          **more}), flush=True)
+
+    def publish_first(self):
+        o = self.options
+        self.wait_for_subscriptions()
+        if o.restart:
+            self.publish(o.restart)
+            self.sampled += sample(self.engine, self.workload)
+            self.publisher.shutdown()
+            self.begin()
+            if not o.restart_lossy:
+                self.wait_for_subscriptions()
+        self.publish(o.batches - o.restart)
+        self.report()
+
+    def publish_more(self):
+        self.publish(self.options.phase2)
+        self.report()
 
     def publish(self, count):
         begin, first = time.monotonic(), self.batches
@@ -133,11 +205,14 @@ class Run:
             del self.engine.asked[:-ASKED_KEPT]
             if self.options.rate > 0:
                 self.stop.wait(max(0, begin + (self.batches - first) / self.options.rate - time.monotonic()))
-        while not self.publisher._event_queue.empty() and not self.stop.is_set():
+        while self.publisher._event_queue.unfinished_tasks and not self.stop.is_set():
             time.sleep(0.01)
+
+    def report(self):
         self.sampled += sample(self.engine, self.workload)
         self.write_truth()
-        self.say("published", batches=self.batches, last_seq=self.batches - 1, cached_blocks=self.engine.cached_blocks())
+        self.say("published", batches=self.batches, last_seq=self.batches - 1, incarnation=self.incarnation,
+                 lost=getattr(self.publisher._pub, "lost_times", 0), cached_blocks=self.engine.cached_blocks())
 
     def write_truth(self):
         if self.options.truth:
@@ -159,24 +234,20 @@ def main():
     try:
         import loader
         from workload import Workload
-        engine_module = __import__(f"{options.engine}_engine")
+        module = __import__(f"{options.engine}_engine" if options.cache == "engine" else "model_engine")
         see_subscriptions()
         workload = Workload(options)
-        engine = engine_module.Engine(options, workload)
+        run = Run(options, lambda: module.Engine(options, workload), workload, stop)
     except (ImportError, loader.Unavailable) as problem:
         print(f"publish.py: {problem}; scripts/engines/fetch makes the environment this runs in", file=sys.stderr)
         return 69
-    run = Run(options, engine, workload, stop)
     run.say("listening")
-    seen = wait_for_subscriptions(run.publisher._pub, options.wait_conns, options.wait_timeout, stop)
-    if seen < options.wait_conns:
-        print(f"publish.py: {seen} of {options.wait_conns} subscriptions came in {options.wait_timeout} s", file=sys.stderr)
-    run.publish(options.batches)
+    run.publish_first()
     deadline = time.monotonic() + options.linger if options.linger >= 0 else float("inf")
     while not stop.is_set() and time.monotonic() < deadline:
         if again.is_set():
             again.clear()
-            run.publish(options.phase2)
+            run.publish_more()
         stop.wait(0.05)
     run.publisher.shutdown()
     return 0

@@ -39,6 +39,7 @@ class Engine:
 
     def __init__(self, options, workload):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0" if options.bytes_hashes else "1"
         loader.install("vllm", options.version)
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core import block_pool, kv_cache_utils
@@ -124,7 +125,7 @@ class Engine:
     def _events(self):
         events = self.pool.take_events()
         for event in events:
-            if type(event).__name__ == "BlockStored" and event.group_idx is not None:
+            if type(event).__name__ == "BlockStored" and hasattr(event, "kv_cache_spec_kind"):
                 event.kv_cache_spec_kind = "full_attention"  # as KVCacheManager says of its one group
         if events:
             yield events

@@ -25,10 +25,11 @@ class Prompt:
 class Workload:
     """Shared prefixes of 1 to 8 blocks, skewed, then a private part that does not end on a block."""
 
-    def __init__(self, options):
+    def __init__(self, options, life=""):
+        """`life` tells apart what one engine is asked after it began anew; the shared prefixes stay."""
         self.block_size = options.block_size
         self.salt_ratio, self.lora_ratio, self.dup_ratio = options.salt_ratio, options.lora_ratio, options.dup_ratio
-        self.random = random.Random(f"{options.engine}/{options.seed}/{options.dp_rank}")
+        self.random = random.Random(f"{options.engine}/{options.seed}/{options.dp_rank}{life}")
         shared = random.Random(f"prefixes/{options.seed}")
         self.prefixes = [
             [shared.randrange(VOCABULARY) for _ in range(self.block_size * shared.randint(1, PREFIX_BLOCKS_MAX))]

@@ -29,8 +29,8 @@ class Trouble:
         draws = self.draws
         engine, for_s = draws.choice(self.fleet.engines), draws.uniform(0.1, 3.0)
         name = draws.choices(["kill", "pause", "cut", "weather", "closed", "daemon"], [3, 3, 4, 6, 2, 1])[0]
-        chosen = [one for one in engine.proxies if draws.random() < 0.7]
-        weather = Weather(lost=draws.choice([0, 0.05, 0.3]), repeated=draws.choice([0, 0.1]),
+        chosen = [one for one in engine.proxies if draws.random() < 0.7] or engine.proxies
+        weather = Weather(lost=draws.choice([0, 0.05, 0.1, 0.4]), repeated=draws.choice([0, 0.05, 0.2]),
                           delay_s_max=draws.choice([0, 0, 0.02, 0.2]))
         how = draws.choice([signal.SIGTERM, signal.SIGKILL])
         if name in ("kill", "pause") and engine.worker in self.busy:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """An engine for scripts/chaos: a real publisher over the cache of model_engine.py, told what to do on stdin.
 
 It publishes at its rate from the start. A line `quiet N` makes it publish N batches more and stop; the

@@ -1,8 +1,11 @@
 """The troubles of scripts/chaos: a seed draws which come, to whom, when, and for how long."""
 
 import signal
+from dataclasses import replace
 
 from proxy import Weather
+
+LOST_OF_REPLAYS_MAX = 0.05
 
 
 class Trouble:
@@ -52,7 +55,7 @@ class Trouble:
             return None
         if name in ("weather", "closed"):
             for one in chosen:
-                one.weather = Weather(is_closed=True) if name == "closed" else weather
+                one.weather = Weather(is_closed=True) if name == "closed" else self.of(one, engine, weather)
                 if name == "closed":
                     one.cut()
             return lambda: [setattr(one, "weather", Weather()) for one in chosen]
@@ -64,6 +67,11 @@ class Trouble:
         self.daemon_is_down = True
         self.fleet.daemon.stop(how)
         return self.restart_daemon
+
+    @staticmethod
+    def of(one, engine, weather):
+        """A replay that loses much each time is given up after a few tries, rightly; what is exact then hangs on luck."""
+        return weather if one is engine.proxies[0] else replace(weather, lost=min(weather.lost, LOST_OF_REPLAYS_MAX))
 
     def restart_daemon(self):
         self.daemon_is_down = False

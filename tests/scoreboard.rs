@@ -1,4 +1,5 @@
-//! The scoreboard's scenarios of the newest engines, and half a minute of chaos, against this build's daemon.
+//! The scoreboard's scenarios of the newest engines and, where asked for, half a minute of chaos, against this build's
+//! daemon.
 //!
 //! Both drive the engines' own publishers (`scripts/engines/scoreboard`, `scripts/chaos`). Where those cannot be had
 //! the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1; KVROUTED_SKIP_ENGINES=1 does not even try. Older
@@ -29,11 +30,13 @@ fn no_answer_about_the_newest_engines_is_wrong() {
 }
 
 #[test]
+#[ignore = "what comes of failures hangs on time: run it on a machine that has some, with --test-threads=1"]
 fn no_answer_says_too_much_while_everything_fails() {
     chaos(&["--minutes", "0.5", "--seed", "1", "--json"]);
 }
 
 #[test]
+#[ignore = "what comes of failures hangs on time: run it on a machine that has some, with --test-threads=1"]
 fn no_answer_says_too_much_while_everything_fails_and_snapshots_are_loaded() {
     chaos(&["--minutes", "0.5", "--seed", "2", "--snapshots", "--json"]);
 }

@@ -68,7 +68,7 @@ impl Event {
                 salt: match stored.salt {
                     Salt::Inherited => None,
                     Salt::Of(salt) => Some(salt.to_owned()),
-                    Salt::Unknown => panic!("no capture has an ambiguous salt: {stored:?}"),
+                    Salt::Seed(_) | Salt::Unknown => panic!("no capture has an ambiguous salt: {stored:?}"),
                 },
                 media: stored.media.to_vec(),
             })),

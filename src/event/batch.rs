@@ -4,7 +4,7 @@ use super::error::Reason;
 use super::info::BatchInfo;
 use super::unruled::shown;
 use super::{Cleared, Content, GroupKind, KvEvent, Medium, Oddity, Removed, Salt, Stored, Unruled};
-use crate::ids::{EngineHash, GroupId, LocalHash, Tier};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use crate::limits::{
     EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX, EVENT_BATCH_TEXT_BYTES_MAX,
     EVENT_BATCH_TOKENS_MAX, UNRULED_NAMES_BATCH_MAX,
@@ -89,6 +89,8 @@ pub enum SaltText {
     Inherited,
     /// This salt.
     Of(Text),
+    /// This seed.
+    Seed(Seed),
     /// The wire could not say.
     Unknown,
 }
@@ -182,6 +184,7 @@ impl EventBatch {
                 salt: match head.salt {
                     SaltText::Inherited => Salt::Inherited,
                     SaltText::Of(salt) => Salt::Of(self.text(salt)),
+                    SaltText::Seed(seed) => Salt::Seed(seed),
                     SaltText::Unknown => Salt::Unknown,
                 },
                 media: &self.media[media.range()],

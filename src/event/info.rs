@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub blocks: u64,
     /// At the end: an order-independent digest of those references.
     pub digest: u64,
+    /// At the beginning: XXH3-64 of the payload of the batch that has the watermark's sequence.
+    pub watermark_hash: u64,
 }
 
 /// Which part of a snapshot a batch is.

@@ -24,7 +24,7 @@ pub use unruled::Unruled;
 
 use format::Format;
 
-use crate::ids::{EngineHash, GroupId, LocalHash, Tier};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 
 /// Decodes a payload of either wire into `batch`, whatever was in it before.
 ///
@@ -122,6 +122,8 @@ pub enum Salt<'a> {
     Inherited,
     /// The chain's salt is this; never empty.
     Of(&'a str),
+    /// A relay's word: LoRA and salt of the chain come to this seed.
+    Seed(Seed),
     /// The wire could not say (several candidates, or a source that did not know).
     Unknown,
 }

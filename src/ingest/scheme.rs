@@ -1,7 +1,7 @@
 //! Whether a stored event is cut as its space is, and which events may teach a space its scheme: pure.
 //!
 //! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only)
-//! KV group, at the root of a chain, with all its tokens, or local hashes whose relay states the scheme.
+//! KV group, at the root of a chain, with all its tokens; or from local hashes whose relay states the scheme.
 
 use crate::event::{Content, GroupKind, Medium, Stored};
 use crate::ids::{Scheme, Tier, Window};
@@ -47,7 +47,8 @@ pub(super) fn fit(known: Option<Scheme>, stored: &Stored<'_>, stated: Option<Sch
 fn teaches(stored: &Stored<'_>, stated: Option<Scheme>) -> bool {
     let whole = match stored.content {
         Content::Tokens { tokens, .. } => !tokens.is_empty(),
-        Content::LocalHashes(_) => stated.is_some_and(|scheme| scheme.block_size == stored.block_size),
+        // A relay hashes only what it has no doubt of.
+        Content::LocalHashes(_) => return stated.is_some_and(|scheme| scheme.block_size == stored.block_size),
         Content::Unusable => false,
     };
     whole
@@ -96,6 +97,8 @@ mod tests {
         assert_eq!(fit(None, &pairs, None), Fit::Learn(BIGRAM));
         let hashed = Stored { content: Content::LocalHashes(&[LocalHash(1)]), ..root() };
         assert_eq!(fit(None, &hashed, Some(BIGRAM)), Fit::Learn(BIGRAM));
+        let below = Stored { parent: Some(EngineHash(7)), medium: Medium::Tier(Tier::Host), ..hashed };
+        assert_eq!(fit(None, &below, Some(BIGRAM)), Fit::Learn(BIGRAM), "the relay has learnt it");
         for doubtful in [
             Stored { parent: Some(EngineHash(7)), ..root() },
             Stored { medium: Medium::Tier(Tier::Host), ..root() },

@@ -8,6 +8,8 @@
 //! | salt of the event | parent | its seed | then |
 //! |---|---|---|---|
 //! | unknown | any | any | unknown root |
+//! | a relay's seed | held | another | conflict |
+//! | a relay's seed | any other | | bind under it |
 //! | inherited, or named | none | | bind under LoRA and salt (inherited = none) |
 //! | named | held | that of LoRA and salt | bind under it |
 //! | named | held | another | conflict |
@@ -52,6 +54,7 @@ pub(super) fn seed_of(before: Before, lora: Option<&str>, salt: Salt<'_>, salts_
         Salt::Unknown => return SeedOf::UnknownRoot,
         Salt::Inherited => None,
         Salt::Of(salt) => Some(salt),
+        Salt::Seed(seed) => return relayed(before, seed),
     };
     match before {
         Before::Root => SeedOf::Known(hash::seed(lora, said)),
@@ -67,6 +70,14 @@ pub(super) fn seed_of(before: Before, lora: Option<&str>, salt: Salt<'_>, salts_
     }
 }
 
+/// Decides where a relay says the seed itself.
+fn relayed(before: Before, seed: Seed) -> SeedOf {
+    match before {
+        Before::Held(parent) if parent != seed => SeedOf::Conflict,
+        Before::Root | Before::Held(_) | Before::NotHeld => SeedOf::Known(seed),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +90,10 @@ mod tests {
             (Before::Root, None, Salt::Unknown, true, SeedOf::UnknownRoot),
             (Before::Root, None, Salt::Unknown, false, SeedOf::UnknownRoot),
             (Before::Held(plain), None, Salt::Unknown, true, SeedOf::UnknownRoot),
+            (Before::Root, None, Salt::Seed(both), true, SeedOf::Known(both)),
+            (Before::Held(both), None, Salt::Seed(both), true, SeedOf::Known(both)),
+            (Before::Held(plain), None, Salt::Seed(both), false, SeedOf::Conflict),
+            (Before::NotHeld, None, Salt::Seed(both), true, SeedOf::Known(both)),
             (Before::Root, None, Salt::Inherited, true, SeedOf::Known(plain)),
             (Before::Root, Some("l"), Salt::Inherited, true, SeedOf::Known(lora)),
             (Before::Root, None, Salt::Of("s"), true, SeedOf::Known(salted)),

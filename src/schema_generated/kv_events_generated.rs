@@ -1074,6 +1074,7 @@ impl<'a> Event<'a> {
   pub const VT_BLOCK_SIZE: ::flatbuffers::VOffsetT = 20;
   pub const VT_SEED: ::flatbuffers::VOffsetT = 22;
   pub const VT_MEDIA: ::flatbuffers::VOffsetT = 24;
+  pub const VT_SEED_HASH: ::flatbuffers::VOffsetT = 26;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -1085,6 +1086,7 @@ impl<'a> Event<'a> {
     args: &'args EventArgs<'args>
   ) -> ::flatbuffers::WIPOffset<Event<'bldr>> {
     let mut builder = EventBuilder::new(_fbb);
+    if let Some(x) = args.seed_hash { builder.add_seed_hash(x); }
     if let Some(x) = args.parent { builder.add_parent(x); }
     if let Some(x) = args.media { builder.add_media(x); }
     if let Some(x) = args.seed { builder.add_seed(x); }
@@ -1177,6 +1179,13 @@ impl<'a> Event<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, MediaHash>>>(Event::VT_MEDIA, None)}
   }
+  #[inline]
+  pub fn seed_hash(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Event::VT_SEED_HASH, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Event<'_> {
@@ -1196,6 +1205,7 @@ impl ::flatbuffers::Verifiable for Event<'_> {
      .visit_field::<u32>("block_size", Self::VT_BLOCK_SIZE, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<Seed>>("seed", Self::VT_SEED, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, MediaHash>>>("media", Self::VT_MEDIA, false)?
+     .visit_field::<u64>("seed_hash", Self::VT_SEED_HASH, false)?
      .finish();
     Ok(())
   }
@@ -1212,6 +1222,7 @@ pub struct EventArgs<'a> {
     pub block_size: u32,
     pub seed: Option<::flatbuffers::WIPOffset<Seed<'a>>>,
     pub media: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, MediaHash>>>,
+    pub seed_hash: Option<u64>,
 }
 impl<'a> Default for EventArgs<'a> {
   #[inline]
@@ -1228,6 +1239,7 @@ impl<'a> Default for EventArgs<'a> {
       block_size: 0,
       seed: None,
       media: None,
+      seed_hash: None,
     }
   }
 }
@@ -1282,6 +1294,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> EventBuilder<'a, 'b, A> {
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(Event::VT_MEDIA, media);
   }
   #[inline]
+  pub fn add_seed_hash(&mut self, seed_hash: u64) {
+    self.fbb_.push_slot_always::<u64>(Event::VT_SEED_HASH, seed_hash);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> EventBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     EventBuilder {
@@ -1310,6 +1326,7 @@ impl ::core::fmt::Debug for Event<'_> {
       ds.field("block_size", &self.block_size());
       ds.field("seed", &self.seed());
       ds.field("media", &self.media());
+      ds.field("seed_hash", &self.seed_hash());
       ds.finish()
   }
 }
@@ -1432,6 +1449,7 @@ impl<'a> Snapshot<'a> {
   pub const VT_CHUNKS: ::flatbuffers::VOffsetT = 12;
   pub const VT_BLOCKS: ::flatbuffers::VOffsetT = 14;
   pub const VT_DIGEST: ::flatbuffers::VOffsetT = 16;
+  pub const VT_WATERMARK_HASH: ::flatbuffers::VOffsetT = 18;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -1443,6 +1461,7 @@ impl<'a> Snapshot<'a> {
     args: &'args SnapshotArgs
   ) -> ::flatbuffers::WIPOffset<Snapshot<'bldr>> {
     let mut builder = SnapshotBuilder::new(_fbb);
+    builder.add_watermark_hash(args.watermark_hash);
     builder.add_digest(args.digest);
     builder.add_blocks(args.blocks);
     builder.add_watermark(args.watermark);
@@ -1503,6 +1522,13 @@ impl<'a> Snapshot<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(Snapshot::VT_DIGEST, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn watermark_hash(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Snapshot::VT_WATERMARK_HASH, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Snapshot<'_> {
@@ -1518,6 +1544,7 @@ impl ::flatbuffers::Verifiable for Snapshot<'_> {
      .visit_field::<u32>("chunks", Self::VT_CHUNKS, false)?
      .visit_field::<u64>("blocks", Self::VT_BLOCKS, false)?
      .visit_field::<u64>("digest", Self::VT_DIGEST, false)?
+     .visit_field::<u64>("watermark_hash", Self::VT_WATERMARK_HASH, false)?
      .finish();
     Ok(())
   }
@@ -1530,6 +1557,7 @@ pub struct SnapshotArgs {
     pub chunks: u32,
     pub blocks: u64,
     pub digest: u64,
+    pub watermark_hash: u64,
 }
 impl<'a> Default for SnapshotArgs {
   #[inline]
@@ -1542,6 +1570,7 @@ impl<'a> Default for SnapshotArgs {
       chunks: 0,
       blocks: 0,
       digest: 0,
+      watermark_hash: 0,
     }
   }
 }
@@ -1580,6 +1609,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> SnapshotBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<u64>(Snapshot::VT_DIGEST, digest, 0);
   }
   #[inline]
+  pub fn add_watermark_hash(&mut self, watermark_hash: u64) {
+    self.fbb_.push_slot::<u64>(Snapshot::VT_WATERMARK_HASH, watermark_hash, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> SnapshotBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     SnapshotBuilder {
@@ -1604,6 +1637,7 @@ impl ::core::fmt::Debug for Snapshot<'_> {
       ds.field("chunks", &self.chunks());
       ds.field("blocks", &self.blocks());
       ds.field("digest", &self.digest());
+      ds.field("watermark_hash", &self.watermark_hash());
       ds.finish()
   }
 }

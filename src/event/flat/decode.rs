@@ -3,7 +3,7 @@
 use crate::event::batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead};
 use crate::event::error::{DecodeError, Reason};
 use crate::event::{GroupKind, Medium, Oddity, Snapshot, SnapshotPhase, SourceTrust};
-use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Tier, Window, WorkerId};
+use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX, NAME_BYTES_MAX};
 use crate::schema_generated::events as fb;
 use crate::trust::{TrustLevel, TrustReasons};
@@ -116,6 +116,7 @@ fn snapshot_of(part: &fb::Snapshot<'_>) -> Option<Snapshot> {
         chunks: part.chunks(),
         blocks: part.blocks(),
         digest: part.digest(),
+        watermark_hash: part.watermark_hash(),
     })
 }
 
@@ -223,6 +224,10 @@ fn content(
 }
 
 fn names(event: &fb::Event<'_>, head: &mut StoredHead, writer: &mut BatchWriter<'_>) -> Result<()> {
+    if let Some(seed) = event.seed_hash() {
+        head.salt = SaltText::Seed(Seed(seed));
+        return Ok(());
+    }
     let Some(seed) = event.seed() else { return Ok(()) };
     let named = |name: Option<&'_ str>| name.filter(|name| !name.is_empty()).map(str::len);
     let longest = named(seed.lora()).max(named(seed.salt())).unwrap_or(0);

@@ -111,6 +111,10 @@ impl Encoder {
             block_size: event.block_size,
             seed,
             media,
+            seed_hash: match event.salt {
+                Salt::Seed(seed) => Some(seed.0),
+                Salt::Inherited | Salt::Of(_) | Salt::Unknown => None,
+            },
         };
         Some(fb::Event::create(&mut self.builder, &args))
     }
@@ -135,14 +139,14 @@ impl Encoder {
 
     /// Absent where the event says nothing about its chain.
     fn seed(&mut self, lora: Option<&str>, salt: Salt<'_>) -> Option<WIPOffset<fb::Seed<'static>>> {
-        if lora.is_none() && salt == Salt::Inherited {
+        if matches!(salt, Salt::Seed(_)) || (lora.is_none() && salt == Salt::Inherited) {
             return None;
         }
         let lora = lora.map(|name| self.builder.create_string(name));
         let known = salt != Salt::Unknown;
         let salt = match salt {
             Salt::Of(salt) => Some(self.builder.create_string(salt)),
-            Salt::Inherited | Salt::Unknown => None,
+            Salt::Inherited | Salt::Seed(_) | Salt::Unknown => None,
         };
         Some(fb::Seed::create(&mut self.builder, &fb::SeedArgs { lora, salt, known }))
     }
@@ -170,6 +174,7 @@ const fn snapshot_args(part: Snapshot) -> fb::SnapshotArgs {
         chunks: part.chunks,
         blocks: part.blocks,
         digest: part.digest,
+        watermark_hash: part.watermark_hash,
     }
 }
 

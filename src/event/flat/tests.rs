@@ -5,7 +5,7 @@ use crate::event::{
     self, BatchInfo, Cleared, Content, EventBatch, GroupKind, KvEvent, Medium, Oddity, Reason, Removed, Salt, Snapshot,
     SnapshotPhase, SourceTrust, Stored, format::Format,
 };
-use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Tier, Window, WorkerId};
+use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::schema_generated::events as fb;
 use crate::trust::{TrustLevel, TrustReason, TrustReasons};
 use proptest::prelude::*;
@@ -32,6 +32,7 @@ fn info(window: Window) -> BatchInfo {
             chunks: 2,
             blocks: 3,
             digest: 4,
+            watermark_hash: 6,
         }),
         ..BatchInfo::default()
     }
@@ -64,6 +65,7 @@ fn events() -> Vec<KvEvent<'static>> {
         KvEvent::Stored(plain),
         KvEvent::Stored(Stored { lora: Some("adapter"), salt: Salt::Of("tenant"), parent: None, ..plain }),
         KvEvent::Stored(Stored { lora: Some("adapter"), ..plain }),
+        KvEvent::Stored(Stored { salt: Salt::Seed(Seed(u64::MAX)), ..plain }),
         KvEvent::Stored(Stored { salt: Salt::Unknown, media: &[(0, 9), (1, 3), (1, 4)], ..plain }),
         KvEvent::Stored(Stored {
             content: Content::LocalHashes(&[LocalHash(8), LocalHash(9)]),

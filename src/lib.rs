@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo} → snapshot → {serve, ingest, client, discovery} → {wire, config} → route
+//! main → cli → {daemon, demo, relay} → snapshot → {serve, ingest, client, discovery} → {wire, config} → route
 //!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics}
 //! ```
 //!
@@ -61,3 +61,4 @@ pub mod config;
 pub mod daemon;
 pub mod demo;
 pub mod discovery;
+pub mod relay;

@@ -222,6 +222,39 @@ pub const SNAPSHOT_SECTION_BYTES_MAX: usize = 1 << 20;
 pub const SNAPSHOT_BUFFER_BYTES: usize = 256 << 10;
 /// Longest configurable time between two snapshots, and for which one is kept, seconds.
 pub const SNAPSHOT_S_CEILING: u64 = 366 * 86_400;
+/// How often a relay logs what it has counted, seconds.
+pub const RELAY_REPORT_EVERY_S: u64 = 60;
+/// How often a relay that has nothing else to say says that, milliseconds.
+pub const RELAY_HEARTBEAT_MS: u64 = 1_000;
+/// How long a relay may be silent before its worker is no longer believed, milliseconds: some heartbeats.
+pub const RELAY_SILENT_MS_MAX: u64 = 5_000;
+/// How long a worker believed less than its relay believes itself waits before everything is asked for, milliseconds;
+/// twice as long after each time, up to [`RELAY_RESYNC_DOUBLINGS_MAX`] doublings.
+pub const RELAY_RESYNC_MS_MIN: u64 = 5_000;
+/// See [`RELAY_RESYNC_MS_MIN`].
+pub const RELAY_RESYNC_DOUBLINGS_MAX: u32 = 6;
+/// Batches that a relay keeps for replays, unless it is configured otherwise.
+pub const RELAY_BUFFER_BATCHES_DEFAULT: usize = 1 << 14;
+/// Bytes of those batches.
+pub const RELAY_BUFFER_BYTES_DEFAULT: usize = 256 << 20;
+/// Questions that a relay answers at once; more are not answered, and asked again.
+pub const RELAY_ANSWERS_MAX: usize = 64;
+/// Messages of one answer sent before the next has its turn.
+pub const RELAY_ANSWER_TURN_MESSAGES_MAX: usize = 64;
+/// Messages of one answer that wait in libzmq for whoever asked.
+pub const RELAY_ANSWER_MESSAGES_MAX: i32 = 256;
+/// How long whoever asked may take nothing before the answer is given up, milliseconds.
+pub const RELAY_ANSWER_STALL_MS_MAX: u64 = 10_000;
+/// Bytes of one snapshot; a worker that holds more has none.
+pub const RELAY_SNAPSHOT_BYTES_MAX: usize = 2 << 30;
+/// How long a snapshot that nobody asks for any more is kept, milliseconds.
+pub const RELAY_SNAPSHOT_KEPT_MS: u64 = 10_000;
+/// How long a relay rests after a snapshot that failed before it takes another, milliseconds.
+pub const RELAY_SNAPSHOT_REST_MS: u64 = 200;
+/// How long a relay rests before it looks again whether an answer can go on, milliseconds.
+pub const RELAY_REST_MS: u64 = 2;
+/// How long a relay waits for a question before it looks whether it is to end, milliseconds.
+pub const RELAY_WAIT_MS: u64 = 50;
 /// How long an ingest thread rests before it asks again whether the index takes events, milliseconds.
 pub const CHOKED_REST_MS: u64 = 1;
 /// The lowest memory ceiling that a space can be given for each of its shards: below it nothing would fit.

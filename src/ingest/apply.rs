@@ -90,6 +90,7 @@ impl Stream {
     fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
         let outcome = home.writer.store(self.slot, blocks);
         if outcome.stored > 0 {
+            self.said(|republisher| republisher.stored(blocks));
             self.note_group(blocks.tier, blocks.group);
             self.kinds.counted(blocks.group);
         }
@@ -176,6 +177,9 @@ impl Stream {
     fn removed(&mut self, home: &mut Home, removed: &Removed<'_>, now: Now) {
         let Some(tier) = self.place(removed.medium, self.kinds.remove(removed.group), now) else { return };
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
+        if outcome.removed > 0 {
+            self.said(|republisher| republisher.removed(tier, removed.group, removed.hashes));
+        }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
     }
@@ -183,6 +187,7 @@ impl Stream {
     fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
         self.count(WorkerCounter::Cleared, 1);
         home.writer.clear(self.slot, cleared.tier);
+        self.said(|republisher| republisher.cleared(cleared.tier));
         self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();

@@ -8,6 +8,7 @@ use crossbeam::channel::{self, Receiver};
 
 use super::dump::{DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
 use super::inbox::{Command, Inbox, RefusedPublisher, system};
+use super::republish::Republisher;
 use super::shard::Shard;
 use super::{IngestConfig, ShardPlan};
 use crate::error::{Error, Kind, Result};
@@ -39,6 +40,19 @@ pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result
     spawn_loading(plan, config, fleet, Vec::new())
 }
 
+/// As [`spawn`], for a shard of one publisher, what is done to whose worker is said once more.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_republishing(
+    plan: ShardPlan,
+    config: IngestConfig,
+    fleet: Arc<Fleet>,
+    republisher: Republisher,
+) -> Result<IngestHandle> {
+    start(plan, config, fleet, |shard| shard.republish(republisher))
+}
+
 /// As [`spawn`], with loads that come before the first message: until they are over, however they end, the workers'
 /// messages wait in their sockets. Each gets its parts soon: the others wait behind it.
 ///
@@ -50,6 +64,16 @@ pub fn spawn_loading(
     fleet: Arc<Fleet>,
     loads: Vec<FirstLoad>,
 ) -> Result<IngestHandle> {
+    start(plan, config, fleet, |shard| shard.load_first(loads))
+}
+
+/// Starts the thread; `prepare` sees the shard before the first message.
+fn start(
+    plan: ShardPlan,
+    config: IngestConfig,
+    fleet: Arc<Fleet>,
+    prepare: impl FnOnce(&mut Shard) + Send + 'static,
+) -> Result<IngestHandle> {
     let (started, start) = channel::bounded(1);
     let thread = std::thread::Builder::new()
         .name(format!("ingest-{}", plan.shard))
@@ -60,7 +84,7 @@ pub fn spawn_loading(
             match Shard::open(plan, config, fleet) {
                 Err(error) => drop(started.send(Err(error))),
                 Ok((mut shard, refused)) => {
-                    shard.load_first(loads);
+                    prepare(&mut shard);
                     if started.send(Ok((shard.inbox(), refused))).is_ok() {
                         shard.run();
                     }

@@ -28,6 +28,7 @@ mod held;
 mod inbox;
 mod link;
 mod replay;
+mod republish;
 mod roll;
 mod scheme;
 mod seed;
@@ -43,8 +44,9 @@ mod tests;
 use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
-pub use handle::{IngestHandle, spawn, spawn_loading};
+pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
 pub use inbox::RefusedPublisher;
+pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
 pub use roll::{Admission, Admitted, Amendment, Departure};
 pub use unruled::UnruledNames;
 pub use view::{Tally, WorkerGauges, WorkerView};

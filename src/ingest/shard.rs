@@ -21,6 +21,7 @@ use crossbeam::queue::ArrayQueue;
 
 use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
+use super::republish::Republisher;
 use super::stream::{Home, Now, Scratch};
 use super::subscription::Subscription;
 use super::{IngestConfig, Publisher, ShardPlan};
@@ -109,6 +110,14 @@ impl Shard {
 
     pub(super) fn inbox(&self) -> Arc<Inbox> {
         Arc::clone(&self.inbox)
+    }
+
+    /// Says what is done to its only worker.
+    pub(super) fn republish(&mut self, republisher: Republisher) {
+        let now = self.clock.now();
+        if let Some(member) = self.members.first_mut() {
+            member.stream.republish(republisher, &self.homes[member.home], now);
+        }
     }
 
     /// Runs until it is told to stop, or until the event loop itself fails.
@@ -203,6 +212,7 @@ impl Shard {
             member.stream.tick(self.config.silence_ms_max, now);
             member.stream.probe(self.config.probe_after_ms, now);
             member.stream.show(&mut self.homes[member.home]);
+            member.stream.said(|republisher| republisher.tick(now));
         }
         for at in 0..self.members.len() {
             self.see_overdue(at, now);

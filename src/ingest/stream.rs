@@ -23,6 +23,7 @@
 
 mod hold;
 mod recover;
+mod republished;
 mod reset;
 
 pub(super) use recover::ReplayEnd;
@@ -36,6 +37,7 @@ use super::Publisher;
 use super::dump::AbortReason;
 use super::groups::Groups;
 use super::held::{Held, HeldBytes, Message};
+use super::republish::Republisher;
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
@@ -137,6 +139,8 @@ pub(super) struct Stream {
     recovery: Option<Recovery>,
     /// The last live batch dropped while the worker was recovered: the replay has to bring it.
     dropped: Option<EventSeq>,
+    /// Who says what is done to the worker once more; `None` = nobody.
+    republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
 }
@@ -166,6 +170,7 @@ impl Stream {
             held_of_shard: HeldBytes::default(),
             recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
             dropped: None,
+            republisher: None,
             changed: false,
         }
     }
@@ -224,6 +229,8 @@ impl Stream {
             }
         }
         self.trust.applied(seq, now.unix_ms);
+        self.said(|republisher| republisher.at(now));
+        self.say(home);
     }
 
     /// Does what the gate says; `false` = the batch is not to be applied.
@@ -320,6 +327,7 @@ impl Stream {
         if !std::mem::take(&mut self.changed) {
             return;
         }
+        self.say(home);
         home.writer.publish();
         self.view.gauges.set(&home.writer.held(self.slot));
         self.shown = self.trust.trust();
@@ -355,6 +363,7 @@ impl Stream {
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
             home.writer.clear(self.slot, None);
+            self.said(|republisher| republisher.cleared(None));
             self.groups.clear();
         }
     }

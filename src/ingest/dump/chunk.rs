@@ -36,6 +36,13 @@ impl DumpChunk {
         self.runs.push(Run { parent, tier, group, seed, from, to: self.hashes.len() });
     }
 
+    /// Drops every store and keeps the memory.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.hashes.clear();
+        self.locals.clear();
+    }
+
     /// How many stores there are.
     #[must_use]
     pub const fn stores(&self) -> usize {

@@ -4,6 +4,7 @@ use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
 
 use super::{AbortReason, DumpBegin, DumpChunk, DumpPart, Patience, References, Step};
 use crate::index::DumpCursor;
+use crate::ingest::republish::Republisher;
 use crate::ingest::stream::{Home, Now, Stream};
 use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS};
 use crate::metrics::WorkerCounter;
@@ -70,6 +71,8 @@ impl Sending {
         }
         self.begun = true;
         let (watermark, remembered) = stream.hold_for_dump();
+        stream.say(home);
+        stream.said(Republisher::dump_begins);
         let (scheme, groups, trust) = (home.scheme.get(), stream.groups.clone(), stream.trust());
         let begin = DumpBegin { watermark, remembered, scheme, groups, trust };
         if !self.send(DumpPart::Begin(Box::new(begin))) {

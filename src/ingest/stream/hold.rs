@@ -9,6 +9,7 @@ use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier};
 use crate::index::{Refusal, StoreBlocks};
 use crate::ingest::dump::{AbortReason, DumpBegin};
 use crate::ingest::held::{Held, Message, Overlap, Purpose};
+use crate::ingest::republish::Republisher;
 use crate::limits::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
@@ -157,6 +158,7 @@ impl Stream {
         self.changed = true;
         self.input(TrustInput::Loading, now);
         self.empty(home);
+        self.said(Republisher::unsayable);
         // One batch for all of it: what the dump says twice is held twice, and not announced again.
         home.writer.begin_batch(self.slot);
         begin.groups.iter().try_for_each(|(tier, group)| self.load_group(home, *tier, *group))

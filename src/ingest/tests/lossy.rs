@@ -1,6 +1,7 @@
 //! Whatever is lost on the way, a worker is never said to hold what its engine does not.
 
 mod recovered;
+mod relayed;
 
 use std::collections::BTreeMap;
 

@@ -1,0 +1,165 @@
+//! A worker that is relayed: whoever applies what its relay says holds what the relay holds.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use super::{Engine, Fate, Work, fate, work};
+use crate::event::{EventBatch, KvEvent, flat};
+use crate::ids::EventSeq;
+use crate::ingest::republish::{Outlet, RelayName, Republished, Republisher};
+use crate::ingest::tests::vllm::Batch;
+use crate::ingest::tests::{Options, Rig, SCHEME};
+use crate::ingest::{DumpPart, References};
+use crate::limits::RELAY_HEARTBEAT_MS;
+use crate::relay::ReplayBuffer;
+use crate::trust::TrustLevel;
+
+const NAME: RelayName = RelayName { generation: 7, worker_id: None, dp_rank: None };
+
+/// What a relay has sent.
+#[derive(Debug)]
+struct Sent {
+    buffer: ReplayBuffer,
+    live: Vec<(EventSeq, Arc<[u8]>)>,
+    heartbeats: Vec<Arc<[u8]>>,
+    dumped_after: Option<Republished>,
+    forgotten: u64,
+}
+
+/// An outlet that keeps everything.
+#[derive(Clone, Debug)]
+struct Keep(Arc<Mutex<Sent>>);
+
+impl Outlet for Keep {
+    fn batch(&mut self, seq: EventSeq, payload: &[u8]) {
+        let (mut sent, payload) = (self.0.lock(), Arc::<[u8]>::from(payload));
+        sent.buffer.push(seq, Arc::clone(&payload));
+        sent.live.push((seq, payload));
+    }
+
+    fn heartbeat(&mut self, payload: &[u8]) {
+        self.0.lock().heartbeats.push(payload.into());
+    }
+
+    fn forget(&mut self) {
+        let mut sent = self.0.lock();
+        sent.buffer.forget();
+        sent.forgotten += 1;
+    }
+
+    fn dump_begins(&mut self, last: Republished) {
+        self.0.lock().dumped_after = Some(last);
+    }
+}
+
+/// An ingest whose first worker is relayed.
+struct RelayRig {
+    rig: Rig,
+    sent: Arc<Mutex<Sent>>,
+}
+
+impl RelayRig {
+    fn new(name: RelayName, buffer_batches_max: usize) -> Self {
+        let mut rig = Rig::new(&Options::default());
+        let sent = Arc::new(Mutex::new(Sent {
+            buffer: ReplayBuffer::new(buffer_batches_max, usize::MAX),
+            live: Vec::new(),
+            heartbeats: Vec::new(),
+            dumped_after: None,
+            forgotten: 0,
+        }));
+        let republisher = Republisher::new(name, RELAY_HEARTBEAT_MS, Box::new(Keep(Arc::clone(&sent))));
+        rig.streams[0].republish(republisher, &rig.home, rig.now);
+        Self { rig, sent }
+    }
+
+    fn take_live(&self) -> Vec<(EventSeq, Arc<[u8]>)> {
+        std::mem::take(&mut self.sent.lock().live)
+    }
+}
+
+/// What the first worker of a rig holds.
+fn held(rig: &mut Rig) -> References {
+    match rig.dump().last() {
+        Some(DumpPart::End(references)) => *references,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn decoded(payload: &[u8]) -> EventBatch {
+    let mut batch = EventBatch::new();
+    flat::decode(payload, &mut batch).expect("our own wire");
+    batch
+}
+
+#[test]
+fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
+    let mut relay = RelayRig::new(NAME, 100);
+    relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
+    relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
+    let now = relay.rig.now;
+    relay.rig.streams[0].disconnected(&mut relay.rig.home, now);
+    relay.rig.streams[0].show(&mut relay.rig.home);
+    let live = relay.take_live();
+    let said: Vec<_> = live
+        .iter()
+        .map(|(seq, payload)| {
+            let batch = decoded(payload);
+            let source = batch.info().source.expect("its own trust");
+            (seq.0, batch.len(), source.level)
+        })
+        .collect();
+    let levels = (TrustLevel::Unproven, TrustLevel::Exact);
+    assert_eq!(said, [(0, 0, levels.0), (1, 2, levels.1), (2, 1, levels.0)], "a duplicate is not said again");
+    let batch = decoded(&live[1].1);
+    assert_eq!((batch.info().generation, batch.info().scheme), (Some(7), Some(SCHEME)));
+    assert!(matches!(decoded(&live[2].1).events().next(), Some(KvEvent::Cleared(cleared)) if cleared.tier.is_none()));
+
+    let mut later = relay.rig.now;
+    later.uptime_ms += RELAY_HEARTBEAT_MS;
+    relay.rig.streams[0].said(|republisher| republisher.tick(later));
+    relay.rig.streams[0].said(|republisher| republisher.tick(later));
+    let heartbeats = std::mem::take(&mut relay.sent.lock().heartbeats);
+    let beat = decoded(&heartbeats[0]);
+    assert_eq!((heartbeats.len(), beat.info().heartbeat_last_seq, beat.len()), (1, Some(EventSeq(2)), 0));
+}
+
+#[test]
+fn what_no_batch_can_say_begins_a_generation() {
+    let mut relay = RelayRig::new(NAME, 100);
+    relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]));
+    let dump = relay.rig.dump();
+    assert_eq!(relay.sent.lock().dumped_after.map(|last| (last.seq, last.generation)), Some((EventSeq(1), 7)));
+    relay.rig.load(dump).expect("loaded");
+    let (live, sent) = (relay.take_live(), relay.sent.lock());
+    let last = decoded(&live.last().expect("a batch").1);
+    assert_eq!((last.info().generation, last.len(), sent.forgotten), (Some(8), 0, 1));
+    assert!(sent.buffer.first() > EventSeq(1), "what was before leads nowhere");
+}
+
+/// One step of an engine beside a relay.
+fn step(relay: &mut RelayRig, engine: &mut Engine, work: &Work, fate: Fate) {
+    super::step(&mut relay.rig, engine, work, fate);
+    relay.rig.streams[0].show(&mut relay.rig.home);
+}
+
+proptest! {
+    #[test]
+    fn who_applies_all_that_a_relay_says_holds_and_believes_what_it_does(
+        steps in prop::collection::vec((work(), fate()), 1..80),
+    ) {
+        let (mut relay, mut engine) = (RelayRig::new(NAME, usize::MAX), Engine::default());
+        let mut router = Rig::new(&Options::default());
+        for (work, fate) in steps {
+            step(&mut relay, &mut engine, &work, fate);
+            for (seq, payload) in relay.take_live() {
+                router.send_bytes(0, seq.0, &payload);
+            }
+            prop_assert_eq!(held(&mut router), held(&mut relay.rig), "after {:?} {:?}", work, fate);
+            let (here, there) = (router.trust(), relay.rig.trust());
+            prop_assert_eq!((here.level, here.reasons), (there.level, there.reasons));
+        }
+    }
+}

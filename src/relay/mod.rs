@@ -1,0 +1,268 @@
+//! A relay runs beside one engine: it takes the engine's events, keeps an index of its own, and says what it holds once
+//! more in our own format (`schemas/kv_events.fbs`): hashed, with what it believes of itself, and with everything that
+//! lets a router tell whether it has all of it.
+//!
+//! ```text
+//! engine → ingest (as in the daemon) → republisher → PUB                       → routers
+//!                                                  → buffer → ROUTER, on demand → routers
+//!                                    → dump → snapshot → ROUTER, on demand      → routers
+//! ```
+//!
+//! * Every batch has the relay's generation, drawn at its start. A router that sees another one has seen a restart.
+//! * A heartbeat a second says the last sequence, so that a lost tail shows at once, and silence too.
+//! * Lost batches are asked for as engines are asked. What the buffer no longer has is sent as a snapshot, as of a
+//!   watermark, and then the batches behind it: so a router that comes late holds all that the relay holds.
+//!
+//! The ingest thread sends; it waits for nobody. A second thread answers questions, a few at once, each as fast as
+//! whoever asked takes it. All that is kept for them is bounded: batches in number and bytes, one snapshot, libzmq's
+//! queues.
+
+mod answer;
+mod answering;
+mod buffer;
+mod publication;
+mod run;
+mod snapshot;
+
+pub use answer::{Answer, Message, Step};
+pub use buffer::ReplayBuffer;
+pub use run::run;
+pub use snapshot::{Failure, Progress, TakenSnapshot};
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use zmq::{Socket, SocketType};
+
+use crate::error::{Error, Kind, Result};
+use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
+use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
+use crate::index::{self, ShardLimits};
+use crate::ingest::{self, IngestConfig, IngestHandle, Publisher, RelayName, Republisher, ShardPlan, WorkerView};
+use crate::limits::{
+    RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT, RELAY_HEARTBEAT_MS,
+    WORKER_BLOCKS_MAX_DEFAULT, ZMQ_RECEIVE_MESSAGES_MAX,
+};
+use crate::metrics::{CounterSet, RelayCounter};
+use crate::trust::Trust;
+use answering::Answering;
+use publication::{Kept, Publication};
+
+/// What a relay is told once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelayPlan {
+    /// Where it publishes: a ZeroMQ endpoint to bind.
+    pub endpoint: String,
+    /// Where it replays.
+    pub replay: String,
+    /// The engine it is beside.
+    pub worker: Worker,
+    /// Where that publishes.
+    pub source: EventSource,
+    /// Its scheme, where the operator says it.
+    pub scheme: Option<Scheme>,
+    /// Whether its prompts may be salted.
+    pub salts_possible: bool,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// Blocks remembered of it over all tiers.
+    pub blocks_max: u64,
+    /// Memory of its index, bytes; `u64::MAX` = no ceiling.
+    pub memory_bytes_max: u64,
+    /// Batches kept for replays.
+    pub buffer_batches_max: usize,
+    /// Bytes of those batches.
+    pub buffer_bytes_max: usize,
+    /// How long it may be silent, milliseconds.
+    pub heartbeat_ms: u64,
+    /// How its events are taken in.
+    pub ingest: IngestConfig,
+}
+
+impl RelayPlan {
+    /// A relay of one engine with the defaults for everything else.
+    #[must_use]
+    pub fn new(endpoint: &str, replay: &str, source: EventSource) -> Self {
+        Self {
+            endpoint: endpoint.to_owned(),
+            replay: replay.to_owned(),
+            worker: Worker::new(0, 0),
+            source,
+            scheme: None,
+            salts_possible: true,
+            capacity_blocks: 0,
+            blocks_max: WORKER_BLOCKS_MAX_DEFAULT,
+            memory_bytes_max: u64::MAX,
+            buffer_batches_max: RELAY_BUFFER_BATCHES_DEFAULT,
+            buffer_bytes_max: RELAY_BUFFER_BYTES_DEFAULT,
+            heartbeat_ms: RELAY_HEARTBEAT_MS,
+            ingest: IngestConfig::default(),
+        }
+    }
+}
+
+/// A running relay. Dropping it ends it.
+#[derive(Debug)]
+pub struct Relay {
+    /// Where it publishes, as bound.
+    endpoint: String,
+    /// Where it replays, as bound.
+    replay: String,
+    view: Arc<WorkerView>,
+    counters: Arc<CounterSet<RelayCounter>>,
+    ingest: Arc<IngestHandle>,
+    ends: Arc<AtomicBool>,
+    answering: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Binds the sockets and starts to listen to the engine.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] where an endpoint cannot be bound or the engine's cannot be used, [`Kind::System`] where there
+    /// are no sockets or threads left.
+    pub fn start(plan: &RelayPlan) -> Result<Self> {
+        let context = zmq::Context::new();
+        let publishing = bound(&context, SocketType::PUB, ZMQ_RECEIVE_MESSAGES_MAX, &plan.endpoint)?;
+        let replaying = bound(&context, SocketType::ROUTER, RELAY_ANSWER_MESSAGES_MAX, &plan.replay)?;
+        let (endpoint, replay) = (endpoint_of(&publishing)?, endpoint_of(&replaying)?);
+        let counters = Arc::new(CounterSet::default());
+        let kept = Arc::new(Mutex::new(Kept {
+            buffer: ReplayBuffer::new(plan.buffer_batches_max, plan.buffer_bytes_max),
+            dumped_after: None,
+            forgotten: 0,
+        }));
+        // The number is the router's to give; the rank is the engine's own.
+        let generation = rand::rng().random_range(1..=u64::MAX);
+        let name = RelayName { generation, worker_id: None, dp_rank: Some(DpRank(plan.worker.rank.0)) };
+        let outlet = Publication { socket: publishing, kept: Arc::clone(&kept), counters: Arc::clone(&counters) };
+        let republisher = Republisher::new(name, plan.heartbeat_ms, Box::new(outlet));
+        let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
+        let fleet = Arc::new(Fleet::new(FleetTable::default()));
+        let ingest = ingest::spawn_republishing(shard_plan(plan, &view)?, plan.ingest, fleet, republisher)?;
+        if let Some(refused) = ingest.refused().first() {
+            return Err(Error::new(
+                Kind::Config,
+                format!("the engine's events: {}", refused.error),
+                "correct its endpoint",
+            ));
+        }
+        let (ingest, ends) = (Arc::new(ingest), Arc::new(AtomicBool::new(false)));
+        let mut answering = Answering::new(
+            replaying,
+            (plan.worker, name),
+            Arc::clone(&ingest),
+            kept,
+            Arc::clone(&counters),
+            Arc::clone(&ends),
+        );
+        let thread = std::thread::Builder::new().name("relay-answers".into()).spawn(move || answering.run());
+        let answering = thread.map_err(|cause| {
+            Error::new(Kind::System, "cannot start the thread that answers", "check the limit of threads")
+                .caused_by(cause)
+        })?;
+        tracing::info!(%endpoint, %replay, engine = plan.source.endpoint, generation, "relay runs");
+        Ok(Self { endpoint, replay, view, counters, ingest, ends, answering: Some(answering) })
+    }
+
+    /// Where it publishes.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Where it replays.
+    #[must_use]
+    pub fn replay(&self) -> &str {
+        &self.replay
+    }
+
+    /// What it knows of its engine.
+    #[must_use]
+    pub fn view(&self) -> &WorkerView {
+        &self.view
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counters(&self) -> &CounterSet<RelayCounter> {
+        &self.counters
+    }
+
+    /// Whether its threads run; they end by themselves only by a fault, which they have logged.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.ingest.is_running() && self.answering.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Relaxed: nothing else hangs on it.
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.answering.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that answers replays panicked");
+        }
+    }
+}
+
+fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
+    // Nobody outside knows it, so nobody can choose prompts that collide in the tables.
+    let limits =
+        ShardLimits { memory_bytes_max: plan.memory_bytes_max, secret: rand::rng().random(), ..ShardLimits::default() };
+    // Nobody asks this index; what it gives up needs no grace.
+    let (mut writer, _) = index::shard(ShardId(0), limits);
+    let slot = writer
+        .add_worker()
+        .ok_or_else(|| Error::new(Kind::Config, "the worker does not fit the index", "raise memory_bytes_max"))?;
+    writer.bound_worker(slot, plan.blocks_max);
+    let publisher = Publisher {
+        index: WorkerIndex(0),
+        worker: plan.worker,
+        space: SpaceId(0),
+        slot,
+        source: plan.source.clone(),
+        scheme: Arc::new(SchemeCell::new(plan.scheme)),
+        scheme_configured: plan.scheme.is_some(),
+        salts_possible: plan.salts_possible,
+        capacity_blocks: plan.capacity_blocks,
+        view: Arc::clone(view),
+        loads: None,
+    };
+    Ok(ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] })
+}
+
+fn bound(context: &zmq::Context, kind: SocketType, send_messages_max: i32, endpoint: &str) -> Result<Socket> {
+    let open = || -> zmq::Result<Socket> {
+        let socket = context.socket(kind)?;
+        socket.set_linger(0)?;
+        socket.set_ipv6(endpoint.starts_with("tcp://["))?;
+        socket.set_sndhwm(send_messages_max)?;
+        if kind == SocketType::ROUTER {
+            // Without it what does not fit is dropped without a word.
+            socket.set_router_mandatory(true)?;
+        }
+        Ok(socket)
+    };
+    let socket = open().map_err(|cause| {
+        Error::new(Kind::System, "cannot open a socket of the relay", "raise the limit of open files").caused_by(cause)
+    })?;
+    socket.bind(endpoint).map_err(|cause| {
+        let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
+        Error::new(Kind::Config, format!("cannot bind `{endpoint}`"), remedy).caused_by(cause)
+    })?;
+    Ok(socket)
+}
+
+fn endpoint_of(socket: &Socket) -> Result<String> {
+    socket
+        .get_last_endpoint()
+        .ok()
+        .and_then(std::result::Result::ok)
+        .ok_or_else(|| Error::new(Kind::System, "a bound socket does not say where", "check the limit of open files"))
+}

@@ -1,0 +1,56 @@
+//! The relay as a process: started, watched, and ended by a signal.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Relay, RelayPlan};
+use crate::error::{Error, Kind, Result};
+use crate::limits::{RELAY_REPORT_EVERY_S, THREADS_WATCH_EVERY_MS};
+use crate::metrics::{CounterName as _, RelayCounter};
+
+/// Runs a relay until SIGTERM or SIGINT.
+///
+/// # Errors
+/// What kept it from starting, or that a thread of it ended by itself.
+pub fn run(plan: &RelayPlan) -> Result<()> {
+    let system = |cause| Error::new(Kind::System, "cannot start the relay", "see the cause").caused_by(cause);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
+        let relay = Relay::start(plan)?;
+        let ended = tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+            () = watch(&relay) => Err(Error::new(
+                Kind::Internal,
+                "a thread of the relay ended by itself",
+                "start it again, and report it with the log's last lines",
+            )),
+        };
+        report(&relay);
+        ended
+    })
+}
+
+/// Returns when a thread has ended that nobody asked to; says every now and then what was counted.
+async fn watch(relay: &Relay) {
+    let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
+    let ticks_per_report = RELAY_REPORT_EVERY_S * 1000 / THREADS_WATCH_EVERY_MS;
+    let mut ticks = 0_u64;
+    while relay.is_running() {
+        every.tick().await;
+        ticks += 1;
+        if ticks.is_multiple_of(ticks_per_report) {
+            report(relay);
+        }
+    }
+}
+
+fn report(relay: &Relay) {
+    let count = |counter: &RelayCounter| (counter.name(), relay.counters().get(*counter));
+    let counted: Vec<_> = RelayCounter::ALL.iter().map(count).filter(|(_, times)| *times > 0).collect();
+    let (trust, blocks) = (relay.view().trust.load(), relay.view().gauges.bound());
+    tracing::info!(?counted, blocks, level = ?trust.level, reasons = ?trust.reasons, "relay");
+}

@@ -1,0 +1,151 @@
+//! A worker's whole view as messages: `schemas/kv_events.fbs`, `Snapshot`. Pure.
+
+use std::sync::Arc;
+
+use crate::event::flat::Encoder;
+use crate::event::{BatchInfo, KvEvent, Snapshot, SnapshotPhase, SourceTrust};
+use crate::ids::{EngineHash, EventSeq, LocalHash, Seed};
+use crate::index::StoreBlocks;
+use crate::ingest::{AbortReason, DumpPart, RelayName, Republished, stored_event};
+use crate::limits::RELAY_SNAPSHOT_BYTES_MAX;
+
+/// How far a snapshot has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More parts are to come.
+    Taking,
+    /// All of it is there.
+    Whole,
+    /// There will be no more of it.
+    Failed(Failure),
+}
+
+/// Why a snapshot came to no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The dump it is taken from did not.
+    Aborted(AbortReason),
+    /// It would be larger than it may be.
+    TooLarge,
+}
+
+/// A snapshot: messages in their order, of which more may be to come.
+#[derive(Debug)]
+pub struct TakenSnapshot {
+    id: u64,
+    name: RelayName,
+    said: Option<Said>,
+    encoder: Encoder,
+    parts: Vec<Arc<[u8]>>,
+    bytes: usize,
+    chunks: u32,
+    progress: Progress,
+}
+
+/// What every part says.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    last: Republished,
+    info: BatchInfo,
+}
+
+impl TakenSnapshot {
+    /// One of which nothing is there yet. `id` tells it from others of the same relay.
+    #[must_use]
+    pub fn new(id: u64, name: RelayName) -> Self {
+        let (parts, progress) = (Vec::new(), Progress::Taking);
+        Self { id, name, said: None, encoder: Encoder::new(), parts, bytes: 0, chunks: 0, progress }
+    }
+
+    /// The batch up to which it holds everything; `None` before its first part.
+    #[must_use]
+    pub fn watermark(&self) -> Option<EventSeq> {
+        self.said.map(|said| said.last.seq)
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub const fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// A part, if it is there already.
+    #[must_use]
+    pub fn part(&self, number: usize) -> Option<&Arc<[u8]>> {
+        self.parts.get(number)
+    }
+
+    /// There will be no more of it.
+    pub fn fail(&mut self, failure: Failure) {
+        self.parts = Vec::new();
+        self.progress = Progress::Failed(failure);
+    }
+
+    /// Takes the next part of a dump; `last` is what was sent before the dump began.
+    pub fn take(&mut self, part: &DumpPart, last: Option<Republished>) {
+        match part {
+            DumpPart::Begin(begin) => {
+                let Some(last) = last else { return self.fail(Failure::Aborted(AbortReason::NoWatermark)) };
+                let source = SourceTrust { level: begin.trust.level, reasons: begin.trust.reasons };
+                let info = BatchInfo {
+                    worker_id: self.name.worker_id,
+                    dp_rank: self.name.dp_rank,
+                    generation: Some(last.generation),
+                    source: Some(source),
+                    scheme: begin.scheme,
+                    ..BatchInfo::default()
+                };
+                self.said = Some(Said { last, info });
+                let groups: Vec<StoreBlocks<'_>> = begin.groups.iter().map(|place| without_blocks(*place)).collect();
+                self.push(SnapshotPhase::Begin, (0, 0), groups.into_iter());
+            }
+            DumpPart::Chunk(chunk) => {
+                let stores = (0..chunk.stores()).filter_map(|number| chunk.store(number));
+                self.push(SnapshotPhase::Chunk, (0, 0), stores);
+                self.chunks += 1;
+            }
+            DumpPart::End(references) => {
+                self.push(SnapshotPhase::End, (references.blocks, references.digest), std::iter::empty());
+                if self.progress == Progress::Taking {
+                    self.progress = Progress::Whole;
+                }
+            }
+            DumpPart::Aborted(reason) => self.fail(Failure::Aborted(*reason)),
+        }
+    }
+
+    fn push<'a>(
+        &mut self,
+        phase: SnapshotPhase,
+        (blocks, digest): (u64, u64),
+        stores: impl Iterator<Item = StoreBlocks<'a>>,
+    ) {
+        let Some(Said { last, info }) = self.said else {
+            return self.fail(Failure::Aborted(AbortReason::Corrupt));
+        };
+        let is_end = phase == SnapshotPhase::End;
+        let snapshot = Some(Snapshot {
+            id: self.id,
+            phase,
+            watermark: last.seq,
+            chunk: self.chunks,
+            chunks: if is_end { self.chunks } else { 0 },
+            blocks,
+            digest,
+            watermark_hash: last.payload_hash,
+        });
+        let events = stores.map(|store| KvEvent::Stored(stored_event(&store)));
+        let payload = self.encoder.encode(&BatchInfo { snapshot, ..info }, events);
+        self.bytes += payload.len();
+        if self.bytes > RELAY_SNAPSHOT_BYTES_MAX {
+            return self.fail(Failure::TooLarge);
+        }
+        self.parts.push(payload.into());
+    }
+}
+
+/// A group that a tier has.
+fn without_blocks((tier, group): (crate::ids::Tier, crate::ids::GroupId)) -> StoreBlocks<'static> {
+    let (hashes, locals): (&[EngineHash], &[LocalHash]) = (&[], &[]);
+    StoreBlocks { parent: None, hashes, locals, tier, group, seed: Seed::default() }
+}

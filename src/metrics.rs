@@ -93,6 +93,11 @@ counters! {
         ReplayFramesUnknown = "replay_frames_unknown", "Messages of replays without a sequence and a payload, skipped.";
         Probes = "probes", "Replays asked for because the worker was quiet.";
         TailsFound = "tails_found", "Probes that found batches which the live stream had lost.";
+        Heartbeats = "heartbeats", "Heartbeats of a relay.";
+        MessagesUnnumbered = "messages_unnumbered", "Messages outside of a relay's sequence that are no heartbeat, skipped.";
+        SnapshotsTaken = "snapshots_taken", "Snapshots of a relay put in place of what was known of the worker.";
+        SnapshotsFailed = "snapshots_failed", "Snapshots of a relay that were not whole or did not fit; the worker was left empty.";
+        Resyncs = "resyncs", "Times everything was asked for because the relay believed the worker more than was believed here.";
         Dumps = "dumps", "Dumps of the worker that reached their end.";
         Loads = "loads", "Dumps loaded into the worker to their end.";
         Resets = "resets", "Times the worker was emptied because somebody asked for it.";

@@ -28,7 +28,7 @@ pub struct BatchInfo {
 }
 
 /// A relay's trust in the view it publishes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceTrust {
     /// How much it believes itself.
     pub level: TrustLevel,

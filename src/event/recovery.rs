@@ -24,6 +24,9 @@
 //! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation | Wanted, from 0 |
 //! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
 //! | Asked to probe | nothing | ProbeUnanswered | Idle |
+//! | Asked | a part of a relay's snapshot | | Asked to prove |
+//! | Asked | the snapshot is taken | | Asked, proven |
+//! | Asked | the snapshot is not whole | | Wanted, or after [`REPLAY_TRIES_MAX`] Asked |
 //!
 //! Tries are counted in a row and begin anew with whatever brings the stream further and with another incarnation; all of them together are at most
 //! [`REPLAYS_PER_RECOVERY_MAX`]. What is asked for again waits longer each time. A probe that shows something missing
@@ -316,6 +319,29 @@ impl Recovery {
     pub fn broken_off(&mut self, now_ms: u64) -> bool {
         let advanced = self.has_advanced();
         self.is_asking() && self.again(advanced, REPLAY_TRIES_MAX, now_ms)
+    }
+
+    /// A part of a snapshot came in place of what is gone: live batches wait from now on.
+    pub const fn snapshot_part(&mut self, now_ms: u64) {
+        if let State::Asked { aim, heard_ms, answer } = &mut self.state {
+            (*aim, *heard_ms, answer.begun) = (Aim::Prove, now_ms, true);
+        }
+    }
+
+    /// A snapshot was taken: what follows it is next.
+    pub const fn snapshot_taken(&mut self, now_ms: u64) {
+        if let State::Asked { heard_ms, answer, .. } = &mut self.state {
+            *heard_ms = now_ms;
+            *answer = Answer { begun: true, proven: true, advanced: true };
+        }
+    }
+
+    /// A snapshot came to no end; it is asked for again, unless that was done often enough.
+    pub fn snapshot_failed(&mut self, now_ms: u64) {
+        if let State::Asked { answer, .. } = &mut self.state {
+            *answer = Answer { begun: true, ..Answer::default() };
+            self.again(false, REPLAY_TRIES_MAX, now_ms);
+        }
     }
 
     /// Tries for the incarnation before say nothing of this one.

@@ -274,6 +274,12 @@ impl WorkerTrust {
         self.source.map_or(own, |source| own.min(source.level))
     }
 
+    /// Why not more, but for what a relay says of itself.
+    #[must_use]
+    pub const fn own_reasons(&self) -> TrustReasons {
+        self.reasons
+    }
+
     /// Why not more.
     #[must_use]
     pub const fn reasons(&self) -> TrustReasons {

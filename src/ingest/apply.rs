@@ -318,7 +318,7 @@ impl Stream {
 
 impl Home {
     /// Whether no worker of this space and shard holds anything.
-    fn holds_nothing(&self) -> bool {
+    pub(super) fn holds_nothing(&self) -> bool {
         self.slots.iter().all(|slot| {
             let held = self.writer.held(*slot);
             held.bound == 0 && held.dormant == 0

@@ -183,7 +183,8 @@ impl Republisher {
     }
 
     fn begin_anew(&mut self) {
-        self.name.generation = self.name.generation.wrapping_add(1);
+        // 0 is no generation.
+        self.name.generation = self.name.generation.wrapping_add(1).max(1);
         tracing::warn!(
             generation = self.name.generation,
             "what was done to a relayed worker has no place in one batch; its readers have to take a snapshot"

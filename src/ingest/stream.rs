@@ -23,10 +23,13 @@
 
 mod hold;
 mod recover;
+mod relayed;
 mod republished;
 mod reset;
+mod snapshot;
 
 pub(super) use recover::ReplayEnd;
+use relayed::Relayed;
 
 use std::sync::Arc;
 
@@ -42,7 +45,7 @@ use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
-use crate::event::{self, BatchInfo, DecodeError, EventBatch, Oddity};
+use crate::event::{self, DecodeError, EventBatch, Oddity, flat};
 use crate::fleet::SchemeCell;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
 use crate::index::ShardWriter;
@@ -139,6 +142,8 @@ pub(super) struct Stream {
     recovery: Option<Recovery>,
     /// The last live batch dropped while the worker was recovered: the replay has to bring it.
     dropped: Option<EventSeq>,
+    /// What is known of its relay, if it comes from one.
+    relayed: Relayed,
     /// Who says what is done to the worker once more; `None` = nobody.
     republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
@@ -170,6 +175,7 @@ impl Stream {
             held_of_shard: HeldBytes::default(),
             recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
             dropped: None,
+            relayed: Relayed::default(),
             republisher: None,
             changed: false,
         }
@@ -183,8 +189,13 @@ impl Stream {
     /// Takes one message of the stream.
     pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
         self.heard_at_ms = Some(now.uptime_ms);
+        if seq == flat::UNNUMBERED {
+            return self.unnumbered(home, scratch, payload, now);
+        }
         let payload_hash = xxh3_64(payload);
-        if self.held.is_some() {
+        if self.is_old((seq, payload_hash), payload, scratch) {
+            self.input(TrustInput::Duplicate, now);
+        } else if self.held.is_some() {
             self.wait(home, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
         } else if !self.waits_for_lost(home, (seq, payload_hash), payload, now) {
             self.batch(home, scratch, (seq, payload_hash), payload, now);
@@ -217,6 +228,7 @@ impl Stream {
         match event::decode(payload, &mut self.format, &mut scratch.batch) {
             Err(error) => self.undecodable(home, error, seq, now),
             Ok(()) if !self.is_ours(scratch.batch.info()) => self.another_rank(scratch.batch.info(), seq, now),
+            Ok(()) if !self.is_of_generation(home, scratch.batch.info(), (seq, payload), now) => return,
             Ok(()) => {
                 self.look_over(home, &scratch.batch, now);
                 self.apply(home, scratch, now);
@@ -306,6 +318,7 @@ impl Stream {
     /// Time has passed. `silence_ms_max` 0 = silence means nothing.
     pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
         let silent_for = self.heard_at_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
+        let silence_ms_max = self.silence_ms(silence_ms_max);
         if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
             self.heard_at_ms = None;
             self.changed = true;
@@ -359,6 +372,7 @@ impl Stream {
     }
 
     pub(super) fn empty(&mut self, home: &mut Home) {
+        self.relayed.taking = None;
         let held = home.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
@@ -369,6 +383,7 @@ impl Stream {
     }
 
     fn forget_incarnation(&mut self) {
+        (self.relayed.generation, self.relayed.beats) = (None, false);
         self.format = None;
         self.kinds.forget();
         self.unchained = false;
@@ -384,21 +399,6 @@ impl Stream {
         }
         self.found(Finding::Undecodable, now);
         self.empty(home);
-    }
-
-    /// Whether a batch is of this worker. Nothing said = yes.
-    fn is_ours(&self, info: &BatchInfo) -> bool {
-        info.dp_rank.is_none_or(|rank| rank == self.worker.rank) && info.worker_id.is_none_or(|id| id == self.worker.id)
-    }
-
-    fn another_rank(&mut self, info: &BatchInfo, seq: EventSeq, now: Now) {
-        self.count(WorkerCounter::RankConflicts, 1);
-        let times = self.view.counters.get(WorkerCounter::RankConflicts);
-        if times.is_power_of_two() {
-            let (rank, id) = (info.dp_rank.map(|rank| rank.0), info.worker_id.map(|id| id.0));
-            tracing::warn!(worker = %self.worker, %seq, ?rank, ?id, times, "batch of another worker or rank refused");
-        }
-        self.found(Finding::RankConflict, now);
     }
 
     /// Counts what the decoder passed over and takes a relay's word about itself.

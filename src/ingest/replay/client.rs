@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use zmq::{Message, Socket, SocketType};
 
+use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
 use crate::ingest::subscription::receive_frame;
 use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
@@ -11,14 +12,14 @@ use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
 const SEQ_BYTES: usize = 8;
 /// A peer that accepts and never speaks ZMTP.
 const HANDSHAKE_MS_MAX: i32 = 3_000;
-/// What engines send in place of a sequence when there is no more.
-const END: u64 = u64::MAX;
 
 /// One message of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ingest) enum Answer {
     /// A batch with its sequence. [`ReplayClient::payload`] is not yet looked at.
     Batch(EventSeq),
+    /// A message with a payload that is no batch of the stream. [`ReplayClient::payload`] is not yet looked at.
+    Part,
     /// There is no more.
     End,
     /// So many frames, and not an 8-byte one before the last.
@@ -71,10 +72,12 @@ impl ReplayClient {
             }
             frames += 1;
         }
-        let seq = <[u8; SEQ_BYTES]>::try_from(&*self.previous).ok().filter(|_| frames > 1).map(u64::from_be_bytes);
+        let seq = <[u8; SEQ_BYTES]>::try_from(&*self.previous).ok().filter(|_| frames > 1);
+        let seq = seq.map(|seq| EventSeq(u64::from_be_bytes(seq)));
         Ok(Some(match seq {
-            Some(END) if self.last.is_empty() => Answer::End,
-            Some(seq) => Answer::Batch(EventSeq(seq)),
+            Some(UNNUMBERED) if self.last.is_empty() => Answer::End,
+            Some(UNNUMBERED) => Answer::Part,
+            Some(seq) => Answer::Batch(seq),
             None => Answer::Misframed(frames),
         }))
     }

@@ -97,6 +97,12 @@ impl Member {
                     replay.bytes += payload.len();
                     self.stream.replayed(home, scratch, seq, payload, now);
                 }
+                Ok(Some(Answer::Part)) => {
+                    let payload = replay.client.payload();
+                    bytes += payload.len();
+                    replay.bytes += payload.len();
+                    self.stream.replayed_part(home, scratch, payload, now);
+                }
                 Ok(Some(Answer::End)) => self.stream.replay_ended(home, ReplayEnd::Marker, now),
                 Ok(Some(Answer::Misframed(_))) => self.stream.count(WorkerCounter::ReplayFramesUnknown, 1),
                 Err(error) => {
@@ -104,7 +110,8 @@ impl Member {
                     self.stream.replay_ended(home, ReplayEnd::Missing, now);
                 }
             }
-            if replay.bytes > REPLAY_BYTES_MAX {
+            // A snapshot cannot go on where it was broken off.
+            if replay.bytes > REPLAY_BYTES_MAX && !self.stream.is_taking_snapshot() {
                 self.stream.replay_ended(home, ReplayEnd::TooLarge, now);
             }
             if bytes > REPLAY_TURN_BYTES_MAX {

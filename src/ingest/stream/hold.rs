@@ -127,6 +127,10 @@ impl Stream {
         };
         match message {
             Message::Batch { seq, payload_hash, payload } => {
+                let id = (seq, payload_hash);
+                if self.is_old(id, &payload, scratch) {
+                    return Some(payload.len());
+                }
                 if !self.waits_for_lost(home, (seq, payload_hash), &payload, now) {
                     self.batch(home, scratch, (seq, payload_hash), &payload, now);
                 }
@@ -165,7 +169,7 @@ impl Stream {
     }
 
     /// Makes a group one of a tier's: whatever it has no block of is then not held there.
-    fn load_group(&mut self, home: &mut Home, tier: Tier, group: GroupId) -> Result<(), AbortReason> {
+    pub(super) fn load_group(&mut self, home: &mut Home, tier: Tier, group: GroupId) -> Result<(), AbortReason> {
         // A block and gone again, while the worker has no other that it could be taken for.
         let hashes = &[EngineHash::default()];
         let blocks = StoreBlocks {

@@ -19,6 +19,7 @@ use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::{Aim, Ended, Replayed};
 use crate::event::trust::TrustInput;
 use crate::ids::EventSeq;
+use crate::ingest::dump::AbortReason;
 use crate::ingest::held::{Held, HeldBytes, Message, Purpose};
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
@@ -105,7 +106,7 @@ impl Stream {
     }
 
     /// Lets messages wait from now on. A dump or load that runs comes first.
-    fn hold_for_recovery(&mut self, ahead: SequenceGate, now: Now) {
+    pub(super) fn hold_for_recovery(&mut self, ahead: SequenceGate, now: Now) {
         self.input(TrustInput::Recovering, now);
         let purpose = Purpose::Recovery(Box::new(ahead));
         match &mut self.held {
@@ -224,7 +225,7 @@ impl Stream {
     }
 
     /// Empties the worker, of which everything known was another incarnation's.
-    fn another_incarnation(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+    pub(super) fn another_incarnation(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
         tracing::info!(worker = %self.worker, before = ?self.gate.last(), %seq, "the publisher restarted; the worker is emptied, and what it sent since is asked for");
         self.changed = true;
         self.count(WorkerCounter::Restarts, 1);
@@ -298,6 +299,9 @@ impl Stream {
         payload: &[u8],
         now: Now,
     ) {
+        if self.is_taking_snapshot() && self.awaits_replay() {
+            return self.fail_snapshot(home, AbortReason::Corrupt, now);
+        }
         let Some(recovery) = &mut self.recovery else { return };
         let payload_hash = xxh3_64(payload);
         let was_proving = recovery.is_proving();
@@ -324,6 +328,12 @@ impl Stream {
 
     /// There is no more of a replay.
     pub(in crate::ingest) fn replay_ended(&mut self, home: &mut Home, end: ReplayEnd, now: Now) {
+        if self.is_taking_snapshot() && end != ReplayEnd::TooLarge {
+            self.end_within_snapshot(home, end, now);
+            if !self.awaits_replay() {
+                return;
+            }
+        }
         let Some(recovery) = &mut self.recovery else { return };
         let was_probing = recovery.is_asking() && !recovery.is_proving();
         let has_advanced = recovery.has_advanced();
@@ -373,7 +383,7 @@ impl Stream {
     }
 
     /// Lets messages wait on; a probe that shows something missing makes them wait from now on.
-    fn hold_on_for_recovery(&mut self, now: Now) {
+    pub(super) fn hold_on_for_recovery(&mut self, now: Now) {
         self.changed = true;
         if self.held.is_none() {
             self.hold_for_recovery(self.gate.clone(), now);

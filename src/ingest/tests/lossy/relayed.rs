@@ -1,5 +1,7 @@
 //! A worker that is relayed: whoever applies what its relay says holds what the relay holds.
 
+mod converges;
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use kvrouted::cli::{self, Cli, Command, Exit, Failure, Prepared, ServeArgs};
+use kvrouted::cli::{self, Cli, Command, Exit, Failure, Prepared, RelayArgs, ServeArgs};
 use kvrouted::error::Error;
-use kvrouted::{daemon, demo};
+use kvrouted::{daemon, demo, relay};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     match &cli.command {
         Command::Serve(args) => serve(args),
+        Command::Relay(args) => relayed(args),
         Command::Query(args) => args.run(),
         Command::Status(args) => args.run(),
         Command::Doctor(args) => args.run(),
@@ -39,6 +40,12 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     cli::init_logging(&config.log);
     done(daemon::run(&config, &|| args.read_again()))
+}
+
+fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {
+    let (plan, log) = args.prepare()?;
+    cli::init_logging(&log);
+    done(relay::run(&plan))
 }
 
 fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {

@@ -9,6 +9,7 @@ mod pipeline;
 mod prompts;
 mod query;
 mod ranking;
+mod relay;
 mod remote;
 mod reset;
 mod serve;
@@ -26,6 +27,7 @@ pub use doctor::DoctorArgs;
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
 pub use query::QueryArgs;
+pub use relay::RelayArgs;
 pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
@@ -51,6 +53,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Say what is wrong with a running daemon and its fleet, and what to do about it.
     Doctor(DoctorArgs),
+    /// Run a relay beside one engine: what the engine says, hashed, and so that nothing is lost unseen.
+    Relay(Box<RelayArgs>),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
     /// Let a running daemon forget what it knows of its workers' blocks.

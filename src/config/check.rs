@@ -39,6 +39,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         policy: draft.policy.value.clone(),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),
+        relay: draft.relay.value.clone(),
         workers,
         servers,
     }

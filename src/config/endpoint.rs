@@ -21,6 +21,16 @@ pub(super) fn check(endpoint: &str) -> Result<(), Fault> {
     }
 }
 
+/// Checks an endpoint that we bind: as one we connect to, or on every address, or on a port that is free.
+pub(super) fn check_bound(endpoint: &str) -> Result<(), Fault> {
+    let Some((host, port)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else {
+        return check(endpoint);
+    };
+    let host = if matches!(host, "*" | "0.0.0.0" | "[::]") { "127.0.0.1" } else { host };
+    let port = if port == "0" { "1" } else { port };
+    check_tcp(endpoint, &format!("{host}:{port}"))
+}
+
 fn check_tcp(endpoint: &str, address: &str) -> Result<(), Fault> {
     let Some((host, port)) = address.rsplit_once(':') else {
         return Err(Fault::new(format!("`{endpoint}` has no port")));

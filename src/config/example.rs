@@ -24,6 +24,7 @@ pub fn example() -> String {
     section(&mut text, &fields::SNAPSHOT);
     section(&mut text, &fields::POLICY);
     section(&mut text, &fields::DISCOVERY);
+    section(&mut text, &fields::RELAY);
     section(&mut text, &fields::SPACE);
     section(&mut text, &fields::WORKER);
     text

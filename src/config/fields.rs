@@ -3,11 +3,13 @@
 
 mod daemon;
 mod fleet;
+mod relay;
 
 use super::field::{Field, Kind, Preset};
 
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, POLICY, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+pub(super) use relay::RELAY;
 
 const fn field<T>(
     name: &'static str,

@@ -51,10 +51,27 @@ pub struct Config {
     pub spaces: Vec<SpaceConfig>,
     /// Workers that come and go with files.
     pub discovery: DiscoveryConfig,
+    /// What a relay does; the daemon does not look at it.
+    pub relay: RelayConfig,
     /// The workers, in the order they were named, a record of several ranks as several.
     pub workers: Vec<WorkerConfig>,
     /// The workers that are named by their engine's URL.
     pub servers: Vec<ServerConfig>,
+}
+
+/// `[relay]`: where a relay says once more what its one worker says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RelayConfig {
+    /// Where it publishes, to be bound.
+    pub endpoint: String,
+    /// Where it replays, to be bound.
+    pub replay: String,
+    /// How long it may say nothing, milliseconds.
+    pub heartbeat_ms: u64,
+    /// Batches kept for replays.
+    pub buffer_batches_max: usize,
+    /// Bytes of those batches.
+    pub buffer_bytes_max: usize,
 }
 
 /// `[discovery]`: workers that come and go with files.

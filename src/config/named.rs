@@ -165,6 +165,7 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
         ("booking", &draft.booking.head),
         ("policy", &draft.policy.head),
         ("discovery", &draft.discovery.head),
+        ("relay", &draft.relay.head),
     ];
     let written = tables.into_iter().filter(|(_, head)| **head != Place::Document);
     let written = written.chain(draft.spaces.iter().map(|space| ("space", &space.head)));

@@ -9,8 +9,8 @@ use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
-    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, ServeConfig, SnapshotConfig,
-    SpaceConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, RelayConfig, ServeConfig,
+    SnapshotConfig, SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -113,6 +113,7 @@ pub(super) struct Draft {
     pub(super) snapshot: Entry<SnapshotConfig>,
     pub(super) policy: Entry<PolicyConfig>,
     pub(super) discovery: Entry<DiscoveryConfig>,
+    pub(super) relay: Entry<RelayConfig>,
     pub(super) spaces: Vec<Entry<SpaceConfig>>,
     pub(super) workers: Vec<Entry<WorkerDraft>>,
 }
@@ -133,6 +134,7 @@ impl Draft {
             snapshot: preset(&fields::SNAPSHOT),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
+            relay: preset(&fields::RELAY),
             spaces: Vec::new(),
             workers: Vec::new(),
         }
@@ -140,7 +142,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 10] {
+fn sections() -> [(&'static str, Vec<&'static str>); 11] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -153,6 +155,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 10] {
         of(&fields::SNAPSHOT),
         of(&fields::POLICY),
         of(&fields::DISCOVERY),
+        of(&fields::RELAY),
         of(&fields::SPACE),
         of(&fields::WORKER),
     ]
@@ -219,6 +222,7 @@ impl Walk<'_> {
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
                 "snapshot" => self.single(&fields::SNAPSHOT, item, place, &mut draft.snapshot),
                 "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
+                "relay" => self.single(&fields::RELAY, item, place, &mut draft.relay),
                 "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),
                 "space" => draft.spaces = self.repeated(&fields::SPACE, item, place),
                 "worker" => draft.workers = self.repeated(&fields::WORKER, item, place),

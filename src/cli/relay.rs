@@ -1,0 +1,110 @@
+//! `kvrouted relay`: from arguments to what a relay is told.
+
+use std::path::PathBuf;
+
+use super::exit::{Exit, Failure};
+use crate::config::{self, Config, Flags, LogConfig, Salts, Setting};
+use crate::ingest::IngestConfig;
+use crate::relay::RelayPlan;
+
+const WORKER_HELP: &str = "\
+The engine is named as a worker is for `kvrouted serve`: --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
+The daemon then names the relay in the engine's place: --worker id=1,endpoint=tcp://HOST:5567,replay=tcp://HOST:5667
+Every field, its default and its meaning: kvrouted serve --example-config, tables [relay], [ingest], [[space]], [[worker]]";
+
+/// The model where no file names one: a relay serves nobody, so its name means nothing.
+const MODEL: &str = "relayed";
+
+/// Runs a relay beside one engine: hashes its events there, and says them once more with what shows a router whether it
+/// has all of them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = WORKER_HELP)]
+pub struct RelayArgs {
+    /// The configuration file, with one [[worker]]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Without a file: the engine
+    #[arg(long, value_name = "FIELD=VALUE,...", conflicts_with = "config", required_unless_present = "config")]
+    pub worker: Option<String>,
+    /// Where to publish [default: tcp://*:5567]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub endpoint: Option<String>,
+    /// Where to replay lost batches and send snapshots [default: tcp://*:5667]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub replay: Option<String>,
+    /// Without a file: tokens per KV block [default: learnt from the first events]
+    #[arg(long, value_name = "TOKENS", conflicts_with = "config", allow_negative_numbers = true)]
+    pub block_size: Option<String>,
+    /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
+    #[arg(long, value_name = "SALTS", conflicts_with = "config")]
+    pub salts: Option<String>,
+    /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// What a log line looks like: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+impl RelayArgs {
+    /// What the relay is told, and how it logs.
+    ///
+    /// # Errors
+    /// Every problem of file and flags, with the code for it; nothing has been bound.
+    pub fn prepare(&self) -> Result<(RelayPlan, LogConfig), Failure> {
+        let unusable =
+            |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{why}"));
+        let config = config::load(self.config.as_deref(), &self.flags()).map_err(|problems| unusable(&problems))?;
+        let plan = plan(&config).map_err(|why| unusable(&why))?;
+        Ok((plan, config.log))
+    }
+
+    fn flags(&self) -> Flags {
+        let model = self.config.is_none().then(|| MODEL.to_owned());
+        let settings = [
+            ("--endpoint", "relay", "endpoint", &self.endpoint),
+            ("--replay", "relay", "replay", &self.replay),
+            ("--log-level", "log", "level", &self.log_level),
+            ("--log-format", "log", "format", &self.log_format),
+            ("--worker", "space", "model", &model),
+            ("--block-size", "space", "block_size", &self.block_size),
+            ("--salts", "space", "salts", &self.salts),
+        ];
+        let setting = |(flag, section, field, text): (_, _, _, &Option<String>)| {
+            Some(Setting { flag, section, field, text: text.clone()? })
+        };
+        Flags {
+            settings: settings.into_iter().filter_map(setting).collect(),
+            workers: self.worker.iter().cloned().collect(),
+        }
+    }
+}
+
+fn plan(config: &Config) -> Result<RelayPlan, String> {
+    let [worker] = config.workers.as_slice() else {
+        return Err(format!("a relay is beside one worker, and {} are named", config.workers.len()));
+    };
+    let source = worker.events.clone().ok_or("the worker has no endpoint: there is nothing to relay")?;
+    let space = config.spaces.get(worker.space.0 as usize).ok_or("the worker has no space")?;
+    let ingest = IngestConfig {
+        core: None,
+        down_after_ms: config.ingest.down_after_ms,
+        silence_ms_max: config.ingest.silence_ms_max,
+        probe_after_ms: config.ingest.probe_after_ms,
+        receive_messages_max: config.ingest.receive_messages_max,
+        shards: 1,
+    };
+    Ok(RelayPlan {
+        scheme: space.scheme(),
+        salts_possible: space.salts == Salts::Possible,
+        capacity_blocks: worker.capacity_blocks,
+        blocks_max: worker.blocks_max,
+        memory_bytes_max: if space.memory_bytes_max == 0 { u64::MAX } else { space.memory_bytes_max },
+        buffer_batches_max: config.relay.buffer_batches_max,
+        buffer_bytes_max: config.relay.buffer_bytes_max,
+        heartbeat_ms: config.relay.heartbeat_ms,
+        worker: worker.worker,
+        ingest,
+        ..RelayPlan::new(&config.relay.endpoint, &config.relay.replay, source)
+    })
+}

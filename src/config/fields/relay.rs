@@ -47,7 +47,7 @@ pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
             "heartbeat_ms",
             "milliseconds",
             Value("1000"),
-            Integer { min: 10, max: limits::RELAY_SILENT_MS_MAX / 2, set: |c, v| c.heartbeat_ms = v },
+            Integer { min: 200, max: limits::RELAY_SILENT_MS_MAX / 2, set: |c, v| c.heartbeat_ms = v },
             "How long it may say nothing. A router that hears nothing for 5 s believes the worker no more.",
         ),
         field(

@@ -379,3 +379,20 @@ fn a_heartbeat_shows_a_lost_tail_and_its_absence_silence() {
     world.pass(RELAY_HEARTBEAT_MS);
     assert_eq!(world.router.trust().level, TrustLevel::Exact);
 }
+
+#[test]
+fn another_generation_is_a_restart_though_sequences_go_on() {
+    let mut world = World::new(1, FINE, 100);
+    world.replay(&[]);
+    world.work(&Work::Compute(vec![1, 2]), Fate::Arrives);
+    assert_eq!(world.router.count(C::Restarts), 0);
+    let dump = world.relay.rig.dump();
+    world.relay.rig.load(dump).expect("loaded");
+    world.send_live();
+    assert_eq!(world.router.count(C::Restarts), 1);
+    assert!(world.router.trust().reasons.contains(TrustReason::Recovering));
+    world.replay(&[]);
+    world.is_equal().expect("equal");
+    assert_eq!((world.router.count(C::SnapshotsTaken), world.router.count(C::Gaps)), (1, 0));
+    assert_eq!(world.router.trust().level, TrustLevel::Exact);
+}

@@ -22,6 +22,7 @@
 mod apply;
 pub mod descriptors;
 mod dump;
+mod feed;
 mod groups;
 mod handle;
 mod held;
@@ -44,6 +45,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
+pub use feed::Feed;
 pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
 pub use inbox::RefusedPublisher;
 pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Serialize, Serializer};
 
+use crate::ingest::Shape;
+
 /// kvrouted's index beside the index of its peer, on one tape of operations.
 #[derive(Parser, Debug)]
 #[command(name = "perf", version, about)]
@@ -21,6 +23,11 @@ pub(crate) enum Command {
     Index(IndexArgs),
     /// Churn kvrouted's index at a fixed live size and watch its memory.
     Soak(SoakArgs),
+    /// Feed kvrouted's ingest thread and its peer's decoder and index over ZeroMQ.
+    Ingest(IngestArgs),
+    /// Publish prepared messages; `ingest` starts these.
+    #[command(hide = true)]
+    IngestSend(SendArgs),
     /// Measure the memory of one side in this process and print it as JSON; `index` starts these.
     #[command(hide = true)]
     Memory(MemoryArgs),
@@ -150,6 +157,83 @@ pub(crate) struct SoakArgs {
     /// Seed of everything that is left to chance.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// A format of event messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Wire {
+    /// As vLLM 0.24 and later send it.
+    Msgpack,
+    /// kvrouted's own.
+    Flatbuffer,
+}
+
+impl Wire {
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::Msgpack, Self::Flatbuffer];
+
+    /// As the command line spells it.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Msgpack => "msgpack",
+            Self::Flatbuffer => "flatbuffer",
+        }
+    }
+}
+
+/// Arguments of `ingest`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct IngestArgs {
+    /// Times everything is measured; medians are reported.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// How many messages, times the usual number.
+    #[arg(long, default_value_t = 1.0, value_parser = parse_minutes)]
+    pub(crate) scale: f64,
+    /// Only messages that store so many blocks: 1, 16 or 256.
+    #[arg(long, value_name = "N")]
+    pub(crate) blocks: Option<u32>,
+    /// Also send the messages of a recording, in the form of kvrouted's tests/fixtures/events.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Print one JSON object in place of the tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also write NAME.json and NAME.txt into this folder.
+    #[arg(long, value_name = "DIR", requires = "name")]
+    pub(crate) save: Option<PathBuf>,
+    /// The name of what `--save` writes.
+    #[arg(long, value_name = "NAME", requires = "save")]
+    pub(crate) name: Option<String>,
+}
+
+/// Arguments of `ingest-send`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SendArgs {
+    /// The messages' format.
+    #[arg(long, value_enum)]
+    pub(crate) wire: Wire,
+    /// Blocks that each stores.
+    #[arg(long)]
+    pub(crate) blocks: u32,
+    /// How many.
+    #[arg(long)]
+    pub(crate) messages: u64,
+    /// Messages a second; 0 = as fast as they go.
+    #[arg(long)]
+    pub(crate) rate: f64,
+    /// A recording to send instead.
+    #[arg(long)]
+    pub(crate) capture: Option<PathBuf>,
+}
+
+impl SendArgs {
+    /// Which messages.
+    #[must_use]
+    pub(crate) const fn shape(&self) -> Shape {
+        Shape { wire: self.wire, blocks: self.blocks, messages: self.messages }
+    }
 }
 
 impl TapeArgs {

@@ -30,11 +30,14 @@ pub(crate) enum Failure {
         source: std::io::Error,
     },
     /// A child process did not say what it measured.
-    #[error("the child that measures memory: {0}")]
+    #[error("a child process: {0}")]
     Child(String),
     /// The peer's interface failed.
     #[error("the peer: {0}")]
     Peer(String),
+    /// ZeroMQ failed.
+    #[error("ZeroMQ: {0}")]
+    Zmq(zmq::Error),
     /// kvrouted's index did not do what its contract says.
     #[error("kvrouted: {0}")]
     Contract(String),
@@ -44,6 +47,11 @@ impl Failure {
     /// A file that cannot be read or written.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::File { path: path.into(), source }
+    }
+
+    /// A call of libzmq that failed.
+    pub(crate) const fn zmq(error: zmq::Error) -> Self {
+        Self::Zmq(error)
     }
 
     /// A system call that failed.

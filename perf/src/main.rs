@@ -1,7 +1,8 @@
-//! kvrouted's index beside the index of its peer: one tape of operations, both sides in turns, equal terms.
+//! kvrouted beside its peer: the indexes on one tape of operations, and ingest over ZeroMQ; both sides in turns, equal
+//! terms.
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
-//! `compare` → `report`, `chart`. `soak` watches our side alone. What the figures mean is in the README.
+//! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets. What the figures mean is in the README.
 
 mod args;
 mod chart;
@@ -9,6 +10,7 @@ mod compare;
 mod failure;
 mod fleet;
 mod generator;
+mod ingest;
 mod lru;
 mod measure;
 mod memory;
@@ -31,7 +33,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, IndexArgs};
+use crate::args::{Cli, Command, IndexArgs, IngestArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -43,9 +45,19 @@ fn main() -> ExitCode {
     let mut out = std::io::stdout().lock();
     let done = match &cli.command {
         Command::Index(args) => index(args, &mut out),
+        Command::Ingest(args) => ingest_over_sockets(args, &mut out),
+        Command::IngestSend(args) => {
+            // The child speaks for itself.
+            drop(out);
+            return ended(ingest::serve(args));
+        }
         Command::Soak(args) => soak::run(args, &mut out).and_then(|soak| print(&mut out, &json(&soak)?)),
         Command::Memory(args) => memory::run(args).and_then(|memory| print(&mut out, &json(&memory)?)),
     };
+    ended(done)
+}
+
+fn ended(done: Result<(), Failure>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -55,18 +67,28 @@ fn main() -> ExitCode {
     }
 }
 
+fn ingest_over_sockets(args: &IngestArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = ingest::run(args)?;
+    let (json, table) = (json(&report)?, report.table());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
+    print(out, if args.json { &json } else { &table })
+}
+
 fn index(args: &IndexArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = compare::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    if let (Some(folder), Some(name)) = (&args.save, &args.name) {
-        std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
-        write(&folder.join(format!("{name}.json")), &json)?;
-        write(&folder.join(format!("{name}.txt")), &table)?;
-    }
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     if let Some(file) = &args.chart {
         write(file, &chart::draw(&report))?;
     }
     print(out, if args.json { &json } else { &table })
+}
+
+fn save(folder: Option<&Path>, name: Option<&str>, json: &str, table: &str) -> Result<(), Failure> {
+    let (Some(folder), Some(name)) = (folder, name) else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
+    write(&folder.join(format!("{name}.json")), json)?;
+    write(&folder.join(format!("{name}.txt")), table)
 }
 
 fn json(value: &impl Serialize) -> Result<String, Failure> {

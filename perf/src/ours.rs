@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
-use kvrouted::limits::LOOK_AHEAD_EVENTS;
 use kvrouted::index::{Depths, IndexReader, Lookup, Reclaimer, ShardLimits, ShardWriter, StoreBlocks, shard_in};
+use kvrouted::limits::LOOK_AHEAD_EVENTS;
 
 use crate::failure::Failure;
 use crate::measure::Lookups;
@@ -148,7 +148,8 @@ impl Ours {
             self.begin_batch(events[0].worker);
             for (at, event) in events.iter().enumerate() {
                 if events.len() > LOOK_AHEAD_EVENTS {
-                    let first = |ahead: usize| events.get(at + ahead).and_then(|event| feed.blocks(event).hashes.first());
+                    let first =
+                        |ahead: usize| events.get(at + ahead).and_then(|event| feed.blocks(event).hashes.first());
                     let (far, near) = (first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
                     self.at(event.worker).0.look_ahead(far.copied(), near.copied());
                 }

@@ -10,8 +10,11 @@ mod recovery;
 mod routing;
 mod snapshot;
 
-/// A target by its name.
-pub(crate) const ALL: &[(&str, fn(&[u8]))] = &[
+/// Takes any bytes.
+pub(crate) type Target = fn(&[u8]);
+
+/// Targets by their names.
+pub(crate) const ALL: &[(&str, Target)] = &[
     ("msgpack", events::msgpack),
     ("flatbuffer", events::flatbuffer),
     ("gate", gate::gate),

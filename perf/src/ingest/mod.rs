@@ -1,0 +1,19 @@
+//! Events over ZeroMQ into the index: how many a second, how soon they are seen, and what decoding takes.
+//!
+//! `frames` makes the messages, `sender` publishes them from a process of its own; `floor`, `ours` and `peer` receive
+//! them, in turns; `seen` asks for what was just sent; `decode` has no socket. `run` puts it together, `report` says it.
+
+mod decode;
+mod floor;
+mod frames;
+mod ours;
+mod peer;
+mod report;
+mod run;
+mod seen;
+mod sender;
+mod threads;
+
+pub(crate) use frames::Shape;
+pub(crate) use run::run;
+pub(crate) use sender::serve;

@@ -1,0 +1,91 @@
+//! How long after a message is about to be sent the first lookup finds what it stores.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hdrhistogram::Histogram;
+use kvrouted::ids::LocalHash;
+use kvrouted::index::Depths;
+use serde::Serialize;
+
+use super::frames::Shape;
+use super::ours::{Ours, SHARD};
+use super::sender::Sender;
+use super::threads::clock_ns;
+use crate::failure::Failure;
+
+/// Longest delay that is told from longer ones.
+const DELAY_NS_MAX: u64 = 60_000_000_000;
+/// Conversations before the first that counts.
+const WARM_UP: usize = 20;
+
+/// Delays, microseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Seen {
+    /// Messages a second that were sent.
+    pub(crate) messages_per_s: f64,
+    /// Messages that were waited for.
+    pub(crate) samples: u64,
+    /// The median.
+    pub(crate) p50_us: f64,
+    /// 99 of 100 are at most this.
+    pub(crate) p99_us: f64,
+    /// 999 of 1000 are at most this.
+    pub(crate) p999_us: f64,
+    /// Messages that were missed.
+    pub(crate) missed: u64,
+}
+
+/// Sends at `rate` messages a second and asks for every conversation's first block until it is there.
+///
+/// # Errors
+/// Those of the sender, or nothing is seen.
+pub(crate) fn measure(shape: &Shape, rate: f64) -> Result<Seen, Failure> {
+    let mut sender = Sender::start(shape, rate, None)?;
+    let ours = Ours::start(&sender.endpoint)?;
+    let firsts: Vec<LocalHash> = (0..shape.messages.div_ceil(shape.conversation_messages()))
+        .map(|conversation| shape.first_block(conversation))
+        .collect();
+    let over = AtomicBool::new(false);
+    let (found_ns, sent, taken) = std::thread::scope(|threads| {
+        let (poller, over) = (ours.reader.clone(), &over);
+        let slot = ours.slot;
+        let looks = threads.spawn(move || {
+            let (mut depths, mut found_ns) = (Depths::new(), Vec::with_capacity(firsts.len()));
+            for first in &firsts {
+                loop {
+                    poller.lookup(std::slice::from_ref(first), &mut depths);
+                    if depths.device(SHARD, slot) > 0 {
+                        break;
+                    }
+                    // Relaxed: it orders nothing, it only ends the search.
+                    if over.load(Ordering::Relaxed) {
+                        return found_ns;
+                    }
+                    std::thread::yield_now();
+                }
+                found_ns.push(clock_ns());
+            }
+            found_ns
+        });
+        let sent = sender.go().and_then(|()| sender.sent());
+        let taken = ours.wait_for(shape.messages);
+        over.store(true, Ordering::Relaxed);
+        (looks.join(), sent, taken)
+    });
+    let found_ns = found_ns.map_err(|_| Failure::Contract("a lookup panicked".to_owned()))?;
+    let sent = sent?;
+    let mut delays =
+        Histogram::<u64>::new_with_max(DELAY_NS_MAX, 3).map_err(|error| Failure::Contract(error.to_string()))?;
+    for (began, found) in sent.began_ns.iter().zip(&found_ns).skip(WARM_UP) {
+        delays.saturating_record(found.saturating_sub(*began));
+    }
+    let us = |quantile| delays.value_at_quantile(quantile) as f64 / 1e3;
+    Ok(Seen {
+        messages_per_s: shape.messages as f64 / sent.seconds.max(1e-9),
+        samples: delays.len(),
+        p50_us: us(0.5),
+        p99_us: us(0.99),
+        p999_us: us(0.999),
+        missed: taken.missed,
+    })
+}

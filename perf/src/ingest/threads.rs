@@ -1,0 +1,29 @@
+//! One clock for all processes, and what the threads of this one have computed.
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::failure::Failure;
+
+/// Nanoseconds of the clock that every process of this machine reads the same.
+#[must_use]
+pub(crate) fn clock_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Processor time of this process' threads whose names begin so, nanoseconds.
+///
+/// # Errors
+/// The system does not say.
+pub(crate) fn cpu_ns(name: &str) -> Result<u64, Failure> {
+    let mut total = 0;
+    for task in std::fs::read_dir("/proc/self/task").map_err(Failure::file("/proc/self/task"))?.flatten() {
+        // A thread may end while it is asked about.
+        let Ok(of) = std::fs::read_to_string(task.path().join("comm")) else { continue };
+        let Ok(spent) = std::fs::read_to_string(task.path().join("schedstat")) else { continue };
+        if of.starts_with(name) {
+            total += spent.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    Ok(total)
+}

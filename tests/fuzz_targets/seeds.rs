@@ -125,6 +125,7 @@ fn flatbuffers() -> Vec<Vec<u8>> {
     let hashed = stored(&hashes, None, Content::LocalHashes(&locals), 4);
     let named = Stored { lora: Some("adapter"), salt: Salt::Of("salt"), media: &[(0, 7), (2, 9)], ..plain };
     let host = Stored { medium: Medium::Tier(Tier::Host), group: GroupId(1), salt: Salt::Unknown, ..hashed };
+    let relayed = Stored { salt: Salt::Seed(Seed(7)), ..hashed };
     let removed = Removed { hashes: &hashes[1..], medium: Medium::Tier(Tier::Device), group: GroupId(0) };
     let of_batch = |scheme| BatchInfo { scheme, published_at_unix_s: 1.5, generation: Some(3), ..BatchInfo::default() };
     let said = BatchInfo {
@@ -142,6 +143,7 @@ fn flatbuffers() -> Vec<Vec<u8>> {
         chunks: 3,
         blocks: 100,
         digest: 77,
+        watermark_hash: 0,
     };
     let batches: [(BatchInfo, Vec<KvEvent<'_>>); 6] = [
         (of_batch(Some(PLAIN)), vec![KvEvent::Stored(plain), KvEvent::Removed(removed)]),
@@ -149,7 +151,7 @@ fn flatbuffers() -> Vec<Vec<u8>> {
         (of_batch(Some(PLAIN)), vec![KvEvent::Stored(hashed), KvEvent::Stored(host), KvEvent::Removed(removed)]),
         (of_batch(None), vec![KvEvent::Stored(named), KvEvent::Cleared(Cleared { tier: None })]),
         (said, Vec::new()),
-        (BatchInfo { snapshot: Some(snapshot), ..of_batch(Some(PLAIN)) }, vec![KvEvent::Stored(plain)]),
+        (BatchInfo { snapshot: Some(snapshot), ..of_batch(Some(PLAIN)) }, vec![KvEvent::Stored(relayed)]),
     ];
     let mut encoder = flat::Encoder::new();
     batches.into_iter().map(|(info, events)| encoder.encode(&info, events).to_vec()).collect()

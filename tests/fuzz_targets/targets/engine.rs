@@ -68,11 +68,12 @@ impl Engine {
     /// Every seed that could be meant: what the event says, and what its parent has.
     fn seeds(&self, stored: &Stored<'_>) -> BTreeSet<Seed> {
         let said = match stored.salt {
-            Salt::Of(salt) => Some(salt),
-            Salt::Inherited | Salt::Unknown => None,
+            Salt::Of(salt) => hash::seed(stored.lora, Some(salt)),
+            Salt::Seed(seed) => seed,
+            Salt::Inherited | Salt::Unknown => hash::seed(stored.lora, None),
         };
         let parents = stored.parent.and_then(|parent| self.meanings.get(&parent)).into_iter().flatten();
-        parents.map(|meaning| meaning.seed).chain([hash::seed(stored.lora, said)]).collect()
+        parents.map(|meaning| meaning.seed).chain([said]).collect()
     }
 
     fn remove(&mut self, hash: EngineHash, tier: Tier, group: GroupId) {

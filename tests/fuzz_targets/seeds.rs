@@ -96,6 +96,9 @@ fn vllm_batches() -> Vec<Vec<u8>> {
         Batch::new(2).removed(&[4, 6]).removed_from(&[9], Some("CPU")),
         Batch::new(3).stored(Some(2), &[3], &[3]).rank(None).other("BlockUpdated"),
         Batch::new(4).cleared().stored(None, &[1], &[1]),
+        // More tokens than blocks have, and fewer.
+        Batch::new(5).stored_with(None, &[1], &[1, 2, 3, 4, 5, 6], 4, Some("GPU"), &[]),
+        Batch::new(6).stored_with(None, &[1, 2], &[1, 2, 3, 4, 5, 6], 4, Some("GPU"), &[]),
     ];
     batches.iter().map(Batch::payload).collect()
 }

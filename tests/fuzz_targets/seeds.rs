@@ -71,7 +71,10 @@ fn payloads(mut recording: &[u8]) -> Vec<Vec<u8>> {
             let Some((frame, rest)) = rest.split_at_checked(bytes) else { return payloads };
             (last, recording) = (frame.to_vec(), rest);
         }
-        payloads.push(last);
+        // The end of a replay has none.
+        if !last.is_empty() {
+            payloads.push(last);
+        }
     }
     payloads
 }

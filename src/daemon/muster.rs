@@ -142,7 +142,7 @@ impl Muster {
                 if restream {
                     self.counters.bump(DaemonCounter::WorkersEmptied);
                 }
-                tracing::info!(%worker, source, emptied = restream, "worker changed");
+                tracing::info!(%worker, source, restream, "worker changed");
                 if restream {
                     self.hear(worker, unheard, &trust);
                 }

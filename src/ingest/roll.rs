@@ -34,8 +34,8 @@ pub struct Amendment {
     pub record: WorkerRecord,
     /// Blocks bound for it at most.
     pub blocks_max: u64,
-    /// Whether its events come from elsewhere now: nothing shows that they go on where the others ended, so it
-    /// is emptied.
+    /// Whether its events come from elsewhere now. Where they can be replayed there, the first replay shows whether
+    /// they go on where the others ended; where that is not shown the worker is emptied.
     pub restream: bool,
 }
 

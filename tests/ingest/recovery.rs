@@ -1,6 +1,8 @@
 //! Lost events fetched again over real replay sockets, which misbehave.
 
+use kvrouted::fleet::EventSource;
 use kvrouted::ids::WorkerIndex;
+use kvrouted::ingest::Amendment;
 
 use super::replayer::{Fault, Replayer};
 use super::*;
@@ -225,4 +227,43 @@ fn many_publishers_that_connect_at_once_are_all_recovered() {
         });
         assert_eq!(shard.count(worker, C::ReplaysAsked), 1, "nobody is asked twice");
     }
+}
+
+/// Lets the shard's worker be heard at another engine's sockets.
+fn move_to(shard: &Shard, engine: &Replaying) {
+    let mut record = shard.fleet.load().workers[0].clone();
+    let source = EventSource {
+        endpoint: engine.endpoint.clone(),
+        replay: Some(engine.replayer.endpoint.clone()),
+        topic: String::new(),
+    };
+    record.events = Some(source);
+    let amendment = Amendment { record, blocks_max: u64::MAX, restream: true };
+    let answer = shard.handle.amend(amendment).expect("a command waits").blocking_recv().expect("an answer");
+    assert!(answer.expect("amended").unheard.is_none());
+}
+
+#[test]
+fn a_worker_that_moves_goes_on_where_a_replay_shows_the_same_stream_and_is_emptied_otherwise() {
+    let mut engine = Replaying::new(true);
+    let shard = follow(&engine, 0);
+    engine = engine.subscribed();
+    (0..5).for_each(|_| engine.publish(true));
+    until_exact(&shard, &engine);
+    // The same engine under another address.
+    let moved = Engine::new();
+    engine.endpoint = moved.endpoint.clone();
+    engine.engine = Some(moved);
+    move_to(&shard, &engine);
+    engine = engine.subscribed();
+    (0..2).for_each(|_| engine.publish(true));
+    until_exact(&shard, &engine);
+    assert_eq!((shard.count(0, C::Emptied), engine.replayer.asked().last()), (0, Some(&4)));
+    // Another engine.
+    let mut other = Replaying { stamp: 100_000, ..Replaying::new(true) };
+    (0..3).for_each(|_| other.publish(false));
+    move_to(&shard, &other);
+    until_exact(&shard, &other);
+    assert_eq!(shard.device(0, &[0, 1, 2, 3]), 3, "nothing is left of the engine before");
+    assert_eq!(shard.count(0, C::Emptied), 1);
 }

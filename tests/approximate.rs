@@ -1,67 +1,16 @@
 //! Workers without events, as a gateway meets them: the binary, a real socket, and predictions of what was booked.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use kvrouted::client::{Client, ClientOptions};
+use kvrouted::client::Client;
 use kvrouted::ids::Worker;
 use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
-/// Far beyond what anything here takes: reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod process;
+use process::{Daemon, until};
 
-struct Daemon {
-    process: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Daemon {
-    fn start(space: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let socket = folder.path().join("s");
-        let text = format!(
-            "[serve]\nsocket = {:?}\n[[space]]\nmodel = \"m\"\nblock_size = 16\n{space}\n[[worker]]\nid = 1\n[[worker]]\nid = 2\n",
-            socket.display().to_string()
-        );
-        let config = folder.path().join("kvrouted.toml");
-        std::fs::write(&config, text).expect("written");
-        let mut daemon = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-        daemon.args(["serve", "--config"]).arg(&config).stderr(Stdio::inherit());
-        let daemon = Self { process: daemon.spawn().expect("the daemon starts"), folder };
-        until("the daemon serves", || Client::connect(&daemon.socket(), &options()).is_ok());
-        daemon
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // One that ended by itself has nothing left to kill.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
-}
-
-fn connect(socket: &Path) -> Client {
-    Client::connect(socket, &options()).expect("a connection")
+/// Two workers of a space that says this of itself.
+fn start(space: &str) -> Daemon {
+    Daemon::configured(&format!("{space}\n[[worker]]\nid = 1\n[[worker]]\nid = 2\n"))
 }
 
 /// The chosen worker, its device blocks, and how far that is believed.
@@ -80,8 +29,8 @@ fn prompt() -> Vec<u32> {
 
 #[test]
 fn a_booked_prompt_is_predicted_where_it_was_booked_until_its_time_is_over() {
-    let daemon = Daemon::start("approximate = true\napproximate_ttl_s = 5");
-    let mut client = connect(&daemon.socket());
+    let daemon = start("approximate = true\napproximate_ttl_s = 5");
+    let mut client = daemon.client();
     let tokens = prompt();
     let (first, held, trust) = route(&mut client, &tokens, Some("a"));
     assert_eq!((held, trust.as_str()), (0, "predicted {own_decisions}"));
@@ -100,8 +49,8 @@ fn a_booked_prompt_is_predicted_where_it_was_booked_until_its_time_is_over() {
 
 #[test]
 fn nothing_is_predicted_unless_the_space_says_so() {
-    let daemon = Daemon::start("");
-    let mut client = connect(&daemon.socket());
+    let daemon = start("");
+    let mut client = daemon.client();
     let tokens = prompt();
     for request in ["a", "b", "c"] {
         let (_, held, trust) = route(&mut client, &tokens, Some(request));

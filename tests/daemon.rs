@@ -3,196 +3,36 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use kvrouted::client::{Client, ClientOptions};
 use kvrouted::error::Kind;
-use kvrouted::event::flat::Encoder;
-use kvrouted::event::{BatchInfo, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
-use kvrouted::hash;
-use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window, Worker};
+use kvrouted::ids::Worker;
 use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::trust::TrustLevel;
 use serde_json::Value;
 
-/// Far beyond what anything here takes: reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
-const BLOCK_SIZE: u32 = 16;
+mod process;
+use process::publisher::Publisher;
+use process::{Daemon, PATIENCE, Process, options, prompt, text, until};
 
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// The workers as `kvrouted status` lists them.
+fn status(daemon: &Daemon) -> Vec<Value> {
+    daemon.said(&["status"])["workers"].as_array().expect("workers").clone()
 }
 
-/// A publisher of our own flatbuffers. XPUB, to know when the subscription has arrived.
-struct Publisher {
-    socket: zmq::Socket,
-    encoder: Encoder,
-    seq: u64,
+fn query(daemon: &Daemon, tokens: &[u32]) -> Value {
+    let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    daemon.said(&["query", "--model", "m", "--tokens", &tokens.join(",")])
 }
 
-impl Publisher {
-    fn new() -> Self {
-        let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
-        socket.set_linger(0).expect("no linger");
-        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
-        socket.bind("tcp://127.0.0.1:*").expect("a free port");
-        Self { socket, encoder: Encoder::new(), seq: 0 }
-    }
-
-    fn endpoint(&self) -> String {
-        self.socket.get_last_endpoint().expect("an endpoint").expect("of text")
-    }
-
-    fn await_subscription(&self) {
-        assert_eq!(self.socket.recv_bytes(0).expect("a subscription").first(), Some(&1));
-    }
-
-    fn send(&mut self, event: KvEvent<'_>) {
-        let scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
-        let info = BatchInfo { scheme: Some(scheme), ..BatchInfo::default() };
-        let payload = self.encoder.encode(&info, [event]).to_vec();
-        self.send_payload(&payload);
-    }
-
-    fn send_payload(&mut self, payload: &[u8]) {
-        self.socket.send_multipart([b"".as_slice(), &self.seq.to_be_bytes(), payload], 0).expect("sent");
-        self.seq += 1;
-    }
-
-    /// Stores the whole blocks of `tokens` at the root, hashed by what is in them.
-    fn store(&mut self, tokens: &[u32]) {
-        let hashes = engine_hashes(tokens);
-        let whole = &tokens[..hashes.len() * BLOCK_SIZE as usize];
-        self.send(KvEvent::Stored(Stored {
-            hashes: &hashes,
-            parent: None,
-            content: Content::Tokens { tokens: whole, bigram: false },
-            block_size: BLOCK_SIZE,
-            medium: Medium::Tier(Tier::Device),
-            group: GroupId(0),
-            group_kind: GroupKind::Main,
-            lora: None,
-            salt: Salt::Inherited,
-            media: &[],
-        }));
-    }
-
-    fn remove_last(&mut self, tokens: &[u32], blocks: usize) {
-        let hashes = engine_hashes(tokens);
-        let removed = &hashes[hashes.len() - blocks..];
-        self.send(KvEvent::Removed(Removed { hashes: removed, medium: Medium::Tier(Tier::Device), group: GroupId(0) }));
-    }
-}
-
-fn engine_hashes(tokens: &[u32]) -> Vec<EngineHash> {
-    let scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
-    let (mut locals, mut chain) = (Vec::new(), Vec::new());
-    hash::local_hashes(scheme, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);
-    hash::sequence_hashes(&locals, &mut chain);
-    chain.into_iter().map(|sequence| EngineHash(!sequence.0)).collect()
-}
-
-struct Daemon {
-    process: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Daemon {
-    fn start(arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let daemon = Self { process: spawn(&folder.path().join("s"), arguments), folder };
-        until("the daemon serves", || {
-            daemon.socket().exists() && Client::connect(&daemon.socket(), &options()).is_ok()
-        });
-        daemon
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&self.socket(), &options()).expect("a connection")
-    }
-
-    fn status(&self) -> Vec<Value> {
-        let output = run(&["status", "--socket", text(&self.socket()), "--json"]);
-        assert!(output.status.success(), "{output:?}");
-        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        said["workers"].as_array().expect("workers").clone()
-    }
-
-    fn query(&self, tokens: &[u32]) -> Value {
-        let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
-        let output =
-            run(&["query", "--socket", text(&self.socket()), "--model", "m", "--tokens", &tokens.join(","), "--json"]);
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    }
-
-    fn wait_for_seq(&self, worker: usize, seq: u64) {
-        until("the batch is applied", || self.status()[worker]["last_seq"].as_u64() == Some(seq));
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
-    }
-
-    /// Its exit code, once it has ended by itself.
-    fn ended(&mut self) -> Option<i32> {
-        let mut status = None;
-        until("the daemon ends", || {
-            status = self.process.try_wait().expect("a child");
-            status.is_some()
-        });
-        status.and_then(|status| status.code())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // A test that ended it has nothing left to kill.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn spawn(socket: &Path, arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-        .args(["serve", "--socket", text(socket), "--model", "m", "--block-size", "16", "--log-level", "warn"])
-        .args(arguments)
-        .stderr(Stdio::inherit())
-        .spawn()
-        .expect("the daemon starts")
-}
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).output().expect("the binary runs")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of text")
-}
-
-fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
+fn wait_for_seq(daemon: &Daemon, worker: usize, seq: u64) {
+    until("the batch is applied", || status(daemon)[worker]["last_seq"].as_u64() == Some(seq));
 }
 
 fn worker(id: u64, endpoint: &str) -> String {
     format!("id={id},endpoint={endpoint}")
-}
-
-fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
-    (0..tokens).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
 }
 
 fn device(reply: &Value, worker: u64) -> u64 {
@@ -216,26 +56,26 @@ fn what_is_published_is_what_is_answered_and_a_dead_publisher_harms_nobody() {
     let tokens = prompt(1, 100);
     first.store(&tokens);
     second.store(&tokens[..32]);
-    daemon.wait_for_seq(0, 0);
-    daemon.wait_for_seq(1, 0);
-    let reply = daemon.query(&tokens);
+    wait_for_seq(&daemon, 0, 0);
+    wait_for_seq(&daemon, 1, 0);
+    let reply = query(&daemon, &tokens);
     assert_eq!(reply["best"], serde_json::json!({"worker_id": 1, "dp_rank": 0}));
     assert_eq!((device(&reply, 1), device(&reply, 2)), (6, 2));
     assert_eq!(reply["candidates"][0]["trust"], "exact");
-    assert_eq!(daemon.status()[0]["blocks_held"], 6);
+    assert_eq!(status(&daemon)[0]["blocks_held"], 6);
 
     first.remove_last(&tokens, 4);
-    daemon.wait_for_seq(0, 1);
-    assert_eq!(device(&daemon.query(&tokens), 1), 2, "after eviction fewer");
+    wait_for_seq(&daemon, 0, 1);
+    assert_eq!(device(&query(&daemon, &tokens), 1), 2, "after eviction fewer");
 
     drop(first);
-    until("the loss is seen", || daemon.status()[0]["trust"] == "unproven");
-    let reply = daemon.query(&tokens);
+    until("the loss is seen", || status(&daemon)[0]["trust"] == "unproven");
+    let reply = query(&daemon, &tokens);
     assert_eq!((device(&reply, 1), device(&reply, 2)), (0, 2));
-    assert_eq!(daemon.status()[0]["reasons"], serde_json::json!(["disconnected"]));
+    assert_eq!(status(&daemon)[0]["reasons"], serde_json::json!(["disconnected"]));
     second.store(&prompt(2, 64));
-    daemon.wait_for_seq(1, 1);
-    assert_eq!(device(&daemon.query(&prompt(2, 64)), 2), 4, "the other goes on");
+    wait_for_seq(&daemon, 1, 1);
+    assert_eq!(device(&query(&daemon, &prompt(2, 64)), 2), 4, "the other goes on");
 }
 
 #[test]
@@ -246,7 +86,7 @@ fn bookings_move_decisions_until_they_end() {
     publisher.await_subscription();
     let tokens = prompt(3, 64);
     publisher.store(&tokens);
-    daemon.wait_for_seq(0, 0);
+    wait_for_seq(&daemon, 0, 0);
 
     let mut client = daemon.client();
     let request_id = |n: u32| format!("r{n}");
@@ -258,7 +98,7 @@ fn bookings_move_decisions_until_they_end() {
         handles.push((reply.candidates[0].worker, reply.booking.expect("a booking")));
     }
     let booked = |field: &str| -> u64 {
-        daemon.status().iter().map(|worker| worker["counters"][field].as_u64().expect("a counter")).sum()
+        status(&daemon).iter().map(|worker| worker["counters"][field].as_u64().expect("a counter")).sum()
     };
     // The first found all 64 tokens cached; the second may have gone where none are.
     let cold = handles.iter().filter(|(chosen, _)| chosen.id.0 == 2).count() as u64;
@@ -292,17 +132,9 @@ fn bookings_move_decisions_until_they_end() {
 
 #[test]
 fn who_leaves_early_is_not_warned_about_and_no_workers_are() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let socket = folder.path().join("s");
-    let mut process = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-        .args(["serve", "--socket", text(&socket), "--model", "m", "--block-size", "16"])
-        .env_remove("RUST_LOG")
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the daemon starts");
-    until("the daemon serves", || Client::connect(&socket, &options()).is_ok());
+    let mut daemon = Daemon::start(&[]);
     for _ in 0..8 {
-        let mut client = Client::connect(&socket, &options()).expect("a connection");
+        let mut client = daemon.client();
         let error = client.space("", None).expect_err("no such model");
         assert!(error.to_string().contains("no model \"\" (it has \"m\")"), "{error}");
         let tokens = prompt(1, 64);
@@ -313,10 +145,9 @@ fn who_leaves_early_is_not_warned_about_and_no_workers_are() {
         client.flush().expect("sent");
         // Gone with replies unread.
     }
-    assert!(Command::new("kill").args(["-TERM", &process.id().to_string()]).status().expect("kill").success());
-    let mut log = String::new();
-    process.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
-    assert!(process.wait().expect("a child").success(), "{log}");
+    let ended = daemon.process.end("-TERM");
+    let log = daemon.process.log();
+    assert_eq!(ended, Some(0), "{log}");
     assert!(log.contains("no workers: every decision will be empty"), "{log}");
     assert!(log.contains("ended") && !log.contains("a connection is closed"), "{log}");
 }
@@ -344,8 +175,7 @@ fn sigterm_drains_and_leaves_nothing_behind() {
         let mut client = daemon.client();
         let request = ask(&client, &[1; 64], None);
         client.route(&request).expect("a decision");
-        daemon.signal("-TERM");
-        assert_eq!(daemon.ended(), Some(0));
+        assert_eq!(daemon.process.end("-TERM"), Some(0));
         assert!(!daemon.socket().exists() && !daemon.folder.path().join("s.admin").exists());
         assert!(client.route(&ask(&client, &[1; 64], None)).is_err());
     }
@@ -354,15 +184,15 @@ fn sigterm_drains_and_leaves_nothing_behind() {
 #[test]
 fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
     let mut daemon = Daemon::start(&["--worker", "id=1"]);
-    let mut second = spawn(&daemon.socket(), &["--worker", "id=1"]);
-    assert_ne!(second.wait().expect("a child").code(), Some(0));
-    assert_eq!(daemon.query(&[1; 32])["match"], "matched", "the first is unharmed");
+    let socket = daemon.socket();
+    let flags = ["serve", "--socket", text(&socket), "--model", "m", "--worker", "id=1"];
+    let mut second = Process::start(daemon.folder.path(), "second", &flags);
+    assert_ne!(second.ended(), Some(0));
+    assert_eq!(query(&daemon, &[1; 32])["match"], "matched", "the first is unharmed");
 
-    daemon.signal("-KILL");
-    let _ = daemon.process.wait();
+    assert_eq!(daemon.process.end("-KILL"), None);
     assert!(daemon.socket().exists(), "killed, it leaves its file");
-    daemon.process = spawn(&daemon.socket(), &["--worker", "id=1"]);
-    until("the successor serves", || Client::connect(&daemon.socket(), &options()).is_ok());
+    let daemon = Daemon::start_in(Arc::clone(&daemon.folder), &["--worker", "id=1"]);
     let mode = std::fs::metadata(daemon.folder.path().join("s.admin")).expect("the admin socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "administration is for the owner");
 }
@@ -387,7 +217,7 @@ fn scrape(port: u16) -> (String, String) {
 fn the_metrics_page_is_wellformed_and_on_loopback_only() {
     let port = free_port();
     let daemon = Daemon::start(&["--worker", "id=1", "--metrics-port", &port.to_string()]);
-    daemon.query(&[1; 32]);
+    query(&daemon, &[1; 32]);
     let (head, text) = scrape(port);
     assert!(head.starts_with("HTTP/1.1 200") && head.contains("openmetrics-text"), "{head}");
     for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
@@ -413,8 +243,8 @@ fn what_cannot_be_decoded_is_named_in_status_and_metrics() {
     publisher.store(&tokens);
     publisher.send_payload(b"neither wire");
     publisher.store(&tokens[..32]);
-    daemon.wait_for_seq(0, 2);
-    let status = &daemon.status()[0];
+    wait_for_seq(&daemon, 0, 2);
+    let status = &status(&daemon)[0];
     assert_eq!(status["trust"], "lower_bound");
     assert_eq!(status["reasons"], serde_json::json!(["undecodable"]));
     let counters = &status["counters"];
@@ -425,5 +255,5 @@ fn what_cannot_be_decoded_is_named_in_status_and_metrics() {
     let reason = named.0.trim_start_matches("undecodable_");
     let line = format!("kvrouted_worker_undecodable_total{{worker_id=\"1\",dp_rank=\"0\",reason=\"{reason}\"}} 1\n");
     assert!(text.contains(&line), "{line} in {text}");
-    assert_eq!(device(&daemon.query(&tokens), 1), 2, "the stream goes on");
+    assert_eq!(device(&query(&daemon, &tokens), 1), 2, "the stream goes on");
 }

@@ -1,34 +1,20 @@
 //! Snapshots of a whole daemon: killed, stopped, started again, on files that are its own and on others.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use kvrouted::client::{Client, ClientOptions};
+use kvrouted::event::BatchInfo;
 use kvrouted::event::flat::Encoder;
-use kvrouted::event::{BatchInfo, Content, GroupKind, KvEvent, Medium, Salt, Stored};
-use kvrouted::hash;
-use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window, Worker};
-use kvrouted::route::{Prompt, RouteRequest};
+use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
-use kvrouted::wire::StatusPage;
+use tempfile::TempDir;
 
-/// Far beyond what anything here takes: reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
-const BLOCK_SIZE: u32 = 16;
-const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
-
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+mod process;
+use process::publisher::{BLOCK_SIZE, SCHEME, endpoint_of, engine_hashes, send_batch, stored};
+use process::{Daemon, PATIENCE, folder, run, text, until};
 
 /// An engine: what it publishes, it also sends again to whoever asks at its replay endpoint.
 struct Engine {
@@ -53,7 +39,7 @@ impl Engine {
         router.set_linger(0).expect("no linger");
         router.set_rcvtimeo(10).expect("a time limit");
         router.bind("tcp://127.0.0.1:*").expect("a free port");
-        let replay = endpoint(&router);
+        let replay = endpoint_of(&router);
         let (sent, ends) = (Arc::<Mutex<Vec<Vec<u8>>>>::default(), Arc::<AtomicBool>::default());
         let (log, stop) = (Arc::clone(&sent), Arc::clone(&ends));
         let thread = std::thread::spawn(move || {
@@ -81,25 +67,13 @@ impl Engine {
     /// Stores the whole blocks of `tokens` at the root.
     fn store(&mut self, tokens: &[u32]) {
         let hashes = engine_hashes(tokens);
-        let stored = Stored {
-            hashes: &hashes,
-            parent: None,
-            content: Content::Tokens { tokens, bigram: false },
-            block_size: BLOCK_SIZE,
-            medium: Medium::Tier(Tier::Device),
-            group: GroupId(0),
-            group_kind: GroupKind::Main,
-            lora: None,
-            salt: Salt::Inherited,
-            media: &[],
-        };
+        let stored = stored(&hashes, tokens, BLOCK_SIZE);
         let mut sent = self.sent.lock().expect("whole");
         let published_at_unix_s = sent.len() as f64;
         let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s, ..BatchInfo::default() };
-        let payload = self.encoder.encode(&info, [KvEvent::Stored(stored)]).to_vec();
-        let seq = (sent.len() as u64).to_be_bytes();
-        sent.push(payload.clone());
-        self.publisher.send_multipart([b"".as_slice(), &seq, &payload], 0).expect("sent");
+        let payload = self.encoder.encode(&info, [stored]).to_vec();
+        send_batch(&self.publisher, sent.len() as u64, &payload);
+        sent.push(payload);
     }
 }
 
@@ -110,31 +84,20 @@ impl Drop for Engine {
     }
 }
 
-fn endpoint(socket: &zmq::Socket) -> String {
-    socket.get_last_endpoint().expect("an endpoint").expect("of text")
-}
-
-fn engine_hashes(tokens: &[u32]) -> Vec<EngineHash> {
-    let (mut locals, mut chain) = (Vec::new(), Vec::new());
-    hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);
-    hash::sequence_hashes(&locals, &mut chain);
-    chain.into_iter().map(|sequence| EngineHash(!sequence.0)).collect()
-}
-
 fn prompt(seed: u32, blocks: u32) -> Vec<u32> {
-    (0..blocks * BLOCK_SIZE).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
+    process::prompt(seed, blocks * BLOCK_SIZE)
 }
 
 /// A folder with a configuration of two workers, of which only the first has a replay endpoint.
 struct Site {
-    folder: tempfile::TempDir,
+    folder: Arc<TempDir>,
 }
 
 impl Site {
     fn new(engines: [&Engine; 2], every_s: u64) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let [one, two] = engines.map(|engine| endpoint(&engine.publisher));
+        let [one, two] = engines.map(|engine| endpoint_of(&engine.publisher));
         let text = format!(
             "[serve]\nsocket = \"{}\"\n[log]\nlevel = \"warn\"\n[ingest]\ndown_after_ms = 0\n\
              [snapshot]\ndir = \"{}\"\nevery_s = {every_s}\n[[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\n\
@@ -155,84 +118,29 @@ impl Site {
         self.path(&format!("snapshots/{worker}-0.snapshot"))
     }
 
-    fn spawn(&self, more: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-        command.args(["serve", "--config", text(&self.path("config"))]).args(more).env_remove("RUST_LOG");
-        command
-    }
-
-    fn start(&self, more: &[&str]) -> Daemon<'_> {
-        let process = self.spawn(more).stderr(Stdio::inherit()).spawn().expect("the daemon starts");
-        let daemon = Daemon { site: self, process };
-        until("the daemon serves", || Client::connect(&self.path("s"), &options()).is_ok());
-        daemon
+    fn start(&self, more: &[&str]) -> Daemon {
+        Daemon::serve(Arc::clone(&self.folder), &[&["--config", text(&self.path("config"))], more].concat())
     }
 }
 
-struct Daemon<'a> {
-    site: &'a Site,
-    process: Child,
+fn trust(daemon: &Daemon, worker: usize) -> (TrustLevel, Vec<TrustReason>) {
+    let trust = daemon.status().workers[worker].trust;
+    (trust.level, trust.reasons.iter().collect())
 }
 
-impl Daemon<'_> {
-    fn status(&self) -> StatusPage {
-        let mut client = Client::connect_admin(&self.site.path("s"), &options()).expect("a connection");
-        client.status_all().expect("status")
-    }
-
-    fn count(&self, counter: &str) -> u64 {
-        let status = self.status();
-        let found = status.counters.iter().find(|(name, _)| name == counter);
-        found.unwrap_or_else(|| panic!("no counter {counter}")).1
-    }
-
-    fn trust(&self, worker: usize) -> (TrustLevel, Vec<TrustReason>) {
-        let trust = self.status().workers[worker].trust;
-        (trust.level, trust.reasons.iter().collect())
-    }
-
-    fn wait_for_seq(&self, worker: usize, seq: u64) {
-        until("the batch is applied", || {
-            self.status().workers[worker].trust.as_of_seq.is_some_and(|applied| applied.0 == seq)
-        });
-    }
-
-    /// Leading blocks of a prompt that both workers hold in device memory.
-    fn device(&self, tokens: &[u32]) -> [u32; 2] {
-        let mut client = Client::connect(&self.site.path("s"), &options()).expect("a connection");
-        let space = client.space("m", None).expect("the space").id;
-        let reply = client.overlap(&RouteRequest::new(space, Prompt::of_tokens(tokens))).expect("an answer");
-        [1, 2].map(|id| {
-            let entry = reply.workers.iter().find(|entry| entry.worker == Worker::new(id, 0));
-            entry.map_or(0, |entry| entry.overlap.device)
-        })
-    }
-
-    fn end(mut self, signal: &str) -> Option<i32> {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
-        self.process.wait().expect("a child").code()
-    }
+fn wait_for_seq(daemon: &Daemon, worker: usize, seq: u64) {
+    until("the batch is applied", || {
+        daemon.status().workers[worker].trust.as_of_seq.is_some_and(|applied| applied.0 == seq)
+    });
 }
 
-impl Drop for Daemon<'_> {
-    fn drop(&mut self) {
-        // A test that ended it has nothing left to kill.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Leading blocks of a prompt that both workers hold in device memory.
+fn device(daemon: &Daemon, tokens: &[u32]) -> [u32; 2] {
+    [1, 2].map(|id| daemon.device(tokens, Worker::new(id, 0)).unwrap_or(0))
 }
 
-fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).output().expect("the binary runs")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of text")
-}
-
-fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
+fn end(mut daemon: Daemon, signal: &str) -> Option<i32> {
+    daemon.process.end(signal)
 }
 
 #[test]
@@ -245,25 +153,24 @@ fn a_killed_daemon_answers_as_before_once_the_stream_has_shown_that_it_went_on()
     let tokens = prompt(1, 6);
     one.store(&tokens);
     two.store(&tokens[..32]);
-    daemon.wait_for_seq(0, 0);
-    daemon.wait_for_seq(1, 0);
-    assert_eq!((daemon.device(&tokens), daemon.trust(0).0), ([6, 2], TrustLevel::Exact));
+    wait_for_seq(&daemon, 0, 0);
+    wait_for_seq(&daemon, 1, 0);
+    assert_eq!((device(&daemon, &tokens), trust(&daemon, 0).0), ([6, 2], TrustLevel::Exact));
     until("both are written", || site.snapshot(1).exists() && site.snapshot(2).exists());
-    until("nothing is written again", || daemon.count("snapshots_unchanged") > 2);
-    assert_eq!(daemon.count("snapshots_written"), 2);
-    assert_eq!(daemon.end("-KILL"), None);
+    until("nothing is written again", || daemon.counter("snapshots_unchanged") > 2);
+    assert_eq!(daemon.counter("snapshots_written"), 2);
+    assert_eq!(end(daemon, "-KILL"), None);
 
     // Nobody hears this one; the replay behind the snapshot brings it.
     let more = prompt(2, 4);
     one.store(&more);
     let daemon = site.start(&[]);
     one.await_subscription();
-    until("the snapshot is loaded", || daemon.count("snapshots_loaded") == 1);
-    until("it is proven", || daemon.trust(0) == (TrustLevel::Exact, Vec::new()));
-    assert_eq!((daemon.device(&tokens), daemon.device(&more)), ([6, 0], [4, 0]));
-    assert_eq!(daemon.count("snapshot_unprovable"), 1, "the second has no replay endpoint");
-    let counters = &daemon.status().workers[0].counters;
-    let count = |name: &str| counters.iter().find(|(of, _)| of == name).expect("a counter").1;
+    until("the snapshot is loaded", || daemon.counter("snapshots_loaded") == 1);
+    until("it is proven", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
+    assert_eq!((device(&daemon, &tokens), device(&daemon, &more)), ([6, 0], [4, 0]));
+    assert_eq!(daemon.counter("snapshot_unprovable"), 1, "the second has no replay endpoint");
+    let count = |name: &str| daemon.worker_counter(0, name);
     assert_eq!(
         (count("batches"), count("emptied")),
         (1, 0),
@@ -279,18 +186,18 @@ fn a_snapshot_of_another_incarnation_is_not_believed_and_leaves_nothing() {
     one.await_subscription();
     let tokens = prompt(1, 3);
     one.store(&tokens);
-    daemon.wait_for_seq(0, 0);
-    assert_eq!(daemon.end("-TERM"), Some(0));
+    wait_for_seq(&daemon, 0, 0);
+    assert_eq!(end(daemon, "-TERM"), Some(0));
 
     // The engine is not there: what was loaded is answered, and not believed.
     let text = std::fs::read_to_string(site.path("config")).expect("a file");
-    let nowhere = text.replace(&endpoint(&one.publisher), "ipc:///nowhere/engine");
+    let nowhere = text.replace(&endpoint_of(&one.publisher), "ipc:///nowhere/engine");
     std::fs::write(site.path("config"), nowhere).expect("written");
     let daemon = site.start(&[]);
-    until("the snapshot is loaded", || daemon.count("snapshots_loaded") == 1);
-    assert_eq!(daemon.device(&tokens), [3, 0]);
-    assert_eq!(daemon.trust(0), (TrustLevel::Unproven, vec![TrustReason::Disconnected]));
-    assert_eq!(daemon.end("-KILL"), None);
+    until("the snapshot is loaded", || daemon.counter("snapshots_loaded") == 1);
+    assert_eq!(device(&daemon, &tokens), [3, 0]);
+    assert_eq!(trust(&daemon, 0), (TrustLevel::Unproven, vec![TrustReason::Disconnected]));
+    assert_eq!(end(daemon, "-KILL"), None);
 
     // It restarted meanwhile: the same sequence, other bytes.
     std::fs::write(site.path("config"), text).expect("written");
@@ -298,9 +205,9 @@ fn a_snapshot_of_another_incarnation_is_not_believed_and_leaves_nothing() {
     let other = prompt(7, 2);
     one.store(&other);
     let daemon = site.start(&[]);
-    until("the other incarnation is heard", || daemon.device(&other) == [2, 0]);
-    assert_eq!(daemon.device(&tokens), [0, 0]);
-    until("it is proven", || daemon.trust(0) == (TrustLevel::Exact, Vec::new()));
+    until("the other incarnation is heard", || device(&daemon, &other) == [2, 0]);
+    assert_eq!(device(&daemon, &tokens), [0, 0]);
+    until("it is proven", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
 }
 
 #[test]
@@ -311,25 +218,26 @@ fn a_stop_writes_what_has_changed_and_a_fresh_start_forgets_it() {
     one.await_subscription();
     let tokens = prompt(1, 3);
     one.store(&tokens);
-    daemon.wait_for_seq(0, 0);
+    wait_for_seq(&daemon, 0, 0);
     assert!(!site.snapshot(1).exists());
-    assert_eq!(daemon.end("-TERM"), Some(0));
+    assert_eq!(end(daemon, "-TERM"), Some(0));
     assert!(site.snapshot(1).exists() && !site.snapshot(2).exists(), "the second has sent nothing");
 
     let second = site.start(&[]);
-    until("the snapshot is loaded", || second.count("snapshots_loaded") == 1);
-    assert_eq!(second.device(&tokens), [3, 0]);
+    until("the snapshot is loaded", || second.counter("snapshots_loaded") == 1);
+    assert_eq!(device(&second, &tokens), [3, 0]);
     let text_of = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let other_socket = text(&site.path("other")).to_owned();
-    let refused = site.spawn(&["--socket", &other_socket]).output().expect("it ends");
+    let config = site.path("config");
+    let refused = run(&["serve", "--config", text(&config), "--socket", &other_socket]);
     assert_eq!(refused.status.code(), Some(64));
     assert!(text_of(refused).contains("another daemon keeps its snapshots in"), "one directory, one daemon");
-    assert_eq!(second.end("-KILL"), None);
+    assert_eq!(end(second, "-KILL"), None);
 
     drop(one);
     let fresh = site.start(&["--fresh"]);
     assert!(!site.snapshot(1).exists());
-    assert_eq!((fresh.count("snapshots_loaded"), fresh.count("snapshots_reset")), (0, 1));
+    assert_eq!((fresh.counter("snapshots_loaded"), fresh.counter("snapshots_reset")), (0, 1));
     assert_eq!(fresh.status().workers[0].blocks_held, 0);
 }
 
@@ -343,8 +251,8 @@ fn a_reset_empties_workers_and_their_snapshots() {
     let tokens = prompt(1, 3);
     one.store(&tokens);
     two.store(&tokens);
-    daemon.wait_for_seq(0, 0);
-    daemon.wait_for_seq(1, 0);
+    wait_for_seq(&daemon, 0, 0);
+    wait_for_seq(&daemon, 1, 0);
     until("both are written", || site.snapshot(1).exists() && site.snapshot(2).exists());
     let socket = site.path("s");
     let unknown = run(&["reset", "--socket", text(&socket), "--worker", "9/1"]);
@@ -353,11 +261,11 @@ fn a_reset_empties_workers_and_their_snapshots() {
 
     let done = run(&["reset", "--socket", text(&socket), "--worker", "1"]);
     assert_eq!(String::from_utf8_lossy(&done.stdout), "1 worker emptied, 1 snapshot removed\n", "{done:?}");
-    until("it is empty", || daemon.device(&tokens) == [0, 3]);
-    until("that is told", || daemon.trust(0) == (TrustLevel::LowerBound, vec![TrustReason::JoinedLate]));
-    assert_eq!(daemon.trust(1).0, TrustLevel::Exact);
+    until("it is empty", || device(&daemon, &tokens) == [0, 3]);
+    until("that is told", || trust(&daemon, 0) == (TrustLevel::LowerBound, vec![TrustReason::JoinedLate]));
+    assert_eq!(trust(&daemon, 1).0, TrustLevel::Exact);
     one.store(&prompt(2, 2));
-    until("it learns again", || daemon.device(&prompt(2, 2)) == [2, 0]);
+    until("it learns again", || device(&daemon, &prompt(2, 2)) == [2, 0]);
 
     let done = run(&["reset", "--socket", text(&socket)]);
     assert!(String::from_utf8_lossy(&done.stdout).starts_with("2 workers emptied"), "{done:?}");
@@ -372,8 +280,8 @@ fn a_file_that_is_broken_or_of_somebody_else_costs_only_its_warmth() {
     one.await_subscription();
     let tokens = prompt(1, 3);
     one.store(&tokens);
-    daemon.wait_for_seq(0, 0);
-    assert_eq!(daemon.end("-TERM"), Some(0));
+    wait_for_seq(&daemon, 0, 0);
+    assert_eq!(end(daemon, "-TERM"), Some(0));
     drop(one);
     let whole = std::fs::read(site.snapshot(1)).expect("a snapshot");
     std::fs::write(site.snapshot(2), &whole).expect("written");
@@ -384,12 +292,12 @@ fn a_file_that_is_broken_or_of_somebody_else_costs_only_its_warmth() {
     for (bytes, counter) in [(broken, "snapshot_checksum"), (cut, "snapshot_truncated")] {
         std::fs::write(site.snapshot(1), bytes).expect("written");
         let daemon = site.start(&[]);
-        assert_eq!((daemon.count(counter), daemon.count("snapshot_other_worker")), (1, 1));
-        assert_eq!((daemon.count("snapshots_loaded"), daemon.status().workers[0].blocks_held), (0, 0));
-        assert_eq!(daemon.end("-KILL"), None);
+        assert_eq!((daemon.counter(counter), daemon.counter("snapshot_other_worker")), (1, 1));
+        assert_eq!((daemon.counter("snapshots_loaded"), daemon.status().workers[0].blocks_held), (0, 0));
+        assert_eq!(end(daemon, "-KILL"), None);
     }
     std::fs::write(site.snapshot(1), whole).expect("written");
     let daemon = site.start(&[]);
-    until("the snapshot is loaded", || daemon.count("snapshots_loaded") == 1);
-    assert_eq!(daemon.device(&tokens), [3, 0]);
+    until("the snapshot is loaded", || daemon.counter("snapshots_loaded") == 1);
+    assert_eq!(device(&daemon, &tokens), [3, 0]);
 }

@@ -1,6 +1,8 @@
 //! Workers that come, change and go while the daemon runs, from every source.
 
 mod daemon;
+#[path = "../process/mod.rs"]
+mod process;
 mod requests;
 mod sources;
 mod stress;

@@ -4,12 +4,14 @@ use kvrouted::ids::Worker;
 use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
-use super::daemon::{Daemon, Publisher, prompt, until};
+use super::daemon::workers;
+use super::process::publisher::Publisher;
+use super::process::{Daemon, prompt, until};
 
 #[test]
 fn workers_are_added_set_and_removed_and_nobody_else_loses_a_block() {
     let (mut first, mut second) = (Publisher::new(), Publisher::new());
-    let daemon = Daemon::start(&format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", first.endpoint()));
+    let daemon = Daemon::configured(&format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", first.endpoint()));
     first.await_subscription();
     let (one, two, tokens) = (Worker::new(1, 0), Worker::new(2, 0), prompt(1, 100));
     first.store(&tokens);
@@ -20,16 +22,16 @@ fn workers_are_added_set_and_removed_and_nobody_else_loses_a_block() {
     second.await_subscription();
     second.store(&tokens[..48]);
     until("the second is heard", || daemon.device(&tokens, two) == Some(3));
-    assert_eq!(daemon.workers(), ["1/0 ready config", "2/0 ready admin"]);
+    assert_eq!(workers(&daemon), ["1/0 ready config", "2/0 ready admin"]);
 
     daemon.worker_ok(&["set", "2", "draining=true", "weight=4,taints=a+b"]);
-    until("it drains", || daemon.workers() == ["1/0 ready config", "2/0 draining admin"]);
+    until("it drains", || workers(&daemon) == ["1/0 ready config", "2/0 draining admin"]);
     assert_eq!(daemon.device(&tokens, two), Some(3), "what does not touch the stream keeps the blocks");
     let told = daemon.client().workers(None).expect("workers");
     let told = told.iter().find(|info| info.worker == two).expect("the worker");
     assert_eq!((told.weight, told.taints.as_slice()), (4.0, ["a".to_owned(), "b".to_owned()].as_slice()));
     daemon.worker_ok(&["set", "2/0", "draining=false"]);
-    until("it is back", || daemon.workers() == ["1/0 ready config", "2/0 ready admin"]);
+    until("it is back", || workers(&daemon) == ["1/0 ready config", "2/0 ready admin"]);
 
     let mut third = Publisher::new();
     daemon.worker_ok(&["add", &format!("id=2,endpoint={}", third.endpoint())]);
@@ -39,7 +41,7 @@ fn workers_are_added_set_and_removed_and_nobody_else_loses_a_block() {
     until("it is heard from where it publishes now", || daemon.device(&tokens, two) == Some(2));
 
     daemon.worker_ok(&["remove", "2"]);
-    until("it is gone", || daemon.workers() == ["1/0 ready config"]);
+    until("it is gone", || workers(&daemon) == ["1/0 ready config"]);
     assert_eq!(daemon.device(&tokens, two), None);
     daemon.worker_ok(&["add", &format!("id=2,endpoint={}", third.endpoint())]);
     third.await_subscription();
@@ -51,7 +53,7 @@ fn workers_are_added_set_and_removed_and_nobody_else_loses_a_block() {
 
 #[test]
 fn what_cannot_be_done_is_refused_by_name() {
-    let daemon = Daemon::start("[[worker]]\nid = 1\nendpoint = \"tcp://127.0.0.1:1\"\n");
+    let daemon = Daemon::configured("[[worker]]\nid = 1\nendpoint = \"tcp://127.0.0.1:1\"\n");
     for (arguments, said) in [
         (&["add", "id=5,model=other"][..], "no [[space]] has model `other`"),
         (&["add", "id=1"], "it is named by config"),
@@ -76,13 +78,13 @@ fn what_cannot_be_done_is_refused_by_name() {
 
 #[test]
 fn a_worker_that_is_removed_takes_its_bookings_along() {
-    let daemon = Daemon::start("[[worker]]\nid = 1\n");
+    let daemon = Daemon::configured("[[worker]]\nid = 1\n");
     let (mut client, tokens) = (daemon.client(), prompt(1, 64));
     let space = client.space("m", None).expect("the space").id;
     daemon.worker_ok(&["add", "id=2"]);
-    until("it is there", || daemon.workers().len() == 2);
+    until("it is there", || workers(&daemon).len() == 2);
     daemon.worker_ok(&["set", "1", "draining=true"]);
-    until("the other drains", || daemon.workers()[0].contains("draining"));
+    until("the other drains", || workers(&daemon)[0].contains("draining"));
     let book = Some(BookingRequest { request_id: "r", attempt: 0 });
     let booked = client.route(&RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) });
     let booked = booked.expect("a decision");
@@ -93,7 +95,7 @@ fn a_worker_that_is_removed_takes_its_bookings_along() {
     assert_eq!(client.free(&handle).expect("told"), BookingOutcome::AlreadyApplied);
     // Another in its place owes nothing.
     daemon.worker_ok(&["add", "id=3"]);
-    until("another is there", || daemon.workers().len() == 2);
+    until("another is there", || workers(&daemon).len() == 2);
     let status = daemon.status();
     let another = status.workers.iter().find(|status| status.worker.id.0 == 3).expect("listed");
     let active = another.counters.iter().find(|(name, _)| name == "active_requests").expect("a gauge");

@@ -5,14 +5,16 @@ use std::net::TcpListener;
 
 use kvrouted::ids::Worker;
 
-use super::daemon::{Daemon, Publisher, prompt, replace, until};
+use super::daemon::{problem, workers};
+use super::process::publisher::Publisher;
+use super::process::{Daemon, prompt, replace, until};
 
 #[test]
 fn files_are_followed_and_bad_ones_change_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().display();
     let discovery = format!("[discovery]\npath = \"{path}\"\ngrace_ms = 300\nrescan_ms = 200\n[[worker]]\nid = 1\n");
-    let daemon = Daemon::start(&discovery);
+    let daemon = Daemon::configured(&discovery);
     let mut publisher = Publisher::new();
     let (file, tokens) = (folder.path().join("a.json"), prompt(1, 64));
     let line = |id: u32| format!("{id}/0 ready file {}", file.display());
@@ -20,50 +22,50 @@ fn files_are_followed_and_bad_ones_change_nothing() {
     publisher.await_subscription();
     publisher.store(&tokens);
     until("it is heard", || daemon.device(&tokens, Worker::new(2, 0)) == Some(4));
-    assert_eq!(daemon.workers(), ["1/0 ready config".to_owned(), line(2), line(3)]);
+    assert_eq!(workers(&daemon), ["1/0 ready config".to_owned(), line(2), line(3)]);
 
     replace(&file, r#"[{"id": 2, "#);
     until("it is named", || {
-        daemon.problem("a.json").is_some_and(|problem| problem.contains("what it said before holds"))
+        problem(&daemon, "a.json").is_some_and(|problem| problem.contains("what it said before holds"))
     });
-    assert_eq!((daemon.workers().len(), daemon.counter("discovery_files_unusable")), (3, 1));
+    assert_eq!((workers(&daemon).len(), daemon.counter("discovery_files_unusable")), (3, 1));
     replace(&file, r#"[{"id": 2, "model": "nobody's"}]"#);
     until("the other problem is named", || {
-        daemon.problem("a.json").is_some_and(|problem| problem.contains("nobody's"))
+        problem(&daemon, "a.json").is_some_and(|problem| problem.contains("nobody's"))
     });
-    assert_eq!(daemon.workers().len(), 3);
+    assert_eq!(workers(&daemon).len(), 3);
 
     let toml = folder.path().join("b.toml");
     replace(&toml, "[[worker]]\nid = 1\n[[worker]]\nid = 4\ndraining = true\n");
-    until("a second file is read", || daemon.workers().len() == 4);
-    assert!(daemon.problem("b.toml").is_some_and(|problem| problem.contains("it is named by config")));
+    until("a second file is read", || workers(&daemon).len() == 4);
+    assert!(problem(&daemon, "b.toml").is_some_and(|problem| problem.contains("it is named by config")));
 
     replace(&file, &format!(r#"[{{"id": 2, "endpoint": "{}", "weight": 2}}]"#, publisher.endpoint()));
-    until("a worker leaves with its line", || daemon.workers().len() == 3);
-    assert_eq!(daemon.problem("a.json"), None);
+    until("a worker leaves with its line", || workers(&daemon).len() == 3);
+    assert_eq!(problem(&daemon, "a.json"), None);
     assert_eq!(daemon.device(&tokens, Worker::new(2, 0)), Some(4), "its stream was not touched");
 
     std::fs::remove_file(&file).expect("removed");
     std::fs::remove_file(&toml).expect("removed");
-    until("the grace is over", || daemon.workers() == ["1/0 ready config"]);
+    until("the grace is over", || workers(&daemon) == ["1/0 ready config"]);
     assert_eq!(daemon.counter("discovery_files_gone"), 2);
 }
 
 #[test]
 fn the_configuration_is_read_again_on_sighup() {
-    let daemon = Daemon::start("[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
+    let daemon = Daemon::configured("[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
     daemon.reconfigure("[[worker]]\nid = 1\nweight = 3\n[[worker]]\nid = 7\nranks = 2\n");
-    until("it is taken over", || daemon.workers() == ["1/0 ready config", "7/0 ready config", "7/1 ready config"]);
+    until("it is taken over", || workers(&daemon) == ["1/0 ready config", "7/0 ready config", "7/1 ready config"]);
     daemon.reconfigure("[[worker]]\nid = 1\n[[wroker]]\nid = 8\n");
     until("it is refused", || daemon.counter("config_reloads_refused") == 1);
-    assert!(daemon.problem("config").is_some_and(|problem| problem.contains("did you mean")));
-    assert_eq!(daemon.workers().len(), 3);
+    assert!(problem(&daemon, "config").is_some_and(|problem| problem.contains("did you mean")));
+    assert_eq!(workers(&daemon).len(), 3);
     daemon.reconfigure("[[space]]\nmodel = \"another\"\n");
     until("other spaces are refused", || daemon.counter("config_reloads_refused") == 2);
-    assert!(daemon.problem("config").is_some_and(|problem| problem.contains("restart")));
+    assert!(problem(&daemon, "config").is_some_and(|problem| problem.contains("restart")));
     daemon.reconfigure("");
-    until("nobody is left", || daemon.workers().is_empty());
-    assert_eq!((daemon.problem("config"), daemon.counter("config_reloads")), (None, 2));
+    until("nobody is left", || workers(&daemon).is_empty());
+    assert_eq!((problem(&daemon, "config"), daemon.counter("config_reloads")), (None, 2));
 }
 
 /// Two publishers at neighbouring ports.
@@ -107,7 +109,7 @@ fn an_engine_named_by_its_url_says_where_its_ranks_publish() {
         r#"{{"model_path": "m", "kv_events": {{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": {base},
         "topic": "", "block_size": 16, "dp_size": 2}}}}"#
     ));
-    let daemon = Daemon::start("");
+    let daemon = Daemon::configured("");
     daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}/,name=sg")]);
     first.await_subscription();
     second.await_subscription();
@@ -116,11 +118,11 @@ fn an_engine_named_by_its_url_says_where_its_ranks_publish() {
     second.store(&tokens[..32]);
     until("rank 0 is heard", || daemon.device(&tokens, Worker::new(9, 0)) == Some(4));
     until("rank 1 is heard", || daemon.device(&tokens, Worker::new(9, 1)) == Some(2));
-    assert_eq!(daemon.workers(), ["9/0 ready admin", "9/1 ready admin"]);
+    assert_eq!(workers(&daemon), ["9/0 ready admin", "9/1 ready admin"]);
     assert!(daemon.counter("server_info_failed") >= 1, "it was not ready at first");
-    assert_eq!(daemon.problem(&port.to_string()), None);
+    assert_eq!(problem(&daemon, &port.to_string()), None);
     daemon.worker_ok(&["remove", "9"]);
-    until("both ranks are gone", || daemon.workers().is_empty());
+    until("both ranks are gone", || workers(&daemon).is_empty());
 }
 
 #[test]
@@ -128,9 +130,9 @@ fn an_engine_that_does_not_answer_is_named() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = free.local_addr().expect("an address").port();
     drop(free);
-    let daemon = Daemon::start(&format!("[[worker]]\nid = 1\nurl = \"http://127.0.0.1:{port}\"\n"));
+    let daemon = Daemon::configured(&format!("[[worker]]\nid = 1\nurl = \"http://127.0.0.1:{port}\"\n"));
     until("it is named", || {
-        daemon.problem(&port.to_string()).is_some_and(|problem| problem.contains("start the engine"))
+        problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("start the engine"))
     });
-    assert!(daemon.workers().is_empty());
+    assert!(workers(&daemon).is_empty());
 }

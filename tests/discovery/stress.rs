@@ -10,7 +10,9 @@ use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{WorkerChange, WorkerOp};
 
-use super::daemon::{Daemon, Publisher, prompt, until};
+use super::daemon::workers;
+use super::process::publisher::Publisher;
+use super::process::{Daemon, prompt, until};
 
 const STAYS: Worker = Worker::new(1, 0);
 const ROUNDS: u64 = 60;
@@ -79,7 +81,7 @@ fn ask(mut client: Client, space: SpaceId, stay: &[u32], other: &[u32], stop: &A
 #[test]
 fn what_stays_is_never_answered_for_otherwise() {
     let (mut stays, mut churned) = (Publisher::new(), Publisher::new());
-    let daemon = Daemon::start(&format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", stays.endpoint()));
+    let daemon = Daemon::configured(&format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", stays.endpoint()));
     stays.await_subscription();
     let (stay, other) = (prompt(1, 100), prompt(2, 64));
     stays.store(&stay);
@@ -103,7 +105,7 @@ fn what_stays_is_never_answered_for_otherwise() {
         stop.store(true, Ordering::Relaxed);
         churned.expect("every change is taken");
     });
-    until("only who stays is left", || daemon.workers() == ["1/0 ready config"]);
+    until("only who stays is left", || workers(&daemon) == ["1/0 ready config"]);
     assert_eq!(daemon.device(&stay, STAYS), Some(6));
     assert!(asked.load(Ordering::Relaxed) > 0);
     let [added, removed] = [daemon.counter("workers_added"), daemon.counter("workers_removed")];

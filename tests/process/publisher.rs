@@ -1,0 +1,107 @@
+//! A publisher of our own flatbuffers, over a real socket.
+
+use kvrouted::event::flat::Encoder;
+use kvrouted::event::{BatchInfo, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
+use kvrouted::hash;
+use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window};
+
+use super::PATIENCE;
+
+pub(crate) const BLOCK_SIZE: u32 = 16;
+pub(crate) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
+
+/// XPUB, to know when a subscription has arrived.
+pub(crate) struct Publisher {
+    socket: zmq::Socket,
+    encoder: Encoder,
+    /// The next sequence.
+    pub(crate) seq: u64,
+}
+
+impl Publisher {
+    pub(crate) fn new() -> Self {
+        Self::bind("tcp://127.0.0.1:*").expect("a free port")
+    }
+
+    pub(crate) fn bind(endpoint: &str) -> zmq::Result<Self> {
+        let socket = zmq::Context::new().socket(zmq::XPUB)?;
+        socket.set_linger(0)?;
+        socket.set_rcvtimeo(PATIENCE.as_millis() as i32)?;
+        // Every subscription is told, also one that somebody else has, as one who was killed may.
+        socket.set_xpub_verbose(true)?;
+        socket.bind(endpoint)?;
+        Ok(Self { socket, encoder: Encoder::new(), seq: 0 })
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        endpoint_of(&self.socket)
+    }
+
+    pub(crate) fn await_subscription(&self) {
+        while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
+    }
+
+    /// Stores the whole blocks of `tokens` at the root, named after what is in them.
+    pub(crate) fn store(&mut self, tokens: &[u32]) {
+        let hashes = engine_hashes(tokens);
+        self.store_as(&hashes, &tokens[..hashes.len() * BLOCK_SIZE as usize], BLOCK_SIZE);
+    }
+
+    /// Stores blocks of any size at the root.
+    pub(crate) fn store_as(&mut self, hashes: &[EngineHash], tokens: &[u32], block_size: u32) {
+        let scheme = Scheme { block_size, ..SCHEME };
+        self.send(scheme, stored(hashes, tokens, block_size));
+    }
+
+    /// Removes the last blocks of `tokens`.
+    pub(crate) fn remove_last(&mut self, tokens: &[u32], blocks: usize) {
+        let hashes = engine_hashes(tokens);
+        let removed = &hashes[hashes.len() - blocks..];
+        let removed = Removed { hashes: removed, medium: Medium::Tier(Tier::Device), group: GroupId(0) };
+        self.send(SCHEME, KvEvent::Removed(removed));
+    }
+
+    fn send(&mut self, scheme: Scheme, event: KvEvent<'_>) {
+        let info = BatchInfo { scheme: Some(scheme), ..BatchInfo::default() };
+        let payload = self.encoder.encode(&info, [event]).to_vec();
+        self.send_payload(&payload);
+    }
+
+    pub(crate) fn send_payload(&mut self, payload: &[u8]) {
+        send_batch(&self.socket, self.seq, payload);
+        self.seq += 1;
+    }
+}
+
+/// Sends a batch with the frames that engines use.
+pub(crate) fn send_batch(socket: &zmq::Socket, seq: u64, payload: &[u8]) {
+    socket.send_multipart([b"".as_slice(), &seq.to_be_bytes(), payload], 0).expect("sent");
+}
+
+pub(crate) fn endpoint_of(socket: &zmq::Socket) -> String {
+    socket.get_last_endpoint().expect("an endpoint").expect("of text")
+}
+
+/// A store of blocks at the root, in device memory.
+pub(crate) fn stored<'a>(hashes: &'a [EngineHash], tokens: &'a [u32], block_size: u32) -> KvEvent<'a> {
+    KvEvent::Stored(Stored {
+        hashes,
+        parent: None,
+        content: Content::Tokens { tokens, bigram: false },
+        block_size,
+        medium: Medium::Tier(Tier::Device),
+        group: GroupId(0),
+        group_kind: GroupKind::Main,
+        lora: None,
+        salt: Salt::Inherited,
+        media: &[],
+    })
+}
+
+/// What an engine of ours calls the whole blocks of `tokens`.
+pub(crate) fn engine_hashes(tokens: &[u32]) -> Vec<EngineHash> {
+    let (mut locals, mut chain) = (Vec::new(), Vec::new());
+    hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);
+    hash::sequence_hashes(&locals, &mut chain);
+    chain.into_iter().map(|sequence| EngineHash(!sequence.0)).collect()
+}

@@ -9,6 +9,7 @@ use kvrouted::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIn
 use kvrouted::index::{self, Depths, IndexReader, ShardLimits};
 use kvrouted::ingest::{self, IngestConfig, IngestHandle, Publisher, ShardPlan, WorkerView};
 use kvrouted::limits::INGEST_TURN_MESSAGES_MAX;
+use kvrouted::load::Loads;
 use kvrouted::metrics::WorkerCounter as C;
 use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 
@@ -17,6 +18,8 @@ use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 mod vllm;
 use vllm::{BLOCK_SIZE, Batch};
 
+#[path = "ingest/fleet.rs"]
+mod fleet;
 #[path = "ingest/recovery.rs"]
 mod recovery;
 #[path = "ingest/replayer.rs"]
@@ -93,6 +96,16 @@ impl Shard {
 
     /// With where each publisher publishes and replays.
     fn recovering(endpoints: &[(&str, Option<&str>)], topic: &str, config: IngestConfig) -> Self {
+        Self::booked(endpoints, topic, config, None)
+    }
+
+    /// The same, of workers that are busy with something.
+    fn booked(
+        endpoints: &[(&str, Option<&str>)],
+        topic: &str,
+        config: IngestConfig,
+        loads: Option<&Arc<Loads>>,
+    ) -> Self {
         let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
         let scheme = Arc::new(SchemeCell::default());
         let publishers: Vec<Publisher> = endpoints
@@ -113,7 +126,7 @@ impl Shard {
                 salts_possible: true,
                 capacity_blocks: 0,
                 view: Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default())))),
-                loads: None,
+                loads: loads.map(Arc::clone),
             })
             .collect();
         let workers = publishers.iter().map(record).collect();

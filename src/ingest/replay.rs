@@ -63,38 +63,34 @@ impl Places {
     }
 }
 
+/// A worker that is to be asked for a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wanting {
+    pub(super) urgency: Urgency,
+    /// Whose, by the shard's count.
+    pub(super) at: usize,
+    /// Payload bytes expected.
+    pub(super) reckoned_bytes: usize,
+}
+
+/// Who is asked now, while `places` are taken: the most urgent first, up to one that does not fit. That one is the next,
+/// however many smaller ones would fit: else there might never be room for it.
+pub(super) fn asked_now(mut places: Places, mut wanting: Vec<Wanting>) -> Vec<Wanting> {
+    wanting.sort_unstable();
+    let mut takes = |wanting: &&Wanting| {
+        let fits = places.fits(wanting.reckoned_bytes);
+        places.take(wanting.reckoned_bytes);
+        fits
+    };
+    let asked = wanting.iter().take_while(&mut takes).count();
+    wanting.truncate(asked);
+    wanting
+}
+
 /// What a replay is reckoned at, by what the worker's last one brought.
 pub(super) fn reckoned_bytes(last: Option<usize>) -> usize {
     last.unwrap_or(REPLAY_BYTES_GUESSED)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_are_few_and_their_bytes_bounded() {
-        let mut places = Places::default();
-        assert!(places.fits(usize::MAX), "one alone");
-        for _ in 0..REPLAYS_AT_ONCE_MAX {
-            assert!(places.fits(1));
-            places.take(1);
-        }
-        assert!(!places.fits(0));
-        let mut large = Places::default();
-        large.take(REPLAYS_UNDER_WAY_BYTES_MAX);
-        assert!(large.fits(0) && !large.fits(1));
-    }
-
-    #[test]
-    fn what_is_missing_comes_before_probes_busy_before_idle_and_quiet_before_loud() {
-        let of = |aim, is_idle, waiting| Urgency { aim, is_idle, waiting };
-        let mut all =
-            [of(Aim::Probe, false, 0), of(Aim::Prove, true, 0), of(Aim::Prove, false, 9), of(Aim::Prove, false, 2)];
-        all.sort();
-        assert_eq!(
-            all,
-            [of(Aim::Prove, false, 2), of(Aim::Prove, false, 9), of(Aim::Prove, true, 0), of(Aim::Probe, false, 0)]
-        );
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@ use mio::{Interest, Token};
 
 use super::{Now, Shard};
 use crate::ingest::held::HeldBytes;
-use crate::ingest::replay::{Places, Replay, ReplayClient, Urgency, reckoned_bytes};
+use crate::ingest::replay::{Places, Replay, ReplayClient, Wanting, asked_now, reckoned_bytes};
 use crate::ingest::stream::ReplayEnd;
 
 /// What the replays of a shard share.
@@ -28,21 +28,13 @@ impl Shard {
         self.members.iter().filter_map(|member| member.replay.as_ref()).for_each(|replay| {
             places.take(replay.under_way_bytes());
         });
-        let mut wanting: Vec<(Urgency, usize)> = self
-            .members
-            .iter()
-            .enumerate()
-            .filter(|(_, member)| member.replay.is_none() && !member.broken)
-            .filter_map(|(at, member)| Some((member.urgency(now)?, at)))
-            .collect();
-        wanting.sort_unstable();
-        for (_, at) in wanting {
-            let bytes = reckoned_bytes(self.members[at].replayed_bytes);
-            if !places.fits(bytes) {
-                return;
-            }
-            places.take(bytes);
-            self.ask_replay(at, bytes, now);
+        let waiting = self.members.iter().enumerate().filter(|(_, member)| member.replay.is_none() && !member.broken);
+        let wanting = waiting.filter_map(|(at, member)| {
+            let reckoned_bytes = reckoned_bytes(member.replayed_bytes);
+            Some(Wanting { urgency: member.urgency(now)?, at, reckoned_bytes })
+        });
+        for asked in asked_now(places, wanting.collect()) {
+            self.ask_replay(asked.at, asked.reckoned_bytes, now);
         }
     }
 

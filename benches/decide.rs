@@ -9,10 +9,8 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{Decision, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 use kvrouted::trust::Trust;
-use rand::SeedableRng;
-use rand_xoshiro::Xoshiro256PlusPlus;
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -80,13 +78,15 @@ fn route(c: &mut Criterion) {
         let loads = Loads::new(count as usize, LoadsConfig::default());
         let policy = Policy::default();
         let Ok(session) = loads.open_session(None, 0) else { return };
-        let view = View { fleet: &fleet, indexes: &indexes, predictions: &[], loads: &loads, policy: &policy };
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let view =
+            View { fleet: &fleet, indexes: &indexes, predictions: &[], loads: &loads, policy: &policy, now_ns: 0 };
+        let mut seed = 0;
         let (mut scratch, mut decision) = (Scratch::default(), Decision::default());
         group.bench_function(BenchmarkId::new("workers", count), |bencher| {
             bencher.iter(|| {
                 let request = ask(black_box(&tokens));
-                let decided = decide(&view, &request, &mut scratch, &mut rng, &mut decision);
+                seed += 1;
+                let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
                 let chosen = decision.candidates[0];
                 let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen), 0);

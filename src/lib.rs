@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! write   ZMQ frames → ingest → event (decode, sequence gate) → hash → index, seen by readers at once
-//! read    socket frame → serve → wire → hash → index + load + fleet → route (filter, cost, select, book) → reply
+//! read    socket frame → serve → wire → hash → index + load + fleet → route (observe, judge, book) → reply
 //! ```
 //!
 //! * **Write.** A worker's shard follows from its id and rank alone. Each shard has one ingest thread, which

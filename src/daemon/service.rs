@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::Guard;
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::evidence::Evidence;
@@ -18,7 +18,7 @@ use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
-use crate::route::{Decision, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
+use crate::route::{Decision, Draws, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
 use crate::serve::{HelloInfo, Service};
 use crate::trust::TrustLevel;
 
@@ -45,6 +45,11 @@ impl Shared {
         self.started.elapsed().as_millis() as u64
     }
 
+    /// Nanoseconds of the same clock.
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
     /// The daemon's identity.
     pub(super) fn hello(&self) -> HelloInfo<'_> {
         HelloInfo {
@@ -56,7 +61,8 @@ impl Shared {
 
     fn view<'a>(&'a self, fleet: &'a FleetTable) -> View<'a> {
         let predictions = &self.predicting.readers;
-        View { fleet, indexes: &self.indexes, predictions, loads: &self.loads, policy: &self.policy }
+        let now_ns = self.now_ns();
+        View { fleet, indexes: &self.indexes, predictions, loads: &self.loads, policy: &self.policy, now_ns }
     }
 }
 
@@ -79,7 +85,8 @@ impl CoreService {
 
     fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let fleet = self.shared.fleet.load();
-        decide(&self.shared.view(&fleet), request, &mut self.scratch, &mut self.rng, decision)
+        let draws = Draws::new(self.rng.next_u64());
+        decide(&self.shared.view(&fleet), request, &mut self.scratch, draws, decision)
     }
 
     fn decide_and_book(

@@ -1,6 +1,7 @@
 //! What was decided, and everything a reply, an explanation or a metric says of it.
 
 use super::cost::CostTerms;
+use super::observation::{Observation, Observed};
 use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker, WorkerIndex};
 use crate::load::BookingHandle;
@@ -95,6 +96,15 @@ pub struct Scored {
     pub terms: CostTerms,
 }
 
+impl Scored {
+    /// A worker as it was observed, at this cost.
+    #[must_use]
+    pub const fn of(observed: &Observed, terms: CostTerms) -> Self {
+        let Observed { index, worker, overlap, trust, state, .. } = *observed;
+        Self { index, worker, overlap, trust, state, terms }
+    }
+}
+
 /// The record of one decision, reused from one to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
@@ -120,4 +130,25 @@ pub struct Decision {
     pub booking: Option<BookingHandle>,
     /// Who was taken out of the running, and by which rule.
     pub removed: Vec<(Rule, Worker)>,
+    /// Who was in the running, however many are listed: places in the observation, ascending.
+    pub running: Vec<u32>,
+    /// What the draws of it follow from.
+    pub seed: u64,
+}
+
+impl Decision {
+    /// Nothing decided yet about `observation`.
+    pub(super) fn begin(&mut self, policy_version: u64, observation: &Observation) {
+        self.candidates.clear();
+        self.removed.clear();
+        self.running.clear();
+        (self.eligible, self.ties, self.seed) = (0, 0, 0);
+        self.matched = observation.matched;
+        self.notes = observation.notes;
+        self.request_blocks = observation.request_blocks;
+        self.policy_version = policy_version;
+        self.fleet_version = observation.fleet_version;
+        self.index_epoch = observation.index_epoch;
+        self.booking = None;
+    }
 }

@@ -1,9 +1,20 @@
-//! WHICH worker should run a prompt: filter, cost, select, book. Pure: index, loads, fleet, time and
-//! chance are arguments.
+//! WHICH worker should run a prompt. Pure: index, loads, fleet, time and chance are arguments.
+//!
+//! ```text
+//! observe (fleet, index, predictions, loads → plain values) → judge (filter, cost, select) → book
+//! ```
+//!
+//! [`observe`] is the only part that reads what others change, and each thing once. [`judge`] has nothing but its
+//! arguments, and draws from one number: an [`Observation`] that is kept can be judged again, bit for bit, or under
+//! another policy. [`decide`] is the one after the other.
 
 mod cost;
 mod decide;
 mod decision;
+mod draws;
+mod judge;
+mod observation;
+mod observe;
 mod policy;
 mod repeats;
 mod request;
@@ -12,9 +23,13 @@ mod select;
 mod tests;
 
 pub use crate::load::BookingHandle;
-pub use cost::{Ask, CostTerms, cost};
-pub use decide::{Scratch, View, decide, demand, overlaps};
+pub use cost::{CostTerms, cost};
+pub use decide::{Scratch, decide, demand, overlaps};
 pub use decision::{Decision, MatchStatus, ReplyNotes, Rule, Scored};
+pub use draws::Draws;
+pub use judge::judge;
+pub use observation::{Asked, Observation, Observed};
+pub use observe::{Buffers, View, observe};
 pub use policy::Policy;
 pub use repeats::Repeats;
 pub use request::{BookingRequest, Prompt, RouteRequest};

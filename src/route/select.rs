@@ -1,20 +1,19 @@
 //! The lowest cost, and chance among equals.
 
-use rand::{Rng, RngExt};
-
 use super::decision::Scored;
+use super::draws::Drawing;
 
 /// Puts the chosen candidate first and the next `listed - 1` in ascending cost behind it; the rest is cut
 /// off. Equal costs: the first place is drawn uniformly, the others stand in table order. Returns how
 /// many shared the lowest cost.
-pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, rng: &mut impl Rng) -> u32 {
+pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, drawing: &mut Drawing) -> u32 {
     let Some(lowest) = candidates.iter().map(|scored| scored.terms.cost).min_by(f64::total_cmp) else { return 0 };
     // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
     let (mut ties, mut chosen) = (0, 0);
     for (place, scored) in candidates.iter().enumerate() {
         if scored.terms.cost == lowest {
             ties += 1;
-            if ties == 1 || rng.random_range(0..ties) == 0 {
+            if ties == 1 || drawing.below(ties as usize) == 0 {
                 chosen = place;
             }
         }
@@ -37,9 +36,8 @@ mod tests {
     use crate::fleet::WorkerState;
     use crate::ids::{TierBlocks, Worker, WorkerIndex};
     use crate::route::CostTerms;
+    use crate::route::Draws;
     use crate::trust::Trust;
-    use rand::SeedableRng;
-    use rand_xoshiro::Xoshiro256PlusPlus;
 
     fn scored(costs: &[f64]) -> Vec<Scored> {
         let one = |(index, cost): (usize, &f64)| Scored {
@@ -59,27 +57,27 @@ mod tests {
 
     #[test]
     fn the_lowest_comes_first_and_the_rest_by_cost() {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let mut drawing = Draws::new(1).begin();
         let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
-        assert_eq!(choose(&mut candidates, 8, &mut rng), 1);
+        assert_eq!(choose(&mut candidates, 8, &mut drawing), 1);
         assert_eq!(order(&candidates), [3, 1, 2, 0]);
         let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
-        choose(&mut candidates, 2, &mut rng);
+        choose(&mut candidates, 2, &mut drawing);
         assert_eq!(order(&candidates), [3, 1]);
         let mut candidates = scored(&[3.0, 1.0]);
-        choose(&mut candidates, 0, &mut rng);
+        choose(&mut candidates, 0, &mut drawing);
         assert_eq!(order(&candidates), [1], "the chosen one is always listed");
-        assert_eq!(choose(&mut Vec::new(), 8, &mut rng), 0);
+        assert_eq!(choose(&mut Vec::new(), 8, &mut drawing), 0);
     }
 
     #[test]
     fn equals_are_chosen_uniformly_and_by_seed() {
         let draw = |seed| {
-            let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+            let mut drawing = Draws::new(seed).begin();
             let mut counts = [0_u32; 4];
             for _ in 0..9000 {
                 let mut candidates = scored(&[1.0, 2.0, 1.0, 1.0]);
-                assert_eq!(choose(&mut candidates, 1, &mut rng), 3);
+                assert_eq!(choose(&mut candidates, 1, &mut drawing), 3);
                 counts[candidates[0].index.0 as usize] += 1;
             }
             counts

@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 
-use rand::SeedableRng;
-use rand_xoshiro::Xoshiro256PlusPlus;
-
 use super::*;
 use crate::error::Kind;
 use crate::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
@@ -26,7 +23,7 @@ struct World {
     predictions: Vec<Option<PredictionReader>>,
     loads: Loads,
     policy: Policy,
-    rng: Xoshiro256PlusPlus,
+    draw: u64,
     scratch: Scratch,
     decision: Decision,
 }
@@ -67,7 +64,7 @@ impl World {
             predictions: Vec::new(),
             loads: Loads::new(workers as usize, LoadsConfig::default()),
             policy: Policy::default(),
-            rng: Xoshiro256PlusPlus::seed_from_u64(5),
+            draw: 5,
             scratch: Scratch::default(),
             decision: Decision::default(),
         }
@@ -93,8 +90,10 @@ impl World {
             predictions: &self.predictions,
             loads: &self.loads,
             policy: &self.policy,
+            now_ns: 0,
         };
-        decide(&view, request, &mut self.scratch, &mut self.rng, &mut self.decision)
+        self.draw += 1;
+        decide(&view, request, &mut self.scratch, Draws::new(self.draw), &mut self.decision)
     }
 
     fn order(&self) -> Vec<u64> {
@@ -153,6 +152,22 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
 }
 
 #[test]
+fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
+    let mut world = World::new(5, Some(SCHEME));
+    let prompt = tokens(16);
+    world.hold(3, &prompt[..8], Tier::Host);
+    world.fleet.workers[1].state = WorkerState::Draining;
+    world.decide(&ask(&prompt)).unwrap();
+    let (kept, was) = (world.scratch.observation().clone(), world.decision.clone());
+    world.fleet.workers.truncate(1);
+    world.decide(&ask(&tokens(3))).unwrap();
+    judge(&world.policy, &kept, Draws::new(was.seed), &mut world.decision);
+    assert_eq!(format!("{:?}", world.decision), format!("{was:?}"));
+    assert_eq!(kept.workers.len(), 5, "also those that a rule removes are observed");
+    assert_eq!(was.running, [0, 2, 3, 4]);
+}
+
+#[test]
 fn rules_remove_workers_and_say_so() {
     let mut world = World::new(4, Some(SCHEME));
     world.fleet.workers[1].state = WorkerState::Draining;
@@ -175,6 +190,7 @@ fn rules_remove_workers_and_say_so() {
         predictions: &world.predictions,
         loads: &world.loads,
         policy: &world.policy,
+        now_ns: 0,
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
     assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be asked of everybody");
@@ -307,7 +323,7 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
     let trust = |level, reasons, since_unix_ms| Trust { level, reasons, since_unix_ms, ..Trust::default() };
     let cell = Arc::clone(&world.fleet.workers[0].trust);
     cell.store(trust(TrustLevel::Exact, TrustReasons::NONE, 0));
-    let World { fleet, writer, indexes, predictions, loads, policy, rng, scratch, decision } = &mut world;
+    let World { fleet, writer, indexes, predictions, loads, policy, draw, scratch, decision } = &mut world;
     let slot = fleet.workers[0].slot;
     let (mut locals, seed, ended) = (Vec::new(), hash::seed(None, None), AtomicBool::new(false));
     hash::local_hashes(SCHEME, seed, bytemuck::cast_slice(held), &[], &mut locals);
@@ -331,8 +347,8 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
             }
         });
         for _ in 0..DECISIONS {
-            let view = View { fleet, indexes, predictions, loads, policy };
-            decide(&view, &ask(&prompt), scratch, rng, decision).unwrap();
+            let view = View { fleet, indexes, predictions, loads, policy, now_ns: 0 };
+            decide(&view, &ask(&prompt), scratch, Draws::new(*draw), decision).unwrap();
             let worker = &decision.candidates[0];
             if worker.trust.level == TrustLevel::Exact {
                 wrong += usize::from(worker.overlap.device as usize != hashes.len());

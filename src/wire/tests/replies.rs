@@ -46,6 +46,8 @@ fn decision() -> (Decision, FleetTable) {
             (Rule::NotAllowed, Worker::new(2, 0)),
             (Rule::Down, Worker::new(3, 0)),
         ],
+        running: vec![0, 1],
+        seed: 3,
     };
     let space = Space {
         id: SpaceId(0),

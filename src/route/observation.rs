@@ -1,0 +1,94 @@
+//! What a decision is made from, read at once and kept as plain values.
+
+use super::decision::{MatchStatus, ReplyNotes};
+use crate::fleet::{DeviceClass, PoolRole, WorkerState};
+use crate::ids::{TierBlocks, Worker, WorkerIndex};
+use crate::load::Load;
+use crate::trust::Trust;
+
+/// What is asked, as far as a decision depends on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Asked {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens per block, at least 1.
+    pub block_size: u32,
+    /// Whole blocks of the prompt: what it adds to decode. The partial one is not counted before it is full.
+    pub whole_blocks: u32,
+    /// Which part of a request the pool serves.
+    pub role: PoolRole,
+    /// How many candidates to list, from 1.
+    pub candidates_max: u32,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self { prompt_tokens: 0, block_size: 1, whole_blocks: 0, role: PoolRole::Both, candidates_max: 1 }
+    }
+}
+
+impl Asked {
+    /// Blocks of the prompt, the partial one included.
+    #[must_use]
+    pub fn request_blocks(&self) -> u64 {
+        self.prompt_tokens.div_ceil(u64::from(self.block_size))
+    }
+}
+
+/// One worker of the space as it was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observed {
+    /// Its place in the fleet table of the observation's version.
+    pub index: WorkerIndex,
+    /// Who it is.
+    pub worker: Worker,
+    /// What it holds of the prompt; zero where the prompt could not be matched.
+    pub overlap: TierBlocks,
+    /// Leading blocks of the prompt that its requests in flight run already; 0 = none, or not known.
+    pub active_depth_blocks: u32,
+    /// What it is busy with.
+    pub load: Load,
+    /// How far the overlap may be believed.
+    pub trust: Trust,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// What it computes on.
+    pub device_class: DeviceClass,
+    /// Its throughput relative to a CPU worker's 1.
+    pub weight: f64,
+    /// KV blocks its device holds; 0 = not known.
+    pub capacity_blocks: u64,
+    /// Tokens it batches in one step.
+    pub batched_tokens_max: u64,
+    /// Whether the request's allow-list names it, or there is none.
+    pub allowed: bool,
+}
+
+/// What one decision is made from: nothing else is looked at once it is there, so that the same observation under the
+/// same policy and draws is the same decision, whenever it is judged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observation {
+    /// What is asked.
+    pub asked: Asked,
+    /// Every worker of the space, eligible or not, in table order: ascending by index place.
+    pub workers: Vec<Observed>,
+    /// Whether overlaps mean anything.
+    pub matched: MatchStatus,
+    /// Remarks on what was read.
+    pub notes: ReplyNotes,
+    /// Whole blocks of the prompt that were looked up.
+    pub request_blocks: u32,
+    /// Which fleet table was read.
+    pub fleet_version: u64,
+    /// How many batches had ended in the index, summed over shards.
+    pub index_epoch: u64,
+}
+
+impl Observation {
+    /// The worker of this index, if it is of the space.
+    #[must_use]
+    pub fn worker(&self, index: WorkerIndex) -> Option<&Observed> {
+        let place = self.workers.binary_search_by_key(&index.place(), |observed| observed.index.place()).ok()?;
+        self.workers.get(place).filter(|observed| observed.index == index)
+    }
+}

@@ -1,0 +1,236 @@
+//! Reading: fleet, loads, index and predictions into plain values. The only part of a decision that looks at what
+//! others change.
+
+use super::decision::{MatchStatus, ReplyNotes};
+use super::observation::{Asked, Observation, Observed};
+use super::policy::Policy;
+use super::request::{Prompt, RouteRequest};
+use crate::error::{Error, Kind, Result, counted};
+use crate::fleet::{FleetTable, Space, WorkerRecord};
+use crate::hash;
+use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker};
+use crate::index::{Depths, IndexReader};
+use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
+use crate::load::Loads;
+use crate::predict::PredictionReader;
+use crate::trust::{TrustLevel, TrustReason};
+
+/// Where a decision looks. Index readers are by space.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Who there is.
+    pub fleet: &'a FleetTable,
+    /// Where blocks are, by `SpaceId`.
+    pub indexes: &'a [IndexReader],
+    /// What is predicted for workers without events, by `SpaceId`; nothing where the list ends or has `None`.
+    pub predictions: &'a [Option<PredictionReader>],
+    /// How busy workers are.
+    pub loads: &'a Loads,
+    /// What the terms are weighed by.
+    pub policy: &'a Policy,
+    /// When it looks, nanoseconds of the clock of bookings.
+    pub now_ns: u64,
+}
+
+/// What reading needs beside its result, reused from one time to the next.
+#[derive(Default)]
+pub struct Buffers {
+    /// The hashes of the prompt's blocks, where they could be looked up.
+    pub(super) locals: Vec<LocalHash>,
+    pub(super) depths: Depths,
+    predicted: Depths,
+    /// The request's allow-list in order, so that a long one is not gone through for every worker.
+    allowed: Vec<Worker>,
+}
+
+/// Reads everything that a decision about `request` depends on into `observation`. Once `buffers` and `observation`
+/// are warm nothing is allocated.
+///
+/// # Errors
+/// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
+pub fn observe(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    buffers: &mut Buffers,
+    observation: &mut Observation,
+) -> Result<()> {
+    let space = view.fleet.space(request.space).ok_or_else(|| unknown_space(request))?;
+    check(request)?;
+    let scheme = space.scheme.get();
+    observation.asked = asked(request, space, scheme);
+    observation.matched = MatchStatus::Matched;
+    observation.notes = ReplyNotes::default();
+    observation.request_blocks = 0;
+    observation.fleet_version = view.fleet.version;
+    observation.index_epoch = 0;
+    list(view, request, buffers, observation);
+    look_up(view, request, scheme, buffers, observation)
+}
+
+fn unknown_space(request: &RouteRequest<'_>) -> Error {
+    Error::new(
+        Kind::UnknownSpace,
+        format!("there is no space {}", request.space),
+        "use a space_id of the hello reply of this instance",
+    )
+}
+
+fn check(request: &RouteRequest<'_>) -> Result<()> {
+    if request.prompt.token_count() > PROMPT_TOKENS_MAX {
+        return Err(Error::new(
+            Kind::Oversized,
+            format!("the prompt has {} tokens, more than {PROMPT_TOKENS_MAX}", request.prompt.token_count()),
+            "route it without its tail",
+        ));
+    }
+    Ok(())
+}
+
+fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> Asked {
+    let counted_by = scheme.unwrap_or(Scheme { block_size: NOMINAL_BLOCK_SIZE_TOKENS, window: Window::Plain });
+    Asked {
+        prompt_tokens: request.prompt.token_count() as u64,
+        block_size: counted_by.block_size,
+        whole_blocks: hash::block_count(request.prompt.token_count(), counted_by) as u32,
+        role: space.role,
+        candidates_max: request.candidates_max.min(CANDIDATES_MAX) as u32,
+    }
+}
+
+/// Lists every worker of the space with its trust and load. Trust is read here, before the index: what the index then
+/// says is at least as new.
+fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
+    buffers.allowed.clear();
+    buffers.allowed.extend_from_slice(request.allow.unwrap_or_default());
+    buffers.allowed.sort_unstable();
+    let listed = |record: &WorkerRecord| {
+        let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
+        let named = |worker: &Worker| buffers.allowed.binary_search(worker).is_ok();
+        named(&record.worker) || named(&every_rank)
+    };
+    observation.workers.clear();
+    observation.workers.extend(view.fleet.workers_of(request.space).map(|record| Observed {
+        index: record.index,
+        worker: record.worker,
+        overlap: TierBlocks::default(),
+        active_depth_blocks: 0,
+        load: view.loads.read(record.index),
+        trust: record.trust.load(),
+        state: record.state,
+        device_class: record.device_class,
+        weight: record.weight,
+        capacity_blocks: record.capacity_blocks,
+        batched_tokens_max: record.batched_tokens_max,
+        allowed: request.allow.is_none() || listed(record),
+    }));
+}
+
+/// Hashes the prompt and gives every worker its overlap, or says that none can be known.
+fn look_up(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scheme: Option<Scheme>,
+    buffers: &mut Buffers,
+    observation: &mut Observation,
+) -> Result<()> {
+    let Some(scheme) = scheme else {
+        observation.matched = MatchStatus::Unmatchable;
+        observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
+        return Ok(());
+    };
+    block_hashes(request, scheme, &mut buffers.locals)?;
+    overlap(view, request, buffers, observation);
+    if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
+        predict(view, request, predictions, buffers, observation);
+    }
+    Ok(())
+}
+
+/// The prompt's local hashes under the space's scheme.
+fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<LocalHash>) -> Result<()> {
+    let blocks = hash::block_count(request.prompt.token_count(), scheme);
+    if let Some((block, _)) = request.media.iter().find(|(block, _)| *block as usize >= blocks.max(1)) {
+        return Err(Error::new(
+            Kind::InvalidArgument,
+            format!("a multimodal hash names block {block} of a prompt of {}", counted(blocks, "whole block")),
+            "count blocks from 0, and leave out objects in the partial last block",
+        ));
+    }
+    match request.prompt {
+        Prompt::Tokens(tokens) => {
+            let seed = hash::seed(request.lora, request.salt);
+            hash::local_hashes(scheme, seed, tokens, request.media, locals);
+        }
+        Prompt::LocalHashes { hashes, scheme: theirs, .. } => {
+            if theirs != scheme {
+                return Err(Error::new(
+                    Kind::SchemeMismatch,
+                    format!(
+                        "the hashes are of {} tokens a block ({:?}), the space's of {} ({:?})",
+                        theirs.block_size, theirs.window, scheme.block_size, scheme.window
+                    ),
+                    "hash by the scheme of the hello reply, or send tokens",
+                ));
+            }
+            if hashes.len() != blocks * 8 {
+                return Err(Error::new(
+                    Kind::InvalidArgument,
+                    format!("{} hashes for {}", hashes.len() / 8, counted(blocks, "whole block")),
+                    "send one hash for each whole block, and token_count",
+                ));
+            }
+            locals.clear();
+            let whole = hashes.chunks_exact(8).filter_map(|bytes| bytes.try_into().ok());
+            locals.extend(whole.map(|bytes| LocalHash(u64::from_le_bytes(bytes))));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the index once and gives every worker its overlap.
+fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
+    observation.request_blocks = buffers.locals.len() as u32;
+    let Some(index) = view.indexes.get(request.space.0 as usize) else { return };
+    let lookup = index.lookup(&buffers.locals, &mut buffers.depths);
+    observation.index_epoch = lookup.epoch;
+    if lookup.contended {
+        observation.notes.insert(ReplyNotes::READ_CONTENDED);
+    }
+    for (observed, record) in observation.workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+        observed.overlap = buffers.depths.of(record.shard, record.slot);
+        // The worker may have been emptied since its trust was read, in time for this look-up.
+        observed.trust = observed.trust.meet(record.trust.load());
+        if observed.trust.reasons.contains(TrustReason::ReadContended) {
+            observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        }
+        if lookup.contended {
+            observed.trust.reasons.insert(TrustReason::ReadContended);
+            observed.trust.level = observed.trust.level.min(TrustLevel::Unproven);
+        }
+    }
+}
+
+/// Reads the predictions once and gives the workers that publish no events their overlap.
+fn predict(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    predictions: &PredictionReader,
+    buffers: &mut Buffers,
+    observation: &mut Observation,
+) {
+    let predicted = predictions.look_up(&buffers.locals, &mut buffers.predicted);
+    if predicted.is_contended() {
+        observation.notes.insert(ReplyNotes::READ_CONTENDED);
+    }
+    for (observed, record) in observation.workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+        let silent = record.events.is_none();
+        let Some(device) = predicted.blocks(observed.index, observed.worker).filter(|_| silent) else { continue };
+        observed.trust.level = TrustLevel::Predicted;
+        observed.trust.reasons.remove(TrustReason::NoEvents);
+        observed.trust.reasons.insert(TrustReason::OwnDecisions);
+        observed.overlap = TierBlocks { device, ..TierBlocks::default() };
+        if predicted.is_contended() {
+            observed.trust.reasons.insert(TrustReason::ReadContended);
+        }
+    }
+}

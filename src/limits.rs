@@ -209,6 +209,11 @@ pub const REPLAY_LATE_TRIES_MAX: u32 = 2;
 pub const REPLAYS_PER_RECOVERY_MAX: u32 = 64;
 /// The shortest wait before a replay is asked for again, milliseconds; four times as long after each that brings nothing.
 pub const REPLAY_BACK_OFF_MS_MIN: u64 = 50;
+/// How long after batches were lost for good their publisher is asked for all of its life, milliseconds; twice as long
+/// after each time that brings nothing. An answer costs the engine its whole buffer.
+pub const RENEWAL_AFTER_MS_MIN: u64 = 10_000;
+/// Those waits double at most so often: to about eleven minutes.
+pub const RENEWAL_DOUBLINGS_MAX: u32 = 6;
 /// A quiet worker's probes come up to this many doublings apart.
 pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 /// How long an ingest thread rests before it asks again whether somebody may still meet a worker that left,

@@ -92,6 +92,8 @@ counters! {
         ReplaysUnfillable = "replays_unfillable", "Times missing batches could not be had and the worker was emptied.";
         ReplayFramesUnknown = "replay_frames_unknown", "Messages of replays without a sequence and a payload, skipped.";
         Probes = "probes", "Replays asked for because the worker was quiet.";
+        Renewals = "renewals", "Replays from the beginning asked for after batches had been lost for good.";
+        Renewed = "renewed", "Replays that brought the beginning after batches had been lost for good: the worker began anew.";
         TailsFound = "tails_found", "Probes that found batches which the live stream had lost.";
         Heartbeats = "heartbeats", "Heartbeats of a relay.";
         MessagesUnnumbered = "messages_unnumbered", "Messages outside of a relay's sequence that are no heartbeat, skipped.";

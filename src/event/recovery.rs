@@ -24,14 +24,22 @@
 //! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation | Wanted, from 0 |
 //! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
 //! | Asked to probe | nothing | ProbeUnanswered | Idle |
+//! | Idle, or Wanted to probe | long enough since batches were lost for good | | Wanted to renew |
+//! | Asked to renew | batch 0 | Renewed | Asked, proven |
+//! | Asked to renew | a later batch | Forgotten | Idle; after [`REPLAY_LATE_TRIES_MAX`] never again |
+//! | Asked to renew | nothing, or the end marker | RenewalUnanswered | Idle |
 //! | Asked | a part of a relay's snapshot | | Asked to prove |
 //! | Asked | the snapshot is taken | | Asked, proven |
 //! | Asked | the snapshot is not whole | | Wanted, or after [`REPLAY_TRIES_MAX`] Asked |
 //!
 //! Tries are counted in a row and begin anew with whatever brings the stream further and with another incarnation; all of them together are at most
 //! [`REPLAYS_PER_RECOVERY_MAX`]. What is asked for again waits longer each time. A probe that shows something missing
-//! becomes a proof.
+//! becomes a proof. Batches lost for good leave a worker that can only be under-counted; as long as the publisher may
+//! still have all of them it is asked now and then from 0 on, further apart each time, while the worker goes on.
 
+mod renewal;
+
+use self::renewal::Renewal;
 use super::gate::{SequenceGate, Verdict};
 use crate::ids::EventSeq;
 use crate::limits::{
@@ -46,6 +54,8 @@ pub enum Aim {
     Prove,
     /// To see whether a quiet publisher's last batches were lost. Nothing waits for it.
     Probe,
+    /// To begin the worker anew where batches were lost for good. Nothing waits for it until batch 0 has come.
+    Renew,
 }
 
 /// What is to be done with a batch of a replay.
@@ -63,6 +73,10 @@ pub enum Replayed {
     Hole,
     /// The answer begins too late. Drop the rest of it: it is asked for again.
     Late,
+    /// The publisher still has all of it: empty the worker, apply this batch 0 as the first, and let live batches wait.
+    Renewed,
+    /// The publisher has its beginning no more: drop the rest of the answer.
+    Forgotten,
     /// Nothing was asked for.
     Unasked,
 }
@@ -82,6 +96,8 @@ pub enum Ended {
     GivenUp,
     /// The probe was not answered. Nothing is shown by that.
     ProbeUnanswered,
+    /// What was asked for from 0 on did not come. The worker stays as it is.
+    RenewalUnanswered,
     /// Nothing was asked for.
     Unasked,
 }
@@ -117,11 +133,20 @@ pub struct Recovery {
     /// Probes in a row that found nothing.
     probes: u32,
     gave_up: bool,
+    renewal: Renewal,
 }
 
 impl Default for Recovery {
     fn default() -> Self {
-        Self { state: State::Gone, tries: 0, asked: 0, quiet_since_ms: 0, probes: 0, gave_up: false }
+        Self {
+            state: State::Gone,
+            tries: 0,
+            asked: 0,
+            quiet_since_ms: 0,
+            probes: 0,
+            gave_up: false,
+            renewal: Renewal::default(),
+        }
     }
 }
 
@@ -152,14 +177,24 @@ impl Recovery {
     /// A live batch came in its place, or was applied before: the publisher is not quiet.
     pub fn live(&mut self, now_ms: u64) {
         (self.quiet_since_ms, self.probes) = (now_ms, 0);
-        self.cancel_probe();
+        self.cancel(Aim::Probe);
     }
 
-    /// What a probe would bring is not to be applied now.
-    pub fn cancel_probe(&mut self) {
-        if matches!(self.state, State::Wanted { aim: Aim::Probe, .. } | State::Asked { aim: Aim::Probe, .. }) {
+    /// What a probe or a renewal would bring is not to be applied now.
+    pub fn cancel_optional(&mut self) {
+        self.cancel(Aim::Probe);
+        self.cancel(Aim::Renew);
+    }
+
+    fn cancel(&mut self, cancelled: Aim) {
+        if matches!(self.state, State::Wanted { aim, .. } | State::Asked { aim, .. } if aim == cancelled) {
             self.state = State::Idle;
         }
+    }
+
+    /// What is held is all of the stream, from its beginning or after a clear: nothing is lost any more.
+    pub const fn is_whole(&mut self) {
+        self.renewal.forget();
     }
 
     /// The live stream itself shows that nothing is missing.
@@ -169,8 +204,13 @@ impl Recovery {
         }
     }
 
-    /// Time has passed: a worker quiet for `probe_after_ms` is to be probed. 0 = never.
+    /// Time has passed: a worker quiet for `probe_after_ms` is to be probed, 0 = never, and one with losses renewed.
     pub fn tick(&mut self, probe_after_ms: u64, now_ms: u64) {
+        let is_free = matches!(self.state, State::Idle | State::Wanted { aim: Aim::Probe, .. });
+        if is_free && self.renewal.is_due(now_ms) {
+            (self.tries, self.asked) = (0, 0);
+            self.state = State::Wanted { aim: Aim::Renew, due_ms: now_ms };
+        }
         let after_ms = probe_after_ms << self.probes.min(PROBE_DOUBLINGS_MAX);
         let quiet_ms = now_ms.saturating_sub(self.quiet_since_ms);
         if self.state == State::Idle && probe_after_ms > 0 && quiet_ms >= after_ms {
@@ -194,6 +234,10 @@ impl Recovery {
             self.asked += 1;
             let answer = Answer { proven: gate.last().is_none(), ..Answer::default() };
             self.state = State::Asked { aim, heard_ms: now_ms, answer };
+            if aim == Aim::Renew {
+                self.renewal.asked(now_ms);
+                return EventSeq(0);
+            }
         }
         gate.last().unwrap_or(EventSeq(0))
     }
@@ -244,6 +288,9 @@ impl Recovery {
     /// Judges a batch of the answer.
     pub fn replayed(&mut self, gate: &SequenceGate, seq: EventSeq, payload_hash: u64, now_ms: u64) -> Replayed {
         let State::Asked { aim, mut answer, .. } = self.state else { return Replayed::Unasked };
+        if aim == Aim::Renew {
+            return self.renewed(seq, now_ms);
+        }
         answer.begun = true;
         let known = gate.payload_hash(seq).is_some();
         let replayed = match gate.judge(seq, payload_hash) {
@@ -278,10 +325,27 @@ impl Recovery {
                 Replayed::Unfillable
             }
         };
+        let is_late = seq != EventSeq(0) && gate.last().is_none();
+        if replayed == Replayed::Unfillable || (replayed == Replayed::Apply && is_late) {
+            self.renewal.lost(now_ms);
+        }
         answer.proven = true;
         answer.advanced |= replayed != Replayed::Skip;
         self.state = State::Asked { aim, heard_ms: now_ms, answer };
         replayed
+    }
+
+    /// Judges the first batch of an answer from 0.
+    const fn renewed(&mut self, seq: EventSeq, now_ms: u64) -> Replayed {
+        if seq.0 != 0 {
+            self.renewal.began_late();
+            self.state = State::Idle;
+            return Replayed::Forgotten;
+        }
+        self.gave_up = false;
+        let answer = Answer { begun: true, proven: true, advanced: true };
+        self.state = State::Asked { aim: Aim::Prove, heard_ms: now_ms, answer };
+        Replayed::Renewed
     }
 
     /// Judges the end of the answer: by its end marker, or because nothing more has come. `needs` = the live batch
@@ -291,6 +355,10 @@ impl Recovery {
         if aim == Aim::Probe && !answer.begun && !marker {
             self.rest(now_ms);
             return Ended::ProbeUnanswered;
+        }
+        if aim == Aim::Renew {
+            self.state = State::Idle;
+            return Ended::RenewalUnanswered;
         }
         if !answer.proven && !answer.begun && marker {
             self.begin_from_0(now_ms);
@@ -312,6 +380,7 @@ impl Recovery {
             return Ended::Recovered;
         }
         self.gave_up = true;
+        self.renewal.lost(now_ms);
         Ended::GivenUp
     }
 
@@ -333,6 +402,7 @@ impl Recovery {
         if let State::Asked { heard_ms, answer, .. } = &mut self.state {
             *heard_ms = now_ms;
             *answer = Answer { begun: true, proven: true, advanced: true };
+            self.renewal.forget();
         }
     }
 

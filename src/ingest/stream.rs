@@ -22,6 +22,7 @@
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
 mod hold;
+mod losses;
 mod recover;
 mod relayed;
 mod republished;
@@ -250,6 +251,7 @@ impl Stream {
         match verdict {
             Verdict::InOrder => self.input(TrustInput::Batch, now),
             Verdict::First { seq, .. } => {
+                self.note_beginning(seq);
                 self.forget_incarnation();
                 self.input(TrustInput::Joined(seq), now);
             }
@@ -268,6 +270,7 @@ impl Stream {
             Verdict::Restart { seq, before } => {
                 tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
                 self.count(WorkerCounter::Restarts, 1);
+                self.note_beginning(seq);
                 self.forget_incarnation();
                 self.input(TrustInput::Restarted(seq), now);
                 self.empty(home);

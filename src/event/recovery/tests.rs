@@ -1,6 +1,7 @@
 //! Every row of the module's table, and its bounds. What all of it does to a worker is tested where the worker is.
 
 use super::*;
+use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX};
 
 fn gate(last: u64) -> SequenceGate {
     let mut gate = SequenceGate::default();
@@ -148,4 +149,62 @@ fn probes_come_when_it_is_quiet_and_become_proofs_when_something_is_missing() {
     recovery.begin(8_000);
     recovery.tick(500, 80_000);
     assert_eq!(recovery.wants(u64::MAX), None, "nobody is there");
+}
+
+#[test]
+fn what_was_lost_for_good_is_asked_for_again_further_apart_until_the_beginning_is_gone() {
+    let gate = gate(9);
+    let mut recovery = asked(&gate);
+    let mut now_ms = 0;
+    while !recovery.gave_up() {
+        now_ms += 60_000;
+        if recovery.wants(now_ms).is_some() {
+            recovery.ask(&gate, now_ms);
+        }
+        recovery.ended(&gate, None, false, now_ms);
+    }
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        let due_ms = (now_ms..).step_by(1_000).find(|at| {
+            recovery.tick(0, *at);
+            recovery.wants(*at) == Some(Aim::Renew)
+        });
+        waits.push((due_ms.expect("asked again") - now_ms) / RENEWAL_AFTER_MS_MIN);
+        now_ms = due_ms.expect("asked again");
+        assert_eq!(recovery.ask(&gate, now_ms), EventSeq(0));
+        assert!(!recovery.is_proving(), "live batches go on");
+        assert_eq!(recovery.ended(&gate, None, false, now_ms), Ended::RenewalUnanswered);
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+
+    for _ in 0..REPLAY_LATE_TRIES_MAX {
+        now_ms += RENEWAL_AFTER_MS_MIN << RENEWAL_DOUBLINGS_MAX;
+        recovery.tick(0, now_ms);
+        recovery.ask(&gate, now_ms);
+        assert_eq!(recovery.replayed(&gate, EventSeq(1), 1, now_ms), Replayed::Forgotten);
+        assert!(!recovery.is_asking());
+    }
+    recovery.tick(0, u64::MAX);
+    assert_eq!(recovery.wants(u64::MAX), None);
+}
+
+#[test]
+fn a_renewal_begins_anew_with_batch_0_and_then_proves() {
+    let known = gate(9);
+    let mut recovery = asked(&known);
+    (0..REPLAY_TRIES_MAX).for_each(|_| {
+        recovery.ended(&known, None, false, 0);
+        recovery.ask(&known, u64::MAX / 2);
+    });
+    assert!(recovery.gave_up());
+    recovery.tick(0, u64::MAX);
+    recovery.ask(&known, 1_000);
+    assert_eq!(recovery.replayed(&known, EventSeq(0), 7, 1_000), Replayed::Renewed);
+    assert!(recovery.is_proving() && recovery.is_asking() && !recovery.gave_up());
+    let anew = gate(3);
+    assert_eq!(recovery.replayed(&anew, EventSeq(6), 6, 1_000), Replayed::Hole);
+    recovery.is_whole();
+    recovery.settled();
+    recovery.tick(0, u64::MAX);
+    assert_eq!(recovery.wants(u64::MAX), None, "nothing is lost any more");
 }

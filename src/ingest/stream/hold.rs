@@ -38,7 +38,7 @@ impl Stream {
     /// Lets messages wait from now on. Answers with the last batch applied and the payloads remembered.
     pub(in crate::ingest) fn hold_for_dump(&mut self) -> (Option<EventSeq>, Vec<(EventSeq, u64)>) {
         self.broken_off = None;
-        self.cancel_probe();
+        self.cancel_optional();
         let purpose = Purpose::Dump(Box::new(self.gate.clone()));
         self.held = Some(Box::new(Held::new(purpose, self.held_of_shard.clone())));
         (self.gate.last(), self.gate.remembered())
@@ -47,7 +47,7 @@ impl Stream {
     /// Lets messages wait from now on; nothing is changed yet.
     pub(in crate::ingest) fn hold_for_load(&mut self) {
         self.broken_off = None;
-        self.cancel_probe();
+        self.cancel_optional();
         self.held = Some(Box::new(Held::new(Purpose::Load { begun: false }, self.held_of_shard.clone())));
     }
 

@@ -9,6 +9,7 @@
 //! | a replay from 0 | | exact, but recovering |
 //! | recovered | goes on with what waits | as before |
 //! | batches cannot be had | emptied, goes on behind them | gap, or joined_late where nothing was known |
+//! | they can be had after all | emptied, and its messages wait | exact, but recovering |
 //! | disconnected | what waits is dropped | disconnected, until it is recovered on the next connection |
 //!
 //! Messages that wait are compared with what was replayed once they are applied: the gate remembers both. Those that
@@ -22,7 +23,7 @@ use crate::ids::EventSeq;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::held::{Held, HeldBytes, Message, Purpose};
 use crate::metrics::WorkerCounter;
-use crate::trust::TrustReason;
+use crate::trust::TrustLevel;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -79,9 +80,9 @@ impl Stream {
     }
 
     /// A dump or load begins: nothing else is to change the worker.
-    pub(super) fn cancel_probe(&mut self) {
+    pub(super) fn cancel_optional(&mut self) {
         if let Some(recovery) = &mut self.recovery {
-            recovery.cancel_probe();
+            recovery.cancel_optional();
         }
     }
 
@@ -258,8 +259,10 @@ impl Stream {
     /// A replay is being asked for; answers from which sequence.
     pub(in crate::ingest) fn ask_replay(&mut self, now: Now) -> Option<EventSeq> {
         let recovery = self.recovery.as_mut()?;
-        if recovery.wants(now.uptime_ms) == Some(Aim::Probe) {
-            self.view.counters.bump(WorkerCounter::Probes);
+        match recovery.wants(now.uptime_ms) {
+            Some(Aim::Probe) => self.view.counters.bump(WorkerCounter::Probes),
+            Some(Aim::Renew) => self.view.counters.bump(WorkerCounter::Renewals),
+            Some(Aim::Prove) | None => {}
         }
         let from = recovery.ask(&self.gate, now.uptime_ms);
         self.count(WorkerCounter::ReplaysAsked, 1);
@@ -283,9 +286,12 @@ impl Stream {
         self.recovery.as_ref().is_some_and(|recovery| recovery.is_overdue(now.uptime_ms))
     }
 
-    /// Probes a worker that was quiet for so long. 0 = never.
+    /// Probes a worker that was quiet for so long, 0 = never, and renews one that has lost batches for good.
     pub(in crate::ingest) fn probe(&mut self, probe_after_ms: u64, now: Now) {
         if let Some(recovery) = &mut self.recovery {
+            if self.shown.level == TrustLevel::Exact {
+                recovery.is_whole();
+            }
             recovery.tick(probe_after_ms, now.uptime_ms);
         }
     }
@@ -310,6 +316,11 @@ impl Stream {
             Replayed::Skip | Replayed::Unasked => return,
             Replayed::Apply => {}
             Replayed::Unfillable => self.unfillable(home, seq, now),
+            Replayed::Renewed => self.renew(home, now),
+            Replayed::Forgotten => {
+                tracing::info!(worker = %self.worker, first = %seq, remedy = super::losses::FORGOTTEN_REMEDY, "the publisher has the beginning of its stream no more; what was lost stays lost");
+                return self.count(WorkerCounter::ReplaysLate, 1);
+            }
             Replayed::AnotherIncarnation => return self.restarted_unseen(home, seq, now),
             Replayed::Hole => return self.asks_again(WorkerCounter::ReplayHoles, now),
             Replayed::Late => return self.asks_again(WorkerCounter::ReplaysLate, now),
@@ -320,7 +331,7 @@ impl Stream {
         }
         self.count(WorkerCounter::BatchesReplayed, 1);
         self.judged(home, scratch, (verdict, seq), payload, now);
-        if was_proving {
+        if was_proving || replayed == Replayed::Renewed {
             // The first batch of all takes every reason away, and there may be more to come.
             self.input(TrustInput::Recovering, now);
         }
@@ -361,6 +372,9 @@ impl Stream {
             Ended::GivenUp => self.unrecovered(home, now),
             Ended::ProbeUnanswered => tracing::info!(
                 worker = %self.worker, remedy = REPLAY_REMEDY, "a quiet publisher does not answer at its replay endpoint"
+            ),
+            Ended::RenewalUnanswered => tracing::debug!(
+                worker = %self.worker, remedy = REPLAY_REMEDY, "what was lost was asked for once more, without an answer"
             ),
             Ended::Unasked => {}
         }
@@ -403,48 +417,7 @@ impl Stream {
             self.let_go(now);
         }
     }
-
-    /// What is missing before a batch of a replay cannot be had.
-    fn unfillable(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
-        self.lose(home, seq, now);
-        self.gate.go_on_before(seq);
-    }
-
-    /// What is missing cannot be had at all: the worker goes on with what waits, or with what comes.
-    fn unrecovered(&mut self, home: &mut Home, now: Now) {
-        let first = self.held.as_ref().and_then(|held| held.first_seq());
-        let known = self.gate.last().is_some();
-        if known {
-            self.lose(home, first.unwrap_or_default(), now);
-        } else {
-            tracing::warn!(worker = %self.worker, remedy = REPLAY_REMEDY, "no replay from the beginning; the worker is joined as it is");
-            self.input(TrustInput::Recovered { known }, now);
-        }
-        match first.filter(|_| known) {
-            Some(first) => self.gate.go_on_before(first),
-            None => self.gate = SequenceGate::default(),
-        }
-        self.dropped = None;
-        self.changed = true;
-        if self.is_recovering() {
-            self.let_go(now);
-        }
-    }
-
-    fn lose(&mut self, home: &mut Home, next: EventSeq, now: Now) {
-        let last = self.gate.last().unwrap_or_default();
-        let missed = next.0.saturating_sub(last.0).saturating_sub(1);
-        tracing::warn!(
-            worker = %self.worker, %last, missed, remedy = TrustReason::Gap.remedy(),
-            "lost batches cannot be fetched again; the worker is emptied"
-        );
-        self.count(WorkerCounter::ReplaysUnfillable, 1);
-        self.count(WorkerCounter::BatchesMissed, missed);
-        self.forget_incarnation();
-        self.input(TrustInput::Gap, now);
-        self.empty(home);
-    }
 }
 
 /// What an operator can do where a publisher does not replay.
-const REPLAY_REMEDY: &str = "check the worker's replay endpoint, and that the engine was started with one";
+pub(super) const REPLAY_REMEDY: &str = "check the worker's replay endpoint, and that the engine was started with one";

@@ -80,6 +80,10 @@ impl Stream {
             "what was asked for is gone; the relay sends a snapshot, and the worker is emptied for it"
         );
         self.count(WorkerCounter::Restarts, u64::from(known.is_some_and(|known| known != generation)));
+        if known == Some(generation) {
+            // What went on live while this was under way is to be brought again if it is not in it.
+            self.dropped = self.dropped.max(self.gate.last());
+        }
         self.hold_on_for_recovery(now);
         self.empty(home);
         self.forget_incarnation();

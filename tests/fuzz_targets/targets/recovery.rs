@@ -88,12 +88,13 @@ impl Rig {
     fn ask(&mut self) {
         let Some(aim) = self.recovery.wants(self.now_ms) else { return };
         assert!(self.connected, "nobody is there to be asked");
-        if aim == Aim::Probe {
+        if aim != Aim::Prove {
             self.asked = 0;
         }
         self.asked += 1;
         let from = self.recovery.ask(&self.gate, self.now_ms);
-        assert_eq!(from, self.gate.last().unwrap_or_default());
+        let known = if aim == Aim::Renew { None } else { self.gate.last() };
+        assert_eq!(from, known.unwrap_or_default());
         assert!(self.recovery.is_asking());
     }
 
@@ -117,6 +118,13 @@ impl Rig {
                 self.gate = SequenceGate::default();
             }
             Replayed::Skip => assert!(matches!(verdict, Verdict::Duplicate | Verdict::Restart { .. })),
+            Replayed::Renewed => {
+                assert!(seq == EventSeq(0) && self.recovery.is_proving());
+                self.gate = SequenceGate::default();
+                self.gate.replayed(seq, hash);
+                self.recovery.is_whole();
+            }
+            Replayed::Forgotten => assert!(seq != EventSeq(0) && !self.recovery.is_asking()),
             Replayed::Hole | Replayed::Late => assert!(!self.recovery.is_asking(), "it is asked for again"),
             Replayed::Unasked => {}
         }
@@ -135,7 +143,9 @@ impl Rig {
                     _ => self.gate = SequenceGate::default(),
                 }
             }
-            Ended::Recovered | Ended::ProbeUnanswered => assert!(!self.recovery.is_proving()),
+            Ended::Recovered | Ended::ProbeUnanswered | Ended::RenewalUnanswered => {
+                assert!(!self.recovery.is_proving())
+            }
             Ended::Short | Ended::TimedOut => assert!(self.recovery.is_proving() && !self.recovery.is_asking()),
             Ended::Unasked => {}
         }

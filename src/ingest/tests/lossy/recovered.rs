@@ -12,7 +12,7 @@ use super::{Engine, Work, paths, work};
 use crate::ids::EventSeq;
 use crate::ingest::stream::ReplayEnd;
 use crate::ingest::tests::{C, Options, Rig, SCHEME};
-use crate::limits::{REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX};
+use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX};
 use crate::trust::TrustLevel;
 
 /// How a publisher answers.
@@ -272,4 +272,29 @@ proptest! {
         prop_assert_eq!(world.rig.trust().level, TrustLevel::Exact, "{:?}", world.rig.trust());
         prop_assert_eq!(world.rig.count(C::ReplaysUnfillable), 0);
     }
+
+    #[test]
+    fn what_was_lost_for_good_is_had_in_the_end_if_the_publisher_still_has_it(
+        steps in prop::collection::vec(step().prop_filter("it keeps all", keeps_all), 1..150),
+    ) {
+        let mut world = World::new();
+        for step in steps {
+            play(&mut world, &step, false);
+            world.check()?;
+        }
+        world.publish(&Work::Compute(vec![1, 2, 3]), false);
+        world.connect();
+        for _ in 0..20 {
+            world.pass(RENEWAL_AFTER_MS_MIN << RENEWAL_DOUBLINGS_MAX);
+            world.replay(&Fault::None);
+            world.check()?;
+        }
+        world.equals_engine()?;
+        prop_assert_eq!(world.rig.trust().level, TrustLevel::Exact, "{:?}", world.rig.trust());
+    }
+}
+
+/// An answer that begins late says that the beginning is gone.
+const fn keeps_all(step: &Step) -> bool {
+    !matches!(step, Step::Evict(_) | Step::Replay(Fault::Late(_)))
 }

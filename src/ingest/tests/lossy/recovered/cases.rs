@@ -7,7 +7,7 @@ use crate::ingest::stream::ReplayEnd;
 use crate::ingest::tests::lossy::Work;
 use crate::ingest::tests::vllm::Batch;
 use crate::ingest::tests::{C, Options, R, Rig, chain};
-use crate::limits::{HELD_MESSAGES_MAX, REPLAY_TRIES_MAX};
+use crate::limits::{HELD_MESSAGES_MAX, RENEWAL_AFTER_MS_MIN, REPLAY_LATE_TRIES_MAX, REPLAY_TRIES_MAX};
 use crate::trust::TrustLevel;
 
 fn stored(world: &mut World, arrives: bool) {
@@ -227,5 +227,84 @@ fn tries_for_one_incarnation_do_not_count_for_the_next() {
         assert!(world.replay(&fault), "{fault:?}");
     }
     world.rig.expect(TrustLevel::Exact, &[], 1);
+    assert!(world.equals_engine().is_ok());
+}
+
+/// A worker that has lost two batches for good: its publisher did not answer.
+fn with_losses() -> World {
+    let mut world = World::new();
+    world.connect();
+    stored(&mut world, true);
+    (0..2).for_each(|_| stored(&mut world, false));
+    stored(&mut world, true);
+    while world.rig.streams[0].is_recovering() {
+        world.pass(1_000);
+        world.replay(&Fault::Silence);
+    }
+    world.rig.expect(TrustLevel::LowerBound, &[R::Gap, R::UnknownRoot], 3);
+    world
+}
+
+#[test]
+fn what_was_lost_for_good_is_had_when_the_publisher_answers_again() {
+    let mut world = with_losses();
+    let asked_at = |world: &World| world.rig.streams[0].wants_replay(world.rig.now);
+    assert_eq!(asked_at(&world), None);
+    world.pass(RENEWAL_AFTER_MS_MIN);
+    assert_eq!(asked_at(&world), Some(Aim::Renew));
+    stored(&mut world, true);
+    assert_eq!(asked_at(&world), Some(Aim::Renew), "live batches go on, and it is still wanted");
+    assert!(world.replay(&Fault::Silence));
+    assert_eq!(world.rig.trust().level, TrustLevel::LowerBound, "no worse than before");
+    world.pass(RENEWAL_AFTER_MS_MIN);
+    assert_eq!(world.rig.count(C::Renewals), 1);
+    assert_ne!(asked_at(&world), Some(Aim::Renew), "it waits longer after each");
+    world.pass(RENEWAL_AFTER_MS_MIN);
+    assert!(world.replay(&Fault::None));
+    assert_eq!((world.rig.count(C::Renewals), world.rig.count(C::Renewed)), (2, 1));
+    assert_eq!(world.rig.trust().level, TrustLevel::Exact);
+    assert!(world.equals_engine().is_ok());
+    world.pass(u64::from(u32::MAX));
+    assert_ne!(asked_at(&world), Some(Aim::Renew), "nothing is lost any more");
+}
+
+#[test]
+fn a_publisher_that_has_its_beginning_no_more_is_left_alone() {
+    let mut world = with_losses();
+    world.buffer.remove(0);
+    for _ in 0..REPLAY_LATE_TRIES_MAX {
+        world.pass(RENEWAL_AFTER_MS_MIN << 2);
+        assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Renew));
+        assert!(world.replay(&Fault::None));
+        assert_eq!(world.rig.trust().level, TrustLevel::LowerBound);
+    }
+    world.pass(u64::from(u32::MAX));
+    assert_ne!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Renew));
+    assert_eq!(world.rig.count(C::Renewed), 0);
+    world.restart();
+    world.connect();
+    stored(&mut world, true);
+    assert!(world.replay(&Fault::None));
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 0);
+}
+
+#[test]
+fn a_batch_that_came_between_the_question_and_its_answer_is_brought_again() {
+    let mut world = with_losses();
+    world.pass(RENEWAL_AFTER_MS_MIN);
+    world.rig.streams[0].ask_replay(world.rig.now);
+    let answer = world.buffer.clone();
+    stored(&mut world, true);
+    for (seq, payload) in answer {
+        let now = world.rig.now;
+        world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(seq), &payload, now);
+    }
+    world.end(ReplayEnd::Marker);
+    world.release();
+    assert_eq!(world.rig.trust().level, TrustLevel::Unproven, "the last is missing");
+    world.pass(1_000);
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 4);
     assert!(world.equals_engine().is_ok());
 }

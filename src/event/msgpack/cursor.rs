@@ -1,5 +1,6 @@
 //! Reads msgpack values from borrowed bytes. Nothing is copied, allocated or recursed into without bound.
 
+use super::run;
 use crate::event::error::{DecodeError, Reason};
 use crate::limits::MSGPACK_DEPTH_MAX;
 
@@ -168,9 +169,16 @@ impl<'p> Cursor<'p> {
 
     /// Fills `out` with as many non-negative u32 as come next; tells how many there were.
     ///
-    /// Stops in front of anything else. This is where the time of a decode goes, hence the shape: one
-    /// branch on the marker per token, no table, no closure.
+    /// Stops in front of anything else; what `out` holds behind them means nothing. This is where the time of a
+    /// decode goes, hence [`run`].
     pub(super) fn fill_u32(&mut self, out: &mut [u32]) -> usize {
+        let (filled, at) = run::fill(self.bytes, self.at, out);
+        self.at = at;
+        filled + self.fill_u32_singly(&mut out[filled..])
+    }
+
+    /// The same, one after the other: a branch on the marker for each, no table, no closure.
+    fn fill_u32_singly(&mut self, out: &mut [u32]) -> usize {
         let bytes = self.bytes;
         let mut at = self.at;
         let mut filled = 0;
@@ -188,6 +196,24 @@ impl<'p> Cursor<'p> {
         }
         self.at = at;
         filled
+    }
+
+    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`; tells how
+    /// many there were. Names of blocks are spread over all 64 bits, so that this is nearly all of them.
+    pub(super) fn each_wide_u64(&mut self, count: usize, mut take: impl FnMut(u64)) -> usize {
+        const BYTES: usize = 1 + size_of::<u64>();
+        let wide = |number: &[u8; BYTES]| {
+            let [0xcf, number @ ..] = *number else { return None };
+            Some(u64::from_be_bytes(number))
+        };
+        let mut taken = 0;
+        let (numbers, _) = self.bytes[self.at..].as_chunks::<BYTES>();
+        for number in numbers.iter().take(count).map_while(wide) {
+            take(number);
+            taken += 1;
+        }
+        self.at += taken * BYTES;
+        taken
     }
 
     /// Passes over one value, whatever it is.
@@ -257,3 +283,6 @@ impl<'p> Cursor<'p> {
         Ok(u64::from_be_bytes(wide))
     }
 }
+
+#[cfg(test)]
+mod tests;

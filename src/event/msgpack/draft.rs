@@ -160,7 +160,9 @@ impl<'p> Decoder<'p, '_> {
         let start = self.cursor;
         let count = self.cursor.array()?;
         self.writer.reserve_hashes(count).map_err(|reason| start.error(reason))?;
-        for _ in 0..count {
+        let Self { cursor, writer } = self;
+        let wide = cursor.each_wide_u64(count, |hash| writer.push_hash(EngineHash(hash)));
+        for _ in wide..count {
             let hash = self.hash()?;
             self.writer.push_hash(hash);
         }

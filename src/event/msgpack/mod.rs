@@ -10,6 +10,7 @@
 mod cursor;
 mod draft;
 mod extra_keys;
+mod run;
 mod tokens;
 mod unchained;
 

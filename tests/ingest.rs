@@ -20,8 +20,15 @@ use vllm::{BLOCK_SIZE, Batch};
 
 #[path = "ingest/fleet.rs"]
 mod fleet;
+#[path = "ingest/proxy.rs"]
+mod proxy;
 #[path = "ingest/recovery.rs"]
 mod recovery;
+#[path = "ingest/relayed.rs"]
+mod relayed;
+#[allow(dead_code, reason = "each test that takes seeds needs a part of it")]
+#[path = "oracle/replay.rs"]
+mod replay;
 #[path = "ingest/replayer.rs"]
 mod replayer;
 

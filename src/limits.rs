@@ -225,6 +225,8 @@ pub const SNAPSHOT_SECTION_BLOCKS_MAX: usize = DUMP_SLICE_BLOCKS;
 pub const SNAPSHOT_SECTION_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a snapshot that are gathered before they are written, and read ahead.
 pub const SNAPSHOT_BUFFER_BYTES: usize = 256 << 10;
+/// Snapshots of workers that come while the daemon runs, loaded at once; the next worker with one waits.
+pub const SNAPSHOT_LOADS_AT_ONCE_MAX: usize = 8;
 /// Longest configurable time between two snapshots, and for which one is kept, seconds.
 pub const SNAPSHOT_S_CEILING: u64 = 366 * 86_400;
 /// How often a relay logs what it has counted, seconds.
@@ -381,6 +383,7 @@ const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH
 const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
 // A section of the most blocks: 16 bytes each, and each a store of its own with 32 more.
 const _: () = assert!(SNAPSHOT_SECTION_BLOCKS_MAX * (16 + 32) + (4 << 10) <= SNAPSHOT_SECTION_BYTES_MAX);
+const _: () = assert!(SNAPSHOT_LOADS_AT_ONCE_MAX < TRANSFERS_WAITING_MAX, "loads of newcomers leave room for dumps");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= RECOVERY_HELD_BYTES_MAX, "one message alone is never dropped");
 const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);

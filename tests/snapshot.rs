@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Output;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -13,14 +13,17 @@ use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
 
 mod process;
+use process::info::server;
 use process::publisher::{BLOCK_SIZE, SCHEME, endpoint_of, engine_hashes, send_batch, stored};
-use process::{Daemon, PATIENCE, folder, run, text, until};
+use process::{Daemon, PATIENCE, folder, replace, run, text, until};
 
 /// An engine: what it publishes, it also sends again to whoever asks at its replay endpoint.
 struct Engine {
     publisher: zmq::Socket,
     replay: String,
     sent: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// Batches that are sent again no more.
+    forgotten: Arc<AtomicUsize>,
     encoder: Encoder,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -41,14 +44,16 @@ impl Engine {
         router.bind("tcp://127.0.0.1:*").expect("a free port");
         let replay = endpoint_of(&router);
         let (sent, ends) = (Arc::<Mutex<Vec<Vec<u8>>>>::default(), Arc::<AtomicBool>::default());
-        let (log, stop) = (Arc::clone(&sent), Arc::clone(&ends));
+        let forgotten = Arc::<AtomicUsize>::default();
+        let (log, stop, gone) = (Arc::clone(&sent), Arc::clone(&ends), Arc::clone(&forgotten));
         let thread = std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let Ok(frames) = router.recv_multipart(0) else { continue };
                 let [who, _, start] = frames.as_slice() else { continue };
                 let start = u64::from_be_bytes(start.as_slice().try_into().expect("a sequence"));
                 let log = log.lock().expect("whole").clone();
-                let batches = (0_u64..).zip(&log).skip(start as usize);
+                let first = gone.load(Ordering::Relaxed).max(start as usize);
+                let batches = (0_u64..).zip(&log).skip(first);
                 let end = (u64::MAX, &Vec::new());
                 for (seq, payload) in batches.chain([end]) {
                     let frames: [&[u8]; 5] = [who, b"", b"", &seq.to_be_bytes(), payload];
@@ -57,7 +62,7 @@ impl Engine {
                 }
             }
         });
-        Self { publisher, replay, sent, encoder: Encoder::new(), ends, thread: Some(thread) }
+        Self { publisher, replay, sent, forgotten, encoder: Encoder::new(), ends, thread: Some(thread) }
     }
 
     fn await_subscription(&self) {
@@ -300,4 +305,124 @@ fn a_file_that_is_broken_or_of_somebody_else_costs_only_its_warmth() {
     let daemon = site.start(&[]);
     until("the snapshot is loaded", || daemon.counter("snapshots_loaded") == 1);
     assert_eq!(device(&daemon, &tokens), [3, 0]);
+}
+
+/// How a worker is named while the daemon runs.
+#[derive(Clone, Copy, Debug)]
+enum Named {
+    Request,
+    File,
+    Url,
+}
+
+/// A daemon of nobody that follows a folder of files and keeps snapshots.
+fn start_empty(folder: &Arc<TempDir>) -> Daemon {
+    let [workers, snapshots] = ["workers", "snapshots"].map(|name| folder.path().join(name));
+    std::fs::create_dir_all(&workers).expect("a folder");
+    let tables = format!(
+        "[discovery]\npath = {workers:?}\nrescan_ms = 100\ngrace_ms = 1\n[snapshot]\ndir = {snapshots:?}\nevery_s = 86400\n"
+    );
+    let config = process::configure(folder.path(), &tables);
+    Daemon::serve(Arc::clone(folder), &["--config", text(&config)])
+}
+
+fn name(daemon: &Daemon, engine: &Engine, named: Named) {
+    let (endpoint, replay) = (endpoint_of(&engine.publisher), &engine.replay);
+    let port = |endpoint: &str| endpoint.rsplit_once(':').expect("a port").1.to_owned();
+    match named {
+        Named::Request => daemon.worker_ok(&["add", &format!("id=1,endpoint={endpoint},replay={replay}")]),
+        Named::File => replace(
+            &daemon.folder.path().join("workers/a.json"),
+            &format!(r#"[{{"id": 1, "endpoint": "{endpoint}", "replay": "{replay}"}}]"#),
+        ),
+        Named::Url => {
+            let info = format!(
+                r#"{{"model_path": "m", "kv_events": {{"publisher": "zmq", "endpoint_host": "127.0.0.1", "topic": "",
+                "endpoint_port_base": {}, "replay_endpoint_port_base": {}, "block_size": 16, "dp_size": 1}}}}"#,
+                port(&endpoint),
+                port(replay),
+            );
+            daemon.worker_ok(&["add", &format!("id=1,url=http://127.0.0.1:{}/", server(info))]);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_is_named_after_the_start_has_its_snapshot_proven_or_dropped_as_at_the_start() {
+    for named in [Named::Request, Named::File, Named::Url] {
+        let mut engine = Engine::new();
+        let folder = folder();
+        let daemon = start_empty(&folder);
+        name(&daemon, &engine, named);
+        engine.await_subscription();
+        let tokens = prompt(1, 6);
+        engine.store(&tokens);
+        engine.store(&prompt(9, 1));
+        until("it is heard", || daemon.device(&prompt(9, 1), Worker::new(1, 0)) == Some(1));
+        until("it is believed", || trust(&daemon, 0).0 == TrustLevel::Exact);
+        assert_eq!(end(daemon, "-TERM"), Some(0));
+        assert!(folder.path().join("snapshots/1-0.snapshot").exists());
+        drop(std::fs::remove_file(folder.path().join("workers/a.json")));
+
+        // The first batch is in the snapshot alone, the third in a replay, the fourth is heard.
+        let (second, third) = (prompt(2, 4), prompt(3, 5));
+        engine.store(&second);
+        engine.forgotten.store(1, Ordering::Relaxed);
+        let daemon = start_empty(&folder);
+        name(&daemon, &engine, named);
+        engine.await_subscription();
+        engine.store(&third);
+        until("it is proven", || {
+            device(&daemon, &third) == [5, 0] && trust(&daemon, 0) == (TrustLevel::Exact, Vec::new())
+        });
+        assert_eq!((device(&daemon, &tokens), device(&daemon, &second)), ([6, 0], [4, 0]), "{named:?}");
+        assert_eq!((daemon.counter("snapshots_loaded"), daemon.worker_counter(0, "emptied")), (1, 0), "{named:?}");
+        assert_eq!(daemon.worker_counter(0, "batches"), 2, "what the snapshot holds was not applied again");
+        assert_eq!(end(daemon, "-TERM"), Some(0));
+        drop(std::fs::remove_file(folder.path().join("workers/a.json")));
+
+        // Another incarnation: the snapshot is loaded, and not believed.
+        engine.sent.lock().expect("whole").clear();
+        engine.forgotten.store(0, Ordering::Relaxed);
+        let other = prompt(7, 2);
+        engine.store(&other);
+        let daemon = start_empty(&folder);
+        name(&daemon, &engine, named);
+        until("the other incarnation is heard", || device(&daemon, &other) == [2, 0]);
+        until("it is proven", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
+        assert_eq!((device(&daemon, &tokens), daemon.counter("snapshots_loaded")), ([0, 0], 1), "{named:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_goes_and_comes_back_has_its_snapshot_and_a_broken_one_is_named() {
+    let mut engine = Engine::new();
+    let folder = folder();
+    let daemon = start_empty(&folder);
+    name(&daemon, &engine, Named::Request);
+    engine.await_subscription();
+    let tokens = prompt(1, 6);
+    engine.store(&tokens);
+    until("it is heard", || daemon.device(&tokens, Worker::new(1, 0)) == Some(6));
+    assert_eq!(end(daemon, "-TERM"), Some(0));
+
+    let daemon = start_empty(&folder);
+    let loaded = |times: u64| until("it is loaded", || daemon.counter("snapshots_loaded") == times);
+    for times in 1..=3 {
+        name(&daemon, &engine, Named::Request);
+        loaded(times);
+        until("it is proven", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
+        assert_eq!(device(&daemon, &tokens), [6, 0]);
+        daemon.worker_ok(&["remove", "1"]);
+        until("it is gone", || daemon.status().workers.is_empty());
+    }
+    let file = folder.path().join("snapshots/1-0.snapshot");
+    let mut broken = std::fs::read(&file).expect("a snapshot");
+    let middle = broken.len() / 2;
+    broken[middle] ^= 1;
+    std::fs::write(&file, broken).expect("written");
+    name(&daemon, &engine, Named::Request);
+    until("it is refused", || daemon.counter("snapshot_checksum") == 1);
+    until("a replay brings everything", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
+    assert_eq!((device(&daemon, &tokens), daemon.counter("snapshots_loaded")), ([6, 0], 3));
 }

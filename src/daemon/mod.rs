@@ -108,7 +108,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let doctor = Doctor::default();
     let sources =
         Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon, snapshots: kept, doctor });
-    let muster = Muster::new(config, records, places, &sources);
+    let muster = Muster::new(config, (records, places), snapshots.clone(), &sources);
     let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::exposition::Sources;
 use super::records::Records;
 use super::roster::Roster;
+use super::snapshots::Snapshots;
 use super::streams::Streams;
 use super::views::Views;
 use crate::config::{Config, WorkerConfig};
@@ -29,6 +30,7 @@ pub(super) struct Muster {
     views: Arc<Views>,
     counters: Arc<CounterSet<DaemonCounter>>,
     records: Records,
+    snapshots: Snapshots,
     places: Places,
     /// Every worker as it is, also those that could not be taken in: they are tried again when they change.
     are: BTreeMap<Worker, WorkerConfig>,
@@ -39,7 +41,12 @@ pub(super) struct Muster {
 
 impl Muster {
     /// The workers of `config`, who are there when the daemon starts.
-    pub(super) fn new(config: &Config, records: Records, places: Places, sources: &Sources) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        (records, places): (Records, Places),
+        snapshots: Snapshots,
+        sources: &Sources,
+    ) -> Self {
         let indexes = sources.fleet.load().workers.iter().map(|record| (record.worker, record.index)).collect();
         Self {
             fleet: Arc::clone(&sources.fleet),
@@ -47,6 +54,7 @@ impl Muster {
             views: Arc::clone(&sources.views),
             counters: Arc::clone(&sources.daemon),
             records,
+            snapshots,
             places,
             are: config.workers.iter().map(|worker| (worker.worker, worker.clone())).collect(),
             indexes,
@@ -106,8 +114,21 @@ impl Muster {
         });
         self.views.put(index, view);
         self.loads.admit(index);
-        let admission = Admission { record, blocks_max: config.blocks_max, publisher };
-        match asked(streams, shard, |stream| stream.admit(admission.clone())).await {
+        let newcomer = match &publisher {
+            Some(_) => {
+                let newcomer = self.snapshots.of_newcomer(&self.fleet.load(), &record);
+                newcomer.await
+            }
+            None => None,
+        };
+        let load = newcomer.as_ref().map(|newcomer| newcomer.load.clone());
+        let admission = Admission { record, blocks_max: config.blocks_max, publisher, load };
+        let answer = asked(streams, shard, |stream| stream.admit(admission.clone())).await;
+        drop(admission);
+        if let Some(Err(error)) = newcomer.map(|newcomer| self.snapshots.feed_newcomer(newcomer)) {
+            tracing::warn!(%worker, %error, "the worker's snapshot is not loaded");
+        }
+        match answer {
             Ok(Admitted { unheard: unopened }) => {
                 self.indexes.insert(worker, index);
                 self.counters.bump(DaemonCounter::WorkersAdded);

@@ -1,30 +1,44 @@
-//! Snapshots as the daemon uses them: loaded at its start, written while it runs and once more when it stops.
+//! Snapshots as the daemon uses them: loaded at its start and when a worker comes, written while it runs and once more
+//! when it stops.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use super::streams::Streams;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable};
+use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{FirstLoad, ShardPlan};
+use crate::limits::SNAPSHOT_LOADS_AT_ONCE_MAX;
 use crate::metrics::SnapshotCounter;
 use crate::snapshot::{self, Checked, Directory, Expected, Keeper, KeeperPlan, Restore, SnapshotStats, SpaceName};
 
 /// The directory of snapshots, where one is configured, and what is counted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Snapshots {
     directory: Option<Arc<Directory>>,
     pub(super) stats: Arc<SnapshotStats>,
+    /// For the loads of workers that come while the daemon runs.
+    places: Arc<Semaphore>,
+}
+
+/// The snapshot of a worker that comes while the daemon runs: what its shard is given, and what feeds that.
+pub(super) struct Newcomer {
+    pub(super) load: FirstLoad,
+    restore: Restore,
+    place: OwnedSemaphorePermit,
 }
 
 impl Snapshots {
     /// Takes the configured directory; a fresh start removes what is in it.
     pub(super) fn open(config: &Config) -> Result<Self> {
-        let stats = Arc::default();
-        let Some(path) = &config.snapshot.dir else { return Ok(Self { directory: None, stats }) };
-        let this = Self { directory: Some(Arc::new(Directory::open(path)?)), stats };
+        let places = Arc::new(Semaphore::new(SNAPSHOT_LOADS_AT_ONCE_MAX));
+        let this = Self { directory: None, stats: Arc::default(), places };
+        let Some(path) = &config.snapshot.dir else { return Ok(this) };
+        let this = Self { directory: Some(Arc::new(Directory::open(path)?)), ..this };
         if config.snapshot.fresh {
             let removed = this.remove(None)?;
             tracing::info!(removed, path = %path.display(), "a fresh start: snapshots removed");
@@ -35,19 +49,47 @@ impl Snapshots {
     /// The snapshots that may be loaded, checked from the first byte to the last.
     pub(super) fn check(&self, table: &FleetTable) -> Vec<Checked> {
         let Some(directory) = &self.directory else { return Vec::new() };
-        let expected = table.workers.iter().filter_map(|record| {
-            let space = table.space(record.space)?;
-            let name = SpaceName { model: space.model.clone(), namespace: space.namespace.clone(), role: space.role };
-            let is_provable = record.events.as_ref()?.replay.is_some();
-            Some(Expected { worker: record.worker, space: name, scheme: space.scheme.get(), is_provable })
-        });
-        snapshot::check(directory, &expected.collect::<Vec<_>>(), &self.stats)
+        let expected: Vec<_> = table.workers.iter().filter_map(|record| expected(table, record)).collect();
+        snapshot::check(directory, &expected, &self.stats)
+    }
+
+    /// The snapshot of a worker that comes, if it may be loaded, checked as at a start. Others of the control thread go
+    /// on meanwhile.
+    pub(super) fn of_newcomer(
+        &self,
+        table: &FleetTable,
+        record: &WorkerRecord,
+    ) -> impl Future<Output = Option<Newcomer>> + use<> {
+        // The table is not to be held while the file is read.
+        let sought = self.directory.clone().zip(expected(table, record));
+        let (stats, places) = (Arc::clone(&self.stats), Arc::clone(&self.places));
+        async move {
+            let (directory, expected) = sought?;
+            // The semaphore is never closed, and a check does not panic: else the worker begins empty.
+            let place = places.acquire_owned().await.ok()?;
+            let check = move || snapshot::check(&directory, &[expected], &stats);
+            let checked = tokio::task::spawn_blocking(check).await.ok()?;
+            let (restore, mut loads) = Restore::new(checked);
+            Some(Newcomer { load: loads.pop()?, restore, place })
+        }
+    }
+
+    /// Starts feeding the load of a worker that has come.
+    pub(super) fn feed_newcomer(&self, newcomer: Newcomer) -> Result<()> {
+        let Newcomer { load, restore, place } = newcomer;
+        // Where the shard has none of it, it is over at once.
+        drop(load);
+        self.start(restore, place)
     }
 
     /// Starts feeding loads to a shard that runs.
     pub(super) fn feed(&self, restore: Restore) -> Result<()> {
+        self.start(restore, ())
+    }
+
+    fn start<P: Send + 'static>(&self, restore: Restore, place: P) -> Result<()> {
         // It ends with the last load, or with its shard.
-        restore.start(Arc::clone(&self.stats)).map(drop).map_err(|error| {
+        restore.start(Arc::clone(&self.stats), place).map(drop).map_err(|error| {
             Error::new(Kind::System, "cannot start a thread to load snapshots", "raise the limit of threads")
                 .caused_by(error)
         })
@@ -80,6 +122,14 @@ impl Snapshots {
         self.stats.counters.add(SnapshotCounter::SnapshotsReset, removed as u64);
         Ok(removed)
     }
+}
+
+/// What a worker's snapshot has to agree with; `None` = it publishes nothing.
+fn expected(table: &FleetTable, record: &WorkerRecord) -> Option<Expected> {
+    let space = table.space(record.space)?;
+    let name = SpaceName { model: space.model.clone(), namespace: space.namespace.clone(), role: space.role };
+    let is_provable = record.events.as_ref()?.replay.is_some();
+    Some(Expected { worker: record.worker, space: name, scheme: space.scheme.get(), is_provable })
 }
 
 /// The loads of a shard's workers, and what feeds them.

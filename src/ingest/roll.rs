@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::inbox::Command;
-use super::{IngestHandle, Publisher};
+use super::{FirstLoad, IngestHandle, Publisher};
 use crate::error::{Error, Result};
 use crate::fleet::WorkerRecord;
 use crate::ids::{SpaceId, WorkerIndex, WorkerSlot};
@@ -17,6 +17,8 @@ pub struct Admission {
     pub blocks_max: u64,
     /// Where its events come from, if it publishes any; the slot is the thread's to give.
     pub publisher: Option<Publisher>,
+    /// What it is loaded with before any of its messages; dropped where its events cannot be received.
+    pub load: Option<FirstLoad>,
 }
 
 /// What came of an [`Admission`] or an [`Amendment`].

@@ -188,6 +188,9 @@ impl Shard {
             let Some(at) = self.ready.pop_front() else { return };
             let (Some(member), scratch) = (self.members.get_mut(at), &mut self.scratch) else { continue };
             member.queued = false;
+            if member.loads_first {
+                continue;
+            }
             let home = &mut self.homes[member.home];
             match member.turn(home, scratch, &mut self.changes, now) {
                 Ok(true) => {}

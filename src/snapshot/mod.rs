@@ -7,8 +7,8 @@
 //!
 //! A snapshot is a dump ([`crate::ingest::DumpPart`]) with a name on it. [`Keeper`] takes and writes them, one
 //! worker at a time and only those that have changed; nothing waits for it but the worker's own messages, within
-//! the bounds of every dump. At a start [`check`] reads each file to its end and [`Restore`] feeds those that
-//! are whole to their workers before these take their first message.
+//! the bounds of every dump. At a start, and when a worker comes later, [`check`] reads each file to its end and
+//! [`Restore`] feeds those that are whole to their workers before these take their first message.
 //!
 //! What is held here is safe to lose and never believed by itself. A snapshot says what an engine held when it was
 //! taken; that the engine still holds it, less what it has removed since, only its stream can show. So a worker

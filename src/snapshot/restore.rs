@@ -1,4 +1,4 @@
-//! Snapshots at the daemon's start: every file is checked from its first byte to its last before a worker is
+//! Snapshots at the daemon's start, and of workers that come later: every file is checked from its first byte to its last before a worker is
 //! given anything of it, and then read once more, part by part, into the worker.
 //!
 //! Nothing has shown yet that the worker's stream went on from there. It is loaded as a worker whose connection
@@ -138,15 +138,22 @@ impl Restore {
         (Self { feeds }, loads)
     }
 
-    /// Feeds the loads, in their order, on a thread of their own that ends with the last.
+    /// Feeds the loads, in their order, on a thread of their own that ends with the last and then drops `place`.
     ///
     /// # Errors
     /// The thread cannot be started; the loads then fail.
-    pub fn start(self, stats: Arc<SnapshotStats>) -> std::io::Result<Option<JoinHandle<()>>> {
+    pub fn start<P: Send + 'static>(
+        self,
+        stats: Arc<SnapshotStats>,
+        place: P,
+    ) -> std::io::Result<Option<JoinHandle<()>>> {
         if self.feeds.is_empty() {
             return Ok(None);
         }
-        let run = move || self.feeds.into_iter().for_each(|feed| feed.run(&stats));
+        let run = move || {
+            self.feeds.into_iter().for_each(|feed| feed.run(&stats));
+            drop(place);
+        };
         std::thread::Builder::new().name("snapshot-load".into()).spawn(run).map(Some)
     }
 }

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod info;
 pub(crate) mod publisher;
 
 use std::path::{Path, PathBuf};

@@ -38,8 +38,13 @@ impl Loading {
     pub(in crate::ingest) fn new(parts: Receiver<DumpPart>) -> (Self, Receiver<LoadAnswer>) {
         // Held, and how it ended: neither ever finds the channel full.
         let (answers, answered) = bounded(2);
+        (Self::of(parts, answers), answered)
+    }
+
+    /// The same, with where its answers go.
+    pub(super) fn of(parts: Receiver<DumpPart>, answers: Sender<LoadAnswer>) -> Self {
         let (stored, patience) = (References::default(), Patience::default());
-        (Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, patience }, answered)
+        Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, patience }
     }
 
     /// Whether the worker's messages wait for it already.

@@ -37,6 +37,8 @@ pub(super) struct Member {
     pub(super) replayed_bytes: Option<usize>,
     /// What workers are busy with.
     pub(super) loads: Option<Arc<Loads>>,
+    /// It is loaded first: nothing is taken of its sockets before that is over.
+    pub(super) loads_first: bool,
     pub(super) queued: bool,
 }
 

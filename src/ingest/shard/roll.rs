@@ -37,7 +37,7 @@ impl Shard {
     /// Takes a worker in: a slot, then its record, then its sockets, so that what becomes of its connection has a
     /// record to be told to.
     fn come(&mut self, admission: Admission) -> Result<Admitted> {
-        let Admission { mut record, blocks_max, publisher } = admission;
+        let Admission { mut record, blocks_max, publisher, load } = admission;
         let home = self.home_of(record.space)?;
         let slot = self.homes[home].writer.add_worker().ok_or_else(|| {
             let remedy = "remove workers, raise ingest.shards, or run a second daemon";
@@ -52,7 +52,13 @@ impl Shard {
         let Some(publisher) = publisher else { return Ok(Admitted::default()) };
         let publisher = Publisher { slot, ..publisher };
         self.homes[home].take_in(&publisher, self.config.shards);
-        Ok(Admitted { unheard: self.admit(&publisher).err() })
+        let at = self.members.len();
+        let unheard = self.admit(&publisher).err();
+        if let (Some(load), None) = (load, &unheard) {
+            self.members[at].loads_first = true;
+            self.wait_for_load(load);
+        }
+        Ok(Admitted { unheard })
     }
 
     /// Gives a worker another record, and other sockets if its events come from elsewhere.
@@ -222,6 +228,7 @@ impl Shard {
             replay: None,
             replayed_bytes: None,
             loads: publisher.loads.clone(),
+            loads_first: false,
             queued: false,
         });
         // What was signalled before the registration would never be signalled again.

@@ -54,6 +54,11 @@ impl Transfers {
         }
     }
 
+    /// Whether a load of the worker waits or runs.
+    fn is_loading(&self, worker: Worker) -> bool {
+        self.waiting.iter().any(|(of, transfer)| *of == worker && matches!(transfer, Transfer::Load(_)))
+    }
+
     /// Whether messages are to wait in their sockets.
     pub(super) const fn come_first(&self) -> bool {
         self.first > 0
@@ -104,8 +109,12 @@ impl Shard {
     /// Takes loads that come before any message.
     pub(in crate::ingest) fn load_first(&mut self, loads: Vec<FirstLoad>) {
         self.transfers.first = loads.len();
-        let waiting = loads.into_iter().map(|load| (load.worker, Transfer::Load(*load.loading)));
-        self.transfers.waiting.extend(waiting);
+        loads.into_iter().for_each(|load| self.wait_for_load(load));
+    }
+
+    /// Takes a load that comes before any message of its worker.
+    pub(super) fn wait_for_load(&mut self, load: FirstLoad) {
+        self.transfers.waiting.push_back((load.worker, Transfer::Load(load.loading())));
     }
 
     /// Empties a worker, or all.
@@ -115,6 +124,11 @@ impl Shard {
         let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
         for member in self.members.iter_mut().filter(asked) {
             member.stream.reset(&mut self.homes[member.home], now);
+        }
+        for at in 0..self.members.len() {
+            if !self.transfers.is_loading(self.members[at].stream.worker) {
+                self.listen(at);
+            }
         }
     }
 
@@ -144,8 +158,19 @@ impl Shard {
         };
         self.transfers.stands = step == Step::Waits;
         if step == Step::Over {
+            let was_load = matches!(transfer, Transfer::Load(_));
             self.transfers.pop();
             // What waited is applied in its turns.
+            self.enqueue(at);
+            if was_load {
+                self.listen(at);
+            }
+        }
+    }
+
+    /// Takes a member's messages from now on, if they waited for its load.
+    fn listen(&mut self, at: usize) {
+        if std::mem::take(&mut self.members[at].loads_first) {
             self.enqueue(at);
         }
     }

@@ -9,13 +9,14 @@ use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
+use crate::ingest::FirstLoad;
 use crate::ingest::shard::Now;
 use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
 use crate::ingest::{
     AbortReason, DumpPart, IngestConfig, IngestHandle, LoadAnswer, Publisher, ShardPlan, WorkerView, spawn,
 };
 use crate::limits::{INGEST_COMMANDS_MAX, TRANSFERS_WAITING_MAX};
-use crate::trust::{Trust, TrustLevel};
+use crate::trust::{Trust, TrustLevel, TrustReason};
 use std::sync::Arc;
 
 /// Far beyond what anything here takes: reached only by a failure.
@@ -207,4 +208,43 @@ fn only_so_many_wait() {
     for parts in &asked {
         assert!(matches!(last(parts), DumpPart::End(end) if end.blocks == 0));
     }
+}
+
+#[test]
+fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or_given_up() {
+    let (_folder, mut shard) = quiet_shard();
+    let worker = shard.members[0].stream.worker;
+    // What is taken of it shows as a socket that fails.
+    shard.members[0].subscription.sabotage().expect("another socket");
+    let is_taken = |shard: &super::Shard| shard.members[0].stream.reasons().contains(TrustReason::Disconnected);
+    let (_parts, received) = bounded(1);
+    let (load, answers) = FirstLoad::new(worker, received);
+    shard.members[0].loads_first = true;
+    shard.wait_for_load(load);
+    let now = Now { unix_ms: 1, uptime_ms: 1 };
+    for _ in 0..2 {
+        shard.enqueue(0);
+        shard.round(now);
+        shard.transfer(now);
+    }
+    assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and nobody spins for it");
+    shard.inbox.commands.push(crate::ingest::inbox::Command::Reset(Some(worker))).expect("room");
+    assert!(!shard.obey());
+    shard.transfer(now);
+    shard.round(now);
+    assert!(is_taken(&shard));
+    assert!(matches!(answers.iter().last(), Some(LoadAnswer::Failed(AbortReason::Reset))));
+
+    // One that had not even begun.
+    let (_folder, mut shard) = quiet_shard();
+    shard.members[0].subscription.sabotage().expect("another socket");
+    let (_parts, received) = bounded(1);
+    let (load, answers) = FirstLoad::new(worker, received);
+    shard.members[0].loads_first = true;
+    shard.wait_for_load(load);
+    shard.inbox.commands.push(crate::ingest::inbox::Command::Reset(None)).expect("room");
+    assert!(!shard.obey());
+    shard.round(now);
+    assert!(is_taken(&shard));
+    assert!(matches!(answers.iter().last(), Some(LoadAnswer::Failed(AbortReason::Reset))));
 }

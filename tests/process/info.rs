@@ -1,0 +1,26 @@
+//! An engine's HTTP server, as far as it says where the engine publishes.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+
+/// A server that is not ready the first time it is asked.
+pub(crate) fn server(info: String) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for (asked, stream) in listener.incoming().enumerate() {
+            let Ok(mut stream) = stream else { continue };
+            let (mut request, mut byte) = (Vec::new(), [0_u8]);
+            while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
+                request.push(byte[0]);
+            }
+            assert!(request.starts_with(b"GET /server_info HTTP/1.1\r\n"), "{}", String::from_utf8_lossy(&request));
+            let (status, body) = if asked == 0 { ("503 Not Yet", "{}") } else { ("200 OK", info.as_str()) };
+            let length = body.len();
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            // The daemon may have gone.
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    port
+}

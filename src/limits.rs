@@ -76,6 +76,8 @@ pub const PROMPT_TOKENS_MAX: usize = 1 << 21;
 pub const PROMPT_BLOCKS_MAX: usize = PROMPT_TOKENS_MAX;
 /// Bytes of a LoRA name, salt, request id, model, namespace or client name.
 pub const NAME_BYTES_MAX: usize = 256;
+/// Bytes of blocks with multimodal objects that a thread copies together, to hash them side by side.
+pub const HASH_STAGE_BYTES_MAX: usize = 16 << 10;
 /// Multimodal hashes of one prompt.
 pub const MEDIA_HASHES_MAX: usize = 1 << 16;
 /// Candidates listed in one reply.

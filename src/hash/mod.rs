@@ -5,13 +5,33 @@
 //! position of a block does not enter it. A **sequence hash** chains local hashes:
 //! `s[0] = l[0]`, `s[i] = xxh3(s[i-1] || l[i])` under the plain seed 1337.
 //!
+//! Blocks of a prompt are hashed several side by side: `scalar` says what XXH3 is, `avx2` and `avx512` do the same with vectors,
+//! and `dispatch` asks the processor once which of them it can run.
+//!
 //! XXH3 is public and not keyed: whoever may choose prompts can make two blocks collide.
 
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vector loads take raw pointers")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vector loads take raw pointers")]
+mod avx512;
+mod blocks;
+mod chain;
+mod dispatch;
+mod keys;
 mod media;
+#[cfg_attr(
+    all(target_arch = "x86_64", not(miri)),
+    expect(unsafe_code, reason = "an empty instruction keeps words out of vectors")
+)]
 mod scalar;
 
 pub use media::placeholder_token;
 
+use self::blocks::Blocks;
+use self::dispatch::Twin;
+use self::keys::Keys;
 use crate::ids::{LocalHash, Scheme, Seed, SequenceHash, Window};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -20,6 +40,8 @@ compile_error!("tokens and hashes are viewed in place as little-endian bytes");
 
 /// The seed of a chain with neither LoRA nor salt, and of every sequence hash.
 pub const SEED_BASE: u64 = 1337;
+/// For fewer blocks, of up to 240 bytes, the keys of a seed would cost more than they spare.
+const KEYED_BLOCKS_MIN: usize = 4;
 /// Bytes of one token id.
 pub const TOKEN_BYTES: usize = 4;
 
@@ -58,26 +80,32 @@ pub fn token_bytes(tokens: &[u32]) -> &[u8] {
 ///
 /// `tokens_le` are little-endian u32 token ids at any alignment; what does not fill a block is ignored.
 /// `media` are (block index, object hash) in any order; those of blocks that are not whole are ignored.
-/// Allocates nothing once `out` is large enough; unsorted `media` are sorted in a buffer the thread keeps.
+/// Allocates nothing once `out` is large enough: unsorted `media` are sorted, and blocks with media copied, in buffers that
+/// the thread keeps.
 pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32, u64)], out: &mut Vec<LocalHash>) {
-    out.clear();
-    if media.is_empty() {
-        scalar::local_hashes(scheme, seed, tokens_le, out);
-    } else {
-        media::with_sorted(media, |sorted| media::local_hashes(scheme, seed, tokens_le, sorted, out));
+    let blocks = Blocks::of_tokens(scheme, tokens_le);
+    // What is there already is written over: a long buffer is not cleared for nothing.
+    out.resize(blocks.count(), LocalHash(0));
+    if !media.is_empty() {
+        media::with_sorted(media, |sorted| media::local_hashes(blocks, seed, sorted, out));
+    } else if blocks.count() < KEYED_BLOCKS_MIN && blocks.window() <= scalar::MIDDLE_BYTES_MAX {
+        let hash_of = |block| LocalHash(xxh3_64_with_seed(blocks.at(block), seed.0));
+        out.iter_mut().enumerate().for_each(|(block, to)| *to = hash_of(block));
+    } else if !out.is_empty() {
+        Twin::here().hash_blocks(blocks, &Keys::new(seed.0), out);
     }
 }
 
 /// Clears `out` and fills it with the chain over `locals`, one sequence hash per local hash.
 pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {
     out.clear();
-    scalar::sequence_hashes(locals, out);
+    chain::sequence_hashes(locals, out);
 }
 
 /// The sequence hash of a block from that of the block before it and its own local hash.
 #[must_use]
 pub fn chain(previous: SequenceHash, local: LocalHash) -> SequenceHash {
-    scalar::chain(previous, local)
+    chain::chain(previous, local)
 }
 
 #[cfg(test)]

@@ -88,8 +88,8 @@ fn route(c: &mut Criterion) {
                 seed += 1;
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
-                let chosen = decision.candidates[0];
-                let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen), 0);
+                let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
+                let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen, locals), 0);
                 booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
             });
         });

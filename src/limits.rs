@@ -296,12 +296,21 @@ pub const PREDICTED_MEMORY_BYTES_MIN: u64 = 2 * SHARD_MEMORY_BYTES_MIN;
 pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.
 pub const BOOKINGS_MAX: usize = 1 << 20;
+/// Words of 8 bytes for the prompts in flight, so that blocks that requests share are counted once; a prompt that finds
+/// no room is counted in full. A block that is on no other prompt takes one, a prompt six and a few for its ways.
+pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
+/// Blocks of one node of the tree of prompts in flight.
+pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
+/// Blocks that may be copied, when a prompt ends, to join two nodes of that tree that do not lie side by side.
+pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
+/// Times that a look-up of active blocks walks before it asks for the bookings' lock.
+pub const ACTIVE_READ_TRIES_MAX: usize = 16;
 /// How often the control thread looks whether the others still run.
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often bookings are looked through for what has to end.
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
 /// Bookings dropped for their age before others are let in between.
-pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 4096;
+pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 256;
 /// How often the control thread looks for what is wrong, milliseconds.
 pub const DIAGNOSIS_EVERY_MS: u64 = 1000;
 /// What counts as recent in a finding: between half of this and all of it, milliseconds.
@@ -394,6 +403,8 @@ const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
+const _: () =
+    assert!(ACTIVE_WORDS_MAX < 1 << 31, "a node of the tree of prompts in flight is told from a root by its number");
 const _: () = assert!(REPEATS_REMEMBERED.is_power_of_two() && REPEAT_AGE_MS_MIN < REPEAT_AGE_MS_MAX);
 const _: () = assert!(REPEAT_AGE_MS_MAX < RECENT_MS / 2, "a prompt is judged within what is recent");
 const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");

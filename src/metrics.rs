@@ -125,6 +125,8 @@ counters! {
         RoutesDecidedAgain = "routes_decided_again", "Decisions made once more because the chosen worker's load had moved.";
         Bookings = "bookings", "Bookings made.";
         BookingsSuperseded = "bookings_superseded", "Bookings taken over by a later attempt.";
+        BookingsUnshared = "bookings_unshared", "Bookings whose blocks were counted in full, as there was no room to share them with those of other requests.";
+        ActiveReadsLocked = "active_reads_locked", "Decisions that waited for bookings, which came too fast to read beside them what workers run.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";

@@ -36,6 +36,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
     let loads = LoadsConfig {
         age_ms_max: config.booking.age_s_max * 1000,
         session_grace_ms: config.booking.session_grace_s * 1000,
+        secret: rand::rng().random(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);

@@ -233,7 +233,11 @@ impl Gatherer {
             ("kvrouted_worker_active_prefill_tokens", "Booked tokens still to be prefilled.", |load| {
                 load.prefill_tokens
             }),
-            ("kvrouted_worker_active_decode_blocks", "Blocks of the booked prompts.", |load| load.decode_blocks),
+            (
+                "kvrouted_worker_active_decode_blocks",
+                "Blocks of the booked prompts; those that several share count once.",
+                |load| load.decode_blocks,
+            ),
             ("kvrouted_worker_active_requests", "Booked requests.", |load| load.requests),
         ];
         for (name, help, pick) in gauges {
@@ -281,6 +285,11 @@ impl Gatherer {
         }
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
+            (
+                "kvrouted_active_bytes",
+                "Memory in use for the blocks of the booked prompts.",
+                self.0.loads.active_bytes() as i64,
+            ),
             ("kvrouted_fleet_version", "Version of the fleet table.", self.0.fleet.load().version as i64),
         ];
         for (name, help, value) in gauges {

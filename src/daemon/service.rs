@@ -86,7 +86,11 @@ impl CoreService {
     fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let fleet = self.shared.fleet.load();
         let draws = Draws::new(self.rng.next_u64());
-        decide(&self.shared.view(&fleet), request, &mut self.scratch, draws, decision)
+        decide(&self.shared.view(&fleet), request, &mut self.scratch, draws, decision)?;
+        if self.scratch.active_locked() {
+            self.metrics.counters.bump(CoreCounter::ActiveReadsLocked);
+        }
+        Ok(())
     }
 
     fn decide_and_book(
@@ -126,10 +130,13 @@ impl CoreService {
             self.decide(request, decision)?;
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
-        let (demand, now_ms) = (demand(request, chosen), self.shared.now_ms());
+        let (demand, now_ms) = (demand(request, chosen, self.scratch.locals(decision)), self.shared.now_ms());
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ms)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
+        }
+        if booked.unshared {
+            self.metrics.counters.bump(CoreCounter::BookingsUnshared);
         }
         decision.booking = Some(booked.handle);
         self.predict(request, decision, now_ms);

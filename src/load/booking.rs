@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use super::session::SessionId;
-use crate::ids::WorkerIndex;
+use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 
 /// An opaque name of a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,13 +43,36 @@ pub enum BookingOutcome {
     Superseded,
 }
 
+/// The whole blocks of a prompt, as its worker decodes on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptBlocks<'a> {
+    /// So many that are shared with no other request, or of which it is not known.
+    Alone(u64),
+    /// These, each counted once for a worker however many of its requests have it at the same place.
+    Shared {
+        /// Prompts of other spaces share nothing.
+        space: SpaceId,
+        /// Their hashes.
+        locals: &'a [LocalHash],
+    },
+}
+
 /// What a booking adds to its worker's load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand<'a> {
     /// Tokens to be prefilled: those of the prompt that are not cached.
     pub prefill_tokens: u64,
     /// Blocks of the prompt.
-    pub decode_blocks: u64,
+    pub blocks: PromptBlocks<'a>,
+}
+
+/// How the blocks of a live booking are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// By themselves.
+    Alone(u64),
+    /// With those of others: the node of the tree that its prompt ends with.
+    Shared(u32),
 }
 
 /// A live booking.
@@ -60,7 +83,9 @@ pub(super) struct Booking {
     pub(super) request_id: Box<str>,
     pub(super) attempt: u32,
     pub(super) worker: WorkerIndex,
-    pub(super) demand: Demand,
+    /// Tokens that were to be prefilled.
+    pub(super) prefill_tokens: u64,
+    pub(super) held: Held,
     pub(super) prefilling: bool,
     pub(super) booked_at_ms: u64,
     /// Its place in its session's list.

@@ -10,7 +10,7 @@ use crate::limits::WORKERS_MAX;
 pub struct Load {
     /// Tokens still to be prefilled.
     pub prefill_tokens: u64,
-    /// Blocks of the prompts in flight, each booking counted in full.
+    /// Blocks of the prompts in flight: those that several share at the same place count once.
     pub decode_blocks: u64,
     /// Requests in flight.
     pub requests: u64,

@@ -1,18 +1,26 @@
-//! HOW busy workers are: one record of scalars per worker, and the bookings that move it.
+//! HOW busy workers are: one record of scalars per worker, the prompts they run, and the bookings that move both.
+//!
+//! A worker's decode blocks are the distinct prefix blocks of its prompts in flight, however many requests share them
+//! (`active`). Every core sees a booking at once, in the record and in the prompts; the two are not read at one moment,
+//! so that a decision beside a booking may know one without the other. The record's version moves with every booking:
+//! who finds it moved decides again.
 //!
 //! A booking is made by a decision, loses its prefill share when the gateway reports the prefill done,
 //! and ends when it is freed, superseded by a later attempt, too old, or its session has gone. Time is
 //! an argument: milliseconds of a clock that never goes back.
 
+mod active;
 mod booking;
 mod cell;
 mod session;
+mod sync;
 mod table;
 
 #[cfg(test)]
 mod tests;
 
-pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand};
+pub use active::ActiveDepths;
+pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
 pub use cell::{Load, LoadCells};
 pub use session::{SessionId, SessionToken};
-pub use table::{Booked, Expired, Leaving, Loads, LoadsConfig};
+pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

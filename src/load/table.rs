@@ -2,25 +2,28 @@
 
 use parking_lot::Mutex;
 
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Demand, Named};
+use super::active::{ActiveDepths, ActiveTree, ActiveWriter, Placed};
+use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Demand, Held, Named, PromptBlocks};
 use super::cell::{Load, LoadCells};
 use super::session::{SessionId, SessionToken, Sessions};
 use crate::error::{Error, Kind, Result};
-use crate::ids::WorkerIndex;
+use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX, NAME_BYTES_MAX};
 
-/// When bookings end by themselves.
+/// When bookings end by themselves, and what the tree of their prompts is hashed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadsConfig {
     /// A booking older than this is dropped.
     pub age_ms_max: u64,
     /// A session without connections for this long is dropped with its bookings.
     pub session_grace_ms: u64,
+    /// Not to be known to those who choose prompts, who could have them collide.
+    pub secret: u64,
 }
 
 impl Default for LoadsConfig {
     fn default() -> Self {
-        Self { age_ms_max: 300_000, session_grace_ms: 10_000 }
+        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0 }
     }
 }
 
@@ -31,6 +34,17 @@ pub struct Booked {
     pub handle: BookingHandle,
     /// Whether it took over from an earlier attempt of the same request.
     pub superseded: bool,
+    /// Whether its blocks, which others may share, are counted in full for want of memory.
+    pub unshared: bool,
+}
+
+/// How a look-up of active blocks went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActiveRead {
+    /// Without a lock.
+    Free,
+    /// Something changed under every try, so the bookings stood still for it.
+    Locked,
 }
 
 /// How far the end of a worker's bookings has come.
@@ -63,6 +77,7 @@ impl Expired {
 #[derive(Debug)]
 pub struct Loads {
     cells: LoadCells,
+    tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
     books: Mutex<Books>,
     config: LoadsConfig,
@@ -72,19 +87,38 @@ pub struct Loads {
 struct Books {
     sessions: Sessions,
     bookings: Bookings,
+    active: ActiveWriter,
 }
 
 impl Loads {
     /// Idle workers, the first of the places `0..workers`; the other places are nobody's.
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
-        Self { cells: LoadCells::new(workers), books: Mutex::default(), config }
+        let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
+        Self { cells, tree, books: Mutex::default(), config }
     }
 
     /// A worker's load now, without a lock.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         self.cells.read(worker)
+    }
+
+    /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is
+    /// taken unless bookings of prompts with the same first block come too fast.
+    pub fn active(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> ActiveRead {
+        if self.tree.read(space, locals, depths) {
+            return ActiveRead::Free;
+        }
+        let _no_writer = self.books.lock();
+        self.tree.read_alone(space, locals, depths);
+        ActiveRead::Locked
+    }
+
+    /// Bytes in use for the prompts in flight.
+    #[must_use]
+    pub fn active_bytes(&self) -> u64 {
+        u64::from(self.books.lock().active.words_used()) * 8
     }
 
     /// A worker comes, to a place that is nobody's, and is idle.
@@ -146,7 +180,7 @@ impl Loads {
         request_id: &str,
         attempt: u32,
         worker: WorkerIndex,
-        demand: Demand,
+        demand: Demand<'_>,
         now_ms: u64,
     ) -> Result<Booked> {
         if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
@@ -178,6 +212,7 @@ impl Loads {
         if let Some(slot) = superseded {
             self.end(&mut books, slot);
         }
+        let (held, added, unshared) = self.place(&mut books, worker, demand.blocks);
         let session_place = books.sessions.get_mut(session).map_or(0, |held| held.bookings.len() as u32);
         let handle = books.bookings.insert(Booking {
             generation: 0,
@@ -185,7 +220,8 @@ impl Loads {
             request_id: request_id.into(),
             attempt,
             worker,
-            demand,
+            prefill_tokens: demand.prefill_tokens,
+            held,
             prefilling: true,
             booked_at_ms: now_ms,
             session_place,
@@ -197,10 +233,10 @@ impl Loads {
         }
         self.cells.change(worker, |load| {
             load.prefill_tokens += demand.prefill_tokens;
-            load.decode_blocks += demand.decode_blocks;
+            load.decode_blocks += added;
             load.requests += 1;
         });
-        Ok(Booked { handle, superseded: superseded.is_some() })
+        Ok(Booked { handle, superseded: superseded.is_some(), unshared })
     }
 
     /// The gateway says that a booking's prefill is done.
@@ -212,7 +248,7 @@ impl Loads {
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
-                let (worker, tokens) = (booking.worker, booking.demand.prefill_tokens);
+                let (worker, tokens) = (booking.worker, booking.prefill_tokens);
                 self.cells.change(worker, |load| load.prefill_tokens -= tokens);
                 BookingOutcome::Applied
             }
@@ -249,15 +285,32 @@ impl Loads {
         expired
     }
 
+    /// Where a prompt's blocks are counted, how many of them are new to the worker, and whether they could not be
+    /// shared.
+    fn place(&self, books: &mut Books, worker: WorkerIndex, blocks: PromptBlocks<'_>) -> (Held, u64, bool) {
+        match blocks {
+            PromptBlocks::Alone(blocks) => (Held::Alone(blocks), blocks, false),
+            PromptBlocks::Shared { locals: [], .. } => (Held::Alone(0), 0, false),
+            PromptBlocks::Shared { space, locals } => match books.active.add(&self.tree, space, locals, worker) {
+                Some(Placed { node, added }) => (Held::Shared(node), u64::from(added), false),
+                None => (Held::Alone(locals.len() as u64), locals.len() as u64, true),
+            },
+        }
+    }
+
     /// Ends the booking in `slot` and gives its load back.
     fn end(&self, books: &mut Books, slot: u32) {
         let Some(booking) = books.bookings.end(slot) else { return };
         books.forget_in_session(&booking);
+        let freed = match booking.held {
+            Held::Alone(blocks) => blocks,
+            Held::Shared(node) => u64::from(books.active.remove(&self.tree, node, booking.worker)),
+        };
         self.cells.change(booking.worker, |load| {
             if booking.prefilling {
-                load.prefill_tokens -= booking.demand.prefill_tokens;
+                load.prefill_tokens -= booking.prefill_tokens;
             }
-            load.decode_blocks -= booking.demand.decode_blocks;
+            load.decode_blocks -= freed;
             load.requests -= 1;
         });
     }

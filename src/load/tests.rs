@@ -12,10 +12,10 @@ use crate::ids::WorkerIndex;
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
 const W: WorkerIndex = WorkerIndex(0);
-const DEMAND: Demand = Demand { prefill_tokens: 100, decode_blocks: 10 };
+const DEMAND: Demand<'static> = Demand { prefill_tokens: 100, blocks: PromptBlocks::Alone(10) };
 
 fn loads() -> (Loads, SessionId) {
-    let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50 });
+    let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, secret: 0 });
     let session = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap();
     (loads, session)
 }
@@ -212,7 +212,7 @@ fn abandon(loads: &Loads, seed: u64) {
 
 #[test]
 fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
-    let loads = Loads::new(WORKERS as usize, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50 });
+    let loads = Loads::new(WORKERS as usize, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, secret: 0 });
     let sessions: Vec<_> = (0..THREADS).map(|_| loads.open_session(None, 7).unwrap()).collect();
     let stop = AtomicBool::new(false);
     let models: Vec<Model> = std::thread::scope(|scope| {

@@ -9,7 +9,7 @@ use super::request::RouteRequest;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, TierBlocks};
-use crate::load::{Demand, Loads};
+use crate::load::{Demand, Loads, PromptBlocks};
 
 /// Buffers reused from one decision to the next.
 #[derive(Default)]
@@ -36,6 +36,12 @@ impl Scratch {
     #[must_use]
     pub fn overlap_of(&self, record: &WorkerRecord) -> TierBlocks {
         self.buffers.depths.of(record.shard, record.slot)
+    }
+
+    /// Whether the last decision had to wait for bookings to read what workers run of the prompt.
+    #[must_use]
+    pub const fn active_locked(&self) -> bool {
+        self.buffers.active_locked
     }
 
     /// Whether the chosen worker's load has moved since the decision read it.
@@ -82,12 +88,14 @@ pub fn overlaps(
     Ok(())
 }
 
-/// What a decision's choice adds to the chosen worker's load.
+/// What a decision's choice adds to the chosen worker's load. `locals` are the prompt's blocks where they are known
+/// ([`Scratch::locals`]); without them it shares nothing.
 #[must_use]
-pub fn demand(request: &RouteRequest<'_>, chosen: &Scored) -> Demand {
+pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, locals: &'a [LocalHash]) -> Demand<'a> {
     let prompt_tokens = request.prompt.token_count() as u64;
-    Demand {
-        prefill_tokens: prompt_tokens - prompt_tokens.min(chosen.terms.cached_tokens as u64),
-        decode_blocks: chosen.terms.additional_decode_blocks as u64,
-    }
+    let blocks = match locals {
+        [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
+        locals => PromptBlocks::Shared { space: request.space, locals },
+    };
+    Demand { prefill_tokens: prompt_tokens - prompt_tokens.min(chosen.terms.cached_tokens as u64), blocks }
 }

@@ -11,7 +11,7 @@ use crate::hash;
 use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
-use crate::load::Loads;
+use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -39,6 +39,9 @@ pub struct Buffers {
     pub(super) locals: Vec<LocalHash>,
     pub(super) depths: Depths,
     predicted: Depths,
+    /// How far each worker already runs the prompt, and whether bookings had to wait to read it.
+    active: ActiveDepths,
+    pub(super) active_locked: bool,
     /// The request's allow-list in order, so that a long one is not gone through for every worker.
     allowed: Vec<Worker>,
 }
@@ -63,6 +66,7 @@ pub fn observe(
     observation.request_blocks = 0;
     observation.fleet_version = view.fleet.version;
     observation.index_epoch = 0;
+    buffers.active_locked = false;
     list(view, request, buffers, observation);
     look_up(view, request, scheme, buffers, observation)
 }
@@ -140,6 +144,7 @@ fn look_up(
     };
     block_hashes(request, scheme, &mut buffers.locals)?;
     overlap(view, request, buffers, observation);
+    active(view, request, buffers, observation);
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
         predict(view, request, predictions, buffers, observation);
     }
@@ -207,6 +212,16 @@ fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, o
             observed.trust.reasons.insert(TrustReason::ReadContended);
             observed.trust.level = observed.trust.level.min(TrustLevel::Unproven);
         }
+    }
+}
+
+/// Reads the prompts in flight once, and says how far each worker already runs this one. After the loads: what a booking
+/// between the two adds is counted by neither, or it is the chosen worker's and noticed.
+fn active(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
+    let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
+    buffers.active_locked = read == ActiveRead::Locked;
+    for observed in &mut observation.workers {
+        observed.active_depth_blocks = buffers.active.of(observed.index);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::ids::{
     EngineHash, GroupId, LocalHash, Scheme, ShardId, SpaceId, Tier, TierBlocks, Window, Worker, WorkerIndex,
 };
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
-use crate::load::{Loads, LoadsConfig};
+use crate::load::{BookingRef, Loads, LoadsConfig, PromptBlocks};
 use crate::predict::PredictionReader;
 use crate::trust::Trust;
 
@@ -131,12 +131,35 @@ fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix(
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.order()[0], 1);
     let chosen = world.decision.candidates[0];
-    let cold = demand(&ask(&prompt), &Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen });
-    assert_eq!(demand(&ask(&prompt), &chosen).prefill_tokens, 0);
-    assert_eq!((cold.prefill_tokens, cold.decode_blocks), (16, 4));
+    let cold = Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen };
+    let cold = demand(&ask(&prompt), &cold, &[]);
+    assert_eq!(demand(&ask(&prompt), &chosen, &[]).prefill_tokens, 0);
+    assert_eq!((cold.prefill_tokens, cold.blocks), (16, PromptBlocks::Alone(4)));
     world.loads.book(session, "a", 0, chosen.index, cold, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.order()[0], 2, "4 blocks of prefix against 4 of backlog and 4 of decode");
+}
+
+#[test]
+fn what_a_worker_runs_already_is_not_added_to_its_decode() {
+    let mut world = World::new(2, Some(SCHEME));
+    let (prompt, longer) = (tokens(16), tokens(26));
+    let session = world.loads.open_session(None, 0).unwrap();
+    world.decide(&ask(&prompt)).unwrap();
+    let chosen = world.decision.candidates[0];
+    let demand = demand(&ask(&prompt), &chosen, world.scratch.locals(&world.decision));
+    let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
+    world.loads.prefill_complete(session, BookingRef::Handle(booked.handle));
+    let decode = |world: &World| {
+        let mut terms: Vec<_> = world.decision.candidates.iter().map(|scored| (scored.worker, scored.terms)).collect();
+        terms.sort_by_key(|(worker, _)| *worker != chosen.worker);
+        [0, 1].map(|at: usize| (terms[at].1.active_decode_blocks, terms[at].1.additional_decode_blocks))
+    };
+    world.decide(&ask(&longer)).unwrap();
+    assert_eq!(decode(&world), [(4.0, 2.0), (0.0, 6.0)], "the same in the end, wherever it runs");
+    world.policy.track_active_blocks = false;
+    world.decide(&ask(&longer)).unwrap();
+    assert_eq!(decode(&world), [(0.0, 0.0), (0.0, 0.0)]);
 }
 
 #[test]
@@ -147,7 +170,7 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
     world.decide(&ask(&prompt)).unwrap();
     assert!(!world.scratch.chosen_moved(&world.decision, &world.loads));
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen), 0).unwrap();
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, &[]), 0).unwrap();
     assert!(world.scratch.chosen_moved(&world.decision, &world.loads));
 }
 
@@ -239,7 +262,7 @@ fn without_a_scheme_load_decides_and_the_reply_says_so() {
     assert!(world.decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN));
     assert_eq!(world.decision.ties, 2);
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen), 0).unwrap();
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, &[]), 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_ne!(world.order()[0], chosen.worker.id.0);
 }

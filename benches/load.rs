@@ -1,0 +1,83 @@
+//! Bookings and what decisions read of them: the cost of one, beside other prompts in flight.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use kvrouted::ids::{LocalHash, SpaceId, WorkerIndex};
+use kvrouted::load::{ActiveDepths, BookingRef, Demand, Loads, LoadsConfig, PromptBlocks, SessionId};
+
+const SPACE: SpaceId = SpaceId(0);
+/// Blocks of a prompt.
+const BLOCKS: u64 = 720;
+/// Blocks that every prompt begins with.
+const SHARED: u64 = 64;
+
+/// The blocks of a prompt.
+fn prompt(number: u64) -> Vec<LocalHash> {
+    let of = |at: u64| if at < SHARED { at } else { number << 32 | at };
+    (0..BLOCKS).map(|at| LocalHash(of(at).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
+}
+
+fn demand(locals: &[LocalHash]) -> Demand<'_> {
+    Demand { prefill_tokens: 1000, blocks: PromptBlocks::Shared { space: SPACE, locals } }
+}
+
+/// Workers with four prompts each, all with the same beginning.
+fn busy(workers: u32) -> Option<(Loads, SessionId)> {
+    let loads = Loads::new(workers as usize, LoadsConfig::default());
+    let session = loads.open_session(None, 0).ok()?;
+    for at in 0..4 * workers {
+        let locals = prompt(u64::from(at) + 1);
+        let worker = WorkerIndex(at % workers);
+        loads.book(session, &format!("r{at}"), 0, worker, demand(&locals), 0).ok()?;
+    }
+    Some((loads, session))
+}
+
+fn book(c: &mut Criterion) {
+    let mut group = c.benchmark_group("load/book_and_free");
+    for workers in [16, 64] {
+        let Some((loads, session)) = busy(workers) else { return };
+        for (name, locals) in [("new_tail", prompt(1_000_000)), ("same_prompt", prompt(1))] {
+            group.bench_function(BenchmarkId::new(name, workers), |bencher| {
+                bencher.iter(|| {
+                    let booked = loads.book(session, "r", 0, WorkerIndex(3), demand(black_box(&locals)), 0);
+                    booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+                });
+            });
+        }
+        group.bench_function(BenchmarkId::new("alone", workers), |bencher| {
+            let demand = Demand { prefill_tokens: 1000, blocks: PromptBlocks::Alone(BLOCKS) };
+            bencher.iter(|| {
+                let booked = loads.book(session, "r", 0, WorkerIndex(3), black_box(demand), 0);
+                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+            });
+        });
+    }
+    group.finish();
+}
+
+fn active(c: &mut Criterion) {
+    let mut group = c.benchmark_group("load/active");
+    for workers in [16, 64] {
+        let Some((loads, _)) = busy(workers) else { return };
+        let mut depths = ActiveDepths::default();
+        for (name, locals) in [("beginning", prompt(1_000_000)), ("whole_prompt", prompt(1))] {
+            group.bench_function(BenchmarkId::new(name, workers), |bencher| {
+                bencher.iter(|| {
+                    loads.active(SPACE, black_box(&locals), &mut depths);
+                    depths.of(WorkerIndex(3))
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn read(c: &mut Criterion) {
+    let Some((loads, _)) = busy(16) else { return };
+    c.bench_function("load/read", |bencher| bencher.iter(|| loads.read(black_box(WorkerIndex(3)))));
+}
+
+criterion_group!(benches, book, active, read);
+criterion_main!(benches);

@@ -1,0 +1,167 @@
+//! Which prompts run where: every distinct prefix block of a worker counts once, however many of its requests
+//! share it.
+//!
+//! A compressed radix tree over the local hashes of the prompts in flight, chained by position: a node is a run of
+//! blocks, with the workers that run a prompt through all of it and how many they run. What a prompt adds to a worker
+//! is what of it lies below the last node that has the worker; what it gives back when it ends is the nodes of which
+//! it was the worker's last. One walk down the tree finds the active depth of all workers.
+//!
+//! # What readers see
+//!
+//! The one writer, under the bookings' lock, changes words that readers read without a lock. Every first block belongs
+//! to a root, one of [`ROOTS`], whose sequence is odd while anything below it changes. A reader that finds it odd, or
+//! another than before its walk, walks again, [`ACTIVE_READ_TRIES_MAX`] times, and then asks for the lock. So what it
+//! answers was true at one moment between the beginning and the end of the look-up: nothing is stale. Prompts of other
+//! roots do not disturb it.
+//!
+//! | tag | write | read |
+//! |---|---|---|
+//! | OPEN | a root's `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
+//! | DONE | `sequence` to even, Release | `sequence`, Acquire, before the walk |
+//!
+//! Words are used again, by any root, once the change that let go of them is done; whoever writes them then does so
+//! after the OPEN of that change. A reader that still comes upon them sees the sequence of its own root move, by the
+//! same pair of fences.
+
+mod depths;
+mod edges;
+mod node;
+mod room;
+mod words;
+mod writer;
+
+#[cfg(all(test, kvrouted_loom))]
+mod loom;
+#[cfg(all(test, not(kvrouted_loom)))]
+mod tests;
+
+pub use depths::ActiveDepths;
+pub(in crate::load) use writer::{ActiveWriter, Placed};
+
+use super::sync::{AtomicU64, Ordering, fence, spin};
+use crate::ids::{LocalHash, SpaceId};
+use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
+use edges::{Key, READER_PROBES_MAX, Tables};
+use node::{Node, root_of};
+use words::{Words, halves};
+
+/// Roots: changes below one do not disturb the readers of another.
+const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
+
+/// What lies below the first blocks of one root.
+#[derive(Debug)]
+struct Root {
+    sequence: AtomicU64,
+    tables: Tables,
+}
+
+impl Root {
+    /// Begins a change. The caller is the only writer.
+    fn open(&self) {
+        // Relaxed: only the writer changes it.
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        // OPEN: no word may be seen changed before the odd sequence.
+        fence(Ordering::Release);
+    }
+
+    /// Ends a change.
+    fn close(&self) {
+        // Relaxed: only the writer changes it.
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        // DONE: whoever sees it sees every word of the change.
+        self.sequence.store(sequence + 1, Ordering::Release);
+    }
+}
+
+/// The prompts in flight, as every core reads them.
+#[derive(Debug)]
+pub(in crate::load) struct ActiveTree {
+    words: Words,
+    roots: Box<[Root]>,
+    secret: u64,
+}
+
+impl ActiveTree {
+    /// Without a prompt. `secret` is not to be known to those who choose prompts.
+    pub(in crate::load) fn new(secret: u64) -> Self {
+        let root = |_| Root { sequence: AtomicU64::new(0), tables: Tables::new() };
+        Self { words: Words::new(ACTIVE_WORDS_MAX), roots: (0..ROOTS).map(root).collect(), secret }
+    }
+
+    /// How far each worker already runs `locals`, in blocks, into `depths`; `false` = something changed under every
+    /// try, and nothing is known.
+    pub(in crate::load) fn read(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> bool {
+        depths.clear();
+        let Some(first) = locals.first() else { return true };
+        let root = &self.roots[self.root_at(space, *first)];
+        for _ in 0..ACTIVE_READ_TRIES_MAX {
+            // Acquire: pairs with DONE.
+            let before = root.sequence.load(Ordering::Acquire);
+            if before.is_multiple_of(2) {
+                self.walk(root, space, locals, depths);
+                // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
+                fence(Ordering::Acquire);
+                if root.sequence.load(Ordering::Relaxed) == before {
+                    return true;
+                }
+                depths.clear();
+            }
+            spin();
+        }
+        false
+    }
+
+    /// As [`ActiveTree::read`], while the caller keeps the writer away.
+    pub(in crate::load) fn read_alone(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
+        depths.clear();
+        if let Some(first) = locals.first() {
+            self.walk(&self.roots[self.root_at(space, *first)], space, locals, depths);
+        }
+    }
+
+    fn walk(&self, root: &Root, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
+        let (mut parent, mut depth) = (root_of(space), 0);
+        while depth < locals.len() {
+            let key = self.key(parent, locals[depth]);
+            let Some((_, at, node)) = root.tables.find(&self.words, key, READER_PROBES_MAX) else { break };
+            let common = self.common(&node, &locals[depth..]);
+            if common == 0 {
+                // Nonsense: what it is part of is about to be thrown away.
+                break;
+            }
+            depth += common;
+            for entry in self.words.slice(node.list, node.workers).unwrap_or_default() {
+                // Relaxed: see `read`.
+                depths.note(halves(entry.load(Ordering::Relaxed)).0, depth as u32);
+            }
+            if common < node.len as usize {
+                break;
+            }
+            parent = at;
+        }
+    }
+
+    /// How many leading blocks of `locals` are those of a node.
+    fn common(&self, node: &Node, locals: &[LocalHash]) -> usize {
+        /// Compared at once, so that there is one branch for so many.
+        const LANES: usize = 8;
+        let Some(hashes) = self.words.slice(node.hashes, node.len) else { return 0 };
+        // Relaxed: see `read`.
+        let differ = |(ours, theirs): (&AtomicU64, &LocalHash)| ours.load(Ordering::Relaxed) ^ theirs.0;
+        let (ours, theirs) = (hashes.chunks_exact(LANES), locals.chunks_exact(LANES));
+        let equal = |(ours, theirs): &(&[AtomicU64], &[LocalHash])| {
+            ours.iter().zip(*theirs).map(differ).fold(0, |all, one| all | one) == 0
+        };
+        let from = ours.zip(theirs).take_while(equal).count() * LANES;
+        from + hashes[from..].iter().zip(&locals[from..]).take_while(|both| differ(*both) == 0).count()
+    }
+
+    const fn key(&self, parent: u32, first: LocalHash) -> Key {
+        Key::new(parent, first.0, self.secret)
+    }
+
+    const fn root_at(&self, space: SpaceId, first: LocalHash) -> usize {
+        self.key(root_of(space), first).below(ROOTS)
+    }
+}

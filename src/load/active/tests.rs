@@ -1,0 +1,246 @@
+//! The tree against a plain model, alone and beside readers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicBool;
+
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::*;
+use crate::ids::WorkerIndex;
+use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+
+/// A prompt in flight: its space, blocks and worker, and the node it ends with.
+type Prompt = (SpaceId, Vec<LocalHash>, WorkerIndex, u32);
+
+/// The tree, and what it should say.
+struct Twin {
+    tree: ActiveTree,
+    writer: ActiveWriter,
+    prompts: BTreeMap<u32, Prompt>,
+    next: u32,
+    depths: ActiveDepths,
+}
+
+impl Twin {
+    fn new() -> Self {
+        let (tree, writer) = (ActiveTree::new(7), ActiveWriter::default());
+        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default() }
+    }
+
+    /// The distinct prefixes that a worker runs.
+    fn prefixes(&self, worker: WorkerIndex) -> BTreeSet<(SpaceId, &[LocalHash])> {
+        let of_worker = self.prompts.values().filter(|prompt| prompt.2 == worker);
+        of_worker.flat_map(|(space, blocks, ..)| (1..=blocks.len()).map(|to| (*space, &blocks[..to]))).collect()
+    }
+
+    fn add(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) {
+        let before = self.prefixes(worker).len();
+        let added = self.put(space, blocks, worker);
+        assert_eq!(before + added as usize, self.prefixes(worker).len());
+    }
+
+    /// As `add`, without counting the model's blocks, which takes long where they are many.
+    fn put(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) -> u32 {
+        let placed = self.writer.add(&self.tree, space, &blocks, worker).expect("there is room");
+        self.prompts.insert(self.next, (space, blocks, worker, placed.node));
+        self.next += 1;
+        placed.added
+    }
+
+    /// Ends the prompt that is `nth` among those in flight.
+    fn end(&mut self, nth: usize) {
+        let Some(&key) = self.prompts.keys().nth(nth % self.prompts.len().max(1)) else { return };
+        let worker = self.prompts[&key].2;
+        let before = self.prefixes(worker).len();
+        let (.., node) = self.prompts.remove(&key).expect("it is there");
+        let freed = self.writer.remove(&self.tree, node, worker);
+        assert_eq!(before, self.prefixes(worker).len() + freed as usize);
+    }
+
+    fn pass_on(&mut self, nth: usize, to: WorkerIndex) {
+        let Some(&key) = self.prompts.keys().nth(nth % self.prompts.len().max(1)) else { return };
+        let (.., from, node) = self.prompts[&key];
+        if from == to {
+            return;
+        }
+        let before = [from, to].map(|worker| self.prefixes(worker).len());
+        let (added, freed) = self.writer.pass_on(&self.tree, node, from, to).expect("there is room");
+        self.prompts.entry(key).and_modify(|prompt| prompt.2 = to);
+        let after = [from, to].map(|worker| self.prefixes(worker).len());
+        assert_eq!(after, [before[0] - freed as usize, before[1] + added as usize]);
+    }
+
+    /// Asks how far every worker runs a prompt.
+    fn check(&mut self, space: SpaceId, query: &[LocalHash], workers: u32) {
+        assert!(self.tree.read(space, query, &mut self.depths), "nobody writes");
+        for worker in (0..workers).map(WorkerIndex) {
+            let of_worker = self.prompts.values().filter(|prompt| prompt.0 == space && prompt.2 == worker);
+            let common = |blocks: &[LocalHash]| blocks.iter().zip(query).take_while(|(a, b)| a == b).count();
+            let depth = of_worker.map(|(_, blocks, ..)| common(blocks)).max().unwrap_or(0);
+            assert_eq!(self.depths.of(worker) as usize, depth, "{worker}");
+        }
+    }
+
+    fn end_all(&mut self) {
+        while let Some(&key) = self.prompts.keys().nth(self.prompts.len() / 2) {
+            let Some((.., worker, node)) = self.prompts.remove(&key) else { break };
+            self.writer.remove(&self.tree, node, worker);
+        }
+        assert_eq!(self.writer.words_used(), 0, "an empty tree takes no memory");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Space, blocks, worker.
+    Add(u32, Vec<u64>, u32),
+    End(usize),
+    PassOn(usize, u32),
+    Ask(u32, Vec<u64>),
+}
+
+const WORKERS: u32 = 6;
+
+/// Runs of blocks from few choices, so that prompts share beginnings and leave each other anywhere.
+fn blocks() -> impl Strategy<Value = Vec<u64>> {
+    let run = (0..3_u64, 1..12_usize).prop_map(|(block, len)| vec![block; len]);
+    prop::collection::vec(run, 1..5).prop_map(|runs| runs.concat())
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..2_u32, blocks(), 0..WORKERS).prop_map(|(space, blocks, worker)| Step::Add(space, blocks, worker)),
+        3 => any::<usize>().prop_map(Step::End),
+        1 => (any::<usize>(), 0..WORKERS).prop_map(|(nth, to)| Step::PassOn(nth, to)),
+        2 => (0..2_u32, blocks()).prop_map(|(space, blocks)| Step::Ask(space, blocks)),
+    ]
+}
+
+fn locals(blocks: &[u64]) -> Vec<LocalHash> {
+    blocks.iter().map(|block| LocalHash(*block)).collect()
+}
+
+proptest! {
+    #[test]
+    fn every_distinct_block_of_a_worker_counts_once(steps in prop::collection::vec(step(), 1..120)) {
+        let mut twin = Twin::new();
+        for step in steps {
+            match step {
+                Step::Add(space, blocks, worker) => twin.add(SpaceId(space), locals(&blocks), WorkerIndex(worker)),
+                Step::End(nth) => twin.end(nth),
+                Step::PassOn(nth, to) => twin.pass_on(nth, WorkerIndex(to)),
+                Step::Ask(space, query) => twin.check(SpaceId(space), &locals(&query), WORKERS),
+            }
+        }
+        twin.end_all();
+    }
+}
+
+/// Blocks `from..to` of a conversation.
+fn run(conversation: u64, from: u64, to: u64) -> Vec<LocalHash> {
+    (from..to).map(|block| LocalHash((conversation << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
+}
+
+#[test]
+fn long_prompts_many_branches_and_many_workers() {
+    let mut twin = Twin::new();
+    let long = ACTIVE_NODE_BLOCKS_MAX as u64 * 2 + 100;
+    for (worker, to) in [(0, long), (1, long), (1, long - 200), (2, ACTIVE_JOIN_BLOCKS_MAX as u64 + 1)] {
+        twin.put(SpaceId(0), run(1, 0, to), WorkerIndex(worker));
+    }
+    // Below one block, as below a system prompt, so many that the tables grow.
+    for branch in 0..300 {
+        let blocks = [run(1, 0, 1), run(2 + branch, 0, 3)].concat();
+        twin.put(SpaceId(0), blocks, WorkerIndex(branch as u32));
+    }
+    twin.check(SpaceId(0), &run(1, 0, long + 5), 300);
+    twin.check(SpaceId(0), &[run(1, 0, 1), run(250, 0, 2)].concat(), 300);
+    twin.check(SpaceId(1), &run(1, 0, 9), 3);
+    twin.end_all();
+}
+
+#[test]
+fn a_worker_that_follows_in_a_place_is_not_taken_for_the_one_before() {
+    let mut twin = Twin::new();
+    let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
+    twin.add(SpaceId(0), run(1, 0, 9), left);
+    twin.add(SpaceId(0), run(1, 0, 4), here);
+    let mut depths = ActiveDepths::default();
+    assert!(twin.tree.read(SpaceId(0), &run(1, 0, 9), &mut depths));
+    assert_eq!(depths.of(here), 4);
+    twin.end_all();
+}
+
+#[test]
+fn a_prompt_without_room_changes_nothing() {
+    let mut twin = Twin::new();
+    let mut refused = 0;
+    for prompt in 0.. {
+        let blocks = [run(0, 0, 10 + prompt % 7), run(1 + prompt, 0, 9_000)].concat();
+        let before = twin.writer.words_used();
+        let Some(placed) = twin.writer.add(&twin.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50)) else {
+            refused += 1;
+            assert_eq!(twin.writer.words_used(), before);
+            if refused == 20 {
+                break;
+            }
+            continue;
+        };
+        twin.prompts.insert(prompt as u32, (SpaceId(0), Vec::new(), WorkerIndex(prompt as u32 % 50), placed.node));
+    }
+    for (_, (.., worker, node)) in std::mem::take(&mut twin.prompts) {
+        twin.writer.remove(&twin.tree, node, worker);
+    }
+    twin.end_all();
+}
+
+#[test]
+fn readers_beside_the_writer_see_whole_prompts() {
+    let (tree, mut writer) = (ActiveTree::new(1), ActiveWriter::default());
+    let done = AtomicBool::new(false);
+    let (always, query) = (WorkerIndex(0), run(1, 0, 64));
+    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always).expect("there is room");
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (tree, done, query) = (&tree, &done, &query);
+            scope.spawn(move || {
+                let mut depths = ActiveDepths::default();
+                let (mut known, mut some) = (0, 0);
+                while !done.load(Ordering::Relaxed) || known == 0 {
+                    if !tree.read(SpaceId(0), query, &mut depths) {
+                        continue;
+                    }
+                    known += 1;
+                    assert_eq!(depths.of(WorkerIndex(0)), 40);
+                    for worker in 1..8 {
+                        // Worker `w` runs nothing, or 8 blocks for each up to its number.
+                        let depth = depths.of(WorkerIndex(worker));
+                        assert!(depth == 0 || depth == 8 * worker, "{reader}: {worker} runs {depth}");
+                        some += u64::from(depth > 0);
+                    }
+                }
+                assert!(some > 0 || known < 1000, "it saw the writer's prompts");
+            });
+        }
+        let (mut rng, mut nodes) = (Xoshiro256PlusPlus::seed_from_u64(3), [None; 8]);
+        for _ in 0..200_000 {
+            let worker = rng.random_range(1..8_usize);
+            let index = WorkerIndex(worker as u32);
+            nodes[worker] = match nodes[worker].take() {
+                Some(node) => {
+                    writer.remove(&tree, node, index);
+                    None
+                }
+                None => {
+                    // The last ones run on elsewhere, so that nodes split and join.
+                    let tail = if worker > 5 { run(9, 0, rng.random_range(1..30)) } else { Vec::new() };
+                    let blocks = [run(1, 0, 8 * worker as u64), tail].concat();
+                    writer.add(&tree, SpaceId(0), &blocks, index).map(|placed| placed.node)
+                }
+            };
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,64 @@
+//! The memory of the tree: numbered words in chunks that come as they are needed and stay.
+
+use std::sync::OnceLock;
+
+use crate::load::sync::{AtomicU64, Ordering};
+
+/// Words of a chunk, as a power of two. The model checker gets a small world.
+pub(super) const CHUNK_ORDER: u32 = if cfg!(all(test, kvrouted_loom)) { 7 } else { 16 };
+/// Words of a chunk: what is given out as one never reaches beyond one.
+pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_ORDER;
+
+/// Words by number. Every access is checked, as a reader may follow a number that is no longer true; what it
+/// then reads is thrown away when it finds that its root has changed.
+#[derive(Debug)]
+pub(super) struct Words(Box<[OnceLock<Box<[AtomicU64]>>]>);
+
+impl Words {
+    /// Room for so many words at most; none is there yet.
+    pub(super) fn new(words_max: usize) -> Self {
+        Self((0..words_max.div_ceil(CHUNK_WORDS as usize)).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Makes a chunk that is not there yet; `None` if all are. The one writer calls it.
+    pub(super) fn grow(&self) -> Option<u32> {
+        let (at, chunk) = self.0.iter().enumerate().find(|(_, chunk)| chunk.get().is_none())?;
+        chunk.set((0..CHUNK_WORDS).map(|_| AtomicU64::new(0)).collect()).ok()?;
+        Some((at as u32) << CHUNK_ORDER)
+    }
+
+    /// The words `at..at + len`; `None` where there are none, or not in one chunk.
+    #[inline]
+    pub(super) fn slice(&self, at: u32, len: u32) -> Option<&[AtomicU64]> {
+        let chunk = self.0.get((at >> CHUNK_ORDER) as usize)?.get()?;
+        let from = (at & (CHUNK_WORDS - 1)) as usize;
+        chunk.get(from..from + len as usize)
+    }
+
+    /// One word; 0 where there is none.
+    ///
+    /// Relaxed: the writer reads what it wrote, and a reader learns from its root whether to believe it.
+    #[inline]
+    pub(super) fn load(&self, at: u32) -> u64 {
+        self.slice(at, 1).map_or(0, |words| words[0].load(Ordering::Relaxed))
+    }
+
+    /// Writes one word. Relaxed: the root's sequence tells readers of it.
+    pub(super) fn store(&self, at: u32, value: u64) {
+        let word = self.slice(at, 1);
+        debug_assert!(word.is_some(), "the writer wrote where there is nothing: {at}");
+        if let Some(word) = word {
+            word[0].store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Two halves of a word, the upper first.
+pub(super) const fn halves(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
+}
+
+/// The word of two halves, the upper first.
+pub(super) const fn word(upper: u32, lower: u32) -> u64 {
+    (upper as u64) << 32 | lower as u64
+}

@@ -1,0 +1,431 @@
+//! How the tree changes: a prompt comes, a prompt ends.
+
+use super::edges::{Edges, Filled, Key, WRITER_PROBES_MAX};
+use super::node::{NODE_WORDS, Node, is_node, root_of};
+use super::room::Room;
+use super::words::{halves, word};
+use super::{ActiveTree, ROOTS};
+use crate::ids::{LocalHash, SpaceId, WorkerIndex};
+use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+
+/// A prompt that is in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::load) struct Placed {
+    /// The node that ends with its last block. It keeps its number as long as a prompt ends there.
+    pub(in crate::load) node: u32,
+    /// Blocks that its worker did not run before.
+    pub(in crate::load) added: u32,
+}
+
+/// What only the writer needs of the tree; its methods are called under the bookings' lock.
+#[derive(Debug)]
+pub(in crate::load) struct ActiveWriter {
+    room: Room,
+    filled: Box<[Filled]>,
+}
+
+impl Default for ActiveWriter {
+    fn default() -> Self {
+        Self { room: Room::default(), filled: vec![Filled::default(); ROOTS].into() }
+    }
+}
+
+/// Where a prompt leaves what is in the tree.
+struct Branch {
+    /// The last node that it runs through to the end, or the root.
+    parent: u32,
+    /// Its blocks down to there, and into the node below.
+    depth: usize,
+    /// The node below of which it shares some blocks, and how many.
+    within: Option<(u32, u32)>,
+}
+
+impl ActiveWriter {
+    /// Words in use.
+    pub(in crate::load) const fn words_used(&self) -> u32 {
+        self.room.used()
+    }
+
+    /// A prompt of at least a block comes to a worker; `None` if there is no memory for it, and nothing changed.
+    pub(in crate::load) fn add(
+        &mut self,
+        tree: &ActiveTree,
+        space: SpaceId,
+        locals: &[LocalHash],
+        worker: WorkerIndex,
+    ) -> Option<Placed> {
+        let root = tree.root_at(space, *locals.first()?);
+        let branch = descend(tree, root, space, locals);
+        // Nobody can come upon the new nodes yet.
+        let tail = self.make_tail(tree, &locals[branch.depth..], worker)?;
+        tree.roots[root].open();
+        let placed = self.graft(tree, root, &branch, tail, worker);
+        if placed.is_none() {
+            self.unmake_tail(tree, tail);
+        }
+        tree.roots[root].close();
+        placed
+    }
+
+    /// A prompt that ended with `node` leaves a worker. Returns the blocks that the worker no longer runs.
+    pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u32 {
+        let root = root_above(tree, node);
+        tree.roots[root].open();
+        Node::change(&tree.words, node, |end| end.ends -= 1);
+        let (mut at, mut freed) = (node, 0);
+        while is_node(at) {
+            let here = Node::load(&tree.words, at);
+            if self.leave(tree, at, worker) == 0 {
+                freed += here.len;
+            }
+            at = here.parent;
+        }
+        let mut at = node;
+        while is_node(at) && Node::load(&tree.words, at).workers == 0 {
+            at = self.prune(tree, root, at);
+        }
+        if is_node(at) {
+            self.join(tree, root, at);
+        }
+        tree.roots[root].close();
+        freed
+    }
+
+    #[cfg(test)]
+    /// A prompt that ended with `node` is run by another worker now: the blocks that are new to `to`, and those that
+    /// `from` no longer runs. `None` if there is no memory for it, and nothing changed.
+    pub(in crate::load) fn pass_on(
+        &mut self,
+        tree: &ActiveTree,
+        node: u32,
+        from: WorkerIndex,
+        to: WorkerIndex,
+    ) -> Option<(u32, u32)> {
+        let root = root_above(tree, node);
+        tree.roots[root].open();
+        let reserved = self.reserve_path(tree, node, to);
+        let added = reserved.map(|()| {
+            Node::change(&tree.words, node, |end| end.ends += 1);
+            self.join_path(tree, node, to)
+        });
+        tree.roots[root].close();
+        added.map(|added| (added, self.remove(tree, node, from)))
+    }
+
+    /// Links a prompt's tail to where it leaves the tree, and counts the worker all the way up.
+    fn graft(
+        &mut self,
+        tree: &ActiveTree,
+        root: usize,
+        branch: &Branch,
+        tail: Option<(u32, u32)>,
+        worker: WorkerIndex,
+    ) -> Option<Placed> {
+        let attach = match branch.within {
+            Some((node, common)) => self.split(tree, root, node, common)?,
+            None => branch.parent,
+        };
+        if self.make_way(tree, root, attach, tail, worker).is_none() {
+            if is_node(attach) {
+                self.join(tree, root, attach);
+            }
+            return None;
+        }
+        let mut added = self.join_path(tree, attach, worker);
+        let Some((first, last)) = tail else {
+            Node::change(&tree.words, attach, |end| end.ends += 1);
+            return Some(Placed { node: attach, added });
+        };
+        Node::change(&tree.words, first, |node| node.parent = attach);
+        let mut at = last;
+        loop {
+            let node = Node::load(&tree.words, at);
+            self.edges(tree, root).add(key_of(tree, &node), at);
+            added += node.len;
+            if at == first {
+                break;
+            }
+            at = node.parent;
+        }
+        adopt(tree, attach, first);
+        Some(Placed { node: last, added })
+    }
+
+    /// Everything that needs memory before a prompt can be linked.
+    fn make_way(
+        &mut self,
+        tree: &ActiveTree,
+        root: usize,
+        attach: u32,
+        tail: Option<(u32, u32)>,
+        worker: WorkerIndex,
+    ) -> Option<()> {
+        if let Some((first, last)) = tail {
+            Node::change(&tree.words, first, |node| node.parent = attach);
+            let (mut at, mut edges) = (last, 1);
+            loop {
+                let node = Node::load(&tree.words, at);
+                self.edges(tree, root).reserve(key_of(tree, &node), edges)?;
+                if at == first {
+                    break;
+                }
+                // All of them may be in one table.
+                (at, edges) = (node.parent, edges + 1);
+            }
+        }
+        self.reserve_path(tree, attach, worker)
+    }
+
+    /// Nodes for the blocks that are nowhere yet, one below the other: the first and the last. The outer `None`: there
+    /// is no memory. The inner: there are no such blocks.
+    #[expect(clippy::option_option, reason = "no memory is not no tail")]
+    fn make_tail(
+        &mut self,
+        tree: &ActiveTree,
+        blocks: &[LocalHash],
+        worker: WorkerIndex,
+    ) -> Option<Option<(u32, u32)>> {
+        let mut tail: Option<(u32, u32)> = None;
+        for piece in blocks.chunks(ACTIVE_NODE_BLOCKS_MAX) {
+            let parent = tail.map_or(root_of(SpaceId(0)), |(_, last)| last);
+            let Some(made) = self.make(tree, parent, piece, worker) else {
+                self.unmake_tail(tree, tail);
+                return None;
+            };
+            if let Some((_, last)) = tail {
+                adopt(tree, last, made);
+            }
+            tail = Some((tail.map_or(made, |(first, _)| first), made));
+        }
+        if let Some((_, last)) = tail {
+            Node::change(&tree.words, last, |node| node.ends = 1);
+        }
+        Some(tail)
+    }
+
+    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<(u32, u32)>) {
+        let Some((first, last)) = tail else { return };
+        let mut at = last;
+        loop {
+            let above = Node::load(&tree.words, at).parent;
+            self.unmake(tree, at);
+            if at == first {
+                break;
+            }
+            at = above;
+        }
+    }
+
+    fn make(&mut self, tree: &ActiveTree, parent: u32, blocks: &[LocalHash], worker: WorkerIndex) -> Option<u32> {
+        let len = blocks.len() as u32;
+        // All in one run: it is given back in pieces.
+        let hashes = self.room.take(&tree.words, len + NODE_WORDS + 1)?;
+        let (at, list) = (hashes + len, hashes + len + NODE_WORDS);
+        for (word, local) in tree.words.slice(hashes, len).unwrap_or_default().iter().zip(blocks) {
+            // Relaxed: no root leads here yet.
+            word.store(local.0, super::Ordering::Relaxed);
+        }
+        tree.words.store(list, word(worker.0, 1));
+        Node { parent, len, hashes, list, workers: 1, room: 1, ..Node::default() }.store(&tree.words, at);
+        Some(at)
+    }
+
+    fn unmake(&mut self, tree: &ActiveTree, at: u32) {
+        let node = Node::load(&tree.words, at);
+        self.room.give_back(&tree.words, node.hashes, node.len);
+        self.room.give_back(&tree.words, node.list, node.room);
+        self.room.give_back(&tree.words, at, NODE_WORDS);
+    }
+
+    /// Gives the first `common` blocks of a node to a new one above it: the old one keeps its number, as prompts end
+    /// with its last block. `None` if there is no memory, and nothing changed.
+    fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
+        let (words, below) = (&tree.words, Node::load(&tree.words, at));
+        let room = below.workers.next_power_of_two();
+        let above = self.room.take(words, NODE_WORDS + room)?;
+        let key = tree.key(above, LocalHash(words.load(below.hashes + common)));
+        if self.edges(tree, root).reserve(key, 1).is_none() {
+            self.room.give_back(words, above, NODE_WORDS + room);
+            return None;
+        }
+        let (key_above, list) = (key_of(tree, &below), above + NODE_WORDS);
+        let slot = slot_of(tree, root, key_above);
+        (0..below.workers).for_each(|entry| words.store(list + entry, words.load(below.list + entry)));
+        let first = Node { len: common, list, room, ends: 0, children: 1, only: at, ..below };
+        first.store(words, above);
+        let (hashes, len) = (below.hashes + common, below.len - common);
+        Node { parent: above, hashes, len, ..below }.store(words, at);
+        if let Some(slot) = slot {
+            self.edges(tree, root).lead(key_above, slot, above);
+        }
+        self.edges(tree, root).add(key, at);
+        if is_node(below.parent) {
+            Node::change(words, below.parent, |parent| parent.only ^= at ^ above);
+        }
+        Some(above)
+    }
+
+    /// Takes out a node that nobody runs any more. Returns the one above.
+    fn prune(&mut self, tree: &ActiveTree, root: usize, at: u32) -> u32 {
+        let node = Node::load(&tree.words, at);
+        let key = key_of(tree, &node);
+        if let Some(slot) = slot_of(tree, root, key) {
+            self.edges(tree, root).remove(key, slot);
+        }
+        if is_node(node.parent) {
+            Node::change(&tree.words, node.parent, |parent| {
+                parent.children -= 1;
+                parent.only ^= at;
+            });
+        }
+        self.unmake(tree, at);
+        node.parent
+    }
+
+    /// Joins a node at which nothing ends or branches any more with the one below, which keeps its number. Whoever
+    /// runs through one then runs through the other.
+    fn join(&mut self, tree: &ActiveTree, root: usize, at: u32) {
+        let (words, above) = (&tree.words, Node::load(&tree.words, at));
+        if above.ends > 0 || above.children != 1 {
+            return;
+        }
+        let (child, below) = (above.only, Node::load(words, above.only));
+        let len = above.len + below.len;
+        let lie_together = above.hashes + above.len == below.hashes;
+        let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
+        if len as usize > bound {
+            return;
+        }
+        let mut hashes = above.hashes;
+        if !lie_together {
+            // Without memory they stay apart, which is as true.
+            let Some(together) = self.room.take(words, len) else { return };
+            (0..above.len).for_each(|block| words.store(together + block, words.load(above.hashes + block)));
+            let rest = together + above.len;
+            (0..below.len).for_each(|block| words.store(rest + block, words.load(below.hashes + block)));
+            hashes = together;
+        }
+        let (key, key_below) = (key_of(tree, &above), key_of(tree, &below));
+        if let Some(slot) = slot_of(tree, root, key_below) {
+            self.edges(tree, root).remove(key_below, slot);
+        }
+        if let Some(slot) = slot_of(tree, root, key) {
+            self.edges(tree, root).lead(key, slot, child);
+        }
+        if is_node(above.parent) {
+            Node::change(words, above.parent, |parent| parent.only ^= at ^ child);
+        }
+        Node { parent: above.parent, len, hashes, ..below }.store(words, child);
+        if !lie_together {
+            self.room.give_back(words, above.hashes, above.len);
+            self.room.give_back(words, below.hashes, below.len);
+        }
+        self.room.give_back(words, above.list, above.room);
+        self.room.give_back(words, at, NODE_WORDS);
+    }
+
+    /// Makes room for a worker in the lists from a node up to the root.
+    fn reserve_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> Option<()> {
+        let words = &tree.words;
+        while is_node(at) {
+            let node = Node::load(words, at);
+            if node.workers == node.room && node.place_of(words, worker).is_none() {
+                let list = self.room.take(words, node.room * 2)?;
+                (0..node.workers).for_each(|entry| words.store(list + entry, words.load(node.list + entry)));
+                self.room.give_back(words, node.list, node.room);
+                Node { list, room: node.room * 2, ..node }.store(words, at);
+            }
+            at = node.parent;
+        }
+        Some(())
+    }
+
+    /// A prompt of a worker runs through a node and all above it; there is room in their lists. Returns the blocks
+    /// that the worker did not run before.
+    fn join_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> u32 {
+        let (words, mut added) = (&tree.words, 0);
+        while is_node(at) {
+            let node = Node::load(words, at);
+            if let Some(place) = node.place_of(words, worker) {
+                let (_, prompts) = halves(words.load(node.list + place));
+                words.store(node.list + place, word(worker.0, prompts + 1));
+            } else {
+                words.store(node.list + node.workers, word(worker.0, 1));
+                Node { workers: node.workers + 1, ..node }.store(words, at);
+                added += node.len;
+            }
+            at = node.parent;
+        }
+        added
+    }
+
+    /// A prompt of a worker leaves one node. Returns how many more of its prompts run through it.
+    fn leave(&mut self, tree: &ActiveTree, at: u32, worker: WorkerIndex) -> u32 {
+        let (words, node) = (&tree.words, Node::load(&tree.words, at));
+        let Some(place) = node.place_of(words, worker) else {
+            debug_assert!(false, "a prompt ended that was not there");
+            return 1;
+        };
+        let (_, prompts) = halves(words.load(node.list + place));
+        if prompts > 1 {
+            words.store(node.list + place, word(worker.0, prompts - 1));
+        } else {
+            let last = node.workers - 1;
+            words.store(node.list + place, words.load(node.list + last));
+            Node { workers: last, ..node }.store(words, at);
+        }
+        prompts - 1
+    }
+
+    fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
+        let tables = &tree.roots[root].tables;
+        Edges { tables, filled: &mut self.filled[root], words: &tree.words, room: &mut self.room }
+    }
+}
+
+fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash]) -> Branch {
+    let mut branch = Branch { parent: root_of(space), depth: 0, within: None };
+    while branch.depth < locals.len() {
+        let key = tree.key(branch.parent, locals[branch.depth]);
+        let Some((_, at, node)) = tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX) else { break };
+        let common = tree.common(&node, &locals[branch.depth..]);
+        branch.depth += common;
+        if common < node.len as usize {
+            branch.within = Some((at, common as u32));
+            break;
+        }
+        branch.parent = at;
+    }
+    branch
+}
+
+/// The root that a node is under.
+fn root_above(tree: &ActiveTree, mut at: u32) -> usize {
+    loop {
+        let node = Node::load(&tree.words, at);
+        if !is_node(node.parent) {
+            return key_of(tree, &node).below(ROOTS);
+        }
+        at = node.parent;
+    }
+}
+
+/// Where an edge stands in its table.
+fn slot_of(tree: &ActiveTree, root: usize, key: Key) -> Option<u32> {
+    tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX).map(|(slot, ..)| slot)
+}
+
+/// What a node is found by.
+fn key_of(tree: &ActiveTree, node: &Node) -> Key {
+    tree.key(node.parent, LocalHash(tree.words.load(node.hashes)))
+}
+
+/// A node gets another below it.
+fn adopt(tree: &ActiveTree, parent: u32, child: u32) {
+    if is_node(parent) {
+        Node::change(&tree.words, parent, |node| {
+            node.children += 1;
+            node.only ^= child;
+        });
+    }
+}

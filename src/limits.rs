@@ -159,6 +159,10 @@ pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
 pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
 /// Messages taken from one publisher before the next has its turn.
 pub const INGEST_TURN_MESSAGES_MAX: usize = 256;
+/// Messages fetched from a publisher's socket before it is asked what became of the connection, and then taken.
+pub const INGEST_FETCH_MESSAGES_MAX: usize = 16;
+/// Payload bytes of those messages, but for the last.
+pub const INGEST_FETCH_BYTES_MAX: usize = 256 << 10;
 /// Messages libzmq keeps for one publisher before it drops; engines send with the same mark.
 pub const ZMQ_RECEIVE_MESSAGES_MAX: i32 = 100_000;
 /// Message size at which libzmq drops the connection: above what is skipped and counted, yet bounded.

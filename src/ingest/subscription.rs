@@ -1,14 +1,15 @@
 //! One publisher's sockets: a SUB of its own, since frames carry no publisher identity, and the PAIR over
 //! which libzmq tells what becomes of its connection.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use zmq::{Message, PollEvents, Socket, SocketEvent, SocketType};
+use zmq::{Message, Socket, SocketEvent, SocketType};
 
 use crate::error::{Error, Kind, Result};
 use crate::fleet::EventSource;
 use crate::ids::EventSeq;
-use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
+use crate::limits::{INGEST_FETCH_BYTES_MAX, INGEST_FETCH_MESSAGES_MAX, ZMQ_MESSAGE_BYTES_MAX};
 
 const RECONNECT_MS_MIN: i32 = 100;
 const RECONNECT_MS_MAX: i32 = 2_000;
@@ -44,8 +45,8 @@ const ATTEMPTS: [SocketEvent; 3] = [SocketEvent::CONNECTED, SocketEvent::CONNECT
 /// One message of the stream.
 #[derive(Debug)]
 pub(super) enum Received {
-    /// A batch by its framing, with its sequence. [`Subscription::payload`] is not yet looked at.
-    Batch(EventSeq),
+    /// A batch by its framing: its sequence, and its payload, which is not yet looked at.
+    Batch(EventSeq, Message),
     /// So many frames, and not an 8-byte one before the last.
     Misframed(usize),
 }
@@ -55,9 +56,10 @@ pub(super) struct Subscription {
     sub: Socket,
     monitor: Socket,
     attempts: Attempts,
-    /// The last frame received and the one before it, used again for every message.
-    last: Message,
+    /// The frame before the last, used again for every message.
     previous: Message,
+    /// Messages that were fetched and not yet taken.
+    fetched: VecDeque<Received>,
 }
 
 impl Subscription {
@@ -85,7 +87,7 @@ impl Subscription {
             )
             .caused_by(error)
         })?;
-        Ok(Self { sub, monitor, attempts: Attempts::default(), last: Message::new(), previous: Message::new() })
+        Ok(Self { sub, monitor, attempts: Attempts::default(), previous: Message::new(), fetched: VecDeque::new() })
     }
 
     /// The descriptors to wait on, of the stream and of its monitor. Both are edge-triggered: after a wake each
@@ -94,30 +96,56 @@ impl Subscription {
         Ok([self.sub.get_fd()?, self.monitor.get_fd()?])
     }
 
+    /// Fetches some messages from the socket, unless some are still to be taken; `true` = the socket has no more, so
+    /// that its descriptor will signal what comes next.
+    ///
+    /// Several at once, because whoever takes them has to know first what became of the connection, and asking for
+    /// that is a system call.
+    pub(super) fn fetch(&mut self) -> zmq::Result<bool> {
+        let mut bytes = 0;
+        if !self.fetched.is_empty() {
+            return Ok(false);
+        }
+        while self.fetched.len() < INGEST_FETCH_MESSAGES_MAX && bytes < INGEST_FETCH_BYTES_MAX {
+            let Some(received) = self.receive()? else { return Ok(true) };
+            if let Received::Batch(_, payload) = &received {
+                bytes += payload.len();
+            }
+            self.fetched.push_back(received);
+        }
+        Ok(false)
+    }
+
+    /// The next of the messages that were fetched.
+    pub(super) fn take(&mut self) -> Option<Received> {
+        self.fetched.pop_front()
+    }
+
+    /// Drops what was fetched and not taken.
+    pub(super) fn drop_fetched(&mut self) {
+        self.fetched.clear();
+    }
+
     /// The next message, if one is there.
-    pub(super) fn receive(&mut self) -> zmq::Result<Option<Received>> {
-        if !receive_frame(&self.sub, &mut self.last)? {
+    fn receive(&mut self) -> zmq::Result<Option<Received>> {
+        let mut last = Message::new();
+        if !receive_frame(&self.sub, &mut last)? {
             return Ok(None);
         }
         let mut frames = 1;
-        while self.last.get_more() {
-            std::mem::swap(&mut self.last, &mut self.previous);
+        while last.get_more() {
+            std::mem::swap(&mut last, &mut self.previous);
             // Frames of one message arrive together.
-            if !receive_frame(&self.sub, &mut self.last)? {
+            if !receive_frame(&self.sub, &mut last)? {
                 break;
             }
             frames += 1;
         }
         let seq = <[u8; SEQ_BYTES]>::try_from(&*self.previous);
         Ok(Some(match seq {
-            Ok(seq) if frames > 1 => Received::Batch(EventSeq(u64::from_be_bytes(seq))),
+            Ok(seq) if frames > 1 => Received::Batch(EventSeq(u64::from_be_bytes(seq)), last),
             _ => Received::Misframed(frames),
         }))
-    }
-
-    /// The payload of the batch that was received last.
-    pub(super) fn payload(&self) -> &[u8] {
-        &self.last
     }
 
     /// The next thing the connection did, if there is one.
@@ -178,8 +206,7 @@ pub(super) fn receive_frame(socket: &Socket, frame: &mut Message) -> zmq::Result
         match socket.recv(frame, zmq::DONTWAIT) {
             Ok(()) => return Ok(true),
             Err(zmq::Error::EINTR) => {}
-            // The signal is consumed by looking: only when the socket itself says so is nothing left.
-            Err(zmq::Error::EAGAIN) if socket.get_events()?.contains(PollEvents::POLLIN) => {}
+            // libzmq takes in every signal and looks once more before it says this: what comes later signals anew.
             Err(zmq::Error::EAGAIN) => return Ok(false),
             Err(error) => return Err(error),
         }
@@ -277,5 +304,45 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         assert_eq!(first_told(&format!("ipc://{}/nobody", folder.path().display()), 3), None);
         assert_eq!(first_told("tcp://127.0.0.1:1", 3), None);
+    }
+
+    #[test]
+    fn messages_are_fetched_a_few_at_a_time_and_taken_in_their_order() {
+        let context = zmq::Context::new();
+        let publisher = context.socket(zmq::XPUB).expect("a socket");
+        publisher.bind("inproc://publisher").expect("a free name");
+        let source = EventSource { endpoint: "inproc://publisher".into(), replay: None, topic: String::new() };
+        let mut subscription = Subscription::open(&context, &source, 1000, 0).expect("well formed");
+        assert!(subscription.fetch().expect("nothing yet"));
+        publisher.recv_bytes(0).expect("the subscription");
+        let numbers = 0..2 * INGEST_FETCH_MESSAGES_MAX as u64 + 1;
+        for number in numbers.clone() {
+            publisher.send_multipart([&b""[..], &number.to_be_bytes(), &[7; 3]], 0).expect("a subscriber");
+        }
+        publisher.send("alone", 0).expect("a subscriber");
+        publisher
+            .send_multipart([vec![], 0_u64.to_be_bytes().into(), vec![7; INGEST_FETCH_BYTES_MAX]], 0)
+            .expect("sent");
+        publisher.send_multipart([vec![], 9_u64.to_be_bytes().into(), vec![7]], 0).expect("sent");
+        let (mut sequences, mut fetches, mut misframed) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let drained = subscription.fetch().expect("a socket that works");
+            fetches.push(subscription.fetched.len());
+            assert!(subscription.fetched.is_empty() || !subscription.fetch().expect("as before"), "those come first");
+            while let Some(received) = subscription.take() {
+                match received {
+                    Received::Batch(seq, payload) => {
+                        assert!(payload.iter().all(|byte| *byte == 7));
+                        sequences.push(seq.0);
+                    }
+                    Received::Misframed(frames) => misframed += frames,
+                }
+            }
+            if drained {
+                break;
+            }
+        }
+        assert_eq!(sequences, numbers.chain([0, 9]).collect::<Vec<_>>());
+        assert_eq!((fetches, misframed), (vec![INGEST_FETCH_MESSAGES_MAX, INGEST_FETCH_MESSAGES_MAX, 3, 1], 1));
     }
 }

@@ -202,6 +202,7 @@ impl Member {
 
     /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
     pub(super) fn fail(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
+        self.subscription.drop_fetched();
         self.stream.break_hold(home, AbortReason::Disconnected, now);
         self.stream.release_all(home, scratch, now);
         self.link.disconnected(now.uptime_ms);
@@ -229,31 +230,36 @@ impl Member {
         if self.stream.is_releasing() && !self.stream.release(home, scratch, now) {
             return Ok(false);
         }
-        let mut bytes = 0;
-        for _ in 0..INGEST_TURN_MESSAGES_MAX {
+        let (mut messages, mut bytes) = (0, 0);
+        while messages < INGEST_TURN_MESSAGES_MAX {
             // They wait in their socket, which is bounded, and then in the engine's.
             if home.writer.is_choked() {
-                break;
+                return Ok(false);
             }
-            let received = self.subscription.receive()?;
-            // The connection may have broken, and this message be of the next: that must be known before its
+            let drained = self.subscription.fetch()?;
+            // The connection may have broken, and these messages be of the next: that must be known before their
             // events are applied, which readers see at once.
             self.link_events(home, changes, now)?;
-            match received {
-                None => return Ok(true),
-                // It may be of the old connection or of the next. A replay on the next brings it in any case.
-                Some(_) if self.broken && self.stream.can_recover() => {
-                    self.stream.count(WorkerCounter::MessagesDroppedBroken, 1);
+            while let Some(received) = self.subscription.take() {
+                messages += 1;
+                match received {
+                    // It may be of the old connection or of the next. A replay on the next brings it in any case.
+                    _ if self.broken && self.stream.can_recover() => {
+                        self.stream.count(WorkerCounter::MessagesDroppedBroken, 1);
+                    }
+                    Received::Batch(seq, payload) => {
+                        bytes += payload.len();
+                        self.stream.message(home, scratch, seq, &payload, now);
+                    }
+                    Received::Misframed(frames) => self.stream.misframed(home, frames, now),
                 }
-                Some(Received::Batch(seq)) => {
-                    let payload = self.subscription.payload();
-                    bytes += payload.len();
-                    self.stream.message(home, scratch, seq, payload, now);
+                // What was fetched and is not taken now waits for the next turn.
+                if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || home.writer.is_choked() {
+                    return Ok(false);
                 }
-                Some(Received::Misframed(frames)) => self.stream.misframed(home, frames, now),
             }
-            if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() {
-                break;
+            if drained {
+                return Ok(true);
             }
         }
         Ok(false)

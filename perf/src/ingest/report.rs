@@ -33,6 +33,7 @@ pub(crate) struct Row {
     pub(crate) peer: Vec<Taken>,
     pub(crate) block_ns: Option<BlockNs>,
     pub(crate) seen: Vec<Seen>,
+    pub(crate) seen_floor: Vec<Seen>,
 }
 
 /// How fast one side took messages in.
@@ -63,6 +64,8 @@ struct Figures {
     peer_share_of_floor: Option<f64>,
     ns_per_block: Option<BlockNs>,
     seen_at_half_load: Option<Seen>,
+    /// The same messages, received and counted: what of the times is not kvrouted's.
+    floor_at_half_load: Option<Seen>,
 }
 
 impl Row {
@@ -79,6 +82,7 @@ impl Row {
             peer: Vec::new(),
             block_ns: None,
             seen: Vec::new(),
+            seen_floor: Vec::new(),
         }
     }
 
@@ -106,21 +110,22 @@ impl Row {
             peer,
             peer_share_of_floor: peer.map(share),
             ns_per_block: self.block_ns,
-            seen_at_half_load: self.seen(),
+            seen_at_half_load: seen(&self.seen),
+            floor_at_half_load: seen(&self.seen_floor),
         }
     }
+}
 
-    fn seen(&self) -> Option<Seen> {
-        let of = |figure: fn(&Seen) -> f64| median(self.seen.iter().map(figure));
-        (!self.seen.is_empty()).then(|| Seen {
-            messages_per_s: of(|seen| seen.messages_per_s),
-            samples: self.seen.iter().map(|seen| seen.samples).sum(),
-            p50_us: of(|seen| seen.p50_us),
-            p99_us: of(|seen| seen.p99_us),
-            p999_us: of(|seen| seen.p999_us),
-            missed: self.seen.iter().map(|seen| seen.missed).sum(),
-        })
-    }
+fn seen(all: &[Seen]) -> Option<Seen> {
+    let of = |figure: fn(&Seen) -> f64| median(all.iter().map(figure));
+    (!all.is_empty()).then(|| Seen {
+        messages_per_s: of(|seen| seen.messages_per_s),
+        samples: all.iter().map(|seen| seen.samples).sum(),
+        p50_us: of(|seen| seen.p50_us),
+        p99_us: of(|seen| seen.p99_us),
+        p999_us: of(|seen| seen.p999_us),
+        missed: all.iter().map(|seen| seen.missed).sum(),
+    })
 }
 
 fn figures<S: serde::Serializer>(rows: &[Row], serializer: S) -> Result<S::Ok, S::Error> {
@@ -168,6 +173,8 @@ impl Report {
             "p50 us",
             "p99 us",
             "p999 us",
+            "floor p50",
+            "floor p99",
             "samples",
             "missed",
         ]);
@@ -188,6 +195,7 @@ impl Report {
                 peer_share,
             ]));
             let (Some(ns), Some(seen)) = (row.ns_per_block, row.seen_at_half_load) else { continue };
+            let floor = row.floor_at_half_load.unwrap_or_default();
             let tenth = |value: f64| format!("{value:.1}");
             blocks.add_row(name().into_iter().chain([
                 tenth(ns.decode),
@@ -199,6 +207,8 @@ impl Report {
                 format!("{:.0}", seen.p50_us),
                 format!("{:.0}", seen.p99_us),
                 format!("{:.0}", seen.p999_us),
+                format!("{:.0}", floor.p50_us),
+                format!("{:.0}", floor.p99_us),
                 seen.samples.to_string(),
                 seen.missed.to_string(),
             ]));

@@ -44,7 +44,9 @@ fn row(args: &IngestArgs, wire: Wire, blocks: u32) -> Result<Row, Failure> {
     let half = row.ours().per_s / 2.0;
     for _ in 0..args.repeat {
         let messages = ((half * SEEN_SECONDS * args.scale.min(1.0)) as u64).clamp(500, 2 * shape.messages);
-        row.seen.push(seen::measure(&Shape { messages, ..shape }, half)?);
+        let shape = Shape { messages, ..shape };
+        row.seen.push(seen::measure(&shape, half)?);
+        row.seen_floor.push(seen::measure_floor(&shape, half)?);
     }
     Ok(row)
 }

@@ -1,15 +1,16 @@
 //! How long after a message is about to be sent the first lookup finds what it stores.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hdrhistogram::Histogram;
 use kvrouted::ids::LocalHash;
 use kvrouted::index::Depths;
 use serde::Serialize;
 
+use super::floor::{Taken, receive, subscribe};
 use super::frames::Shape;
 use super::ours::{Ours, SHARD};
-use super::sender::Sender;
+use super::sender::{Sender, Sent};
 use super::threads::clock_ns;
 use crate::failure::Failure;
 
@@ -42,21 +43,58 @@ pub(crate) struct Seen {
 pub(crate) fn measure(shape: &Shape, rate: f64) -> Result<Seen, Failure> {
     let mut sender = Sender::start(shape, rate, None)?;
     let ours = Ours::start(&sender.endpoint)?;
-    let firsts: Vec<LocalHash> = (0..shape.messages.div_ceil(shape.conversation_messages()))
-        .map(|conversation| shape.first_block(conversation))
-        .collect();
+    let firsts: Vec<LocalHash> =
+        (0..conversations(shape)).map(|conversation| shape.first_block(conversation)).collect();
+    let (reader, slot, mut depths) = (ours.reader.clone(), ours.slot, Depths::new());
+    let is_there = move |conversation: usize| {
+        reader.lookup(std::slice::from_ref(&firsts[conversation]), &mut depths);
+        depths.device(SHARD, slot) > 0
+    };
+    waited_for(shape, is_there, || {
+        let sent = sender.go().and_then(|()| sender.sent())?;
+        Ok((sent, ours.wait_for(shape.messages)))
+    })
+}
+
+/// The same for a socket whose messages are only counted: what is left of the time without ingest and index.
+///
+/// # Errors
+/// Those of the sender and of libzmq.
+pub(crate) fn measure_floor(shape: &Shape, rate: f64) -> Result<Seen, Failure> {
+    let mut sender = Sender::start(shape, rate, None)?;
+    let context = zmq::Context::new();
+    let socket = subscribe(&context, &sender.endpoint)?;
+    let (begun, of_conversation) = (AtomicUsize::new(0), shape.conversation_messages());
+    // Relaxed, here and below: the number is all there is.
+    let is_there = |conversation: usize| begun.load(Ordering::Relaxed) > conversation;
+    waited_for(shape, is_there, || {
+        sender.go()?;
+        let taken = receive(&socket, shape.messages, |seq, _| {
+            begun.store((seq / of_conversation) as usize + 1, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok((sender.sent()?, taken))
+    })
+}
+
+fn conversations(shape: &Shape) -> u64 {
+    shape.messages.div_ceil(shape.conversation_messages())
+}
+
+/// Another thread asks for one conversation after the other until it is there, while `run` lets them be sent.
+fn waited_for(
+    shape: &Shape,
+    mut is_there: impl FnMut(usize) -> bool + Send,
+    run: impl FnOnce() -> Result<(Sent, Taken), Failure>,
+) -> Result<Seen, Failure> {
+    let count = conversations(shape) as usize;
     let over = AtomicBool::new(false);
-    let (found_ns, sent, taken) = std::thread::scope(|threads| {
-        let (poller, over) = (ours.reader.clone(), &over);
-        let slot = ours.slot;
+    let (found_ns, ran) = std::thread::scope(|threads| {
+        let over = &over;
         let looks = threads.spawn(move || {
-            let (mut depths, mut found_ns) = (Depths::new(), Vec::with_capacity(firsts.len()));
-            for first in &firsts {
-                loop {
-                    poller.lookup(std::slice::from_ref(first), &mut depths);
-                    if depths.device(SHARD, slot) > 0 {
-                        break;
-                    }
+            let mut found_ns = Vec::with_capacity(count);
+            for conversation in 0..count {
+                while !is_there(conversation) {
                     // Relaxed: it orders nothing, it only ends the search.
                     if over.load(Ordering::Relaxed) {
                         return found_ns;
@@ -67,13 +105,12 @@ pub(crate) fn measure(shape: &Shape, rate: f64) -> Result<Seen, Failure> {
             }
             found_ns
         });
-        let sent = sender.go().and_then(|()| sender.sent());
-        let taken = ours.wait_for(shape.messages);
+        let ran = run();
         over.store(true, Ordering::Relaxed);
-        (looks.join(), sent, taken)
+        (looks.join(), ran)
     });
     let found_ns = found_ns.map_err(|_| Failure::Contract("a lookup panicked".to_owned()))?;
-    let sent = sent?;
+    let (sent, taken) = ran?;
     let mut delays =
         Histogram::<u64>::new_with_max(DELAY_NS_MAX, 3).map_err(|error| Failure::Contract(error.to_string()))?;
     for (began, found) in sent.began_ns.iter().zip(&found_ns).skip(WARM_UP) {

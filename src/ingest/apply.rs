@@ -3,13 +3,13 @@
 //! Whatever is not bound is counted with its reason and lowers trust; nothing is guessed.
 
 use super::groups::Rule;
-use super::scheme::{Fit, fit, is_partial};
+use super::scheme::{Fit, fit, is_alone, is_partial};
 use super::seed::{Before, SeedOf, seed_of};
 use super::stream::{Conflicted, Home, Now, Scratch, Stream};
 use crate::event::trust::{Finding, TrustInput};
 use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, Unruled};
 use crate::hash;
-use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Tier};
+use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Tier, WorkerSlot};
 use crate::index::{Binding, Refusal, StoreBlocks, StoreOutcome};
 use crate::limits::LOOK_AHEAD_EVENTS;
 use crate::metrics::WorkerCounter;
@@ -89,6 +89,11 @@ impl Stream {
     /// Counts a reference to blocks whose place and content are known.
     fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
         let outcome = home.writer.store(self.slot, blocks);
+        if is_said_again(blocks, &outcome) {
+            // One reference less of each, and readers see no difference.
+            home.writer.remove(self.slot, blocks.tier, blocks.group, blocks.hashes);
+            return self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+        }
         if outcome.stored > 0 {
             self.said(|republisher| republisher.stored(blocks));
             self.note_group(blocks.tier, blocks.group);
@@ -228,24 +233,38 @@ impl Stream {
     /// The scheme to hash a store with, or `None` if it does not fit, which is then counted.
     fn scheme_of(
         &mut self,
-        home: &Home,
+        home: &mut Home,
         stored: &Stored<'_>,
         tier: Tier,
         stated: Option<Scheme>,
         now: Now,
     ) -> Option<Scheme> {
         let own = match fit(home.scheme.get(), stored, stated) {
-            Fit::Fits(scheme) => return Some(scheme),
+            Fit::Fits(scheme) => {
+                let is_below = |parent| home.writer.binding_of(self.slot, parent).is_some();
+                home.unsure &= is_alone(stored) && !stored.parent.is_some_and(is_below);
+                return Some(scheme);
+            }
             Fit::Learn(own) => own,
             Fit::Unknown => {
                 self.refuse_store(stored, tier, WorkerCounter::StoresSchemeUnknown, Finding::UnknownRoot, now);
                 return None;
             }
             Fit::Mismatch { own, known, .. }
-                if self.kinds.has_counted(stored.group) && is_partial(own, known, stored) =>
+                if (home.unsure || self.kinds.has_counted(stored.group)) && is_partial(own, known, stored) =>
             {
                 self.count(WorkerCounter::BlocksPartial, 1);
                 return None;
+            }
+            Fit::Mismatch { own, known, teaches: true }
+                if home.unsure
+                    && own.window == known.window
+                    && own.block_size > known.block_size
+                    && home.holds_only(self.slot) =>
+            {
+                self.drop_partial(home, known);
+                home.scheme.forget();
+                own
             }
             Fit::Mismatch { own, teaches: true, .. } if home.relearns && home.holds_nothing() => {
                 home.scheme.forget();
@@ -262,8 +281,20 @@ impl Stream {
             self.mismatch(stored, tier, (own, known), now);
             return None;
         }
+        home.unsure = home.relearns && is_alone(stored);
         tracing::info!(space = %home.space, worker = %self.worker, scheme = ?own, "hash scheme learnt");
         Some(own)
+    }
+
+    /// What the space's scheme was learnt from was not full yet: what is held of that size no prompt's whole blocks can
+    /// match. The engine says them again, under other names, when they are full.
+    fn drop_partial(&mut self, home: &mut Home, known: Scheme) {
+        let blocks = home.writer.held(self.slot).bound;
+        tracing::info!(space = %home.space, worker = %self.worker, scheme = ?known, blocks, "the blocks that the hash scheme was learnt from were not full");
+        self.count(WorkerCounter::BlocksPartial, blocks);
+        home.writer.clear(self.slot, None);
+        self.said(|republisher| republisher.cleared(None));
+        self.groups.clear();
     }
 
     fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
@@ -316,12 +347,29 @@ impl Stream {
     }
 }
 
+/// Whether a store that the index counted says only what the device held already. The index counts it where the first
+/// reference is of the same batch: a second copy. But an engine that reports the cached prefix of a request
+/// (`kv_cache_report_mode = "full"`) says the same of what an earlier request of its step has just stored, and never
+/// removes that. Nothing tells the two apart; counted wrongly it would be held for ever. Other tiers are reported by
+/// connectors that ask for every announcement to be counted.
+fn is_said_again(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
+    let is_held = outcome.stored > 0 && outcome.already == outcome.stored;
+    is_held && blocks.parent.is_none() && blocks.tier == Tier::Device
+}
+
 impl Home {
     /// Whether no worker of this space and shard holds anything.
     pub(super) fn holds_nothing(&self) -> bool {
-        self.slots.iter().all(|slot| {
-            let held = self.writer.held(*slot);
-            held.bound == 0 && held.dormant == 0
-        })
+        self.slots.iter().all(|slot| self.is_empty(*slot))
+    }
+
+    /// Whether none but this one does.
+    fn holds_only(&self, of: WorkerSlot) -> bool {
+        self.slots.iter().all(|slot| *slot == of || self.is_empty(*slot))
+    }
+
+    fn is_empty(&self, slot: WorkerSlot) -> bool {
+        let held = self.writer.held(slot);
+        held.bound == 0 && held.dormant == 0
     }
 }

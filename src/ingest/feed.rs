@@ -58,6 +58,7 @@ impl Feed {
             writer,
             scheme: Arc::clone(&publisher.scheme),
             relearns: scheme.is_none(),
+            unsure: false,
             slots: vec![slot],
             unswept: false,
             choked: false,

@@ -1,7 +1,8 @@
 //! Whether a stored event is cut as its space is, and which events may teach a space its scheme: pure.
 //!
 //! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only)
-//! KV group, at the root of a chain, with all its tokens; or from local hashes whose relay states the scheme.
+//! KV group, at the root of a chain, with all its tokens; or from local hashes whose relay states the scheme. One such
+//! block alone may still be one that is not full yet ([`is_alone`]).
 
 use crate::event::{Content, GroupKind, Medium, Stored};
 use crate::ids::{Scheme, Tier, Window};
@@ -63,6 +64,12 @@ fn teaches(stored: &Stored<'_>, stated: Option<Scheme>) -> bool {
 /// time, and again, under another hash, when they are full; no prompt's whole blocks can match them meanwhile.
 pub(super) fn is_partial(own: Scheme, known: Scheme, stored: &Stored<'_>) -> bool {
     own.window == known.window && own.block_size < known.block_size && stored.hashes.len() == 1
+}
+
+/// Whether a store may be of a block that is not full yet, as only one that comes alone can be: of several blocks each
+/// has the same size. A relay knows what it hashed.
+pub(super) fn is_alone(stored: &Stored<'_>) -> bool {
+    stored.hashes.len() == 1 && !matches!(stored.content, Content::LocalHashes(_))
 }
 
 #[cfg(test)]

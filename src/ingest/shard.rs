@@ -267,8 +267,16 @@ impl Home {
 fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<Home> {
     let home = |(space, writer)| {
         let scheme = Arc::default();
-        let mut home =
-            Home { space, writer, scheme, relearns: false, slots: Vec::new(), unswept: false, choked: false };
+        let mut home = Home {
+            space,
+            writer,
+            scheme,
+            relearns: false,
+            unsure: false,
+            slots: Vec::new(),
+            unswept: false,
+            choked: false,
+        };
         let of_space = publishers.iter().filter(|publisher| publisher.space == space);
         of_space.for_each(|publisher| home.take_in(publisher, shards));
         home

@@ -69,6 +69,8 @@ pub(super) struct Home {
     pub(super) scheme: Arc<SchemeCell>,
     /// Whether a learnt scheme may be learnt again once no worker holds anything.
     pub(super) relearns: bool,
+    /// Whether the scheme was learnt from a block that came alone, and nothing has shown since that it was a full one.
+    pub(super) unsure: bool,
     /// The workers, to tell when none holds anything.
     pub(super) slots: Vec<WorkerSlot>,
     /// Whether the writer has more to sweep.

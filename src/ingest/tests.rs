@@ -84,6 +84,7 @@ impl Rig {
             writer,
             scheme,
             relearns: options.scheme.is_none(),
+            unsure: false,
             slots,
             unswept: false,
             choked: false,

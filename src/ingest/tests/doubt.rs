@@ -125,3 +125,27 @@ fn a_connection_that_breaks_is_not_believed_while_its_rest_is_taken() {
     rig.send(0, &chain(9));
     rig.expect(TrustLevel::Exact, &[], 0);
 }
+
+#[test]
+fn what_is_said_again_in_the_batch_of_its_first_store_is_not_taken_for_a_second_copy() {
+    let mut rig = Rig::new(&Options::default());
+    // One request stores its prompt; another of the same step finds it cached, and its cached prefix is reported.
+    rig.send(0, &chain(0).stored(None, &[11, 12], &[1, 2]));
+    rig.expect(TrustLevel::LowerBound, &[R::AmbiguousStore], 0);
+    assert_eq!((rig.device(&[1, 2, 3]), rig.count(C::StoresAmbiguous), rig.count(C::BlocksStored)), (3, 1, 3));
+    rig.send(1, &Batch::new(1).removed(&[12]));
+    assert_eq!(rig.device(&[1, 2, 3]), 1, "the engine holds no other");
+
+    // Below a root it is a second copy of a block, and so it is in the tiers of connectors.
+    rig.send(
+        2,
+        &chain(2).cleared().stored(None, &[11], &[1]).stored(Some(11), &[12], &[2]).stored(Some(11), &[12], &[2]),
+    );
+    rig.send(3, &Batch::new(3).removed(&[12]));
+    rig.expect(TrustLevel::Exact, &[], 3);
+    assert_eq!(rig.device(&[1, 2]), 2);
+    let host = |batch: Batch| batch.stored_with(None, &[11], &vllm::tokens(&[1]), vllm::BLOCK_SIZE, Some("CPU"), &[]);
+    rig.send(4, &host(host(Batch::new(4))).removed(&[11]).removed_from(&[11], Some("CPU")));
+    rig.expect(TrustLevel::Exact, &[], 4);
+    assert_eq!(rig.depth(0, &[1]).host, 1);
+}

@@ -164,6 +164,37 @@ fn a_block_that_is_not_full_yet_is_counted_and_lowers_nothing() {
 }
 
 #[test]
+fn a_first_block_that_is_not_full_teaches_its_size_only_until_a_larger_one_comes() {
+    let part = |tokens: usize| json!({"token_ids": vllm::tokens(&[9])[..tokens], "block_size": tokens});
+    let size = |rig: &Rig| rig.home.scheme.get().map(|scheme| scheme.block_size);
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([stored(None, &[91], &[], &part(2))]));
+    assert_eq!((size(&rig), rig.count(C::BlocksPartial)), (Some(2), 0));
+    say(&mut rig, 1, &json!([stored(None, &[92], &[], &part(1)), stored(None, &[93], &[], &part(3))]));
+    assert_eq!((size(&rig), rig.count(C::BlocksPartial)), (Some(3), 2));
+    say(&mut rig, 2, &json!([stored(None, &[11, 12], &[1, 2], &json!({})), removed(&[91, 92, 93], &json!({}))]));
+    rig.expect(TrustLevel::Exact, &[], 2);
+    assert_eq!((size(&rig), rig.count(C::BlocksPartial), rig.device(&[1, 2])), (Some(SCHEME.block_size), 3, 2));
+    assert_eq!((rig.count(C::StoresSchemeMismatch), rig.count(C::Emptied)), (0, 0));
+
+    // A block of some size below another, or several at once, leave no doubt; nor does the operator's word.
+    let wide = json!({"token_ids": vllm::tokens(&[5, 6]), "block_size": 2 * SCHEME.block_size});
+    for sure in [
+        json!([stored(None, &[11], &[1], &json!({})), stored(Some(11), &[12], &[2], &json!({}))]),
+        json!([stored(None, &[11, 12], &[1, 2], &json!({}))]),
+    ] {
+        let mut rig = Rig::new(&Options::default());
+        say(&mut rig, 0, &sure);
+        say(&mut rig, 1, &json!([stored(None, &[31], &[], &wide)]));
+        rig.expect(TrustLevel::LowerBound, &[R::SchemeMismatch], 1);
+        assert_eq!((size(&rig), rig.device(&[1, 2])), (Some(SCHEME.block_size), 2));
+    }
+    let mut told = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    say(&mut told, 0, &json!([stored(None, &[11], &[1], &json!({})), stored(None, &[31], &[], &wide)]));
+    told.expect(TrustLevel::LowerBound, &[R::SchemeMismatch], 0);
+}
+
+#[test]
 fn hashes_of_the_tokens_alone_are_no_places() {
     // `hash((100, 101, 102, 103))` and `hash((200, 201, 202, 203))` of CPython.
     let (first, second) = (8_987_997_706_594_399_559, 3_855_858_779_981_939_668);

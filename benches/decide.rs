@@ -29,6 +29,7 @@ fn record(index: u32, slot: WorkerSlot) -> WorkerRecord {
         device_class: DeviceClass::Gpu,
         weight: 8.0,
         taints: Vec::new(),
+        loras: Vec::new(),
         state: WorkerState::Ready,
         trust: Arc::new(TrustCell::new(Trust::default())),
         events: None,
@@ -78,8 +79,15 @@ fn route(c: &mut Criterion) {
         let loads = Loads::new(count as usize, LoadsConfig::default());
         let policy = Policy::default();
         let Ok(session) = loads.open_session(None, 0) else { return };
-        let view =
-            View { fleet: &fleet, indexes: &indexes, predictions: &[], loads: &loads, policy: &policy, now_ns: 0 };
+        let view = View {
+            fleet: &fleet,
+            indexes: &indexes,
+            predictions: &[],
+            loads: &loads,
+            policy: &policy,
+            turns: &[],
+            now_ns: 0,
+        };
         let mut seed = 0;
         let (mut scratch, mut decision) = (Scratch::default(), Decision::default());
         group.bench_function(BenchmarkId::new("workers", count), |bencher| {

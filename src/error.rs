@@ -93,6 +93,16 @@ kinds! {
     Connection = 18, "connection", Daemon, true;
     /// Something here is broken.
     Internal = 19, "internal", Daemon, false;
+    /// The worker that the request is pinned to is not on its allow-list.
+    PinnedNotAllowed = 20, "pinned_not_allowed", Gateway, false;
+    /// The worker that the request is pinned to is beyond a busy threshold.
+    PinnedBusy = 21, "pinned_busy", Worker, true;
+    /// Every worker that the request may have is beyond a busy threshold.
+    AllBusy = 22, "all_busy", Worker, true;
+    /// No worker is what the request or the policy wants: allow-list, pin, labels, trust.
+    AllFiltered = 23, "all_filtered", Gateway, false;
+    /// The space has no workers, or those that the request may have drain, are down or back off.
+    NobodyAvailable = 24, "nobody_available", Worker, true;
 }
 
 impl Kind {

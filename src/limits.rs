@@ -106,6 +106,12 @@ pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
 pub const BATCHED_TOKENS_CEILING: u64 = 1 << 32;
 /// Taints of one worker.
 pub const TAINTS_MAX: usize = 64;
+/// LoRA adapters of one worker.
+pub const LORAS_MAX: usize = 256;
+/// Labels that one request requires, and as many that it prefers.
+pub const REQUEST_TAINTS_MAX: usize = 32;
+/// Ranges of blocks that one request says a shared cache holds.
+pub const SHARED_HITS_MAX: usize = 1024;
 /// Blocks of one worker that wait for a parent. Also the blocks below
 /// removed ones that a worker may have before stores of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
@@ -396,6 +402,11 @@ const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEI
 // The arenas of a batch are addressed by u32.
 const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
 const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
+// Labels with their weights and lengths, shared ranges and names of a request fit beside its prompt.
+const _: () = assert!(
+    REQUEST_TAINTS_MAX * 2 * (NAME_BYTES_MAX + 64) + SHARED_HITS_MAX * 8 + NAME_BYTES_MAX * 8
+        <= REQUEST_OVERHEAD_BYTES_MAX as usize
+);
 // A section of the most blocks: 16 bytes each, and each a store of its own with 32 more.
 const _: () = assert!(SNAPSHOT_SECTION_BLOCKS_MAX * (16 + 32) + (4 << 10) <= SNAPSHOT_SECTION_BYTES_MAX);
 const _: () = assert!(SNAPSHOT_LOADS_AT_ONCE_MAX < TRANSFERS_WAITING_MAX, "loads of newcomers leave room for dumps");

@@ -165,6 +165,7 @@ counters! {
         ServerInfoFailed = "server_info_failed", "Times an engine named by its URL did not say where it publishes.";
         ConfigReloads = "config_reloads", "Times the configuration was read again and used.";
         ConfigReloadsRefused = "config_reloads_refused", "Times the configuration was read again and could not be used.";
+        PoliciesReplaced = "policies_replaced", "Times the policies were replaced by others.";
         BookingsEndedWorkerRemoved = "bookings_ended_worker_removed", "Bookings dropped because their worker was removed.";
         BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session's last connection had gone.";
     }

@@ -5,6 +5,8 @@ use kvrouted::config::{self, Config, Flags, IoEngine, LogFormat, Place, Problems
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, Window, Worker};
 use kvrouted::limits;
+use kvrouted::route::{BusyThresholds, Mode, Policy};
+use kvrouted::trust::TrustLevel;
 
 fn good(text: &str) -> Config {
     config::parse("test.toml", text, &Flags::default()).unwrap_or_else(|problems| panic!("{problems}"))
@@ -54,14 +56,31 @@ fn the_example_says_the_defaults() {
 }
 
 #[test]
-fn the_example_says_what_decisions_do_not_use_and_says_once_when_changes_count() {
-    let text = config::example();
-    assert_eq!(text.matches("takes effect at the next start").count(), 1);
-    for field in ["batched_tokens_max =", "device =", "weight =", "taints ="] {
-        let (before, _) = text.rsplit_once(field).expect(field);
-        let comment = before.lines().rev().find(|line| line.contains("decisions")).expect(field);
-        let lines_between = before.lines().rev().take_while(|line| *line != comment).count();
-        assert!(comment.contains("decisions do not use") && lines_between <= 2, "{field} {comment}");
+fn the_example_says_once_when_changes_count() {
+    assert_eq!(config::example().matches("takes effect at the next start").count(), 1);
+}
+
+#[test]
+fn a_space_may_say_something_else_than_the_policy() {
+    // [policy] stands behind the spaces: where it stands does not matter.
+    let text = "[[space]]\nmodel = \"a\"\n[space.policy]\nmode = \"least-loaded\"\nbusy_prefill_tokens = 9\n\
+                [[space]]\nmodel = \"b\"\n[policy]\ndevice_credit = 0.5\ntrust_min = \"lower_bound\"\n";
+    let config = good(text);
+    assert_eq!(config.policy.spaces[1], config.policy.weights);
+    assert_eq!((config.policy.weights.device_credit, config.policy.weights.trust_min), (0.5, TrustLevel::LowerBound));
+    let weights = &config.policy.weights;
+    let busy = BusyThresholds { prefill_tokens: Some(9), ..weights.busy };
+    assert_eq!(config.policy.spaces[0], Policy { mode: Mode::LeastLoaded, busy, ..*weights });
+    assert_eq!(good("space = [{ model = \"a\", policy = { temperature = 1 } }]").policy.spaces[0].temperature, 1.0);
+    for (text, said) in [
+        ("[[space]]\nmodel = \"a\"\n[space.policy]\nmdoe = \"kv\"\n", "did you mean"),
+        ("[[space]]\nmodel = \"a\"\npolicy = 3\n", "expected a table"),
+        ("[[space]]\nmodel = \"a\"\n[space.policy]\nseed = 3\n", "belongs to [policy]"),
+        ("[policy]\nmode = \"approximate\"\n[[space]]\nmodel = \"a\"\n", "must be true where"),
+        ("[policy]\nmode = \"kvv\"\n[[space]]\nmodel = \"a\"\n", "kv, load-aware"),
+    ] {
+        let problems = config::parse("t", text, &Flags::default()).expect_err(text).to_string();
+        assert!(problems.contains(said), "{text}: {problems}");
     }
 }
 

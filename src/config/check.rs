@@ -10,9 +10,10 @@ use super::fields::WorkerDraft;
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
-use super::{Config, Named, ServeConfig, SpaceConfig};
+use super::{Config, Named, PolicyConfig, ServeConfig, SpaceConfig};
 use crate::ids::SpaceId;
 use crate::limits;
+use crate::route::Mode;
 
 /// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
 /// appended.
@@ -36,7 +37,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
         snapshot: draft.snapshot.value.clone(),
-        policy: draft.policy.value.clone(),
+        policy: policy(draft, problems),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),
         relay: draft.relay.value.clone(),
@@ -98,6 +99,22 @@ fn check_memory(spaces: &[Entry<SpaceConfig>], shards: u16, problems: &mut Vec<P
             problems.push(entry.problem("memory_bytes_max", message));
         }
     }
+}
+
+/// `[policy]` with what each space says over it.
+fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
+    let general = &draft.policy.value;
+    let mut spaces = Vec::new();
+    for (at, space) in draft.spaces.iter().enumerate() {
+        // A space that flags make says nothing over it.
+        let own = draft.space_policies.get(at).map_or(&draft.policy, |own| own);
+        if own.value.weights.mode == Mode::Approximate && !space.value.approximate && !space.is_refused("approximate") {
+            let message = "must be true where the policy's mode is approximate: nothing would be predicted";
+            problems.push(space.problem("approximate", message));
+        }
+        spaces.push(own.value.weights);
+    }
+    PolicyConfig { spaces, ..general.clone() }
 }
 
 fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {

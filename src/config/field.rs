@@ -44,6 +44,8 @@ pub(super) enum Reload {
     Always,
     /// These.
     Only(&'static [&'static str]),
+    /// All but these.
+    AllBut(&'static [&'static str]),
 }
 
 /// One table of the document, and all its fields.
@@ -67,6 +69,7 @@ impl<T> Section<T> {
             Reload::Never => false,
             Reload::Always => true,
             Reload::Only(fields) => fields.contains(&field),
+            Reload::AllBut(fields) => !fields.contains(&field),
         }
     }
 

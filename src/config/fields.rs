@@ -3,12 +3,14 @@
 
 mod daemon;
 mod fleet;
+mod policy;
 mod relay;
 
 use super::field::{Field, Kind, Preset};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, POLICY, SERVE, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+pub(super) use policy::POLICY;
 pub(super) use relay::RELAY;
 
 const fn field<T>(

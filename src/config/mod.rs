@@ -45,7 +45,7 @@ pub struct Config {
     pub booking: BookingConfig,
     /// What a restart need not forget.
     pub snapshot: SnapshotConfig,
-    /// What a decision weighs.
+    /// How workers are chosen.
     pub policy: PolicyConfig,
     /// The spaces; a [`SpaceId`] is a place in this list.
     pub spaces: Vec<SpaceConfig>,
@@ -220,11 +220,13 @@ pub struct SnapshotConfig {
     pub fresh: bool,
 }
 
-/// `[policy]`: what a decision weighs.
+/// `[policy]`: how workers are chosen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyConfig {
-    /// The weights of the cost.
+    /// How, in spaces that say nothing else.
     pub weights: Policy,
+    /// How, by space: `[space.policy]` over `[policy]`.
+    pub spaces: Vec<Policy>,
     /// Seed of the draws between equal costs; 0 = drawn at the start.
     pub seed: u64,
 }
@@ -300,6 +302,8 @@ pub struct WorkerConfig {
     pub weight: f64,
     /// Labels that constraints match.
     pub taints: Vec<String>,
+    /// LoRA adapters it has loaded.
+    pub loras: Vec<String>,
     /// [`WorkerState::Joining`], or [`WorkerState::Draining`] where the file says so.
     pub state: WorkerState,
 }

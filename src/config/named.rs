@@ -20,8 +20,8 @@ pub enum FileFormat {
 }
 
 /// Fields that [`WorkerPatch`] may set: none of them touches the worker's stream.
-const PATCHABLE: [&str; 8] =
-    ["draining", "weight", "taints", "name", "capacity_blocks", "blocks_max", "batched_tokens_max", "device"];
+const PATCHABLE: [&str; 9] =
+    ["draining", "weight", "taints", "loras", "name", "capacity_blocks", "blocks_max", "batched_tokens_max", "device"];
 
 /// Reads a file of workers. `source` names it in problems.
 ///
@@ -103,6 +103,7 @@ impl WorkerPatch {
                 "draining" => worker.state = workers::state(draft),
                 "weight" => worker.weight = workers::weight(draft),
                 "taints" => worker.taints.clone_from(&draft.taints),
+                "loras" => worker.loras.clone_from(&draft.loras),
                 "name" => worker.name = draft.name.clone().unwrap_or_default(),
                 "capacity_blocks" => worker.capacity_blocks = draft.capacity_blocks,
                 "blocks_max" => worker.blocks_max = draft.blocks_max,
@@ -119,6 +120,7 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
         "draining" => to.draining = from.draining,
         "weight" => to.weight = from.weight,
         "taints" => to.taints.clone_from(&from.taints),
+        "loras" => to.loras.clone_from(&from.loras),
         "name" => to.name.clone_from(&from.name),
         "capacity_blocks" => to.capacity_blocks = from.capacity_blocks,
         "blocks_max" => to.blocks_max = from.blocks_max,

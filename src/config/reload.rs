@@ -30,7 +30,7 @@ impl Config {
         compare("ingest.silence_ms_max", was.silence_ms_max != is.silence_ms_max);
         compare("ingest.receive_messages_max", was.receive_messages_max != is.receive_messages_max);
         compare("booking", self.booking != next.booking);
-        compare("policy", self.policy != next.policy);
+        compare("policy.seed", self.policy.seed != next.policy.seed);
         compare("discovery.path", self.discovery.path != next.discovery.path);
         compare("discovery.rescan_ms", self.discovery.rescan_ms != next.discovery.rescan_ms);
         compare("space", self.spaces != next.spaces);
@@ -56,7 +56,8 @@ mod tests {
             ("[[worker]]\nid = 7", &[]),
             ("[serve]\ncores = 3\npin = true", &["serve.cores", "serve.pin"]),
             ("[log]\nlevel = \"debug\"", &["log.level"]),
-            ("[policy]\ndevice_credit = 0.5", &["policy"]),
+            ("[policy]\ndevice_credit = 0.5", &[]),
+            ("[policy]\nseed = 4", &["policy.seed"]),
             ("[ingest]\nshards = 2", &["ingest.shards"]),
             ("[[space]]\nmodel = \"other\"", &["space"]),
         ] {
@@ -68,6 +69,7 @@ mod tests {
     fn the_marks_of_the_fields_say_the_same() {
         assert!(fields::WORKER.names().all(|name| fields::WORKER.reloads(name)));
         assert!(fields::DISCOVERY.reloads("grace_ms") && !fields::DISCOVERY.reloads("path"));
+        assert!(fields::POLICY.reloads("mode") && !fields::POLICY.reloads("seed"));
         assert!(fields::SERVE.names().all(|name| !fields::SERVE.reloads(name)));
         assert!(fields::SPACE.names().all(|name| !fields::SPACE.reloads(name)));
     }

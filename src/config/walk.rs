@@ -115,8 +115,13 @@ pub(super) struct Draft {
     pub(super) discovery: Entry<DiscoveryConfig>,
     pub(super) relay: Entry<RelayConfig>,
     pub(super) spaces: Vec<Entry<SpaceConfig>>,
+    /// `[space.policy]`, by space as far as they are listed: what stands there over what stands in `[policy]`.
+    pub(super) space_policies: Vec<Entry<PolicyConfig>>,
     pub(super) workers: Vec<Entry<WorkerDraft>>,
 }
+
+/// The one table within a table: of a space, what differs for it.
+const SPACE_POLICY: (&str, &str) = ("space", "policy");
 
 fn preset<T: Default>(section: &Section<T>) -> Entry<T> {
     Entry::preset(section, section.name.to_owned(), Place::Document)
@@ -136,6 +141,7 @@ impl Draft {
             discovery: preset(&fields::DISCOVERY),
             relay: preset(&fields::RELAY),
             spaces: Vec::new(),
+            space_policies: Vec::new(),
             workers: Vec::new(),
         }
     }
@@ -229,7 +235,26 @@ impl Walk<'_> {
                 _ => self.unknown_section(name, item, place),
             }
         }
+        // Last, as it starts from what [policy] says, wherever that stands.
+        let spaces = root.get(SPACE_POLICY.0).and_then(tables).unwrap_or_default();
+        for (at, (space, _)) in spaces.into_iter().enumerate() {
+            let entry = self.space_policy(at, space, &draft.policy.value);
+            draft.space_policies.push(entry);
+        }
         draft
+    }
+
+    /// What a space says over `[policy]`.
+    fn space_policy(&mut self, at: usize, space: &dyn TableLike, over: &PolicyConfig) -> Entry<PolicyConfig> {
+        let mut entry = Entry::preset(&fields::POLICY, format!("space[{at}].policy"), Place::Document);
+        entry.value = over.clone();
+        let Some(item) = space.get(SPACE_POLICY.1) else { return entry };
+        let place = self.key_place(space, SPACE_POLICY.1);
+        self.single(&fields::POLICY, item, place, &mut entry);
+        if entry.written("seed").is_some() {
+            self.problems.push(entry.problem("seed", "is one for all spaces and belongs to [policy]"));
+        }
+        entry
     }
 
     fn single<T: Default>(&mut self, section: &Section<T>, item: &Item, place: Place, entry: &mut Entry<T>) {
@@ -246,17 +271,7 @@ impl Walk<'_> {
     }
 
     fn repeated<T: Default>(&mut self, section: &Section<T>, item: &Item, place: Place) -> Vec<Entry<T>> {
-        let tables: Option<Vec<Spanned<'_>>> = match item {
-            Item::ArrayOfTables(tables) => Some(tables.iter().map(|table| (table as _, table.span())).collect()),
-            Item::Value(Value::Array(values)) => {
-                let table = |value: &'_ Value| value.as_inline_table().is_some();
-                values.iter().all(table).then(|| {
-                    values.iter().filter_map(Value::as_inline_table).map(|table| (table as _, table.span())).collect()
-                })
-            }
-            _ => None,
-        };
-        let Some(tables) = tables else {
+        let Some(tables) = tables(item) else {
             let message =
                 format!("expected one table for each, written [[{}]], found {}", section.name, type_name(item));
             self.problems.push(Problem::new(place, section.name, message));
@@ -273,7 +288,7 @@ impl Walk<'_> {
     }
 
     fn table<T: Default>(&mut self, section: &Section<T>, table: &dyn TableLike, entry: &mut Entry<T>) {
-        for (name, item) in table.iter() {
+        for (name, item) in table.iter().filter(|(name, _)| (section.name, *name) != SPACE_POLICY) {
             match section.field(name) {
                 Some(field) => {
                     let place = item.span().map(|span| place_at(self.text, span.start));
@@ -321,6 +336,20 @@ pub(super) fn unknown_field<T>(section: &Section<T>, path: &str, name: &str, pla
     match sections().iter().find(|(_, fields)| fields.contains(&name)) {
         Some((owner, _)) => Problem::new(place, path, format!("unknown field; `{name}` belongs to [{owner}]")),
         None => Problem::new(place, path, "unknown field"),
+    }
+}
+
+/// The tables of an array of tables, however it is written.
+fn tables(item: &Item) -> Option<Vec<Spanned<'_>>> {
+    match item {
+        Item::ArrayOfTables(tables) => Some(tables.iter().map(|table| (table as _, table.span())).collect()),
+        Item::Value(Value::Array(values)) => {
+            let table = |value: &'_ Value| value.as_inline_table().is_some();
+            values.iter().all(table).then(|| {
+                values.iter().filter_map(Value::as_inline_table).map(|table| (table as _, table.span())).collect()
+            })
+        }
+        _ => None,
     }
 }
 

@@ -180,6 +180,7 @@ fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &
         device_class: draft.device,
         weight: weight(draft),
         taints: draft.taints.clone(),
+        loras: draft.loras.clone(),
         state: state(draft),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
 use super::muster::Muster;
@@ -11,6 +12,7 @@ use super::streams::Streams;
 use super::{servers, watch};
 use crate::config::Config;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::route::PolicyTable;
 
 /// What is followed, and what acts on it.
 pub(super) struct Discovery<'a> {
@@ -20,12 +22,13 @@ pub(super) struct Discovery<'a> {
     pub(super) roster: &'a Roster,
     pub(super) muster: Muster,
     pub(super) streams: &'a Streams,
+    pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
 /// Follows all sources for ever; answers with what ended by itself.
 pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
-    let Discovery { config, read_again, hangup, roster, muster, streams, counters } = discovery;
+    let Discovery { config, read_again, hangup, roster, muster, streams, policies, counters } = discovery;
     let grace_ms = Cell::new(config.discovery.grace_ms);
     let files = async {
         match config.discovery.path.clone() {
@@ -33,10 +36,11 @@ pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
+    let reload = reload::Reloaded { grace_ms: &grace_ms, roster, policies, counters };
     tokio::select! {
         () = muster.run(roster, streams) => "the muster of workers",
         () = files => "discovery by files",
         () = servers::run(roster, counters) => "discovery by URL",
-        () = reload::run(hangup, read_again, config, &grace_ms, roster, counters) => "reload",
+        () = reload::run(hangup, read_again, config, reload) => "reload",
     }
 }

@@ -87,16 +87,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let snapshots = Snapshots::open(config)?;
     let scrapes = bind_metrics(config.metrics.port).await?;
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
-    let shared = Shared {
-        instance_id: rand::rng().random_range(1..=u64::MAX),
-        admin_socket: config.serve.admin_socket.clone(),
-        fleet: Arc::clone(&fleet),
-        indexes,
-        predicting: predicting.clone(),
-        loads: Arc::clone(&loads),
-        policy: config.policy.weights,
-        started,
-    };
+    let shared = Shared::new(config, started, &fleet, indexes, &predicting, &loads);
     let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &streams)?;
     let counters = Arc::new(CounterSet::default());
@@ -115,8 +106,16 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
     announce(config, engine, core_count, streams.len());
     let Signals { terminate, interrupt, hangup } = &mut signals;
-    let discovery =
-        Discovery { config, read_again, hangup, roster: &roster, muster, streams: &streams, counters: &counters };
+    let discovery = Discovery {
+        config,
+        read_again,
+        hangup,
+        roster: &roster,
+        muster,
+        streams: &streams,
+        policies: &shared.policies,
+        counters: &counters,
+    };
     let ending = tokio::select! {
         signal = first_of(terminate, interrupt) => Ok(signal),
         ended = watch_threads(&handles, &streams, (predictor.as_ref(), keeper.as_ref())) => Err(ended),
@@ -373,16 +372,8 @@ mod tests {
     fn a_thread_that_has_ended_is_noticed() {
         let config = Config::default();
         let Booted { fleet, loads, indexes, .. } = boot::boot(&config, 0).unwrap();
-        let shared = Shared {
-            instance_id: 1,
-            admin_socket: "/nowhere".into(),
-            fleet,
-            indexes,
-            predicting: predicting::Predicting::default(),
-            loads,
-            policy: config.policy.weights,
-            started: Instant::now(),
-        };
+        let predicting = predicting::Predicting::default();
+        let shared = Shared::new(&config, Instant::now(), &fleet, indexes, &predicting, &loads);
         let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
         let (handles, streams) = ([core.handle()], Streams::default());

@@ -85,6 +85,7 @@ impl Records {
             device_class: worker.device_class,
             weight: worker.weight,
             taints: worker.taints.clone(),
+            loras: worker.loras.clone(),
             // Without a stream there is nothing to wait for.
             state: match (worker.state, &worker.events) {
                 (WorkerState::Joining, None) => WorkerState::Ready,

@@ -1,13 +1,16 @@
 //! SIGHUP: the configuration is read again, and what can be taken over is.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
 use super::roster::Roster;
 use crate::config::{Config, Named, Problems};
 use crate::discovery::Source;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::route::PolicyTable;
 
 /// Reads the configuration the daemon was started with once more.
 pub type ReadConfig<'a> = &'a dyn Fn() -> Result<Config, Problems>;
@@ -17,15 +20,37 @@ pub(super) fn named(config: &Config) -> Named {
     Named { workers: config.workers.clone(), servers: config.servers.clone() }
 }
 
+/// The policies that a configuration names.
+pub(super) fn policies(config: &Config, version: u64) -> PolicyTable {
+    PolicyTable::new(version, &config.policy.weights, &config.policy.spaces)
+}
+
+/// What is taken over while the daemon runs.
+#[derive(Clone, Copy)]
+pub(super) struct Reloaded<'a> {
+    pub(super) grace_ms: &'a Cell<u64>,
+    pub(super) roster: &'a Roster,
+    pub(super) policies: &'a ArcSwap<PolicyTable>,
+    pub(super) counters: &'a CounterSet<DaemonCounter>,
+}
+
+impl Reloaded<'_> {
+    /// Replaces the policies, if they say anything else: under the next version, so that every reply tells by which it
+    /// was decided. A decision under way ends by those it began with.
+    fn replace_policies(&self, next: &Config) {
+        let before = self.policies.load();
+        let next = policies(next, before.version() + 1);
+        if !next.says_the_same(&before) {
+            tracing::info!(version = next.version(), "the policies are replaced");
+            self.counters.bump(DaemonCounter::PoliciesReplaced);
+            self.policies.store(Arc::new(next));
+        }
+    }
+}
+
 /// Waits for SIGHUP, for ever. `running` is what the daemon was started with.
-pub(super) async fn run(
-    hangup: &mut Signal,
-    read: ReadConfig<'_>,
-    running: &Config,
-    grace_ms: &Cell<u64>,
-    roster: &Roster,
-    counters: &CounterSet<DaemonCounter>,
-) {
+pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Config, reloaded: Reloaded<'_>) {
+    let Reloaded { grace_ms, roster, counters, .. } = reloaded;
     while hangup.recv().await.is_some() {
         match read() {
             Ok(next) if next.spaces != running.spaces => {
@@ -39,6 +64,7 @@ pub(super) async fn run(
                 counters.bump(DaemonCounter::ConfigReloads);
                 roster.note(&Source::Config.to_string(), None);
                 grace_ms.set(next.discovery.grace_ms);
+                reloaded.replace_policies(&next);
                 roster.say(Source::Config, named(&next));
                 tracing::info!(
                     workers = next.workers.len(),

@@ -2,23 +2,26 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use arc_swap::Guard;
-use rand::{Rng, SeedableRng};
+use arc_swap::{ArcSwap, Guard};
+use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::evidence::Evidence;
 use super::exposition::CoreMetrics;
 use super::predicting::Predicting;
+use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::fleet::{Fleet, FleetTable};
+use crate::ids::SpaceId;
 use crate::index::IndexReader;
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
-use crate::route::{Decision, Draws, Policy, RouteRequest, Scratch, View, decide, demand, overlaps};
+use crate::route::{Decision, Draws, PolicyTable, RouteRequest, Scratch, View, decide, demand, overlaps};
 use crate::serve::{HelloInfo, Service};
 use crate::trust::TrustLevel;
 
@@ -34,12 +37,37 @@ pub(super) struct Shared {
     pub(super) indexes: Vec<IndexReader>,
     pub(super) predicting: Predicting,
     pub(super) loads: Arc<Loads>,
-    pub(super) policy: Policy,
+    /// Replaced whole when the configuration is read again.
+    pub(super) policies: Arc<ArcSwap<PolicyTable>>,
+    /// Where workers take turns: whose it is, by `SpaceId`.
+    pub(super) turns: Arc<[AtomicU64]>,
     /// Where the clock of bookings starts.
     pub(super) started: Instant,
 }
 
 impl Shared {
+    /// What the cores of a daemon share that starts now, under an identity that is drawn.
+    pub(super) fn new(
+        config: &Config,
+        started: Instant,
+        fleet: &Arc<Fleet>,
+        indexes: Vec<IndexReader>,
+        predicting: &Predicting,
+        loads: &Arc<Loads>,
+    ) -> Self {
+        Self {
+            instance_id: rand::rng().random_range(1..=u64::MAX),
+            admin_socket: config.serve.admin_socket.clone(),
+            fleet: Arc::clone(fleet),
+            indexes,
+            predicting: predicting.clone(),
+            loads: Arc::clone(loads),
+            policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
+            turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
+            started,
+        }
+    }
+
     /// Milliseconds since the daemon started: the clock of bookings.
     pub(super) fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
@@ -59,10 +87,17 @@ impl Shared {
         }
     }
 
-    fn view<'a>(&'a self, fleet: &'a FleetTable) -> View<'a> {
+    fn view<'a>(&'a self, fleet: &'a FleetTable, policies: &'a PolicyTable, space: SpaceId) -> View<'a> {
         let predictions = &self.predicting.readers;
-        let now_ns = self.now_ns();
-        View { fleet, indexes: &self.indexes, predictions, loads: &self.loads, policy: &self.policy, now_ns }
+        View {
+            fleet,
+            indexes: &self.indexes,
+            predictions,
+            loads: &self.loads,
+            policy: policies.of(space),
+            turns: &self.turns,
+            now_ns: self.now_ns(),
+        }
     }
 }
 
@@ -84,9 +119,9 @@ impl CoreService {
     }
 
     fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        let fleet = self.shared.fleet.load();
+        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         let draws = Draws::new(self.rng.next_u64());
-        decide(&self.shared.view(&fleet), request, &mut self.scratch, draws, decision)?;
+        decide(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, draws, decision)?;
         if self.scratch.active_locked() {
             self.metrics.counters.bump(CoreCounter::ActiveReadsLocked);
         }
@@ -130,7 +165,7 @@ impl CoreService {
             self.decide(request, decision)?;
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
-        let (demand, now_ms) = (demand(request, chosen, self.scratch.locals(decision)), self.shared.now_ms());
+        let (demand, now_ms) = (demand(request, chosen, self.scratch.shared_locals(decision)), self.shared.now_ms());
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ms)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
@@ -189,8 +224,8 @@ impl Service for CoreService {
     }
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        let fleet = self.shared.fleet.load();
-        overlaps(&self.shared.view(&fleet), request, &mut self.scratch, decision)
+        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)
     }
 
     fn prefill_complete(&mut self, session: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {

@@ -203,6 +203,7 @@ mod tests {
             device_class: DeviceClass::Gpu,
             weight: 1.0,
             taints: Vec::new(),
+            loras: Vec::new(),
             state: WorkerState::Ready,
             trust: Arc::new(TrustCell::new(Trust::default())),
             events: None,

@@ -132,6 +132,8 @@ pub struct WorkerRecord {
     pub weight: f64,
     /// Labels that constraints match.
     pub taints: Vec<String>,
+    /// LoRA adapters that it has loaded, as far as its record says.
+    pub loras: Vec<String>,
     /// Where it is in its life.
     pub state: WorkerState,
     /// How much the index's word about it may be believed.
@@ -278,6 +280,7 @@ mod tests {
             device_class: DeviceClass::Gpu,
             weight: 1.0,
             taints: Vec::new(),
+            loras: Vec::new(),
             state: WorkerState::Joining,
             trust: Arc::new(TrustCell::new(Trust::default())),
             events: None,

@@ -31,6 +31,7 @@ fn record(index: u32, capacity_blocks: u64) -> WorkerRecord {
         device_class: DeviceClass::Gpu,
         weight: 1.0,
         taints: Vec::new(),
+        loras: Vec::new(),
         state: WorkerState::Ready,
         trust: Arc::new(TrustCell::new(Trust::default())),
         events: None,

@@ -1,8 +1,10 @@
 //! The cost of a candidate, as one record of named terms.
 
+use super::mode::CostModel;
 use super::observation::{Asked, Observed};
 use super::policy::Policy;
 use crate::fleet::PoolRole;
+use crate::ids::TierBlocks;
 
 /// What a cost was made of, in the order the terms are applied. Blocks unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,81 +39,152 @@ pub struct CostTerms {
     pub active_requests: f64,
     /// What they add to the cost.
     pub active_requests_cost: f64,
-    /// Factor by which the worker's device class and weight divide the cost; 1 = not applied.
+    /// The worker's weight, which divides the sum; 1 = not applied.
     pub capability_weight: f64,
     /// Factor of the preferred taints; 1 = none.
     pub taint_factor: f64,
-    /// The sum.
+    /// What decides, and in `kv` the sum: blocks there, in other modes what the mode counts.
     pub cost: f64,
 }
 
-/// The cost of running what is asked on a worker. `prefill_tokens_min` is the least prefill load among the eligible,
-/// in tokens: where a backlog begins.
+/// What a cost depends on beside the worker itself: all those in the running together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Among {
+    /// How many there are.
+    pub count: u32,
+    /// The least prefill load, in tokens: where a backlog begins.
+    pub prefill_tokens_min: u64,
+    /// Whose turn it is: a place among them.
+    pub turn: u32,
+    /// Requests in flight for each unit of weight, on GPUs and on CPUs.
+    pub pool_loads: [f64; 2],
+}
+
+impl Among {
+    /// Of those in the running; `turn` counts decisions.
+    #[must_use]
+    pub fn of<'a>(turn: u64, running: impl Iterator<Item = &'a Observed>) -> Self {
+        let mut among = Self { prefill_tokens_min: u64::MAX, ..Self::default() };
+        let mut pools = [(0_u64, 0.0_f64); 2];
+        for observed in running {
+            among.count += 1;
+            among.prefill_tokens_min = among.prefill_tokens_min.min(observed.load.prefill_tokens);
+            let (requests, weight) = &mut pools[observed.device_class as usize];
+            *requests += observed.load.requests;
+            *weight += observed.weight;
+        }
+        among.turn = turn.checked_rem(u64::from(among.count)).unwrap_or(0) as u32;
+        among.pool_loads = pools.map(|(requests, weight)| if weight > 0.0 { requests as f64 / weight } else { 0.0 });
+        among
+    }
+}
+
+/// What it costs to run what is asked on a worker. `place` is its place among those in the running.
 ///
-/// The formula is Dynamo 1.6.1's (`scheduling/selector/reference.rs` there), every tier told apart; the
-/// lowest cost wins.
+/// The formula of `kv` is Dynamo 1.6.1's (`scheduling/selector/reference.rs` there), every tier told apart; the
+/// lowest cost wins. In other modes the terms say the same of the worker, and only the cost is another.
 #[must_use]
-pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
-    let Observed { overlap, load, .. } = observed;
+pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, place: u32) -> CostTerms {
+    let terms = blocks(policy, asked, observed, among.prefill_tokens_min);
+    let cost = match policy.mode.cost_model() {
+        CostModel::Blocks => terms.cost,
+        CostModel::UncachedTimesInFlight => {
+            (asked.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
+        }
+        CostModel::InFlight => terms.active_requests,
+        CostModel::PoolLoad => among.pool_loads[observed.device_class as usize],
+        CostModel::Turns if place >= among.turn => f64::from(place - among.turn),
+        CostModel::Turns => f64::from(among.count - among.turn) + f64::from(place),
+        CostModel::Nothing => 0.0,
+    };
+    CostTerms { cost, ..terms }
+}
+
+/// The terms, and the cost in blocks.
+fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
+    let load = &observed.load;
     let block_size = f64::from(asked.block_size);
-    let prompt_tokens = asked.prompt_tokens as f64;
-    let request_blocks = asked.request_blocks() as f64;
-    let (device, host) = (f64::from(overlap.device), f64::from(overlap.host));
-    let disk = f64::from(overlap.disk) + f64::from(overlap.external);
-    let effective_overlap = device + host * policy.host_hit_weight + disk * policy.disk_hit_weight;
-    let cached_tokens = (effective_overlap * block_size).round();
+    let held = CostTerms { decay: decay(policy, asked, observed, prefill_tokens_min), ..CostTerms::default() };
+    let held = credits(policy, asked, observed, held);
+    let credit = held.device_credit + held.host_credit + held.disk_credit + held.shared_credit;
+
+    // A worker whose load nobody knows is idle to us: the prompt alone, as there.
+    let uncached_tokens = (asked.prompt_tokens as f64 - held.cached_tokens).max(0.0);
     let active_prefill_tokens = load.prefill_tokens as f64;
-
-    let decay = if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
-        let excess_blocks = load.prefill_tokens.saturating_sub(prefill_tokens_min) as f64 / block_size;
-        1.0 / (1.0 + policy.credit_decay * excess_blocks / request_blocks.max(1.0))
-    } else {
-        1.0
-    };
-    let device_credit = policy.device_credit * decay * device;
-    let host_credit = policy.host_hit_weight * host;
-    let disk_credit = policy.disk_hit_weight * disk;
-    let shared_credit = 0.0;
-    let credit = device_credit + host_credit + disk_credit + shared_credit;
-
-    let raw_tokens = if policy.track_prefill_tokens {
-        active_prefill_tokens + (prompt_tokens - cached_tokens).max(0.0) + cached_tokens
-    } else {
-        0.0
-    };
+    let raw_tokens =
+        if policy.track_prefill_tokens { active_prefill_tokens + uncached_tokens + held.cached_tokens } else { 0.0 };
     let prefill = policy.prefill_load_scale * (raw_tokens / block_size - credit).max(0.0);
 
-    let added = f64::from(asked.whole_blocks.saturating_sub(observed.active_depth_blocks));
-    let (active_decode_blocks, additional_decode_blocks) =
-        if policy.track_active_blocks { (load.decode_blocks as f64, added) } else { (0.0, 0.0) };
+    let run_already = if policy.assume_kv_reuse { observed.active_depth_blocks } else { 0 };
+    let (active_decode_blocks, additional_decode_blocks) = if policy.track_active_blocks {
+        (load.decode_blocks as f64, f64::from(asked.whole_blocks.saturating_sub(run_already)))
+    } else {
+        (0.0, 0.0)
+    };
     let decode = active_decode_blocks + additional_decode_blocks;
     let active_requests = load.requests as f64;
     let active_requests_cost = policy.active_request_weight * active_requests;
 
-    let cost = if asked.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0 {
+    let sum = if asked.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0 {
         (decode - credit).max(0.0) + active_requests_cost
     } else {
         prefill + decode + active_requests_cost
     };
+    let capability_weight = if policy.capability { observed.weight } else { 1.0 };
+    let taint_factor = taint_factor(asked, observed);
     CostTerms {
-        request_blocks,
-        cached_tokens,
-        effective_overlap,
         active_prefill_tokens,
-        decay,
-        device_credit,
-        host_credit,
-        disk_credit,
-        shared_credit,
         prefill,
         active_decode_blocks,
         additional_decode_blocks,
         decode,
         active_requests,
         active_requests_cost,
-        capability_weight: 1.0,
-        taint_factor: 1.0,
-        cost,
+        capability_weight,
+        taint_factor,
+        cost: sum / capability_weight * taint_factor,
+        ..held
+    }
+}
+
+/// How much a backlog lessens the device credit.
+fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> f64 {
+    if !policy.track_prefill_tokens || policy.credit_decay <= 0.0 {
+        return 1.0;
+    }
+    let excess_tokens = observed.load.prefill_tokens.saturating_sub(prefill_tokens_min) as f64;
+    let excess_blocks = excess_tokens / f64::from(asked.block_size);
+    1.0 / (1.0 + policy.credit_decay * excess_blocks / (asked.request_blocks() as f64).max(1.0))
+}
+
+/// Adds what the worker holds, and the credit it is worth, to `terms`.
+fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms) -> CostTerms {
+    let is_believed = observed.trust.level >= policy.credit_trust_min;
+    let (overlap, shared) = match is_believed {
+        true => (observed.overlap, observed.shared_blocks),
+        false => (TierBlocks::default(), asked.shared_blocks),
+    };
+    let (device, host) = (f64::from(overlap.device), f64::from(overlap.host));
+    let disk = f64::from(overlap.disk) + f64::from(overlap.external);
+    let effective_overlap = device + host * policy.host_hit_weight + disk * policy.disk_hit_weight;
+    CostTerms {
+        request_blocks: asked.request_blocks() as f64,
+        cached_tokens: (effective_overlap * f64::from(asked.block_size)).round(),
+        effective_overlap,
+        device_credit: policy.device_credit * terms.decay * device,
+        host_credit: policy.host_hit_weight * host,
+        disk_credit: policy.disk_hit_weight * disk,
+        shared_credit: policy.shared_multiplier * f64::from(shared),
+        ..terms
+    }
+}
+
+/// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
+fn taint_factor(asked: &Asked, observed: &Observed) -> f64 {
+    match asked.prefers_taints && asked.pin.is_none() {
+        // Not the system's functions: those differ in their last bit from one machine to the next.
+        true => libm::exp(-libm::tanh(observed.taint_weight)),
+        false => 1.0,
     }
 }
 
@@ -119,12 +192,20 @@ pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_
 mod tests {
     use super::*;
     use crate::fleet::{DeviceClass, WorkerState};
-    use crate::ids::{TierBlocks, Worker, WorkerIndex};
+    use crate::ids::{Worker, WorkerIndex};
     use crate::load::Load;
-    use crate::trust::Trust;
+    use crate::route::Mode;
+    use crate::trust::{Trust, TrustLevel};
 
-    const ASKED: Asked =
-        Asked { prompt_tokens: 100, block_size: 16, whole_blocks: 6, role: PoolRole::Both, candidates_max: 8 };
+    fn asked() -> Asked {
+        Asked { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..Asked::default() }
+    }
+
+    /// What a worker costs in an idle fleet.
+    fn cost(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
+        let among = Among { count: 1, prefill_tokens_min, ..Among::default() };
+        super::cost(policy, asked, observed, &among, 0)
+    }
 
     fn held(device: u32, host: u32, disk: u32, external: u32) -> Observed {
         Observed {
@@ -132,6 +213,7 @@ mod tests {
             worker: Worker::new(1, 0),
             overlap: TierBlocks { device, host, disk, external },
             active_depth_blocks: 0,
+            shared_blocks: 0,
             load: Load::default(),
             trust: Trust::default(),
             state: WorkerState::Ready,
@@ -140,19 +222,24 @@ mod tests {
             capacity_blocks: 0,
             batched_tokens_max: 8192,
             allowed: true,
+            backing_off: false,
+            is_pinned: true,
+            has_adapter: true,
+            has_required_taints: true,
+            taint_weight: 0.0,
         }
     }
 
     #[test]
     fn an_idle_cold_worker_costs_its_prefill_and_its_blocks() {
-        let terms = cost(&Policy::default(), &ASKED, &held(0, 0, 0, 0), 0);
+        let terms = cost(&Policy::default(), &asked(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole ones to decode on.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
     }
 
     #[test]
     fn every_tier_is_credited_at_its_weight() {
-        let terms = cost(&Policy::default(), &ASKED, &held(2, 2, 1, 1), 0);
+        let terms = cost(&Policy::default(), &asked(), &held(2, 2, 1, 1), 0);
         assert_eq!(terms.effective_overlap, 2.0 + 1.5 + 0.5);
         assert_eq!(terms.cached_tokens, 64.0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.disk_credit), (2.0, 1.5, 0.5));
@@ -163,7 +250,7 @@ mod tests {
     fn load_adds_its_prefill_in_blocks_and_its_decode_blocks() {
         let load = Load { prefill_tokens: 320, decode_blocks: 5, requests: 3, ..Load::default() };
         let policy = Policy { active_request_weight: 0.5, ..Policy::default() };
-        let terms = cost(&policy, &ASKED, &Observed { load, ..held(6, 0, 0, 0) }, 0);
+        let terms = cost(&policy, &asked(), &Observed { load, ..held(6, 0, 0, 0) }, 0);
         assert_eq!(terms.prefill, 20.0 + 6.25 - 6.0);
         assert_eq!(terms.decode, 11.0);
         assert_eq!(terms.cost, 20.25 + 11.0 + 1.5);
@@ -171,14 +258,14 @@ mod tests {
 
     #[test]
     fn blocks_that_requests_in_flight_run_already_are_not_added_again() {
-        let terms = cost(&Policy::default(), &ASKED, &Observed { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+        let terms = cost(&Policy::default(), &asked(), &Observed { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!((terms.additional_decode_blocks, terms.cost), (2.0, 8.25));
     }
 
     #[test]
     fn a_prefill_term_is_never_negative() {
         let policy = Policy { device_credit: 3.0, ..Policy::default() };
-        assert_eq!(cost(&policy, &ASKED, &held(6, 0, 0, 0), 0).prefill, 0.0);
+        assert_eq!(cost(&policy, &asked(), &held(6, 0, 0, 0), 0).prefill, 0.0);
     }
 
     #[test]
@@ -186,16 +273,78 @@ mod tests {
         let policy = Policy { credit_decay: 1.0, ..Policy::default() };
         let load = Load { prefill_tokens: 100 + 7 * 16, ..Load::default() };
         // The excess is 7 blocks, as many as the request has: the credit is halved.
-        let terms = cost(&policy, &ASKED, &Observed { load, ..held(4, 0, 0, 0) }, 100);
+        let terms = cost(&policy, &asked(), &Observed { load, ..held(4, 0, 0, 0) }, 100);
         assert_eq!((terms.decay, terms.device_credit), (0.5, 2.0));
     }
 
     #[test]
     fn a_decode_pool_credits_the_decode_term() {
         let policy = Policy { track_prefill_tokens: false, ..Policy::default() };
-        let asked = Asked { role: PoolRole::Decode, ..ASKED };
-        let terms = cost(&policy, &asked, &held(3, 0, 0, 0), 0);
+        let decode = Asked { role: PoolRole::Decode, ..asked() };
+        let terms = cost(&policy, &decode, &held(3, 0, 0, 0), 0);
         assert_eq!((terms.prefill, terms.cost), (0.0, 3.0));
-        assert_eq!(cost(&policy, &ASKED, &held(3, 0, 0, 0), 0).cost, 6.0);
+        assert_eq!(cost(&policy, &asked(), &held(3, 0, 0, 0), 0).cost, 6.0);
+    }
+
+    #[test]
+    fn shared_blocks_are_credited_and_doubted_ones_are_not() {
+        let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::default() };
+        let shared = Asked { shared_blocks: 5, ..asked() };
+        let trusted = |level| Trust { level, ..Trust::default() };
+        let holds = Observed { shared_blocks: 2, ..held(3, 1, 0, 0) };
+        let terms = cost(&policy, &shared, &Observed { trust: trusted(TrustLevel::Exact), ..holds }, 0);
+        assert_eq!((terms.device_credit, terms.host_credit, terms.shared_credit), (3.0, 0.75, 1.0));
+        let terms = cost(&policy, &shared, &Observed { trust: trusted(TrustLevel::Unproven), ..holds }, 0);
+        assert_eq!((terms.device_credit, terms.host_credit, terms.shared_credit), (0.0, 0.0, 2.5));
+        assert_eq!((terms.cached_tokens, terms.effective_overlap), (0.0, 0.0));
+    }
+
+    #[test]
+    fn labels_and_weights_are_factors() {
+        let policy = Policy { capability: true, ..Policy::default() };
+        let worker = Observed { weight: 4.0, taint_weight: 1e9, ..held(0, 0, 0, 0) };
+        assert_eq!(cost(&policy, &asked(), &worker, 0).cost, 12.25 / 4.0);
+        let prefers = Asked { prefers_taints: true, ..asked() };
+        let terms = cost(&Policy::default(), &prefers, &worker, 0);
+        assert!((terms.taint_factor - (-1.0_f64).exp()).abs() < 1e-15, "at most by e: {terms:?}");
+        assert_eq!(terms.cost, 12.25 * terms.taint_factor);
+        let pinned = Asked { pin: Some(Worker::new(1, 0)), ..prefers };
+        assert_eq!(cost(&Policy::default(), &pinned, &worker, 0).taint_factor, 1.0);
+        assert_eq!(libm::exp(-libm::tanh(0.5)).to_bits(), 0x3fe4_2889_d332_40c2, "the same on every machine");
+    }
+
+    #[test]
+    fn without_reuse_a_prompt_shares_nothing() {
+        let policy = Policy { assume_kv_reuse: false, ..Policy::default() };
+        let terms = cost(&policy, &asked(), &Observed { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+        assert_eq!(terms.additional_decode_blocks, 6.0);
+    }
+
+    #[test]
+    fn other_modes_count_something_else_and_say_the_same_terms() {
+        let load = Load { requests: 3, decode_blocks: 7, ..Load::default() };
+        let workers = [
+            held(0, 0, 0, 0),
+            Observed { load, ..held(4, 0, 0, 0) },
+            Observed {
+                device_class: DeviceClass::Cpu,
+                weight: 0.5,
+                load: Load { requests: 1, ..Load::default() },
+                ..held(0, 0, 0, 0)
+            },
+        ];
+        let costs = |mode| {
+            let policy = Policy { mode, ..Policy::default() };
+            let among = Among::of(4, workers.iter());
+            let terms = |place: usize| super::cost(&policy, &asked(), &workers[place], &among, place as u32);
+            assert_eq!(terms(1).decode, 13.0);
+            [0, 1, 2].map(|place| terms(place).cost)
+        };
+        assert_eq!(costs(Mode::Kv), [12.25, 6.25 - 4.0 + 13.0, 12.25]);
+        assert_eq!(costs(Mode::LeastLoaded), [0.0, 3.0, 1.0]);
+        assert_eq!(costs(Mode::RoundRobin), [2.0, 0.0, 1.0], "the fourth turn is the second worker's");
+        assert_eq!(costs(Mode::Random), [0.0; 3]);
+        assert_eq!(costs(Mode::DeviceAwareWeighted), [1.5, 1.5, 2.0]);
+        assert_eq!(costs(Mode::Lmetric), [100.0, 36.0 * 4.0, 200.0]);
     }
 }

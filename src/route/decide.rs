@@ -32,6 +32,12 @@ impl Scratch {
         if looked_up { &self.buffers.locals } else { &[] }
     }
 
+    /// Those of them that the prompt is taken to share with others in flight; none if it shares nothing.
+    #[must_use]
+    pub fn shared_locals(&self, decision: &Decision) -> &[LocalHash] {
+        if decision.shares_blocks { self.locals(decision) } else { &[] }
+    }
+
     /// What a worker of the decision's space holds of the prompt, listed or not, where it was looked up.
     #[must_use]
     pub fn overlap_of(&self, record: &WorkerRecord) -> TierBlocks {
@@ -44,10 +50,11 @@ impl Scratch {
         self.buffers.active_locked
     }
 
-    /// Whether the chosen worker's load has moved since the decision read it.
+    /// Whether the chosen worker's load has moved since the decision read it, if that matters to how it was chosen.
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
-        decision.candidates.first().is_some_and(|chosen| {
+        let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
+        chosen.is_some_and(|chosen| {
             let read = self.observation.worker(chosen.index).map_or(0, |observed| observed.load.version);
             loads.read(chosen.index).version != read
         })
@@ -83,13 +90,13 @@ pub fn overlaps(
 ) -> Result<()> {
     observe(view, request, &mut scratch.buffers, &mut scratch.observation)?;
     let observation = &scratch.observation;
-    decision.begin(view.policy.version, observation);
+    decision.begin(&view.policy.under(&observation.asked.overrides), observation);
     decision.candidates.extend(observation.workers.iter().map(|observed| Scored::of(observed, Default::default())));
     Ok(())
 }
 
 /// What a decision's choice adds to the chosen worker's load. `locals` are the prompt's blocks where they are known
-/// ([`Scratch::locals`]); without them it shares nothing.
+/// ([`Scratch::shared_locals`]); without them it shares nothing.
 #[must_use]
 pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, locals: &'a [LocalHash]) -> Demand<'a> {
     let prompt_tokens = request.prompt.token_count() as u64;

@@ -1,9 +1,13 @@
 //! What was decided, and everything a reply, an explanation or a metric says of it.
 
 use super::cost::CostTerms;
+use super::mode::Mode;
 use super::observation::{Observation, Observed};
+use super::policy::Policy;
+use super::rule::Rule;
+use crate::error::Kind;
 use crate::fleet::WorkerState;
-use crate::ids::{TierBlocks, Worker, WorkerIndex};
+use crate::ids::{TierBlocks, Worker, WorkerId, WorkerIndex};
 use crate::load::BookingHandle;
 use crate::trust::Trust;
 
@@ -38,7 +42,7 @@ impl ReplyNotes {
     /// The index moved under the query more often than it was willing to look again.
     pub const READ_CONTENDED: Self = Self(1 << 1);
 
-    /// Every worker that could have been in the running is down; they were ranked all the same.
+    /// Every worker that could have been in the running is down or backing off; they were ranked all the same.
     pub const ALL_DOWN: Self = Self(1 << 2);
 
     /// Adds `other`'s bits.
@@ -50,32 +54,6 @@ impl ReplyNotes {
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
-    }
-}
-
-/// A rule that takes workers out of the running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rule {
-    /// Not on the request's allow-list.
-    NotAllowed,
-    /// Takes no new requests.
-    Draining,
-    /// Its publisher has been gone too long, and there are others.
-    Down,
-}
-
-impl Rule {
-    /// Every rule, in the order they are applied.
-    pub const ALL: &'static [Self] = &[Self::NotAllowed, Self::Draining, Self::Down];
-
-    /// The name used in replies and metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotAllowed => "not_allowed",
-            Self::Draining => "draining",
-            Self::Down => "down",
-        }
     }
 }
 
@@ -120,7 +98,9 @@ pub struct Decision {
     pub notes: ReplyNotes,
     /// Whole blocks of the prompt that were looked up.
     pub request_blocks: u32,
-    /// Which weights were used.
+    /// How the worker was chosen: what costs are costs of.
+    pub mode: Mode,
+    /// Which policy was used.
     pub policy_version: u64,
     /// Which fleet table was used.
     pub fleet_version: u64,
@@ -134,19 +114,27 @@ pub struct Decision {
     pub running: Vec<u32>,
     /// What the draws of it follow from.
     pub seed: u64,
+    /// Why nobody is in the running; `None` = somebody is.
+    pub nobody: Option<Kind>,
+    /// Whether the prompt is taken to share its blocks with others in flight, once booked.
+    pub shares_blocks: bool,
+    /// Engines with a rank that is not busy, ascending, where there are busy thresholds.
+    pub engines_idle: Vec<WorkerId>,
 }
 
 impl Decision {
     /// Nothing decided yet about `observation`.
-    pub(super) fn begin(&mut self, policy_version: u64, observation: &Observation) {
+    pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
         self.candidates.clear();
         self.removed.clear();
         self.running.clear();
+        self.engines_idle.clear();
+        (self.mode, self.nobody, self.shares_blocks) = (policy.mode, None, policy.assume_kv_reuse);
         (self.eligible, self.ties, self.seed) = (0, 0, 0);
         self.matched = observation.matched;
         self.notes = observation.notes;
         self.request_blocks = observation.request_blocks;
-        self.policy_version = policy_version;
+        self.policy_version = policy.version;
         self.fleet_version = observation.fleet_version;
         self.index_epoch = observation.index_epoch;
         self.booking = None;

@@ -41,6 +41,12 @@ impl Drawing {
     pub(super) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as usize
     }
+
+    /// A number from 0 up to, not including, 1.
+    pub(super) fn unit(&mut self) -> f64 {
+        // The 53 bits that a number below 1 can have; exact, so the same everywhere.
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
 }
 
 #[cfg(test)]
@@ -70,6 +76,7 @@ mod tests {
         let mut drawing = Draws::new(3).begin();
         for bound in 1..200 {
             assert!(drawing.below(bound) < bound);
+            assert!((0.0..1.0).contains(&drawing.unit()));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a decision is made from, read at once and kept as plain values.
 
 use super::decision::{MatchStatus, ReplyNotes};
+use super::policy::Overrides;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{TierBlocks, Worker, WorkerIndex};
 use crate::load::Load;
@@ -19,11 +20,32 @@ pub struct Asked {
     pub role: PoolRole,
     /// How many candidates to list, from 1.
     pub candidates_max: u32,
+    /// The only worker that may be chosen, rank `u32::MAX` = any rank of it.
+    pub pin: Option<Worker>,
+    /// Whether the request prefers labels.
+    pub prefers_taints: bool,
+    /// Blocks of the prompt in a cache shared by all workers.
+    pub shared_blocks: u32,
+    /// What it sets in place of the policy.
+    pub overrides: Overrides,
+    /// Whose turn it is, where workers take turns: counts decisions of the space.
+    pub turn: u64,
 }
 
 impl Default for Asked {
     fn default() -> Self {
-        Self { prompt_tokens: 0, block_size: 1, whole_blocks: 0, role: PoolRole::Both, candidates_max: 1 }
+        Self {
+            prompt_tokens: 0,
+            block_size: 1,
+            whole_blocks: 0,
+            role: PoolRole::Both,
+            candidates_max: 1,
+            pin: None,
+            prefers_taints: false,
+            shared_blocks: 0,
+            overrides: Overrides::default(),
+            turn: 0,
+        }
     }
 }
 
@@ -46,6 +68,8 @@ pub struct Observed {
     pub overlap: TierBlocks,
     /// Leading blocks of the prompt that its requests in flight run already; 0 = none, or not known.
     pub active_depth_blocks: u32,
+    /// Blocks of the prompt in a cache shared by all workers, beyond what it holds in device memory.
+    pub shared_blocks: u32,
     /// What it is busy with.
     pub load: Load,
     /// How far the overlap may be believed.
@@ -62,6 +86,16 @@ pub struct Observed {
     pub batched_tokens_max: u64,
     /// Whether the request's allow-list names it, or there is none.
     pub allowed: bool,
+    /// Whether it failed a gateway so lately that it is to be spared.
+    pub backing_off: bool,
+    /// Whether the request is pinned to it, or to nobody.
+    pub is_pinned: bool,
+    /// Whether it advertises the request's adapter.
+    pub has_adapter: bool,
+    /// Whether it has every label that the request requires.
+    pub has_required_taints: bool,
+    /// Sum of the weights of those labels that the request prefers and it has.
+    pub taint_weight: f64,
 }
 
 /// What one decision is made from: nothing else is looked at once it is there, so that the same observation under the

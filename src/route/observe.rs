@@ -1,10 +1,15 @@
 //! Reading: fleet, loads, index and predictions into plain values. The only part of a decision that looks at what
 //! others change.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::decision::{MatchStatus, ReplyNotes};
+use super::mode::Mode;
 use super::observation::{Asked, Observation, Observed};
 use super::policy::Policy;
 use super::request::{Prompt, RouteRequest};
+use super::rule::names;
+use super::shared::SharedHits;
 use crate::error::{Error, Kind, Result, counted};
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::hash;
@@ -26,8 +31,10 @@ pub struct View<'a> {
     pub predictions: &'a [Option<PredictionReader>],
     /// How busy workers are.
     pub loads: &'a Loads,
-    /// What the terms are weighed by.
+    /// The policy of the request's space.
     pub policy: &'a Policy,
+    /// Counts the turns of a space's workers, by `SpaceId`; the first turn for ever where the list ends.
+    pub turns: &'a [AtomicU64],
     /// When it looks, nanoseconds of the clock of bookings.
     pub now_ns: u64,
 }
@@ -44,6 +51,7 @@ pub struct Buffers {
     pub(super) active_locked: bool,
     /// The request's allow-list in order, so that a long one is not gone through for every worker.
     allowed: Vec<Worker>,
+    shared: SharedHits,
 }
 
 /// Reads everything that a decision about `request` depends on into `observation`. Once `buffers` and `observation`
@@ -58,7 +66,8 @@ pub fn observe(
     observation: &mut Observation,
 ) -> Result<()> {
     let space = view.fleet.space(request.space).ok_or_else(|| unknown_space(request))?;
-    check(request)?;
+    let mode = request.overrides.mode.unwrap_or(view.policy.mode);
+    check(view, request, mode)?;
     let scheme = space.scheme.get();
     observation.asked = asked(request, space, scheme);
     observation.matched = MatchStatus::Matched;
@@ -68,7 +77,22 @@ pub fn observe(
     observation.index_epoch = 0;
     buffers.active_locked = false;
     list(view, request, buffers, observation);
-    look_up(view, request, scheme, buffers, observation)
+    look_up(view, request, scheme, mode, buffers, observation)?;
+    share(request, scheme, buffers, observation)?;
+    if mode == Mode::RoundRobin {
+        observation.asked.turn = turn(view, request);
+    }
+    Ok(())
+}
+
+/// Whose turn it is. Whoever only asks why takes no turn.
+fn turn(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
+    let Some(turns) = view.turns.get(request.space.0 as usize) else { return 0 };
+    // Relaxed: the number is all there is; no other memory hangs on it.
+    match request.explain && request.book.is_none() {
+        true => turns.load(Ordering::Relaxed),
+        false => turns.fetch_add(1, Ordering::Relaxed),
+    }
 }
 
 fn unknown_space(request: &RouteRequest<'_>) -> Error {
@@ -79,7 +103,15 @@ fn unknown_space(request: &RouteRequest<'_>) -> Error {
     )
 }
 
-fn check(request: &RouteRequest<'_>) -> Result<()> {
+fn check(view: &View<'_>, request: &RouteRequest<'_>, mode: Mode) -> Result<()> {
+    let invalid = |message: &str, remedy: &str| Err(Error::new(Kind::InvalidArgument, message, remedy));
+    if mode == Mode::Direct && request.pin.is_none() {
+        return invalid("mode direct without a pin", "pin the request to a worker");
+    }
+    let is_predicted = view.predictions.get(request.space.0 as usize).is_some_and(Option::is_some);
+    if mode == Mode::Approximate && !is_predicted {
+        return invalid("mode approximate where nothing is predicted", "set approximate = true in the [[space]]");
+    }
     if request.prompt.token_count() > PROMPT_TOKENS_MAX {
         return Err(Error::new(
             Kind::Oversized,
@@ -98,6 +130,11 @@ fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> A
         whole_blocks: hash::block_count(request.prompt.token_count(), counted_by) as u32,
         role: space.role,
         candidates_max: request.candidates_max.min(CANDIDATES_MAX) as u32,
+        pin: request.pin,
+        prefers_taints: !request.preferred_taints.names.is_empty(),
+        shared_blocks: 0,
+        overrides: request.overrides,
+        turn: 0,
     }
 }
 
@@ -125,8 +162,42 @@ fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, obse
         weight: record.weight,
         capacity_blocks: record.capacity_blocks,
         batched_tokens_max: record.batched_tokens_max,
+        shared_blocks: 0,
         allowed: request.allow.is_none() || listed(record),
+        backing_off: false,
+        is_pinned: request.pin.is_none_or(|pin| names(pin, record.worker)),
+        has_adapter: request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora)),
+        has_required_taints: request.required_taints.iter().all(|taint| has_taint(record, taint)),
+        taint_weight: taint_weight(request, record),
     }));
+}
+
+fn has_taint(record: &WorkerRecord, taint: &str) -> bool {
+    record.taints.iter().any(|has| has == taint)
+}
+
+/// Sum of the weights of those labels that the request prefers and the worker has.
+fn taint_weight(request: &RouteRequest<'_>, record: &WorkerRecord) -> f64 {
+    request.preferred_taints.iter().filter(|(taint, _)| has_taint(record, taint)).map(|(_, weight)| weight).sum()
+}
+
+/// Gives every worker the blocks that a shared cache holds beyond its own; after its overlap is known. Where blocks
+/// are not known, ranges of blocks mean nothing.
+fn share(
+    request: &RouteRequest<'_>,
+    scheme: Option<Scheme>,
+    buffers: &mut Buffers,
+    observation: &mut Observation,
+) -> Result<()> {
+    if request.shared_hits.is_empty() || scheme.is_none() {
+        return Ok(());
+    }
+    buffers.shared.set(request.shared_hits, observation.asked.whole_blocks)?;
+    observation.asked.shared_blocks = buffers.shared.beyond(0);
+    for observed in &mut observation.workers {
+        observed.shared_blocks = buffers.shared.beyond(observed.overlap.device);
+    }
+    Ok(())
 }
 
 /// Hashes the prompt and gives every worker its overlap, or says that none can be known.
@@ -134,6 +205,7 @@ fn look_up(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     scheme: Option<Scheme>,
+    mode: Mode,
     buffers: &mut Buffers,
     observation: &mut Observation,
 ) -> Result<()> {
@@ -145,6 +217,9 @@ fn look_up(
     block_hashes(request, scheme, &mut buffers.locals)?;
     overlap(view, request, buffers, observation);
     active(view, request, buffers, observation);
+    if mode == Mode::Approximate {
+        observation.workers.iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
+    }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
         predict(view, request, predictions, buffers, observation);
     }

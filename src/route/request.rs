@@ -1,5 +1,7 @@
 //! What a gateway asks, borrowed from wherever it lies.
 
+use super::names::{Names, Preferences};
+use super::policy::Overrides;
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, Worker};
 
@@ -69,6 +71,16 @@ pub struct RouteRequest<'a> {
     pub candidates_max: usize,
     /// Only these workers, rank `u32::MAX` = every rank; `None` = all.
     pub allow: Option<&'a [Worker]>,
+    /// Only this worker, rank `u32::MAX` = any rank of it; `None` = any.
+    pub pin: Option<Worker>,
+    /// Labels that the worker must have.
+    pub required_taints: Names<'a>,
+    /// Labels that the worker should have, or should not.
+    pub preferred_taints: Preferences<'a>,
+    /// Blocks of the prompt that a cache shared by all workers holds, as ranges `[start, end)`.
+    pub shared_hits: &'a [(u32, u32)],
+    /// What is set in place of the space's policy.
+    pub overrides: Overrides,
     /// How many output tokens the gateway expects; 0 = no idea.
     pub expected_output_tokens: u32,
 }
@@ -88,6 +100,11 @@ impl<'a> RouteRequest<'a> {
             explain: false,
             candidates_max: CANDIDATES_DEFAULT,
             allow: None,
+            pin: None,
+            required_taints: Names::NONE,
+            preferred_taints: Preferences { names: Names::NONE, weights: &[] },
+            shared_hits: &[],
+            overrides: Overrides::NONE,
             expected_output_tokens: 0,
         }
     }

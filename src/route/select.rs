@@ -1,25 +1,25 @@
-//! The lowest cost, and chance among equals.
+//! Who is picked by the costs, and chance among equals.
+
+use std::cmp::Ordering;
 
 use super::decision::Scored;
 use super::draws::Drawing;
+use super::mode::Pick;
 
 /// Puts the chosen candidate first and the next `listed - 1` in ascending cost behind it; the rest is cut
-/// off. Equal costs: the first place is drawn uniformly, the others stand in table order. Returns how
-/// many shared the lowest cost.
-pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, drawing: &mut Drawing) -> u32 {
-    let Some(lowest) = candidates.iter().map(|scored| scored.terms.cost).min_by(f64::total_cmp) else { return 0 };
-    // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
-    let (mut ties, mut chosen) = (0, 0);
-    for (place, scored) in candidates.iter().enumerate() {
-        if scored.terms.cost == lowest {
-            ties += 1;
-            if ties == 1 || drawing.below(ties as usize) == 0 {
-                chosen = place;
-            }
-        }
+/// off. Equal costs behind the first stand in table order. Returns how many shared the lowest cost.
+pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, pick: Pick, drawing: &mut Drawing) -> u32 {
+    if candidates.is_empty() {
+        return 0;
     }
+    let order = |a: &Scored, b: &Scored| compare(pick, a, b).then(a.index.place().cmp(&b.index.place()));
+    let (lowest, ties) = lowest(candidates, pick, drawing);
+    let chosen = match pick {
+        Pick::Lowest | Pick::LowestThenIdlest => lowest,
+        Pick::Sampled { temperature } => sampled(candidates, temperature, drawing).unwrap_or(lowest),
+        Pick::BetterOfTwo => better_of_two(candidates, drawing),
+    };
     candidates.swap(0, chosen);
-    let order = |a: &Scored, b: &Scored| a.terms.cost.total_cmp(&b.terms.cost).then(a.index.cmp(&b.index));
     let rest = candidates.len() - 1;
     let listed_rest = listed.saturating_sub(1).min(rest);
     if listed_rest < rest {
@@ -28,6 +28,74 @@ pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, drawing: &mut 
     }
     candidates[1..].sort_unstable_by(order);
     ties
+}
+
+fn compare(pick: Pick, a: &Scored, b: &Scored) -> Ordering {
+    let by_cost = a.terms.cost.total_cmp(&b.terms.cost);
+    match pick {
+        Pick::LowestThenIdlest => by_cost.then(a.terms.active_requests.total_cmp(&b.terms.active_requests)),
+        _ => by_cost,
+    }
+}
+
+/// The place of the lowest, each of equals as likely as the others, and how many they are.
+fn lowest(candidates: &[Scored], pick: Pick, drawing: &mut Drawing) -> (usize, u32) {
+    // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
+    let (mut chosen, mut ties) = (0, 1);
+    for place in 1..candidates.len() {
+        match compare(pick, &candidates[place], &candidates[chosen]) {
+            Ordering::Less => (chosen, ties) = (place, 1),
+            Ordering::Equal => {
+                ties += 1;
+                if drawing.below(ties) == 0 {
+                    chosen = place;
+                }
+            }
+            Ordering::Greater => {}
+        }
+    }
+    (chosen, ties as u32)
+}
+
+/// One by one is drawn with a probability proportional to e to the power of -(how far its cost is from the lowest, as
+/// a share of how far the highest is) / temperature. `None` where all are equal: then any of the lowest is as good.
+fn sampled(candidates: &[Scored], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
+    // What costs infinitely much is never drawn as long as something does not.
+    let costs = || candidates.iter().map(|scored| scored.terms.cost).filter(|cost| cost.is_finite());
+    let (low, high) = costs().fold((f64::MAX, f64::MIN), |(low, high), cost| (low.min(cost), high.max(cost)));
+    // Costs may be so far apart that their difference is no number: then all are scaled.
+    let scale = if (high - low).is_finite() { 1.0 } else { low.abs().max(high.abs()) };
+    let step = (high / scale - low / scale) * temperature;
+    if step.is_nan() || step <= 0.0 {
+        return None;
+    }
+    let weight = |scored: &Scored| match scored.terms.cost {
+        cost if cost.is_finite() => libm::exp(-((cost / scale - low / scale) / step)),
+        _ => 0.0,
+    };
+    let sum: f64 = candidates.iter().map(weight).sum();
+    let drawn = drawing.unit();
+    let mut cumulated = 0.0;
+    let mut last = None;
+    for (place, scored) in candidates.iter().enumerate().filter(|(_, scored)| scored.terms.cost.is_finite()) {
+        cumulated += weight(scored) / sum;
+        if drawn <= cumulated {
+            return Some(place);
+        }
+        last = Some(place);
+    }
+    last
+}
+
+/// Two different places are drawn; the lower of them, of equals the first drawn.
+fn better_of_two(candidates: &[Scored], drawing: &mut Drawing) -> usize {
+    let first = drawing.below(candidates.len());
+    if candidates.len() == 1 {
+        return first;
+    }
+    let second = drawing.below(candidates.len() - 1);
+    let second = second + usize::from(second >= first);
+    if candidates[second].terms.cost < candidates[first].terms.cost { second } else { first }
 }
 
 #[cfg(test)]
@@ -59,15 +127,15 @@ mod tests {
     fn the_lowest_comes_first_and_the_rest_by_cost() {
         let mut drawing = Draws::new(1).begin();
         let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
-        assert_eq!(choose(&mut candidates, 8, &mut drawing), 1);
+        assert_eq!(choose(&mut candidates, 8, Pick::Lowest, &mut drawing), 1);
         assert_eq!(order(&candidates), [3, 1, 2, 0]);
         let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
-        choose(&mut candidates, 2, &mut drawing);
+        choose(&mut candidates, 2, Pick::Lowest, &mut drawing);
         assert_eq!(order(&candidates), [3, 1]);
         let mut candidates = scored(&[3.0, 1.0]);
-        choose(&mut candidates, 0, &mut drawing);
+        choose(&mut candidates, 0, Pick::Lowest, &mut drawing);
         assert_eq!(order(&candidates), [1], "the chosen one is always listed");
-        assert_eq!(choose(&mut Vec::new(), 8, &mut drawing), 0);
+        assert_eq!(choose(&mut Vec::new(), 8, Pick::Lowest, &mut drawing), 0);
     }
 
     #[test]
@@ -77,7 +145,7 @@ mod tests {
             let mut counts = [0_u32; 4];
             for _ in 0..9000 {
                 let mut candidates = scored(&[1.0, 2.0, 1.0, 1.0]);
-                assert_eq!(choose(&mut candidates, 1, &mut drawing), 3);
+                assert_eq!(choose(&mut candidates, 1, Pick::Lowest, &mut drawing), 3);
                 counts[candidates[0].index.0 as usize] += 1;
             }
             counts
@@ -89,5 +157,68 @@ mod tests {
         }
         assert_eq!(counts, draw(7));
         assert_ne!(counts, draw(8));
+    }
+
+    /// How often each of `costs` is chosen of 30,000 times, one seed after the other.
+    fn counts<const N: usize>(costs: [f64; N], pick: Pick) -> [f64; N] {
+        let mut counts = [0.0; N];
+        for seed in 0..30_000 {
+            let mut candidates = scored(&costs);
+            choose(&mut candidates, N, pick, &mut Draws::new(seed).begin());
+            counts[candidates[0].index.0 as usize] += 1.0 / 30_000.0;
+        }
+        counts
+    }
+
+    #[test]
+    fn a_temperature_gives_every_candidate_its_chance() {
+        for (temperature, expected) in [(0.5, [0.0707, 0.5224, 0.4069]), (1.0, [0.1635, 0.4444, 0.3922])] {
+            let counts = counts([18.0, 10.0, 11.0], Pick::Sampled { temperature });
+            for (count, expected) in counts.into_iter().zip(expected) {
+                assert!((count - expected).abs() < 0.01, "{temperature}: {counts:?}");
+            }
+        }
+        let cold = counts([18.0, 10.0, 11.0], Pick::Sampled { temperature: 1e-300 });
+        assert!(cold[1] > 0.999, "{cold:?}");
+        let equal = counts([5.0; 4], Pick::Sampled { temperature: 0.3 });
+        assert!(equal.iter().all(|count| (count - 0.25).abs() < 0.01), "{equal:?}");
+    }
+
+    #[test]
+    fn costs_at_the_end_of_numbers_are_chosen_among_too() {
+        let huge = counts([f64::MAX, -f64::MAX, 0.0], Pick::Sampled { temperature: 1.0 });
+        let (half, sum) = ((-0.5_f64).exp(), 1.0 + (-0.5_f64).exp() + (-1.0_f64).exp());
+        for (count, expected) in huge.into_iter().zip([(-1.0_f64).exp() / sum, 1.0 / sum, half / sum]) {
+            assert!((count - expected).abs() < 0.01, "{huge:?}");
+        }
+        let infinite = counts([f64::INFINITY, 1.0, 2.0], Pick::Sampled { temperature: 1.0 });
+        assert!(infinite[0] == 0.0 && infinite[1] > infinite[2] && infinite[2] > 0.0, "{infinite:?}");
+        let all = counts([f64::INFINITY; 2], Pick::Sampled { temperature: 1.0 });
+        assert!(all.iter().all(|count| (count - 0.5).abs() < 0.01), "{all:?}");
+    }
+
+    #[test]
+    fn the_better_of_two_is_never_the_worst() {
+        let counts = counts([3.0, 1.0, 2.0, 1.0], Pick::BetterOfTwo);
+        assert_eq!(counts[0], 0.0);
+        // Of six pairs two hold the third beside the first alone; equals go to whom was drawn first.
+        for (place, expected) in [(1, 5.0 / 12.0), (2, 1.0 / 6.0), (3, 5.0 / 12.0)] {
+            assert!((counts[place] - expected).abs() < 0.01, "{counts:?}");
+        }
+        assert_eq!(
+            self::counts([7.0], Pick::BetterOfTwo),
+            [1.0].map(|one: f64| self::counts([7.0], Pick::Lowest)[0] * one)
+        );
+    }
+
+    #[test]
+    fn of_equal_pools_the_idlest_worker_is_taken() {
+        let mut candidates = scored(&[1.0, 1.0, 1.0, 0.5]);
+        candidates[3].terms.cost = 1.0;
+        for (scored, requests) in candidates.iter_mut().zip([4.0, 2.0, 3.0, 9.0]) {
+            scored.terms.active_requests = requests;
+        }
+        assert_eq!(choose(&mut candidates, 3, Pick::LowestThenIdlest, &mut Draws::new(1).begin()), 1);
+        assert_eq!(order(&candidates), [1, 2, 0]);
     }
 }

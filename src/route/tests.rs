@@ -45,6 +45,7 @@ impl World {
                 device_class: DeviceClass::Gpu,
                 weight: 1.0,
                 taints: Vec::new(),
+                loras: Vec::new(),
                 state: WorkerState::Ready,
                 trust: Arc::new(TrustCell::new(Trust::default())),
                 events: None,
@@ -90,6 +91,7 @@ impl World {
             predictions: &self.predictions,
             loads: &self.loads,
             policy: &self.policy,
+            turns: &[],
             now_ns: 0,
         };
         self.draw += 1;
@@ -213,6 +215,7 @@ fn rules_remove_workers_and_say_so() {
         predictions: &world.predictions,
         loads: &world.loads,
         policy: &world.policy,
+        turns: &[],
         now_ns: 0,
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
@@ -370,7 +373,7 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
             }
         });
         for _ in 0..DECISIONS {
-            let view = View { fleet, indexes, predictions, loads, policy, now_ns: 0 };
+            let view = View { fleet, indexes, predictions, loads, policy, turns: &[], now_ns: 0 };
             decide(&view, &ask(&prompt), scratch, Draws::new(*draw), decision).unwrap();
             let worker = &decision.candidates[0];
             if worker.trust.level == TrustLevel::Exact {

@@ -243,8 +243,6 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         None => None,
     };
     Ok(RouteRequest {
-        space: SpaceId(table.space_id()),
-        prompt: prompt(&question)?,
         lora: name("lora", table.lora())?,
         salt: name("salt", table.salt())?,
         media: read_media(table.media(), media)?,
@@ -253,6 +251,7 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         candidates_max: (table.candidates_max() as usize).min(CANDIDATES_MAX),
         allow,
         expected_output_tokens: table.expected_output_tokens(),
+        ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
     })
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn fleet() -> Arc<Fleet> {
         device_class: DeviceClass::Gpu,
         weight: 1.0,
         taints: vec!["a".into()],
+        loras: Vec::new(),
         state: WorkerState::Ready,
         trust: Arc::new(TrustCell::new(Trust::default())),
         events: None,

@@ -114,6 +114,7 @@ fn record(publisher: &Publisher) -> WorkerRecord {
         device_class: DeviceClass::default(),
         weight: 1.0,
         taints: Vec::new(),
+        loras: Vec::new(),
         state: WorkerState::Joining,
         trust: Arc::clone(&publisher.view.trust),
         events: Some(publisher.source.clone()),

@@ -6,12 +6,12 @@ use super::field;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{
-    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PolicyConfig,
-    ServeConfig, SnapshotConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, ServeConfig,
+    SnapshotConfig,
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, Number, Parsed, Text};
+use Kind::{Choice, Flag, Integer, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -238,78 +238,6 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
             Value("86400"),
             Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
             "The snapshot of a worker that is no longer there is removed at this age.",
-        ),
-    ],
-};
-
-pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
-    name: "policy",
-    reload: Reload::Never,
-    repeated: false,
-    doc: "What a decision weighs. Costs are in blocks; the lowest wins.",
-    fields: &[
-        field(
-            "device_credit",
-            "",
-            Value("1.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.device_credit = v },
-            "Credit per block held in device memory. 0: route by load alone.",
-        ),
-        field(
-            "credit_decay",
-            "",
-            Value("0.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.credit_decay = v },
-            "How fast a prefill backlog above the least loaded worker's lessens the device credit. 0: not at all.",
-        ),
-        field(
-            "prefill_load_scale",
-            "",
-            Value("1.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.prefill_load_scale = v },
-            "Weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
-        ),
-        field(
-            "active_request_weight",
-            "blocks",
-            Value("0.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.active_request_weight = v },
-            "Cost per request a worker is busy with. Above 0 spreads many short requests.",
-        ),
-        field(
-            "host_hit_weight",
-            "",
-            Value("0.75"),
-            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.host_hit_weight = v },
-            "Credit per block held in host memory.",
-        ),
-        field(
-            "disk_hit_weight",
-            "",
-            Value("0.25"),
-            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disk_hit_weight = v },
-            "Credit per block held on disk or in an external store.",
-        ),
-        field(
-            "seed",
-            "",
-            Value("0"),
-            Integer { min: 0, max: u64::MAX, set: |c, v| c.seed = v },
-            "Seed of the draws between workers of equal cost, for repeatable runs. 0: drawn at the start.",
-        ),
-        field(
-            "track_prefill_tokens",
-            "",
-            Value("true"),
-            Flag { set: |c, v| c.weights.track_prefill_tokens = v },
-            "Count prefill: what a worker is busy with and what this prompt adds. false: no prefill term.",
-        ),
-        field(
-            "track_active_blocks",
-            "",
-            Value("true"),
-            Flag { set: |c, v| c.weights.track_active_blocks = v },
-            "Count decode blocks: what a worker is busy with and what this prompt adds. false: no decode term.",
         ),
     ],
 };

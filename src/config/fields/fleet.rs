@@ -34,6 +34,7 @@ pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) device: DeviceClass,
     pub(in crate::config) weight: Option<f64>,
     pub(in crate::config) taints: Vec<String>,
+    pub(in crate::config) loras: Vec<String>,
     pub(in crate::config) draining: bool,
 }
 
@@ -41,7 +42,8 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
     name: "space",
     reload: Reload::Never,
     repeated: true,
-    doc: "Prompts and blocks that may be compared: one model, namespace and pool. At least one.",
+    doc: "Prompts and blocks that may be compared: one model, namespace and pool. At least one. What differs from\n\
+          # [policy] for one space stands below it, under [space.policy].",
     fields: &[
         field(
             "model",
@@ -249,28 +251,35 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "tokens",
             Value("8192"),
             Integer { min: 1, max: limits::BATCHED_TOKENS_CEILING, set: |c, v| c.batched_tokens_max = v },
-            "Tokens it batches in one step. Told to gateways that list the workers; decisions do not use it yet.",
+            "Tokens it batches in one step: what busy_prefill_steps in [policy] is counted in.",
         ),
         field(
             "device",
             "",
             Value("gpu"),
             Choice { names: &["gpu", "cpu"], set: |c, at| c.device = [DeviceClass::Gpu, DeviceClass::Cpu][at] },
-            "What it computes on. Told to gateways that list the workers; decisions do not use it yet.",
+            "What it computes on. Mode device-aware-weighted fills one kind before the other.",
         ),
         field(
             "weight",
             "",
             Absent("8.0"),
             Number { min: 0.001, max: 1e6, set: |c, v| c.weight = Some(v) },
-            "Its throughput, for gateways; decisions do not use it yet. Absent: 8 for gpu, 1 for cpu.",
+            "Its throughput, which mode device-aware-weighted and `capability` in [policy] go by. Absent: 8 for gpu, 1 for cpu.",
         ),
         field(
             "taints",
             "",
             Value(""),
             List { items_max: limits::TAINTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.taints = v },
-            "Labels of it. Told to gateways that list the workers; decisions do not use them yet.",
+            "Labels of it, which requests may require or prefer.",
+        ),
+        field(
+            "loras",
+            "",
+            Value(""),
+            List { items_max: limits::LORAS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.loras = v },
+            "LoRA adapters it has loaded. A prompt with an adapter goes to workers that name it, if there are any.",
         ),
         field(
             "draining",

@@ -44,6 +44,7 @@ fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer
         device_class: DeviceClass::Gpu,
         weight: 1.0,
         taints: Vec::new(),
+        loras: Vec::new(),
         state,
         trust,
         events: Some(publisher.source.clone()),

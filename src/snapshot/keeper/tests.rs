@@ -29,6 +29,7 @@ fn record(id: u64, seq: Option<u64>) -> WorkerRecord {
         device_class: DeviceClass::Gpu,
         weight: 1.0,
         taints: Vec::new(),
+        loras: Vec::new(),
         state: WorkerState::Ready,
         trust: Arc::new(TrustCell::new(trust)),
         events: Some(EventSource { endpoint: "tcp://x:1".into(), replay: None, topic: String::new() }),

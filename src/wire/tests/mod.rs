@@ -14,7 +14,8 @@ use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, W
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::{
-    BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Prompt, ReplyNotes, RouteRequest, Rule, Scored,
+    BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest, Rule,
+    Scored,
 };
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReason};

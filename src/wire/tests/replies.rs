@@ -48,6 +48,10 @@ fn decision() -> (Decision, FleetTable) {
         ],
         running: vec![0, 1],
         seed: 3,
+        mode: Mode::LeastLoaded,
+        nobody: None,
+        shares_blocks: true,
+        engines_idle: Vec::new(),
     };
     let space = Space {
         id: SpaceId(0),

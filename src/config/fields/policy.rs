@@ -1,0 +1,161 @@
+//! The table that says how workers are chosen.
+
+use super::field;
+use crate::config::PolicyConfig;
+use crate::config::field::{Kind, Preset, Reload, Section};
+use crate::limits;
+use crate::route::Mode;
+use crate::trust::TrustLevel;
+
+use Kind::{Choice, Flag, Integer, Number};
+use Preset::{Absent, Value};
+
+const TRUST: [TrustLevel; 5] =
+    [TrustLevel::None, TrustLevel::Predicted, TrustLevel::Unproven, TrustLevel::LowerBound, TrustLevel::Exact];
+const TRUST_NAMES: [&str; 5] = ["none", "predicted", "unproven", "lower_bound", "exact"];
+
+pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
+    name: "policy",
+    reload: Reload::AllBut(&["seed"]),
+    repeated: false,
+    doc: "How workers are chosen, in every space unless its [space.policy] says otherwise. Costs are in blocks; the lowest wins.",
+    fields: &[
+        field(
+            "mode",
+            "",
+            Value("kv"),
+            Choice { names: &Mode::NAMES, set: |c, at| c.weights.mode = Mode::ALL[at] },
+            "kv: by what would have to be computed and what a worker is busy with. The others: README.md, \"Modes\".",
+        ),
+        field(
+            "device_credit",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.device_credit = v },
+            "Credit per block held in device memory. 0: route by load alone.",
+        ),
+        field(
+            "credit_decay",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.credit_decay = v },
+            "How fast a prefill backlog above the least loaded worker's lessens the device credit. 0: not at all.",
+        ),
+        field(
+            "prefill_load_scale",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.prefill_load_scale = v },
+            "Weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
+        ),
+        field(
+            "active_request_weight",
+            "blocks",
+            Value("0.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.active_request_weight = v },
+            "Cost per request a worker is busy with. Above 0 spreads many short requests.",
+        ),
+        field(
+            "host_hit_weight",
+            "",
+            Value("0.75"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.host_hit_weight = v },
+            "Credit per block held in host memory.",
+        ),
+        field(
+            "disk_hit_weight",
+            "",
+            Value("0.25"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disk_hit_weight = v },
+            "Credit per block held on disk or in an external store.",
+        ),
+        field(
+            "shared_multiplier",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.shared_multiplier = v },
+            "Credit per block that a request says a cache shared by all workers holds, beyond those in device memory.",
+        ),
+        field(
+            "temperature",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.temperature = v },
+            "Chance in kv, load-aware, approximate and lmetric. 0: the lowest cost. 1: the highest is still drawn 0.37 times as often.",
+        ),
+        field(
+            "seed",
+            "",
+            Value("0"),
+            Integer { min: 0, max: u64::MAX, set: |c, v| c.seed = v },
+            "Seed of everything drawn by chance, for repeatable runs. 0: drawn at the start. Only in [policy] itself.",
+        ),
+        field(
+            "track_prefill_tokens",
+            "",
+            Value("true"),
+            Flag { set: |c, v| c.weights.track_prefill_tokens = v },
+            "Count prefill: what a worker is busy with and what this prompt adds. false: no prefill term.",
+        ),
+        field(
+            "track_active_blocks",
+            "",
+            Value("true"),
+            Flag { set: |c, v| c.weights.track_active_blocks = v },
+            "Count decode blocks: what a worker is busy with and what this prompt adds. false: no decode term.",
+        ),
+        field(
+            "assume_kv_reuse",
+            "",
+            Value("true"),
+            Flag { set: |c, v| c.weights.assume_kv_reuse = v },
+            "Take requests in flight with a common prefix to share its blocks. false: each is counted in full.",
+        ),
+        field(
+            "capability",
+            "",
+            Value("false"),
+            Flag { set: |c, v| c.weights.capability = v },
+            "Divide the cost by the worker's weight, so that a stronger worker is given more.",
+        ),
+        field(
+            "trust_min",
+            "",
+            Value("none"),
+            Choice { names: &TRUST_NAMES, set: |c, at| c.weights.trust_min = TRUST[at] },
+            "Workers whose cache is believed less are out of the running. none: nobody is, for that.",
+        ),
+        field(
+            "credit_trust_min",
+            "",
+            Value("none"),
+            Choice { names: &TRUST_NAMES, set: |c, at| c.weights.credit_trust_min = TRUST[at] },
+            "What workers that are believed less hold is not counted. none: all of it is.",
+        ),
+        field(
+            "busy_decode_blocks_share",
+            "",
+            Absent("0.9"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.busy.decode_blocks_share = Some(v) },
+            "A worker with more active decode blocks than this share of its capacity_blocks takes no requests. Absent: no bound.",
+        ),
+        field(
+            "busy_prefill_tokens",
+            "tokens",
+            Absent("65536"),
+            Integer {
+                min: 0,
+                max: limits::BATCHED_TOKENS_CEILING,
+                set: |c, v| c.weights.busy.prefill_tokens = Some(v),
+            },
+            "A worker with more tokens to prefill takes no requests. Absent: no bound.",
+        ),
+        field(
+            "busy_prefill_steps",
+            "",
+            Absent("2.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.busy.prefill_steps = Some(v) },
+            "A worker with more tokens to prefill than so many times its batched_tokens_max takes no requests. Absent: no bound.",
+        ),
+    ],
+};

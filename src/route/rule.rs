@@ -1,0 +1,171 @@
+//! Who is in the running: the rules, in their order, and what is said when nobody is left.
+
+use super::decision::{Decision, ReplyNotes};
+use super::observation::{Observation, Observed};
+use super::policy::{BusyThresholds, Policy};
+use crate::error::Kind;
+use crate::fleet::WorkerState;
+use crate::ids::{DpRank, Worker};
+
+/// A rule that takes workers out of the running. The order is that in which they are applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// Not on the request's allow-list.
+    NotAllowed,
+    /// Does not advertise the request's adapter, and others do.
+    NoAdapter,
+    /// Takes no new requests.
+    Draining,
+    /// Its publisher has been gone too long, and there are others.
+    Down,
+    /// It failed a gateway of late, and there are others.
+    BackingOff,
+    /// The request is pinned to another.
+    NotPinned,
+    /// Lacks a label that the request requires.
+    Taints,
+    /// All ranks of its engine are beyond a busy threshold.
+    Busy,
+    /// Believed less than the policy wants.
+    Trust,
+}
+
+impl Rule {
+    /// Every rule, in the order they are applied.
+    pub const ALL: &'static [Self] = &[
+        Self::NotAllowed,
+        Self::NoAdapter,
+        Self::Draining,
+        Self::Down,
+        Self::BackingOff,
+        Self::NotPinned,
+        Self::Taints,
+        Self::Busy,
+        Self::Trust,
+    ];
+
+    /// The name used in replies and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "not_allowed",
+            Self::NoAdapter => "no_adapter",
+            Self::Draining => "draining",
+            Self::Down => "down",
+            Self::BackingOff => "backing_off",
+            Self::NotPinned => "not_pinned",
+            Self::Taints => "taints",
+            Self::Busy => "busy",
+            Self::Trust => "trust",
+        }
+    }
+
+    /// Whether it speaks of what may well be otherwise: better a doubtful worker than none.
+    const fn is_doubtful(self) -> bool {
+        matches!(self, Self::Down | Self::BackingOff)
+    }
+}
+
+/// Whether `named`, of which rank `u32::MAX` is every rank, means this worker.
+pub(super) fn names(named: Worker, worker: Worker) -> bool {
+    named.id == worker.id && (named.rank == worker.rank || named.rank == DpRank(u32::MAX))
+}
+
+/// Lists who is in the running, and the others with the rule that removed them.
+pub(super) fn admit(policy: &Policy, observation: &Observation, decision: &mut Decision) {
+    // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
+    let adapter = observation.asked.pin.is_none()
+        && observation.workers.iter().any(|observed| observed.allowed && observed.has_adapter);
+    note_idle(&policy.busy, observation, decision);
+    list(observation, decision, |observed, idle| removed_by(policy, adapter, observed, idle));
+    let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, _)| rule(*by));
+    let others_were_fit = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
+    if decision.running.is_empty() && removed(Rule::is_doubtful) && !others_were_fit {
+        list(observation, decision, |observed, idle| removed_by(policy, adapter, &undoubted(observed), idle));
+        if !decision.running.is_empty() {
+            decision.notes.insert(ReplyNotes::ALL_DOWN);
+        }
+    }
+}
+
+/// A worker as if its publisher were there and it had failed nobody.
+const fn undoubted(observed: &Observed) -> Observed {
+    let state = match observed.state {
+        WorkerState::Down => WorkerState::Ready,
+        state => state,
+    };
+    Observed { state, backing_off: false, ..*observed }
+}
+
+/// Notes the engines with a rank that is not busy, where that matters.
+fn note_idle(busy: &BusyThresholds, observation: &Observation, decision: &mut Decision) {
+    decision.engines_idle.clear();
+    if busy.any() {
+        let idle = observation.workers.iter().filter(|observed| !is_busy(busy, observed));
+        decision.engines_idle.extend(idle.map(|observed| observed.worker.id));
+        decision.engines_idle.sort_unstable();
+    }
+}
+
+/// Whether a rank is beyond a threshold.
+fn is_busy(busy: &BusyThresholds, observed: &Observed) -> bool {
+    let (blocks, tokens) = (observed.load.decode_blocks as f64, observed.load.prefill_tokens);
+    let capacity = Some(observed.capacity_blocks as f64).filter(|capacity| *capacity > 0.0);
+    let decode = busy.decode_blocks_share.zip(capacity).is_some_and(|(share, capacity)| blocks > share * capacity);
+    let prefill = busy.prefill_tokens.is_some_and(|most| tokens > most);
+    let steps = busy.prefill_steps.is_some_and(|steps| tokens as f64 > steps * observed.batched_tokens_max as f64);
+    decode || prefill || steps
+}
+
+/// Lists every worker as in the running or under the rule that removed it. The rule is told whether the worker's
+/// engine is busy.
+fn list(observation: &Observation, decision: &mut Decision, removed_by: impl Fn(&Observed, bool) -> Option<Rule>) {
+    decision.running.clear();
+    decision.removed.clear();
+    for (place, observed) in observation.workers.iter().enumerate() {
+        let idle = decision.engines_idle.binary_search(&observed.worker.id).is_ok();
+        match removed_by(observed, idle) {
+            Some(rule) => decision.removed.push((rule, observed.worker)),
+            None => decision.running.push(place as u32),
+        }
+    }
+}
+
+/// The first rule that takes a worker out of the running. `adapter`: only workers that have the
+/// request's adapter stay.
+fn removed_by(policy: &Policy, adapter: bool, observed: &Observed, idle: bool) -> Option<Rule> {
+    let unavailable = match observed.state {
+        WorkerState::Draining => Some(Rule::Draining),
+        WorkerState::Down => Some(Rule::Down),
+        WorkerState::Joining | WorkerState::Ready => None,
+    };
+    let rules = [
+        (!observed.allowed, Rule::NotAllowed),
+        (adapter && !observed.has_adapter, Rule::NoAdapter),
+        (unavailable.is_some(), unavailable.unwrap_or(Rule::Down)),
+        (observed.backing_off, Rule::BackingOff),
+        (!observed.is_pinned, Rule::NotPinned),
+        (!observed.has_required_taints, Rule::Taints),
+        (policy.busy.any() && !idle, Rule::Busy),
+        (observed.trust.level < policy.trust_min, Rule::Trust),
+    ];
+    rules.iter().find(|(applies, _)| *applies).map(|(_, rule)| *rule)
+}
+
+/// Why nobody is in the running; `None` if somebody is.
+pub(super) fn nobody(observation: &Observation, decision: &Decision) -> Option<Kind> {
+    if !decision.running.is_empty() {
+        return None;
+    }
+    let pin = observation.asked.pin;
+    let of_pinned = |worker: Worker| pin.is_none_or(|pin| names(pin, worker));
+    let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, of)| rule(*by) && of_pinned(*of));
+    let temporary = |rule| matches!(rule, Rule::Draining | Rule::Down | Rule::BackingOff);
+    Some(match pin {
+        Some(_) if removed(|rule| rule == Rule::NotAllowed) => Kind::PinnedNotAllowed,
+        Some(_) if removed(|rule| rule == Rule::Busy) => Kind::PinnedBusy,
+        None if removed(|rule| rule == Rule::Busy) => Kind::AllBusy,
+        _ if observation.workers.is_empty() || removed(temporary) => Kind::NobodyAvailable,
+        _ => Kind::AllFiltered,
+    })
+}

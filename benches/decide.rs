@@ -98,7 +98,7 @@ fn route(c: &mut Criterion) {
                 assert!(decided.is_ok(), "{decided:?}");
                 let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
                 let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen, locals), 0);
-                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
             });
         });
     }

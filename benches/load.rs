@@ -19,7 +19,7 @@ fn prompt(number: u64) -> Vec<LocalHash> {
 }
 
 fn demand(locals: &[LocalHash]) -> Demand<'_> {
-    Demand { prefill_tokens: 1000, blocks: PromptBlocks::Shared { space: SPACE, locals } }
+    Demand { prefill_tokens: 1000, cached_tokens: 0, blocks: PromptBlocks::Shared { space: SPACE, locals } }
 }
 
 /// Workers with four prompts each, all with the same beginning.
@@ -42,15 +42,15 @@ fn book(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(name, workers), |bencher| {
                 bencher.iter(|| {
                     let booked = loads.book(session, "r", 0, WorkerIndex(3), demand(black_box(&locals)), 0);
-                    booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+                    booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
                 });
             });
         }
         group.bench_function(BenchmarkId::new("alone", workers), |bencher| {
-            let demand = Demand { prefill_tokens: 1000, blocks: PromptBlocks::Alone(BLOCKS) };
+            let demand = Demand { prefill_tokens: 1000, cached_tokens: 0, blocks: PromptBlocks::Alone(BLOCKS) };
             bencher.iter(|| {
                 let booked = loads.book(session, "r", 0, WorkerIndex(3), black_box(demand), 0);
-                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle))).is_ok()
+                booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
             });
         });
     }
@@ -76,7 +76,7 @@ fn active(c: &mut Criterion) {
 
 fn read(c: &mut Criterion) {
     let Some((loads, _)) = busy(16) else { return };
-    c.bench_function("load/read", |bencher| bencher.iter(|| loads.read(black_box(WorkerIndex(3)))));
+    c.bench_function("load/read", |bencher| bencher.iter(|| loads.read_at(black_box(WorkerIndex(3)), 7)));
 }
 
 criterion_group!(benches, book, active, read);

@@ -315,6 +315,12 @@ pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
 pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
 /// Times that a look-up of active blocks walks before it asks for the bookings' lock.
 pub const ACTIVE_READ_TRIES_MAX: usize = 16;
+/// Prefills of a worker that are learnt from before it is said how long the next takes.
+pub const PREFILL_SAMPLES_MIN: u32 = 4;
+/// Weight of a worker's last prefill in the averages that are learnt, 0 to 1.
+pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
+/// Longest configurable time of a token's prefill, nanoseconds: a second.
+pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
 /// How often the control thread looks whether the others still run.
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often bookings are looked through for what has to end.

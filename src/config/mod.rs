@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
+use crate::load::PrefillModel;
 
 use crate::route::Policy;
 
@@ -205,6 +206,42 @@ pub struct BookingConfig {
     pub age_s_max: u64,
     /// A session's bookings outlive its last connection by this, seconds.
     pub session_grace_s: u64,
+    /// Whether and how it is reckoned how long a prefill takes.
+    pub prefill_model: PrefillModelName,
+    /// Of every prefill, microseconds; for a fixed model.
+    pub prefill_base_us: u64,
+    /// Of a token that is computed, nanoseconds; for a fixed model.
+    pub prefill_token_ns: u64,
+    /// Of a token that is cached, nanoseconds; for a fixed model.
+    pub prefill_cached_token_ns: u64,
+}
+
+/// How long a prefill is reckoned to take, by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefillModelName {
+    /// It counts in full until it is done.
+    #[default]
+    Off,
+    /// As the configuration says.
+    Fixed,
+    /// As each worker's prefills before took.
+    Learnt,
+}
+
+impl BookingConfig {
+    /// The model with its figures.
+    #[must_use]
+    pub const fn prefill(&self) -> PrefillModel {
+        match self.prefill_model {
+            PrefillModelName::Off => PrefillModel::Off,
+            PrefillModelName::Fixed => PrefillModel::Fixed {
+                base_ns: self.prefill_base_us * 1000,
+                token_ns: self.prefill_token_ns,
+                cached_token_ns: self.prefill_cached_token_ns,
+            },
+            PrefillModelName::Learnt => PrefillModel::Learnt,
+        }
+    }
 }
 
 /// `[snapshot]`: what a restart need not forget.

@@ -37,6 +37,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         age_ms_max: config.booking.age_s_max * 1000,
         session_grace_ms: config.booking.session_grace_s * 1000,
         secret: rand::rng().random(),
+        prefill: config.booking.prefill(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);

@@ -329,7 +329,7 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
     loop {
         every.tick().await;
         loop {
-            let expired = shared.loads.expire(shared.now_ms(), BOOKINGS_EXPIRED_PER_TURN_MAX);
+            let expired = shared.loads.expire(shared.now_ns(), BOOKINGS_EXPIRED_PER_TURN_MAX);
             counters.add(DaemonCounter::BookingsExpiredAge, expired.by_age);
             counters.add(DaemonCounter::BookingsExpiredSession, expired.by_session);
             if expired.bookings() < BOOKINGS_EXPIRED_PER_TURN_MAX as u64 {

@@ -74,7 +74,7 @@ impl Shared {
     }
 
     /// Nanoseconds of the same clock.
-    fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
 
@@ -165,8 +165,8 @@ impl CoreService {
             self.decide(request, decision)?;
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
-        let (demand, now_ms) = (demand(request, chosen, self.scratch.shared_locals(decision)), self.shared.now_ms());
-        let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ms)?;
+        let (demand, now_ns) = (demand(request, chosen, self.scratch.shared_locals(decision)), self.shared.now_ns());
+        let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
         }
@@ -174,7 +174,7 @@ impl CoreService {
             self.metrics.counters.bump(CoreCounter::BookingsUnshared);
         }
         decision.booking = Some(booked.handle);
-        self.predict(request, decision, now_ms);
+        self.predict(request, decision, now_ns / 1_000_000);
         Ok(())
     }
 }
@@ -211,7 +211,7 @@ impl Service for CoreService {
     }
 
     fn session_closed(&mut self, session: SessionId) {
-        self.shared.loads.close_session(session, self.shared.now_ms());
+        self.shared.loads.close_session(session, self.shared.now_ns());
     }
 
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
@@ -228,11 +228,16 @@ impl Service for CoreService {
         overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)
     }
 
-    fn prefill_complete(&mut self, session: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {
-        Ok(self.shared.loads.prefill_complete(session, *booking))
+    fn prefill_complete(
+        &mut self,
+        session: SessionId,
+        booking: &BookingRef<'_>,
+        prefill_us: u64,
+    ) -> Result<BookingOutcome> {
+        Ok(self.shared.loads.prefill_complete(session, *booking, prefill_us, self.shared.now_ns()))
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        Ok(self.shared.loads.free(session, *booking))
+        Ok(self.shared.loads.free(session, *booking, self.shared.now_ns()))
     }
 }

@@ -62,6 +62,8 @@ pub enum PromptBlocks<'a> {
 pub struct Demand<'a> {
     /// Tokens to be prefilled: those of the prompt that are not cached.
     pub prefill_tokens: u64,
+    /// Those that are cached.
+    pub cached_tokens: u64,
     /// Blocks of the prompt.
     pub blocks: PromptBlocks<'a>,
 }
@@ -83,11 +85,11 @@ pub(super) struct Booking {
     pub(super) request_id: Box<str>,
     pub(super) attempt: u32,
     pub(super) worker: WorkerIndex,
-    /// Tokens that were to be prefilled.
-    pub(super) prefill_tokens: u64,
+    /// Its number among the prefills of its worker; 0 = there is nothing to compute.
+    pub(super) prefill: u64,
     pub(super) held: Held,
     pub(super) prefilling: bool,
-    pub(super) booked_at_ms: u64,
+    pub(super) booked_at_ns: u64,
     /// Its place in its session's list.
     pub(super) session_place: u32,
     /// The slots of the bookings made just before and just after it, among those alive.
@@ -232,9 +234,9 @@ impl Bookings {
         }
     }
 
-    /// The slot of the oldest booking, if it is older than `age_ms`.
-    pub(super) fn oldest_beyond(&self, now_ms: u64, age_ms: u64) -> Option<u32> {
+    /// The slot of the oldest booking, if it is older than `age_ns`.
+    pub(super) fn oldest_beyond(&self, now_ns: u64, age_ns: u64) -> Option<u32> {
         let slot = self.oldest?;
-        (now_ms.saturating_sub(self.get(slot)?.booked_at_ms) >= age_ms).then_some(slot)
+        (now_ns.saturating_sub(self.get(slot)?.booked_at_ns) >= age_ns).then_some(slot)
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 
 /// What a worker is busy with, as far as bookings tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Tokens still to be prefilled.
+    /// Tokens still to be prefilled, less those that are reckoned done where a time is asked for.
     pub prefill_tokens: u64,
     /// Blocks of the prompts in flight: those that several share at the same place count once.
     pub decode_blocks: u64,
@@ -30,9 +31,78 @@ struct Cell {
     /// Whose load it is: a [`WorkerIndex`], or `NOBODY`.
     owner: AtomicU32,
     sequence: AtomicU64,
+    /// The backlog's fields; a duration that is not known is `NO_DURATION`.
     prefill_tokens: AtomicU64,
+    anchor_tokens: AtomicU64,
+    anchor_ns: AtomicU64,
+    since_ns: AtomicU64,
+    all_modelled: AtomicU64,
     decode_blocks: AtomicU64,
     requests: AtomicU64,
+}
+
+/// "Not known" of how long the anchor takes.
+const NO_DURATION: u64 = u64::MAX;
+
+/// What a cell holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) backlog: Backlog,
+    pub(super) decode_blocks: u64,
+    pub(super) requests: u64,
+}
+
+impl Record {
+    /// As a load, with the prefills as booked.
+    const fn load(&self, version: u64) -> Load {
+        let (prefill_tokens, decode_blocks) = (self.backlog.tokens, self.decode_blocks);
+        Load { prefill_tokens, decode_blocks, requests: self.requests, version }
+    }
+}
+
+impl Cell {
+    fn new(owner: u32) -> Self {
+        let zero = || AtomicU64::new(0);
+        let cell = Self {
+            owner: AtomicU32::new(owner),
+            sequence: zero(),
+            prefill_tokens: zero(),
+            anchor_tokens: zero(),
+            anchor_ns: zero(),
+            since_ns: zero(),
+            all_modelled: zero(),
+            decode_blocks: zero(),
+            requests: zero(),
+        };
+        cell.store(&Record::default());
+        cell
+    }
+
+    /// Relaxed: the sequence says whether the fields belong together.
+    fn load(&self) -> Record {
+        let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
+        let anchor_ns = of(&self.anchor_ns);
+        let backlog = Backlog {
+            tokens: of(&self.prefill_tokens),
+            anchor_tokens: of(&self.anchor_tokens),
+            anchor_ns: (anchor_ns != NO_DURATION).then_some(anchor_ns),
+            since_ns: of(&self.since_ns),
+            all_modelled: of(&self.all_modelled) != 0,
+        };
+        Record { backlog, decode_blocks: of(&self.decode_blocks), requests: of(&self.requests) }
+    }
+
+    /// Relaxed: as `load`.
+    fn store(&self, record: &Record) {
+        let Record { backlog, decode_blocks, requests } = record;
+        self.prefill_tokens.store(backlog.tokens, Ordering::Relaxed);
+        self.anchor_tokens.store(backlog.anchor_tokens, Ordering::Relaxed);
+        self.anchor_ns.store(backlog.anchor_ns.unwrap_or(NO_DURATION), Ordering::Relaxed);
+        self.since_ns.store(backlog.since_ns, Ordering::Relaxed);
+        self.all_modelled.store(u64::from(backlog.all_modelled), Ordering::Relaxed);
+        self.decode_blocks.store(*decode_blocks, Ordering::Relaxed);
+        self.requests.store(*requests, Ordering::Relaxed);
+    }
 }
 
 /// No worker's index: its place is beyond all.
@@ -47,13 +117,7 @@ const READ_TRIES_MAX: usize = 64;
 
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
-        let cell = |place: usize| Cell {
-            owner: AtomicU32::new(if place < workers { place as u32 } else { NOBODY }),
-            sequence: AtomicU64::new(0),
-            prefill_tokens: AtomicU64::new(0),
-            decode_blocks: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-        };
+        let cell = |place: usize| Cell::new(if place < workers { place as u32 } else { NOBODY });
         Self((0..WORKERS_MAX.max(workers)).map(cell).collect())
     }
 
@@ -81,57 +145,57 @@ impl LoadCells {
         let Some(cell) = self.0.get(worker.place()) else { return };
         // Relaxed: only the lock's holder writes it; readers see it within the sequence of the change below.
         let was = cell.owner.swap(worker.0, Ordering::Relaxed);
-        self.change(worker, |load| *load = Load { version: load.version, ..Load::default() });
+        self.change(worker, |record| *record = Record::default());
         cell.owner.store(owner, Ordering::Relaxed);
         debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
     }
 
-    /// The load now; all zero for a worker that is not in the table.
+    /// The load as it was booked, prefills under way in full; all zero for a worker that is not in the table.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
-        let Some(cell) = self.0.get(worker.place()) else { return Load::default() };
+        let (record, version) = self.record(worker);
+        record.load(version)
+    }
+
+    /// The load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left of them.
+    #[must_use]
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
+        let (record, version) = self.record(worker);
+        Load { prefill_tokens: record.backlog.at(now_ns), ..record.load(version) }
+    }
+
+    fn record(&self, worker: WorkerIndex) -> (Record, u64) {
+        let Some(cell) = self.0.get(worker.place()) else { return Default::default() };
         // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
         if cell.owner.load(Ordering::Relaxed) != worker.0 {
-            return Load::default();
+            return Default::default();
         }
-        let mut load = Load::default();
+        let mut read = Default::default();
         for _ in 0..READ_TRIES_MAX {
             // Acquire: pairs with DONE.
             let before = cell.sequence.load(Ordering::Acquire);
-            load = Load {
-                prefill_tokens: cell.prefill_tokens.load(Ordering::Relaxed),
-                decode_blocks: cell.decode_blocks.load(Ordering::Relaxed),
-                requests: cell.requests.load(Ordering::Relaxed),
-                version: before,
-            };
+            read = (cell.load(), before);
             // Acquire fence: pairs with OPEN; a field of a later write makes the later sequence visible.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && cell.sequence.load(Ordering::Relaxed) == before {
-                return load;
+                return read;
             }
             std::hint::spin_loop();
         }
-        load
+        read
     }
 
     /// Changes a worker's load. The caller holds the bookings' lock: there is one writer at a time.
-    pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Load)) {
+    pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Record)) {
         let Some(cell) = self.0.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
         // Relaxed: only writers change these, and the lock orders writers.
         let sequence = cell.sequence.load(Ordering::Relaxed);
-        let mut load = Load {
-            prefill_tokens: cell.prefill_tokens.load(Ordering::Relaxed),
-            decode_blocks: cell.decode_blocks.load(Ordering::Relaxed),
-            requests: cell.requests.load(Ordering::Relaxed),
-            version: sequence,
-        };
-        change(&mut load);
+        let mut record = cell.load();
+        change(&mut record);
         cell.sequence.store(sequence + 1, Ordering::Relaxed);
         // OPEN: no field may be seen changed before the odd sequence.
         fence(Ordering::Release);
-        cell.prefill_tokens.store(load.prefill_tokens, Ordering::Relaxed);
-        cell.decode_blocks.store(load.decode_blocks, Ordering::Relaxed);
-        cell.requests.store(load.requests, Ordering::Relaxed);
+        cell.store(&record);
         // DONE.
         cell.sequence.store(sequence + 2, Ordering::Release);
     }
@@ -145,7 +209,7 @@ mod tests {
     fn a_change_is_seen_whole_and_counts() {
         let cells = LoadCells::new(2);
         let before = cells.read(WorkerIndex(1));
-        cells.change(WorkerIndex(1), |load| load.requests += 1);
+        cells.change(WorkerIndex(1), |record| record.requests += 1);
         let after = cells.read(WorkerIndex(1));
         assert_eq!((before.requests, after.requests), (0, 1));
         assert_ne!(before.version, after.version);
@@ -159,10 +223,10 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..20_000 {
-                    cells.change(WorkerIndex(0), |load| {
-                        load.prefill_tokens += 2;
-                        load.decode_blocks += 3;
-                        load.requests += 1;
+                    cells.change(WorkerIndex(0), |record| {
+                        record.backlog.tokens += 2;
+                        record.decode_blocks += 3;
+                        record.requests += 1;
                     });
                 }
             });

@@ -7,11 +7,12 @@
 //!
 //! A booking is made by a decision, loses its prefill share when the gateway reports the prefill done,
 //! and ends when it is freed, superseded by a later attempt, too old, or its session has gone. Time is
-//! an argument: milliseconds of a clock that never goes back.
+//! an argument: nanoseconds of a clock that never goes back.
 
 mod active;
 mod booking;
 mod cell;
+mod prefill;
 mod session;
 mod sync;
 mod table;
@@ -22,5 +23,6 @@ mod tests;
 pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
 pub use cell::{Load, LoadCells};
+pub use prefill::PrefillModel;
 pub use session::{SessionId, SessionToken};
 pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

@@ -25,7 +25,7 @@ pub(super) struct Session {
     uid: u32,
     connections: u32,
     /// When the last connection went; meaningless while there is one.
-    left_at_ms: u64,
+    left_at_ns: u64,
     /// Slots of its live bookings; a booking knows its place here.
     pub(super) bookings: Vec<u32>,
 }
@@ -76,16 +76,16 @@ impl Sessions {
         if let Some(token) = token {
             self.by_token.insert(token, id);
         }
-        self.by_id.insert(id, Session { token, uid, connections: 1, left_at_ms: 0, bookings: Vec::new() });
+        self.by_id.insert(id, Session { token, uid, connections: 1, left_at_ns: 0, bookings: Vec::new() });
         Ok(id)
     }
 
     /// Takes a connection away. What nobody can come back to and holds nothing is gone at once, so that
     /// clients that come and go cannot fill the table.
-    pub(super) fn close(&mut self, id: SessionId, now_ms: u64) {
+    pub(super) fn close(&mut self, id: SessionId, now_ns: u64) {
         let Some(session) = self.by_id.get_mut(&id) else { return };
         session.connections = session.connections.saturating_sub(1);
-        session.left_at_ms = now_ms;
+        session.left_at_ns = now_ns;
         if session.connections == 0 && session.token.is_none() && session.bookings.is_empty() {
             self.by_id.remove(&id);
         }
@@ -107,12 +107,12 @@ impl Sessions {
         self.by_id.get_mut(&id)
     }
 
-    /// Takes at most `bookings_max` slots of bookings from the sessions whose last connection went `grace_ms`
+    /// Takes at most `bookings_max` slots of bookings from the sessions whose last connection went `grace_ns`
     /// ago; a session ends with its last one. Nobody comes back to it meanwhile: its token is free at once.
-    pub(super) fn end_abandoned(&mut self, now_ms: u64, grace_ms: u64, bookings_max: usize) -> Vec<u32> {
+    pub(super) fn end_abandoned(&mut self, now_ns: u64, grace_ns: u64, bookings_max: usize) -> Vec<u32> {
         let (by_token, mut slots) = (&mut self.by_token, Vec::new());
         self.by_id.retain(|_, session| {
-            if session.connections > 0 || now_ms.saturating_sub(session.left_at_ms) < grace_ms {
+            if session.connections > 0 || now_ns.saturating_sub(session.left_at_ns) < grace_ns {
                 return true;
             }
             if let Some(token) = session.token.take() {

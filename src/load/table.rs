@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use super::active::{ActiveDepths, ActiveTree, ActiveWriter, Placed};
 use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Demand, Held, Named, PromptBlocks};
 use super::cell::{Load, LoadCells};
+use super::prefill::{Prefill, PrefillModel, Prefills};
 use super::session::{SessionId, SessionToken, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
@@ -19,11 +20,13 @@ pub struct LoadsConfig {
     pub session_grace_ms: u64,
     /// Not to be known to those who choose prompts, who could have them collide.
     pub secret: u64,
+    /// How long a prefill is reckoned to take.
+    pub prefill: PrefillModel,
 }
 
 impl Default for LoadsConfig {
     fn default() -> Self {
-        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0 }
+        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0, prefill: PrefillModel::Off }
     }
 }
 
@@ -88,6 +91,7 @@ struct Books {
     sessions: Sessions,
     bookings: Bookings,
     active: ActiveWriter,
+    prefills: Prefills,
 }
 
 impl Loads {
@@ -95,13 +99,20 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
-        Self { cells, tree, books: Mutex::default(), config }
+        let books = Books { prefills: Prefills::new(config.prefill), ..Books::default() };
+        Self { cells, tree, books: Mutex::new(books), config }
     }
 
-    /// A worker's load now, without a lock.
+    /// A worker's load as it was booked, without a lock: every prefill under way counts in full.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         self.cells.read(worker)
+    }
+
+    /// A worker's load at a time, without a lock: of prefills whose time is known counts what is left of them.
+    #[must_use]
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
+        self.cells.read_at(worker, now_ns)
     }
 
     /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is
@@ -136,8 +147,9 @@ impl Loads {
 
     /// A worker leaves: it has no load and can be booked no more. Its bookings end in [`Loads::end_of`].
     pub fn leave(&self, worker: WorkerIndex) {
-        let _one_writer = self.books.lock();
+        let mut books = self.books.lock();
         self.cells.take(worker);
+        books.prefills.forget(worker);
     }
 
     /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.
@@ -146,7 +158,8 @@ impl Loads {
         let to = from.saturating_add(slots_max).min(books.bookings.slots());
         let of_worker = |slot: &u32| books.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
         let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
-        slots.iter().for_each(|slot| self.end(&mut books, *slot));
+        // At no time in particular: nobody asks what is left for it to prefill.
+        slots.iter().for_each(|slot| self.end(&mut books, *slot, 0));
         Leaving { ended: slots.len() as u64, next: (to < books.bookings.slots()).then_some(to) }
     }
 
@@ -165,8 +178,8 @@ impl Loads {
     }
 
     /// Takes a connection from a session. Its bookings live on for the configured grace.
-    pub fn close_session(&self, session: SessionId, now_ms: u64) {
-        self.books.lock().sessions.close(session, now_ms);
+    pub fn close_session(&self, session: SessionId, now_ns: u64) {
+        self.books.lock().sessions.close(session, now_ns);
     }
 
     /// Books `demand` on a worker under the session's name for the request. A later attempt takes over.
@@ -181,7 +194,7 @@ impl Loads {
         attempt: u32,
         worker: WorkerIndex,
         demand: Demand<'_>,
-        now_ms: u64,
+        now_ns: u64,
     ) -> Result<Booked> {
         if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
             return Err(Error::new(
@@ -210,20 +223,21 @@ impl Loads {
         };
         books.admit(session, superseded.is_some())?;
         if let Some(slot) = superseded {
-            self.end(&mut books, slot);
+            self.end(&mut books, slot, now_ns);
         }
         let (held, added, unshared) = self.place(&mut books, worker, demand.blocks);
         let session_place = books.sessions.get_mut(session).map_or(0, |held| held.bookings.len() as u32);
+        let prefill = books.begin_prefill(worker, &demand, now_ns);
         let handle = books.bookings.insert(Booking {
             generation: 0,
             session,
             request_id: request_id.into(),
             attempt,
             worker,
-            prefill_tokens: demand.prefill_tokens,
+            prefill,
             held,
             prefilling: true,
-            booked_at_ms: now_ms,
+            booked_at_ns: now_ns,
             session_place,
             older: None,
             younger: None,
@@ -231,16 +245,23 @@ impl Loads {
         if let Some(held) = books.sessions.get_mut(session) {
             held.bookings.push(handle.slot as u32);
         }
-        self.cells.change(worker, |load| {
-            load.prefill_tokens += demand.prefill_tokens;
-            load.decode_blocks += added;
-            load.requests += 1;
+        let backlog = books.prefills.backlog(worker);
+        self.cells.change(worker, |record| {
+            record.backlog = backlog;
+            record.decode_blocks += added;
+            record.requests += 1;
         });
         Ok(Booked { handle, superseded: superseded.is_some(), unshared })
     }
 
-    /// The gateway says that a booking's prefill is done.
-    pub fn prefill_complete(&self, session: SessionId, booking: BookingRef<'_>) -> BookingOutcome {
+    /// The gateway says that a booking's prefill is done, after so many microseconds (0 = it does not say).
+    pub fn prefill_complete(
+        &self,
+        session: SessionId,
+        booking: BookingRef<'_>,
+        prefill_us: u64,
+        now_ns: u64,
+    ) -> BookingOutcome {
         let mut books = self.books.lock();
         match books.find(session, booking) {
             Ok(slot) => {
@@ -248,8 +269,11 @@ impl Loads {
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
-                let (worker, tokens) = (booking.worker, booking.prefill_tokens);
-                self.cells.change(worker, |load| load.prefill_tokens -= tokens);
+                let (worker, prefill) = (booking.worker, booking.prefill);
+                books.prefills.learn(worker, prefill, prefill_us, now_ns);
+                books.prefills.end(worker, prefill, now_ns);
+                let backlog = books.prefills.backlog(worker);
+                self.cells.change(worker, |record| record.backlog = backlog);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -257,11 +281,11 @@ impl Loads {
     }
 
     /// The gateway says that a request has ended, however it ended. Idempotent.
-    pub fn free(&self, session: SessionId, booking: BookingRef<'_>) -> BookingOutcome {
+    pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
         let mut books = self.books.lock();
         match books.find(session, booking) {
             Ok(slot) => {
-                self.end(&mut books, slot);
+                self.end(&mut books, slot, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -270,16 +294,16 @@ impl Loads {
 
     /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
     /// may let others in between.
-    pub fn expire(&self, now_ms: u64, bookings_max: usize) -> Expired {
+    pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
         let mut books = self.books.lock();
         let mut expired = Expired::default();
-        for slot in books.sessions.end_abandoned(now_ms, self.config.session_grace_ms, bookings_max) {
-            self.end(&mut books, slot);
+        for slot in books.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
+            self.end(&mut books, slot, now_ns);
             expired.by_session += 1;
         }
         while expired.bookings() < bookings_max as u64 {
-            let Some(slot) = books.bookings.oldest_beyond(now_ms, self.config.age_ms_max) else { break };
-            self.end(&mut books, slot);
+            let Some(slot) = books.bookings.oldest_beyond(now_ns, ns(self.config.age_ms_max)) else { break };
+            self.end(&mut books, slot, now_ns);
             expired.by_age += 1;
         }
         expired
@@ -299,24 +323,38 @@ impl Loads {
     }
 
     /// Ends the booking in `slot` and gives its load back.
-    fn end(&self, books: &mut Books, slot: u32) {
+    fn end(&self, books: &mut Books, slot: u32, now_ns: u64) {
         let Some(booking) = books.bookings.end(slot) else { return };
         books.forget_in_session(&booking);
         let freed = match booking.held {
             Held::Alone(blocks) => blocks,
             Held::Shared(node) => u64::from(books.active.remove(&self.tree, node, booking.worker)),
         };
-        self.cells.change(booking.worker, |load| {
-            if booking.prefilling {
-                load.prefill_tokens -= booking.prefill_tokens;
-            }
-            load.decode_blocks -= freed;
-            load.requests -= 1;
+        books.prefills.end(booking.worker, booking.prefill, now_ns);
+        let backlog = books.prefills.backlog(booking.worker);
+        self.cells.change(booking.worker, |record| {
+            record.backlog = backlog;
+            record.decode_blocks -= freed;
+            record.requests -= 1;
         });
     }
 }
 
+const fn ns(ms: u64) -> u64 {
+    ms.saturating_mul(1_000_000)
+}
+
 impl Books {
+    /// Adds what a booking has to prefill to its worker's; 0 if there is nothing.
+    fn begin_prefill(&mut self, worker: WorkerIndex, demand: &Demand<'_>, now_ns: u64) -> u64 {
+        let tokens = demand.prefill_tokens;
+        if tokens == 0 {
+            return 0;
+        }
+        let duration_ns = self.prefills.duration_ns(worker, tokens, demand.cached_tokens);
+        self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns)
+    }
+
     /// Whether one more booking of `session` fits; one that takes another's place always does.
     fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
         let held = self.sessions.get_mut(session).map_or(0, |held| held.bookings.len());

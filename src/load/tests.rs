@@ -12,10 +12,10 @@ use crate::ids::WorkerIndex;
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
 const W: WorkerIndex = WorkerIndex(0);
-const DEMAND: Demand<'static> = Demand { prefill_tokens: 100, blocks: PromptBlocks::Alone(10) };
+const DEMAND: Demand<'static> = Demand { prefill_tokens: 100, cached_tokens: 0, blocks: PromptBlocks::Alone(10) };
 
 fn loads() -> (Loads, SessionId) {
-    let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, secret: 0 });
+    let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, ..LoadsConfig::default() });
     let session = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap();
     (loads, session)
 }
@@ -35,21 +35,21 @@ fn a_booking_lives_from_book_to_free() {
     let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
     assert_eq!(scalars(&loads, W), (100, 10, 1));
     let handle = BookingRef::Handle(booked.handle);
-    assert_eq!(loads.prefill_complete(session, handle), BookingOutcome::Applied);
-    assert_eq!(loads.prefill_complete(session, handle), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.prefill_complete(session, handle, 0, 0), BookingOutcome::Applied);
+    assert_eq!(loads.prefill_complete(session, handle, 0, 0), BookingOutcome::AlreadyApplied);
     assert_eq!(scalars(&loads, W), (0, 10, 1));
-    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::Applied);
+    assert_eq!(loads.free(session, by_id("r1", 0), 0), BookingOutcome::Applied);
     assert_eq!(scalars(&loads, W), (0, 0, 0));
-    assert_eq!(loads.free(session, handle), BookingOutcome::AlreadyApplied);
-    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::AlreadyApplied);
-    assert_eq!(loads.free(session, by_id("r2", 0)), BookingOutcome::Unknown);
+    assert_eq!(loads.free(session, handle, 0), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.free(session, by_id("r1", 0), 0), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.free(session, by_id("r2", 0), 0), BookingOutcome::Unknown);
 }
 
 #[test]
 fn free_implies_that_the_prefill_is_over() {
     let (loads, session) = loads();
     let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
-    assert_eq!(loads.free(session, BookingRef::Handle(booked.handle)), BookingOutcome::Applied);
+    assert_eq!(loads.free(session, BookingRef::Handle(booked.handle), 0), BookingOutcome::Applied);
     assert_eq!(scalars(&loads, W), (0, 0, 0));
 }
 
@@ -61,10 +61,10 @@ fn a_later_attempt_takes_over_and_fences_the_earlier() {
     let second = loads.book(session, "r1", 1, WorkerIndex(1), DEMAND, 0).unwrap();
     assert!(second.superseded);
     assert_eq!((scalars(&loads, W), scalars(&loads, WorkerIndex(1))), ((0, 0, 0), (100, 10, 1)));
-    assert_eq!(loads.free(session, by_id("r1", 0)), BookingOutcome::Superseded);
-    assert_eq!(loads.free(session, BookingRef::Handle(first.handle)), BookingOutcome::AlreadyApplied);
+    assert_eq!(loads.free(session, by_id("r1", 0), 0), BookingOutcome::Superseded);
+    assert_eq!(loads.free(session, BookingRef::Handle(first.handle), 0), BookingOutcome::AlreadyApplied);
     assert_eq!(scalars(&loads, WorkerIndex(1)), (100, 10, 1));
-    assert_eq!(loads.free(session, by_id("r1", 1)), BookingOutcome::Applied);
+    assert_eq!(loads.free(session, by_id("r1", 1), 0), BookingOutcome::Applied);
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn sessions_do_not_touch_each_others_bookings() {
     let (loads, session) = loads();
     let other = loads.open_session(None, 7).unwrap();
     let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();
-    assert_eq!(loads.free(other, BookingRef::Handle(booked.handle)), BookingOutcome::Unknown);
-    assert_eq!(loads.free(other, by_id("r1", 0)), BookingOutcome::Unknown);
+    assert_eq!(loads.free(other, BookingRef::Handle(booked.handle), 0), BookingOutcome::Unknown);
+    assert_eq!(loads.free(other, by_id("r1", 0), 0), BookingOutcome::Unknown);
     loads.book(other, "r1", 0, W, DEMAND, 0).unwrap();
     assert_eq!(scalars(&loads, W), (200, 20, 2));
     let stolen = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 8);
@@ -90,16 +90,16 @@ fn bookings_end_by_age_and_with_their_session() {
     let again = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap();
     assert_eq!(again, session, "a token names one session");
     loads.book(session, "old", 0, W, DEMAND, 0).unwrap();
-    loads.book(session, "young", 0, W, DEMAND, 900).unwrap();
-    loads.close_session(session, 10);
-    loads.close_session(lonely, 10);
-    assert_eq!(loads.expire(40, 100), Expired::default());
-    assert_eq!(loads.expire(60, 100), Expired { by_age: 0, by_session: 3 });
-    assert_eq!(loads.expire(1000, 100), Expired { by_age: 1, by_session: 0 });
-    assert_eq!(loads.free(session, by_id("old", 0)), BookingOutcome::AlreadyApplied);
+    loads.book(session, "young", 0, W, DEMAND, 900 * MS).unwrap();
+    loads.close_session(session, 10 * MS);
+    loads.close_session(lonely, 10 * MS);
+    assert_eq!(loads.expire(40 * MS, 100), Expired::default());
+    assert_eq!(loads.expire(60 * MS, 100), Expired { by_age: 0, by_session: 3 });
+    assert_eq!(loads.expire(1000 * MS, 100), Expired { by_age: 1, by_session: 0 });
+    assert_eq!(loads.free(session, by_id("old", 0), 0), BookingOutcome::AlreadyApplied);
     assert_eq!((scalars(&loads, W), loads.live()), ((100, 10, 1), 1));
-    loads.close_session(session, 1000);
-    assert_eq!(loads.expire(1050, 100).by_session, 1);
+    loads.close_session(session, 1000 * MS);
+    assert_eq!(loads.expire(1050 * MS, 100).by_session, 1);
     assert_eq!((scalars(&loads, W), loads.live()), ((0, 0, 0), 0));
 }
 
@@ -111,7 +111,7 @@ fn a_large_session_expires_in_slices() {
     }
     loads.close_session(session, 0);
     for (by_session, left) in [(4, 6), (4, 2), (2, 0), (0, 0)] {
-        assert_eq!(loads.expire(60, 4), Expired { by_age: 0, by_session });
+        assert_eq!(loads.expire(60 * MS, 4), Expired { by_age: 0, by_session });
         assert_eq!((loads.live(), scalars(&loads, W)), (left, (left as u64 * 100, left as u64 * 10, left as u64)));
     }
     let again = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 8).unwrap();
@@ -130,7 +130,7 @@ fn sessions_that_come_and_go_do_not_fill_the_table() {
         loads.close_session(passing, 0);
     }
     assert_eq!(loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).unwrap(), session);
-    assert_eq!((scalars(&loads, W), loads.expire(50, 100).by_session), ((100, 10, 1), 1));
+    assert_eq!((scalars(&loads, W), loads.expire(50 * MS, 100).by_session), ((100, 10, 1), 1));
 }
 
 #[test]
@@ -145,7 +145,9 @@ const WORKERS: u32 = 3;
 const THREADS: u64 = 4;
 const STEPS: usize = 20_000;
 /// When the bookings of the model are made; what is made at 0 is older than any age by then.
-const NOON_MS: u64 = 1 << 40;
+const NOON: u64 = 1 << 60;
+/// A millisecond of the bookings' clock.
+const MS: u64 = 1_000_000;
 
 /// What one gateway knows of its bookings by request id: attempt, handle, worker, still prefilling.
 type Model = HashMap<String, (u32, BookingHandle, WorkerIndex, bool)>;
@@ -164,7 +166,7 @@ fn report(loads: &Loads, session: SessionId, seed: u64) -> Model {
         match (rng.random_range(0..4), live) {
             (0 | 1, _) => {
                 let (attempt, worker) = (rng.random_range(0..6), WorkerIndex(rng.random_range(0..WORKERS)));
-                match (loads.book(session, &id, attempt, worker, DEMAND, NOON_MS), live) {
+                match (loads.book(session, &id, attempt, worker, DEMAND, NOON), live) {
                     (Ok(booked), live) => {
                         assert_eq!(booked.superseded, live.is_some());
                         assert!(live.is_none_or(|live| live.0 < attempt));
@@ -178,18 +180,18 @@ fn report(loads: &Loads, session: SessionId, seed: u64) -> Model {
             }
             (2, Some(mut live)) => {
                 let outcome = if live.3 { BookingOutcome::Applied } else { BookingOutcome::AlreadyApplied };
-                assert_eq!(loads.prefill_complete(session, name(live)), outcome);
+                assert_eq!(loads.prefill_complete(session, name(live), 0, 0), outcome);
                 live.3 = false;
                 model.insert(id, live);
             }
             (3, Some(live)) => {
-                assert_eq!(loads.free(session, name(live)), BookingOutcome::Applied);
+                assert_eq!(loads.free(session, name(live), 0), BookingOutcome::Applied);
                 ended = Some(live.1);
                 model.remove(&id);
             }
             _ => {
                 if let Some(handle) = ended {
-                    assert_eq!(loads.free(session, BookingRef::Handle(handle)), BookingOutcome::AlreadyApplied);
+                    assert_eq!(loads.free(session, BookingRef::Handle(handle), 0), BookingOutcome::AlreadyApplied);
                 }
             }
         }
@@ -204,7 +206,7 @@ fn abandon(loads: &Loads, seed: u64) {
         let session = loads.open_session((n % 2 == 0).then_some(SessionToken { hi: seed, lo: n }), 7).unwrap();
         for booking in 0..rng.random_range(0..20) {
             let worker = WorkerIndex(rng.random_range(0..WORKERS));
-            loads.book(session, &format!("a{booking}"), 0, worker, DEMAND, NOON_MS).unwrap();
+            loads.book(session, &format!("a{booking}"), 0, worker, DEMAND, NOON).unwrap();
         }
         loads.close_session(session, 0);
     }
@@ -212,13 +214,14 @@ fn abandon(loads: &Loads, seed: u64) {
 
 #[test]
 fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
-    let loads = Loads::new(WORKERS as usize, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, secret: 0 });
+    let loads =
+        Loads::new(WORKERS as usize, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, ..LoadsConfig::default() });
     let sessions: Vec<_> = (0..THREADS).map(|_| loads.open_session(None, 7).unwrap()).collect();
     let stop = AtomicBool::new(false);
     let models: Vec<Model> = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                assert_eq!(loads.expire(NOON_MS, 64).by_age, 0);
+                assert_eq!(loads.expire(NOON, 64).by_age, 0);
                 for worker in 0..WORKERS {
                     let load = loads.read(WorkerIndex(worker));
                     let whole = load.decode_blocks == load.requests * 10 && load.prefill_tokens <= load.requests * 100;
@@ -250,17 +253,17 @@ fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
         passed.into_iter().for_each(|passed| passed.unwrap());
         models.into_iter().map(|model| model.unwrap()).collect()
     });
-    while loads.expire(NOON_MS, 64).bookings() > 0 {}
+    while loads.expire(NOON, 64).bookings() > 0 {}
     for worker in (0..WORKERS).map(WorkerIndex) {
         let live = models.iter().flat_map(Model::values).filter(|booking| booking.2 == worker);
         let (requests, prefilling) = live.fold((0, 0), |(all, busy), live| (all + 1, busy + u64::from(live.3)));
         assert_eq!(scalars(&loads, worker), (prefilling * 100, requests * 10, requests));
     }
     assert_eq!(loads.live(), models.iter().map(Model::len).sum::<usize>());
-    sessions.iter().skip(1).for_each(|session| loads.close_session(*session, NOON_MS));
-    while loads.expire(NOON_MS + 50, 7).bookings() > 0 {}
+    sessions.iter().skip(1).for_each(|session| loads.close_session(*session, NOON));
+    while loads.expire(NOON + 50 * MS, 7).bookings() > 0 {}
     assert_eq!(loads.live(), models[0].len());
-    while loads.expire(NOON_MS + 1000, 7).bookings() > 0 {}
+    while loads.expire(NOON + 1000 * MS, 7).bookings() > 0 {}
     assert!((0..WORKERS).all(|worker| scalars(&loads, WorkerIndex(worker)) == (0, 0, 0)) && loads.live() == 0);
 }
 
@@ -269,7 +272,7 @@ fn who_leaves_takes_its_bookings_along_and_who_comes_next_has_none() {
     let loads = Loads::new(2, LoadsConfig::default());
     let session = loads.open_session(None, 7).unwrap();
     let [leaver, other, next] = [WorkerIndex(0), WorkerIndex(1), WorkerIndex::at(0, 1)];
-    let book = |name: &str, worker| loads.book(session, name, 0, worker, DEMAND, NOON_MS);
+    let book = |name: &str, worker| loads.book(session, name, 0, worker, DEMAND, NOON);
     let handles: Vec<_> = (0..5).map(|n| book(&format!("l{n}"), leaver).unwrap().handle).collect();
     book("o", other).unwrap();
     loads.leave(leaver);
@@ -287,7 +290,7 @@ fn who_leaves_takes_its_bookings_along_and_who_comes_next_has_none() {
     assert_eq!(book("late", leaver).unwrap_err().kind(), Kind::Overloaded);
     book("n", next).unwrap();
     for handle in handles {
-        assert_eq!(loads.free(session, BookingRef::Handle(handle)), BookingOutcome::AlreadyApplied);
+        assert_eq!(loads.free(session, BookingRef::Handle(handle), 0), BookingOutcome::AlreadyApplied);
     }
     assert_eq!((scalars(&loads, next), scalars(&loads, leaver)), ((100, 10, 1), (0, 0, 0)));
     assert_eq!(scalars(&loads, other), (100, 10, 1));

@@ -104,5 +104,6 @@ pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, locals: &'a [Loca
         [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
         locals => PromptBlocks::Shared { space: request.space, locals },
     };
-    Demand { prefill_tokens: prompt_tokens - prompt_tokens.min(chosen.terms.cached_tokens as u64), blocks }
+    let cached_tokens = prompt_tokens.min(chosen.terms.cached_tokens as u64);
+    Demand { prefill_tokens: prompt_tokens - cached_tokens, cached_tokens, blocks }
 }

@@ -155,7 +155,7 @@ fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, obse
         worker: record.worker,
         overlap: TierBlocks::default(),
         active_depth_blocks: 0,
-        load: view.loads.read(record.index),
+        load: view.loads.read_at(record.index, view.now_ns),
         trust: record.trust.load(),
         state: record.state,
         device_class: record.device_class,

@@ -151,7 +151,7 @@ fn what_a_worker_runs_already_is_not_added_to_its_decode() {
     let chosen = world.decision.candidates[0];
     let demand = demand(&ask(&prompt), &chosen, world.scratch.locals(&world.decision));
     let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
-    world.loads.prefill_complete(session, BookingRef::Handle(booked.handle));
+    world.loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 0);
     let decode = |world: &World| {
         let mut terms: Vec<_> = world.decision.candidates.iter().map(|scored| (scored.worker, scored.terms)).collect();
         terms.sort_by_key(|(worker, _)| *worker != chosen.worker);

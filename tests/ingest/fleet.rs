@@ -234,10 +234,12 @@ fn is_busy(engine: usize) -> bool {
 }
 
 fn loads(count: usize) -> Arc<Loads> {
-    let loads = Loads::new(count, LoadsConfig { age_ms_max: u64::MAX, session_grace_ms: u64::MAX, secret: 0 });
+    let loads =
+        Loads::new(count, LoadsConfig { age_ms_max: u64::MAX, session_grace_ms: u64::MAX, ..LoadsConfig::default() });
     let session = loads.open_session(None, 0).expect("a session");
     for engine in (0..count).filter(|engine| is_busy(*engine)) {
-        let (name, demand) = (format!("r{engine}"), Demand { prefill_tokens: 1, blocks: PromptBlocks::Alone(1) });
+        let (name, demand) =
+            (format!("r{engine}"), Demand { prefill_tokens: 1, cached_tokens: 0, blocks: PromptBlocks::Alone(1) });
         loads.book(session, &name, 0, WorkerIndex(engine as u32), demand, 0).expect("booked");
     }
     Arc::new(loads)

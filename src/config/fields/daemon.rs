@@ -6,8 +6,8 @@ use super::field;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{
-    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, ServeConfig,
-    SnapshotConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PrefillModelName,
+    ServeConfig, SnapshotConfig,
 };
 use crate::limits;
 
@@ -208,6 +208,39 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             Value("10"),
             Integer { min: 0, max: limits::BOOKING_S_CEILING, set: |c, v| c.session_grace_s = v },
             "A gateway's bookings outlive its last connection by this, so that it may reconnect.",
+        ),
+        field(
+            "prefill_model",
+            "",
+            Value("off"),
+            Choice {
+                names: &["off", "fixed", "learnt"],
+                set: |c, at| {
+                    c.prefill_model = [PrefillModelName::Off, PrefillModelName::Fixed, PrefillModelName::Learnt][at];
+                },
+            },
+            "Whether a worker's prefill backlog falls with time: by the figures below, or by its own last prefills. off: only by reports.",
+        ),
+        field(
+            "prefill_base_us",
+            "microseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::PREFILL_NS_CEILING / 1000, set: |c, v| c.prefill_base_us = v },
+            "What every prefill takes, with the fixed model.",
+        ),
+        field(
+            "prefill_token_ns",
+            "nanoseconds",
+            Value("50000"),
+            Integer { min: 0, max: limits::PREFILL_NS_CEILING, set: |c, v| c.prefill_token_ns = v },
+            "What a token that is not cached adds, with the fixed model. Too low: busy workers look idle. Measure it.",
+        ),
+        field(
+            "prefill_cached_token_ns",
+            "nanoseconds",
+            Value("0"),
+            Integer { min: 0, max: limits::PREFILL_NS_CEILING, set: |c, v| c.prefill_cached_token_ns = v },
+            "What a cached token adds, with the fixed model.",
         ),
     ],
 };

@@ -1,0 +1,337 @@
+//! How much a worker has still to prefill: what is booked, less what it is reckoned to have done since.
+//!
+//! A worker prefills one prompt after another, in the order they were booked; the first is the anchor. Where it is known
+//! how long a prefill takes, the backlog falls while the anchor runs, and with all of them known it falls on when the
+//! anchor should have ended. The rules are those of Dynamo 1.6.1's router, whose prefill load model this stands for.
+
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
+
+use crate::ids::WorkerIndex;
+use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN};
+
+/// How long a prefill takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefillModel {
+    /// Not known: a prefill counts in full until it is reported done.
+    #[default]
+    Off,
+    /// The same on every worker: a part for itself, one for each token that is computed, one for each that is cached.
+    Fixed {
+        /// Nanoseconds of every prefill.
+        base_ns: u64,
+        /// Nanoseconds of a token that is not cached.
+        token_ns: u64,
+        /// Nanoseconds of a token that is cached.
+        cached_token_ns: u64,
+    },
+    /// By each worker's own last prefills: their time by the tokens that were computed.
+    Learnt,
+}
+
+/// A prefill that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Prefill {
+    /// Tokens to compute, at least 1.
+    pub(super) tokens: u64,
+    /// How long that takes, nanoseconds; `None` = not known.
+    pub(super) duration_ns: Option<u64>,
+}
+
+/// A worker's prefills under way, as far as it matters what is left of them at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Backlog {
+    /// Tokens of all of them.
+    pub(super) tokens: u64,
+    /// Tokens of the anchor; 0 = there is none.
+    pub(super) anchor_tokens: u64,
+    /// How long the anchor takes, nanoseconds; `None` = not known.
+    pub(super) anchor_ns: Option<u64>,
+    /// When it became the anchor.
+    pub(super) since_ns: u64,
+    /// Whether it is known of all of them how long they take.
+    pub(super) all_modelled: bool,
+}
+
+impl Backlog {
+    /// Tokens still to be computed at a time.
+    pub(super) fn at(&self, now_ns: u64) -> u64 {
+        let elapsed_ns = now_ns.saturating_sub(self.since_ns);
+        let (tokens, anchor) = (self.tokens, u128::from(self.anchor_tokens));
+        match self.anchor_ns {
+            None => tokens,
+            Some(0) => tokens.saturating_sub(self.anchor_tokens),
+            Some(anchor_ns) if self.all_modelled => {
+                // On beyond the anchor: the next runs already, if only its report is late.
+                let done = anchor * u128::from(elapsed_ns) / u128::from(anchor_ns);
+                tokens.saturating_sub(u64::try_from(done).unwrap_or(u64::MAX))
+            }
+            Some(anchor_ns) => {
+                let left_ns = u128::from(anchor_ns.saturating_sub(elapsed_ns));
+                let left = (anchor * left_ns).div_ceil(u128::from(anchor_ns));
+                tokens.saturating_sub(self.anchor_tokens).saturating_add(left as u64)
+            }
+        }
+    }
+}
+
+/// The prefills of one worker.
+#[derive(Debug, Default)]
+struct Queue {
+    /// By the order they came in.
+    active: BTreeMap<u64, Prefill>,
+    tokens: u64,
+    unmodelled: usize,
+    since_ns: u64,
+}
+
+/// What one worker's prefills took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Learnt {
+    /// Averages of a prefill's time and its tokens, in which the last ones weigh most. Their quotient is what a token
+    /// takes: short prefills, whose time is not their tokens', weigh little in it.
+    nanoseconds: f64,
+    tokens: f64,
+    samples: u32,
+}
+
+/// A sample counts as at most so many times what was expected: a report may be late by any time.
+const SURPRISE_MAX: f64 = 4.0;
+
+impl Learnt {
+    fn take(&mut self, tokens: u64, took_ns: u64) {
+        let (tokens, mut took_ns) = (tokens as f64, took_ns as f64);
+        if let Some(expected) = self.expects(tokens) {
+            took_ns = took_ns.min(expected * SURPRISE_MAX);
+        }
+        // The first stands for all before it.
+        let weight = if self.samples == 0 { 1.0 } else { PREFILL_SAMPLE_WEIGHT };
+        self.nanoseconds += weight * (took_ns - self.nanoseconds);
+        self.tokens += weight * (tokens - self.tokens);
+        self.samples = self.samples.saturating_add(1);
+    }
+
+    fn expects(&self, tokens: f64) -> Option<f64> {
+        (self.samples >= PREFILL_SAMPLES_MIN).then(|| self.nanoseconds / self.tokens.max(1.0) * tokens)
+    }
+}
+
+/// The prefills of all workers, under the bookings' lock.
+#[derive(Debug, Default)]
+pub(super) struct Prefills {
+    model: PrefillModel,
+    queues: HashMap<WorkerIndex, Queue>,
+    learnt: HashMap<WorkerIndex, Learnt>,
+    orders: u64,
+}
+
+impl Prefills {
+    pub(super) fn new(model: PrefillModel) -> Self {
+        Self { model, ..Self::default() }
+    }
+
+    /// How long a prefill of so many tokens, after so many cached ones, takes on a worker.
+    pub(super) fn duration_ns(&self, worker: WorkerIndex, tokens: u64, cached_tokens: u64) -> Option<u64> {
+        match self.model {
+            PrefillModel::Off => None,
+            PrefillModel::Fixed { base_ns, token_ns, cached_token_ns } => {
+                let computed = base_ns.saturating_add(token_ns.saturating_mul(tokens));
+                Some(computed.saturating_add(cached_token_ns.saturating_mul(cached_tokens)))
+            }
+            PrefillModel::Learnt => self.learnt.get(&worker)?.expects(tokens as f64).map(|ns| ns as u64),
+        }
+    }
+
+    /// A prefill begins or waits its turn. Returns the number by which it ends.
+    pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> u64 {
+        let queue = self.queues.entry(worker).or_default();
+        if queue.active.is_empty() {
+            queue.since_ns = now_ns;
+        }
+        queue.tokens += prefill.tokens;
+        queue.unmodelled += usize::from(prefill.duration_ns.is_none());
+        self.orders += 1;
+        queue.active.insert(self.orders, prefill);
+        self.orders
+    }
+
+    /// A prefill ends, however it ends.
+    pub(super) fn end(&mut self, worker: WorkerIndex, order: u64, now_ns: u64) {
+        let Some(queue) = self.queues.get_mut(&worker) else { return };
+        let was_anchor = queue.active.first_key_value().is_some_and(|(first, _)| *first == order);
+        let Some(prefill) = queue.active.remove(&order) else { return };
+        queue.tokens -= prefill.tokens;
+        queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
+        if was_anchor {
+            queue.since_ns = now_ns;
+        } else if let Some(duration_ns) = prefill.duration_ns {
+            // The worker was busy with this one meanwhile, not with the anchor.
+            queue.since_ns = now_ns.min(queue.since_ns.saturating_add(duration_ns));
+        }
+        if queue.active.is_empty() {
+            self.queues.remove(&worker);
+        }
+    }
+
+    /// A prefill was reported done: `took_us` is what its gateway says, 0 = nothing. Call it before [`Prefills::end`].
+    /// What the gateway does not say is learnt from the anchor alone, as it is not known when the others began.
+    pub(super) fn learn(&mut self, worker: WorkerIndex, order: u64, took_us: u64, now_ns: u64) {
+        if self.model != PrefillModel::Learnt {
+            return;
+        }
+        let Some(queue) = self.queues.get(&worker) else { return };
+        let Some(prefill) = queue.active.get(&order) else { return };
+        let is_anchor = queue.active.first_key_value().is_some_and(|(first, _)| *first == order);
+        let took_ns = match took_us {
+            0 if is_anchor => now_ns.saturating_sub(queue.since_ns),
+            0 => return,
+            said => said.saturating_mul(1000),
+        };
+        self.learnt.entry(worker).or_default().take(prefill.tokens, took_ns);
+    }
+
+    /// Forgets what a worker's prefills took.
+    pub(super) fn forget(&mut self, worker: WorkerIndex) {
+        self.learnt.remove(&worker);
+    }
+
+    /// What a worker has to prefill.
+    pub(super) fn backlog(&self, worker: WorkerIndex) -> Backlog {
+        let Some(queue) = self.queues.get(&worker) else { return Backlog::default() };
+        let anchor = queue.active.first_key_value().map(|(_, anchor)| *anchor);
+        Backlog {
+            tokens: queue.tokens,
+            anchor_tokens: anchor.map_or(0, |anchor| anchor.tokens),
+            anchor_ns: anchor.and_then(|anchor| anchor.duration_ns),
+            since_ns: queue.since_ns,
+            all_modelled: queue.unmodelled == 0,
+        }
+    }
+
+    /// Whether nothing is under way anywhere.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.queues.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const W: WorkerIndex = WorkerIndex(3);
+
+    /// The rules as they are written down, over a plain list.
+    #[derive(Default)]
+    struct Plain {
+        /// Number, tokens, duration.
+        active: Vec<(u64, u64, Option<u64>)>,
+        since: u64,
+    }
+
+    impl Plain {
+        fn add(&mut self, order: u64, tokens: u64, duration: Option<u64>, now: u64) {
+            if self.active.is_empty() {
+                self.since = now;
+            }
+            self.active.push((order, tokens, duration));
+        }
+
+        fn end(&mut self, at: usize, now: u64) -> u64 {
+            let (order, _, duration) = self.active.remove(at);
+            match duration {
+                _ if at == 0 => self.since = now,
+                Some(duration) => self.since = now.min(self.since + duration),
+                None => {}
+            }
+            order
+        }
+
+        fn at(&self, now: u64) -> u64 {
+            let full: u64 = self.active.iter().map(|(_, tokens, _)| tokens).sum();
+            let Some(&(_, tokens, duration)) = self.active.first() else { return 0 };
+            let elapsed = now.saturating_sub(self.since);
+            if self.active.iter().all(|(.., duration)| duration.is_some()) {
+                let duration = duration.unwrap_or(0);
+                let done = (tokens * elapsed).checked_div(duration).unwrap_or(tokens);
+                return full.saturating_sub(done);
+            }
+            let left = match duration {
+                None => tokens,
+                Some(0) => 0,
+                Some(duration) if elapsed >= duration => 0,
+                Some(duration) => (tokens * (duration - elapsed)).div_ceil(duration),
+            };
+            full - tokens + left
+        }
+    }
+
+    /// Add with tokens and duration, or end the nth; time that passes first.
+    fn step() -> impl Strategy<Value = (Option<(u64, Option<u64>)>, usize, u64)> {
+        let duration = prop_oneof![2 => (0..5000_u64).prop_map(Some), 1 => Just(None)];
+        (prop::option::of((1..4000_u64, duration)), any::<usize>(), 0..3000_u64)
+    }
+
+    proptest! {
+        #[test]
+        fn a_backlog_is_what_the_plain_rules_say(steps in prop::collection::vec(step(), 1..80)) {
+            let (mut prefills, mut plain, mut now) = (Prefills::default(), Plain::default(), 0);
+            for (add, nth, passes) in steps {
+                now += passes;
+                match add {
+                    Some((tokens, duration_ns)) => {
+                        let order = prefills.add(W, Prefill { tokens, duration_ns }, now);
+                        plain.add(order, tokens, duration_ns, now);
+                    }
+                    None if plain.active.is_empty() => {}
+                    None => prefills.end(W, plain.end(nth % plain.active.len(), now), now),
+                }
+                for later in [0, 1, 700, 9000] {
+                    prop_assert_eq!(prefills.backlog(W).at(now + later), plain.at(now + later));
+                }
+            }
+            while !plain.active.is_empty() {
+                prefills.end(W, plain.end(0, now), now);
+            }
+            prop_assert!(prefills.is_idle());
+            prop_assert_eq!(prefills.backlog(W), Backlog::default());
+        }
+    }
+
+    #[test]
+    fn a_fixed_prefill_takes_what_its_tokens_take() {
+        let model = PrefillModel::Fixed { base_ns: 5, token_ns: 10, cached_token_ns: 1 };
+        assert_eq!(Prefills::new(model).duration_ns(W, 100, 7), Some(1012));
+        assert_eq!(Prefills::new(PrefillModel::Off).duration_ns(W, 100, 7), None);
+    }
+
+    #[test]
+    fn what_a_worker_takes_for_a_token_is_learnt_from_its_own_prefills() {
+        let mut prefills = Prefills::new(PrefillModel::Learnt);
+        let mut now = 0;
+        let mut run = |prefills: &mut Prefills, tokens: u64, token_ns: u64, said: bool| {
+            let order = prefills.add(W, Prefill { tokens, duration_ns: None }, now);
+            now += if said { 1 } else { tokens * token_ns };
+            prefills.learn(W, order, if said { tokens * token_ns / 1000 } else { 0 }, now);
+            prefills.end(W, order, now);
+        };
+        assert_eq!(prefills.duration_ns(W, 1000, 0), None, "nothing is known yet");
+        for prefill in 0..20 {
+            run(&mut prefills, 1000 + prefill, 2000, prefill % 2 == 0);
+        }
+        let about = |prefills: &Prefills, token_ns: u64| {
+            let ns = prefills.duration_ns(W, 1000, 0).expect("learnt");
+            assert!((token_ns * 950..token_ns * 1050).contains(&ns), "{ns}");
+        };
+        about(&prefills, 2000);
+        // One report that comes ever so late does not spoil it for long.
+        run(&mut prefills, 1000, 2_000_000, false);
+        (0..40).for_each(|_| run(&mut prefills, 1000, 2000, false));
+        about(&prefills, 2000);
+        assert_eq!(prefills.duration_ns(WorkerIndex(4), 1000, 0), None, "nothing of other workers");
+        prefills.forget(W);
+        assert_eq!(prefills.duration_ns(W, 1000, 0), None);
+    }
+}

@@ -80,7 +80,7 @@ fn json_is_one_object_with_every_overlap_right() {
     let object: Value = serde_json::from_str(printed).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!(keys(&object), "events kv requests round_robin seed workers wrong_overlaps");
-    assert_eq!(keys(&object["round_robin"]), "hit_rate imbalance prefill_tokens");
+    assert_eq!(keys(&object["round_robin"]), "decision_us hit_rate imbalance prefill_tokens");
     assert_eq!(keys(&object["kv"]), "decision_us hit_rate imbalance prefill_tokens");
     assert_eq!(keys(&object["kv"]["decision_us"]), "p50 p99 p999");
     assert_eq!(keys(&object["events"]), "batches blocks gaps");

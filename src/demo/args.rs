@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// `kvrouted demo`: daemon, simulated engines and gateway, first round-robin, then KV routing.
+use super::policy::{POLICIES_DEFAULT, parse_policy};
+use crate::route::Mode;
+
+/// `kvrouted demo`: daemon, simulated engines and gateway, the same requests under one policy after the other.
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
     /// Seed of the generated workload and of every token in it.
@@ -14,7 +17,11 @@ pub struct DemoArgs {
     /// Simulated engines.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
-    /// Requests of each of the two phases; by default 1500 generated ones, or 600 of a trace.
+    /// Ways to choose, each for all requests, beginning with empty caches: kv, load-aware, least-loaded, power-of-two,
+    /// round-robin, random, device-aware-weighted, lmetric.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_policy, default_value = POLICIES_DEFAULT)]
+    pub policies: Vec<Mode>,
+    /// Requests under each policy; by default 1500 generated ones, or 600 of a trace.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: Option<u32>,
     /// Replay this Mooncake trace (one JSON object a line: timestamp, input_length, output_length, hash_ids).
@@ -67,6 +74,9 @@ pub struct GatewayArgs {
     /// As for `demo`.
     #[arg(long)]
     pub requests: u32,
+    /// As for `demo`.
+    #[arg(long, value_delimiter = ',', value_parser = parse_policy)]
+    pub policies: Vec<Mode>,
     /// As for `demo`.
     #[arg(long)]
     pub trace: Option<PathBuf>,

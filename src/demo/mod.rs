@@ -6,8 +6,8 @@
 //!       └─ gateway      replays conversations ──Unix socket──▶ daemon, and runs them on the engines
 //! ```
 //!
-//! All are processes of the same binary. The workload runs twice, with caches cleared between: engines
-//! chosen in turn, then as the daemon says. Engines and gateway write down what happened; when everything is
+//! All are processes of the same binary. The workload runs once under each policy, with caches cleared between; by
+//! default engines are chosen in turn, then by what they hold. Engines and gateway write down what happened; when everything is
 //! over, every overlap the daemon reported is held to the engines' own caches (`verify`).
 
 pub mod args;
@@ -17,6 +17,7 @@ pub mod engine;
 pub mod gateway;
 pub mod lifetime;
 mod link;
+mod policy;
 mod processes;
 mod record;
 mod report;
@@ -36,7 +37,7 @@ use rustc_hash::FxHashMap;
 use self::args::DemoArgs;
 use self::chain::BLOCK_TOKENS;
 use self::processes::Processes;
-use self::report::{EventTotals, GatewayMessage, Phase, PhaseTotals, Report};
+use self::report::{EventTotals, GatewayMessage, Report};
 use self::verify::{History, Verdict};
 use self::workload::Workload;
 use crate::client::{Client, ClientOptions};
@@ -45,9 +46,9 @@ use crate::metrics::{CounterName, WorkerCounter};
 
 /// The model's name in the demo's only space.
 const MODEL: &str = "demo";
-/// Requests of each phase, generated.
+/// Requests under each policy, generated.
 const REQUESTS_DEFAULT: u32 = 1500;
-/// Requests of each phase, from a trace: its prompts are several times as long.
+/// Requests under each policy, from a trace: its prompts are several times as long.
 const TRACE_REQUESTS_DEFAULT: u32 = 600;
 /// How long the daemon may take to come up, and to apply the last batches.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(20);
@@ -87,7 +88,7 @@ fn load_workload(seed: u64, requests: u32, trace: Option<&Path>) -> Result<Workl
 
 fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result<(Report, Verdict), Error> {
     let capacity_blocks = workload.capacity_blocks(args.workers as usize);
-    let progress = progress_bar(args, workload.requests.len());
+    let progress = progress_bar(args, args.policies.len() * workload.requests.len());
     let ids: Vec<u64> = (1..=u64::from(args.workers)).collect();
     let endpoints = start_engines(processes, &ids, capacity_blocks)?;
     let metrics_port = start_daemon(processes, &daemon_arguments(args.seed, &ids, &endpoints, capacity_blocks))?;
@@ -101,6 +102,7 @@ fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result
         seed: args.seed,
         requests: workload.requests.len() as u32,
         workers: args.workers,
+        phases: args.policies.iter().map(|policy| (*policy, Default::default())).collect(),
         cores: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
         ..Report::default()
     };
@@ -127,7 +129,7 @@ fn progress_bar(args: &DemoArgs, requests: usize) -> ProgressBar {
     if args.json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::with_draw_target(Some(2 * requests as u64), ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(Some(requests as u64), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{msg:28} {bar:40} {pos}/{len} requests, {elapsed}") {
         bar.set_style(style);
     }
@@ -227,6 +229,8 @@ fn start_gateway(
         command.arg("demo-gateway").arg("--socket").arg(processes.path("kvrouted.sock"));
         command.arg("--log").arg(processes.path("replies.jsonl"));
         command.args(["--seed", &args.seed.to_string(), "--requests", &requests.to_string()]);
+        let names: Vec<_> = args.policies.iter().map(|policy| policy.name()).collect();
+        command.args(["--policies", &names.join(",")]);
         for id in ids {
             let link = processes.path(&format!("engine-{id}.sock"));
             let mut engine = std::ffi::OsString::from(format!("{id}="));
@@ -249,28 +253,21 @@ fn follow(gateway: ChildStdout, progress: &ProgressBar, report: &mut Report) -> 
         // What is no message is not the gateway's: it fails below for want of the last one.
         let Ok(message) = serde_json::from_str(&line.ok()?) else { return None };
         match message {
-            GatewayMessage::Progress(phase, done) => show(progress, phase, done),
-            GatewayMessage::Over(phase, totals) => *totals_of(report, phase) = totals,
+            GatewayMessage::Progress(place, done) => show(progress, report, place, done),
+            GatewayMessage::Over(place, totals) => {
+                let Some((_, of)) = report.phases.get_mut(place) else { return None };
+                *of = totals;
+            }
             GatewayMessage::Finished(batches) => published = Some(batches),
         }
     }
     published
 }
 
-fn show(progress: &ProgressBar, phase: Phase, done: usize) {
-    let (message, before) = match phase {
-        Phase::RoundRobin => ("1/2 round-robin", 0),
-        Phase::Kv => ("2/2 KV routing", progress.length().unwrap_or(0) / 2),
-    };
-    progress.set_message(message);
-    progress.set_position(before + done as u64);
-}
-
-fn totals_of(report: &mut Report, phase: Phase) -> &mut PhaseTotals {
-    match phase {
-        Phase::RoundRobin => &mut report.round_robin,
-        Phase::Kv => &mut report.kv,
-    }
+fn show(progress: &ProgressBar, report: &Report, place: usize, done: usize) {
+    let name = report.phases.get(place).map_or("", |(policy, _)| policy.name());
+    progress.set_message(format!("{}/{} {name}", place + 1, report.phases.len()));
+    progress.set_position((place * report.requests as usize + done) as u64);
 }
 
 /// Waits until the daemon has applied everything, and reads what it counted.

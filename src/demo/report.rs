@@ -3,34 +3,26 @@
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::chain::BLOCK_TOKENS;
 use crate::error::counted;
-
-/// How the gateway picks an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Phase {
-    /// The next one, whatever it holds.
-    RoundRobin,
-    /// The one the daemon names.
-    Kv,
-}
+use crate::route::Mode;
 
 /// A line the gateway prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GatewayMessage {
-    /// This many requests of the phase are complete.
-    Progress(Phase, usize),
-    /// The phase is over.
-    Over(Phase, PhaseTotals),
-    /// Both are over; batches that each engine published, by worker id.
+    /// Under the policy of this place so many requests are complete.
+    Progress(usize, usize),
+    /// All under this policy are.
+    Over(usize, PhaseTotals),
+    /// Every policy had its turn; batches that each engine published, by worker id.
     Finished(Vec<(u64, u64)>),
 }
 
-/// What the engines found in one phase.
+/// What the engines found under one policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PhaseTotals {
     /// Whole blocks of all prompts.
@@ -93,17 +85,15 @@ pub(crate) struct Report {
     pub(crate) workload: String,
     /// Seed of the workload.
     pub(crate) seed: u64,
-    /// Requests of each phase.
+    /// Requests under each policy.
     pub(crate) requests: u32,
     /// Engines.
     pub(crate) workers: u32,
     /// Processor cores the demo could use; 0 = not known.
     pub(crate) cores: usize,
-    /// The first phase.
-    pub(crate) round_robin: PhaseTotals,
-    /// The second.
-    pub(crate) kv: PhaseTotals,
-    /// What the daemon ingested over both.
+    /// The policies, in the order they were run.
+    pub(crate) phases: Vec<(Mode, PhaseTotals)>,
+    /// What the daemon ingested over all.
     pub(crate) events: EventTotals,
     /// Overlaps held to the engines' caches.
     pub(crate) checked_overlaps: u64,
@@ -116,66 +106,35 @@ pub(crate) struct Report {
 impl Report {
     /// The object of `--json`, on one line.
     pub(crate) fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Picked {
-            hit_rate: f64,
-            prefill_tokens: u64,
-            imbalance: f64,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            decision_us: Option<LatencyQuantiles>,
-        }
-        #[derive(Serialize)]
-        struct Object {
-            seed: u64,
-            requests: u32,
-            workers: u32,
-            round_robin: Picked,
-            kv: Picked,
-            events: EventTotals,
-            wrong_overlaps: u64,
-        }
-        let picked = |totals: &PhaseTotals, decision_us| Picked {
-            hit_rate: rounded(totals.hit_rate()),
-            prefill_tokens: totals.prefill_tokens_sum(),
-            imbalance: rounded(totals.imbalance()),
-            decision_us,
-        };
-        let object = Object {
-            seed: self.seed,
-            requests: self.requests,
-            workers: self.workers,
-            round_robin: picked(&self.round_robin, None),
-            kv: picked(&self.kv, Some(self.kv.round_trip_us)),
-            events: self.events,
-            wrong_overlaps: self.wrong_overlaps,
-        };
         // Numbers and fixed keys: there is nothing in it that JSON cannot say.
-        serde_json::to_string(&object).unwrap_or_default()
+        serde_json::to_string(&Object(self)).unwrap_or_default()
     }
 
     /// The table, with what it means below it.
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
-        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["", "round-robin", "KV routing"]);
-        // In turn, nobody follows what the daemon says: how fast it says it is no part of the result.
-        let kv_only = |value: String| ["—".to_owned(), value];
-        let LatencyQuantiles { p50, p99, .. } = self.kv.round_trip_us;
-        let inside = self.kv.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"));
-        let both = |value: fn(&PhaseTotals) -> String| [value(&self.round_robin), value(&self.kv)];
-        for (name, [round_robin, kv]) in [
-            ("prefix hit rate ¹", both(|totals| format!("{:.1} %", totals.hit_rate() * 100.0))),
-            ("prefill tokens computed", both(|totals| grouped(totals.prefill_tokens_sum()))),
-            ("load imbalance ²", both(|totals| format!("{:.2}", totals.imbalance()))),
-            ("round trip to the daemon p50/p99 ³", kv_only(format!("{} / {} µs", whole(p50), whole(p99)))),
-            ("decision inside the daemon, mean ⁴", kv_only(inside)),
-        ] {
-            table.add_row([name.to_owned(), round_robin, kv]);
+        let names = self.phases.iter().map(|(policy, _)| policy.name());
+        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(std::iter::once("").chain(names));
+        let round_trip = |totals: &PhaseTotals| {
+            format!("{} / {} µs", whole(totals.round_trip_us.p50), whole(totals.round_trip_us.p99))
+        };
+        let inside =
+            |totals: &PhaseTotals| totals.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"));
+        let rows: [(&str, &dyn Fn(&PhaseTotals) -> String); 5] = [
+            ("prefix hit rate ¹", &|totals| format!("{:.1} %", totals.hit_rate() * 100.0)),
+            ("prefill tokens computed", &|totals| grouped(totals.prefill_tokens_sum())),
+            ("load imbalance ²", &|totals| format!("{:.2}", totals.imbalance())),
+            ("round trip to the daemon p50/p99 ³", &round_trip),
+            ("decision inside the daemon, mean ⁴", &inside),
+        ];
+        for (name, cell) in rows {
+            table.add_row(std::iter::once(name.to_owned()).chain(self.phases.iter().map(|(_, totals)| cell(totals))));
         }
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         let mut text = format!(
-            "{} requests of {}, twice, on {} (seed {})\n{table}\n",
+            "{} requests of {}, under each policy, on {} (seed {})\n{table}\n",
             grouped(self.requests.into()),
             self.workload,
             counted(self.workers as usize, "simulated engine"),
@@ -207,6 +166,40 @@ impl Report {
             },
         );
         text
+    }
+}
+
+/// A report as JSON, a key for each policy.
+struct Object<'a>(&'a Report);
+
+/// What the object says of one policy.
+#[derive(Serialize)]
+struct Picked {
+    hit_rate: f64,
+    prefill_tokens: u64,
+    imbalance: f64,
+    decision_us: LatencyQuantiles,
+}
+
+impl Serialize for Object<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Report { seed, requests, workers, events, wrong_overlaps, .. } = self.0;
+        let mut object = serializer.serialize_map(None)?;
+        object.serialize_entry("seed", seed)?;
+        object.serialize_entry("requests", requests)?;
+        object.serialize_entry("workers", workers)?;
+        for (policy, totals) in &self.0.phases {
+            let picked = Picked {
+                hit_rate: rounded(totals.hit_rate()),
+                prefill_tokens: totals.prefill_tokens_sum(),
+                imbalance: rounded(totals.imbalance()),
+                decision_us: totals.round_trip_us,
+            };
+            object.serialize_entry(&policy.name().replace('-', "_"), &picked)?;
+        }
+        object.serialize_entry("events", events)?;
+        object.serialize_entry("wrong_overlaps", wrong_overlaps)?;
+        object.end()
     }
 }
 
@@ -251,8 +244,10 @@ mod tests {
             requests: 1800,
             workers: 2,
             cores: 2,
-            round_robin: totals(350, vec![1_000_000, 1_000_000]),
-            kv: totals(751, vec![300_000, 100_000]),
+            phases: vec![
+                (Mode::LeastLoaded, totals(350, vec![1_000_000, 1_000_000])),
+                (Mode::Kv, totals(751, vec![300_000, 100_000])),
+            ],
             events: EventTotals { batches: 20, blocks: 3000, gaps: 0 },
             checked_overlaps: 7200,
             wrong_overlaps: 0,
@@ -265,7 +260,8 @@ mod tests {
         assert_eq!(
             report().json(),
             "{\"seed\":1,\"requests\":1800,\"workers\":2,\
-             \"round_robin\":{\"hit_rate\":0.35,\"prefill_tokens\":2000000,\"imbalance\":1.0},\
+             \"least_loaded\":{\"hit_rate\":0.35,\"prefill_tokens\":2000000,\"imbalance\":1.0,\
+             \"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0}},\
              \"kv\":{\"hit_rate\":0.751,\"prefill_tokens\":400000,\"imbalance\":1.5,\
              \"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0}},\
              \"events\":{\"batches\":20,\"blocks\":3000,\"gaps\":0},\"wrong_overlaps\":0}"
@@ -276,13 +272,14 @@ mod tests {
     fn the_table_says_it_in_words() {
         let text = report().table();
         for part in [
-            "1 800 requests of multi-turn conversations, twice, on 2 simulated engines",
+            "1 800 requests of multi-turn conversations, under each policy, on 2 simulated engines",
             "35.0 %",
             "75.1 %",
             "2 000 000",
             "1.50",
-            " — ┆ 42 / 1 120 µs ",
-            " — ┆        4.3 µs ",
+            "least-loaded",
+            "┆ 42 / 1 120 µs ",
+            "┆        4.3 µs ",
             "4 processes shared 2 cores",
             "The seed fixes the workload, not the timing",
             "gaps: 0",
@@ -296,7 +293,7 @@ mod tests {
     #[test]
     fn what_the_daemon_did_not_say_is_not_made_up() {
         let mut report = report();
-        report.kv.daemon_mean_us = None;
+        report.phases[1].1.daemon_mean_us = None;
         assert!(report.table().contains("not known"), "{}", report.table());
         assert!(report.json().contains("\"p50\":41.5"), "the object does not depend on it");
     }

@@ -1,5 +1,5 @@
-//! The demo's gateway: replays the workload through the daemon's socket, once choosing engines itself and
-//! once as the daemon says. It asks the daemon in both phases, so that its answers are checked in both.
+//! The demo's gateway: replays the workload through the daemon's socket, once under each policy, and runs every
+//! request where the daemon says.
 
 mod engines;
 mod scrape;
@@ -19,14 +19,14 @@ use super::args::GatewayArgs;
 use super::chain::BLOCK_TOKENS;
 use super::clock::monotonic_ns;
 use super::record::{self, CandidateRecord, RecordWriter, ReplyRecord};
-use super::report::{GatewayMessage, LatencyQuantiles, Phase, PhaseTotals};
+use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals};
 use super::workload::Workload;
 use super::{MODEL, chain, lifetime, load_workload};
 use crate::client::{Client, ClientOptions};
 use crate::error::{Error, Kind};
 use crate::ids::SpaceId;
 use crate::load::{BookingOutcome, BookingRef};
-use crate::route::{BookingRequest, Prompt, RouteRequest};
+use crate::route::{BookingRequest, Mode, Overrides, Prompt, RouteRequest};
 use crate::trust::TrustLevel;
 use crate::wire::RouteReply;
 
@@ -37,7 +37,7 @@ const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Requests between two reports of progress.
 const PROGRESS_REQUESTS: usize = 10;
 
-/// Runs both phases and prints a `GatewayMessage` a line.
+/// Runs every phase and prints a `GatewayMessage` a line.
 ///
 /// # Errors
 /// Whatever daemon, engines or files cannot do, by whose fault it is.
@@ -52,19 +52,22 @@ pub fn run(args: &GatewayArgs) -> Result<(), Error> {
     // requests come is a cost of neither routing.
     let mut daemons: Vec<Daemon> =
         (0..args.in_flight.max(1)).map(|_| Daemon::connect(&args.socket)).collect::<Result<_, _>>()?;
-    for phase in [Phase::RoundRobin, Phase::Kv] {
+    for (place, policy) in args.policies.iter().enumerate() {
         gateway.clear_caches(&mut daemons[0])?;
         // Before the phase and not from its start on: the daemon was asked while the caches were cleared.
         let before = args.metrics_port.and_then(Decisions::read);
-        let mut totals = gateway.run(phase, &mut daemons)?;
+        let mut totals = gateway.run((place, *policy), &mut daemons)?;
         let after = args.metrics_port.and_then(Decisions::read);
         totals.daemon_mean_us = after.zip(before).and_then(|(after, before)| after.mean_us_since(before));
-        print(&GatewayMessage::Over(phase, totals))?;
+        print(&GatewayMessage::Over(place, totals))?;
     }
     gateway.log.lock().flush()?;
     let batches = engines.iter().map(|engine| Ok((engine.worker, engine.finish()?))).collect::<Result<_, Error>>()?;
     print(&GatewayMessage::Finished(batches))
 }
+
+/// A policy, and its place among those that are run.
+type Phase = (usize, Mode);
 
 /// What every request in flight shares.
 struct Gateway<'a> {
@@ -85,7 +88,7 @@ impl Gateway<'_> {
         let cleared: Vec<u64> = self.engines.iter().map(EngineLink::clear).collect::<Result<_, _>>()?;
         let deadline = monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
         loop {
-            let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, None)?;
+            let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, (Mode::Kv, None))?;
             let applied = |engine: &EngineLink| {
                 let of = reply.candidates.iter().find(|candidate| candidate.worker.id.0 == engine.worker);
                 of.and_then(|candidate| candidate.trust.as_of_seq).map(|seq| seq.0)
@@ -142,7 +145,7 @@ impl Gateway<'_> {
             self.run_request(phase, index, daemon, counts)?;
             let done = turnstile.leave(index);
             if done.is_multiple_of(PROGRESS_REQUESTS) {
-                print(&GatewayMessage::Progress(phase, done))?;
+                print(&GatewayMessage::Progress(phase.0, done))?;
             }
         }
         Ok(())
@@ -159,18 +162,15 @@ impl Gateway<'_> {
         let blocks = prompt.len() / BLOCK_TOKENS;
         let prompt_tokens = prompt.len() as u64;
         let request_id = format!("demo-{index}");
-        let book = (phase == Phase::Kv).then_some(BookingRequest { request_id: &request_id, attempt: 0 });
+        let book = BookingRequest { request_id: &request_id, attempt: 0 };
         let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
         // Nothing but the client's call between the two: what the gateway does for itself is no latency.
         let left_ns = monotonic_ns();
-        let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, book)?;
+        let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, (phase.1, Some(book)))?;
         let replied_ns = monotonic_ns();
         self.write_down(index, left_ns, replied_ns, &prompt, &reply)?;
 
-        let chosen = match phase {
-            Phase::RoundRobin => index % self.engines.len(),
-            Phase::Kv => self.chosen(&reply)?,
-        };
+        let chosen = self.chosen(&reply)?;
         let answers = self.engines[chosen].submit(index as u32, prompt, output)?;
         let cached_blocks = u64::from(answers.prefilled()?);
         let booking = reply.booking.map(BookingRef::Handle);
@@ -257,10 +257,11 @@ impl Daemon {
         prompt: &[u8],
         candidates_max: usize,
         expected_output_tokens: u32,
-        book: Option<BookingRequest<'_>>,
+        (policy, book): (Mode, Option<BookingRequest<'_>>),
     ) -> Result<RouteReply, Error> {
+        let overrides = Overrides { mode: Some(policy), ..Overrides::NONE };
         let plain = RouteRequest::new(self.space, Prompt::Tokens(prompt));
-        self.client.route(&RouteRequest { book, candidates_max, expected_output_tokens, ..plain })
+        self.client.route(&RouteRequest { book, candidates_max, expected_output_tokens, overrides, ..plain })
     }
 }
 

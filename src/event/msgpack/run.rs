@@ -16,7 +16,8 @@
 //!
 //! The cursor's own loop is what this is held to by the tests, and what reads the last few numbers of a list.
 
-use wide::u8x16;
+use fearless_simd::prelude::*;
+use fearless_simd::{Level, dispatch, u8x64};
 
 /// Bytes looked at in one step, one for each bit of a set.
 const WINDOW_BYTES: usize = 64;
@@ -38,17 +39,35 @@ type View = [u8; VIEW_BYTES];
 
 /// Fills `out` with the numbers below 2^32 that lie in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are
 /// wanted or something else comes. Answers how many there were, and where the last of them ends.
-pub(super) fn fill(bytes: &[u8], mut at: usize, out: &mut [u32]) -> (usize, usize) {
+pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
+    if out.len() < NUMBERS_MIN {
+        return (0, at);
+    }
+    dispatch!(level(), simd => fill_by(simd, bytes, at, out))
+}
+
+/// What this processor can do, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes
+/// as long as all the rest.
+fn level() -> Level {
+    let best = Level::new();
+    #[cfg(target_arch = "x86_64")]
+    let best = best.as_avx2().map_or(best, Level::Avx2);
+    best
+}
+
+/// The same by the instructions of `simd`. What it calls is inlined, so that these hold for all of it.
+#[inline(always)]
+fn fill_by<S: Simd>(simd: S, bytes: &[u8], mut at: usize, out: &mut [u32]) -> (usize, usize) {
     let mut filled = 0;
     while out.len() - filled >= NUMBERS_MIN {
         let (read, end) = match bytes.get(at.wrapping_sub(LEAD_BYTES)..).and_then(<[u8]>::first_chunk) {
-            Some(view) => step(view, WINDOW_BYTES, &mut out[filled..]),
+            Some(view) => step(simd, view, WINDOW_BYTES, &mut out[filled..]),
             None => {
                 let rest = bytes.get(at..).unwrap_or_default();
                 let rest = &rest[..rest.len().min(WINDOW_BYTES)];
                 let mut view = [NEVER; VIEW_BYTES];
                 view[LEAD_BYTES..][..rest.len()].copy_from_slice(rest);
-                step(&view, rest.len(), &mut out[filled..])
+                step(simd, &view, rest.len(), &mut out[filled..])
             }
         };
         if read == 0 {
@@ -60,34 +79,49 @@ pub(super) fn fill(bytes: &[u8], mut at: usize, out: &mut [u32]) -> (usize, usiz
 }
 
 /// Reads what numbers lie whole in the first `len` bytes of the window; how many, and where the last one ends.
-fn step(view: &View, len: usize, out: &mut [u32]) -> (usize, usize) {
+#[inline(always)]
+fn step<S: Simd>(simd: S, view: &View, len: usize, out: &mut [u32]) -> (usize, usize) {
     // One behind the other; the last of them is where no number of this window begins that is whole.
-    let starts = Lengths::of(view).starts() & (u64::MAX >> (WINDOW_BYTES - 1 - len.min(WINDOW_BYTES - 1)));
+    let starts = Lengths::of(simd, view).starts() & (u64::MAX >> (WINDOW_BYTES - 1 - len.min(WINDOW_BYTES - 1)));
     let count = starts.count_ones() as usize - 1;
-    let (mut ends, mut start) = (starts & (starts - 1), 0);
-    let mut next = || {
-        // 64 where none is left; what is then read is written where the next number belongs.
-        let end = ends.trailing_zeros() as usize;
-        ends &= ends.wrapping_sub(1);
-        let mut last = [0; LEAD_BYTES];
-        last.copy_from_slice(&view[end..end + LEAD_BYTES]);
-        let number = u32::from_be_bytes(last) & MASKS[(end - start) % MASKS.len()];
-        start = end;
-        number
-    };
+    let mut numbers = Numbers { view, ends: starts & (starts - 1), start: 0 };
     let mut read = 0;
     if let Some(first) = out.first_chunk_mut::<AT_ONCE>() {
-        first.iter_mut().for_each(|slot| *slot = next());
+        for slot in first {
+            *slot = numbers.next();
+        }
         if count <= AT_ONCE {
             return (count, WINDOW_BYTES - 1 - starts.leading_zeros() as usize);
         }
         read = AT_ONCE;
     }
     for slot in out.iter_mut().take(count).skip(read) {
-        *slot = next();
+        *slot = numbers.next();
         read += 1;
     }
-    (read, start)
+    (read, numbers.start)
+}
+
+/// The numbers of a window, from their ends.
+struct Numbers<'v> {
+    view: &'v View,
+    ends: u64,
+    start: usize,
+}
+
+impl Numbers<'_> {
+    /// The next one; where none is left, any.
+    #[inline(always)]
+    fn next(&mut self) -> u32 {
+        // 64 where none is left.
+        let end = self.ends.trailing_zeros() as usize;
+        self.ends &= self.ends.wrapping_sub(1);
+        let mut last = [0; LEAD_BYTES];
+        last.copy_from_slice(&self.view[end..end + LEAD_BYTES]);
+        let length = end - self.start;
+        self.start = end;
+        u32::from_be_bytes(last) & MASKS[length % MASKS.len()]
+    }
 }
 
 /// Where in a window a number of a length would begin, if one began there at all.
@@ -101,22 +135,19 @@ struct Lengths {
 
 impl Lengths {
     /// Of the window in `view`, its first byte in the lowest bit.
-    fn of(view: &View) -> Self {
-        let mut lengths = Self::default();
-        for (at, part) in view[LEAD_BYTES..].as_chunks::<16>().0.iter().enumerate() {
-            let part = u8x16::new(*part);
-            // A byte's bit in its set is its highest.
-            let set = |bytes: u8x16| u64::from(bytes.to_bitmask() as u16) << (16 * at);
-            let is = |byte: u8| set(part.simd_eq(u8x16::splat(byte)));
-            lengths.one |= set(!part);
-            lengths.two |= is(0xcc);
-            lengths.three |= is(0xcd);
-            lengths.five |= is(0xce);
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, view: &View) -> Self {
+        let window = u8x64::from_slice(simd, &view[LEAD_BYTES..]);
+        Self {
+            one: window.simd_lt(0x80).to_bitmask(),
+            two: window.simd_eq(0xcc).to_bitmask(),
+            three: window.simd_eq(0xcd).to_bitmask(),
+            five: window.simd_eq(0xce).to_bitmask(),
         }
-        lengths
     }
 
     /// Where numbers begin and, last, where something else does or a number that is not whole.
+    #[inline(always)]
     fn starts(self) -> u64 {
         let mut starts = self.behind(self.behind(u64::MAX));
         loop {
@@ -129,6 +160,7 @@ impl Lengths {
     }
 
     /// The window's first byte, and what follows a number that begins in `starts`.
+    #[inline(always)]
     fn behind(self, starts: u64) -> u64 {
         let longer = 1 | (self.two & starts) << 2 | (self.three & starts) << 3 | (self.five & starts) << 5;
         // Through every run of single bytes that one of those leads into: the sum carries to where the run ends.
@@ -166,7 +198,10 @@ mod tests {
         #[test]
         fn starts_are_those_that_a_walk_finds(bytes in prop::collection::vec(byte(), VIEW_BYTES)) {
             let view: View = bytes.try_into().expect("as many as asked for");
-            prop_assert_eq!(Lengths::of(&view).starts(), walked(&view));
+            // Whatever this processor can do, and what every one of its kind can.
+            for level in [Level::new(), level(), Level::baseline()] {
+                prop_assert_eq!(dispatch!(level, simd => Lengths::of(simd, &view).starts()), walked(&view));
+            }
         }
     }
 }

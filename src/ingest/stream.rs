@@ -21,6 +21,7 @@
 //! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
+mod conflicted;
 mod hold;
 mod losses;
 mod recover;
@@ -29,12 +30,12 @@ mod republished;
 mod reset;
 mod snapshot;
 
+pub(super) use conflicted::Conflicted;
 pub(super) use recover::ReplayEnd;
 use relayed::Relayed;
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
@@ -48,9 +49,9 @@ use crate::event::recovery::Recovery;
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
 use crate::event::{self, DecodeError, EventBatch, Oddity, flat};
 use crate::fleet::SchemeCell;
-use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
+use crate::ids::{EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
 use crate::index::ShardWriter;
-use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
+use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use crate::metrics::WorkerCounter;
 use crate::trust::Trust;
 
@@ -84,33 +85,6 @@ pub(super) struct Home {
 pub(super) struct Scratch {
     pub(super) batch: EventBatch,
     pub(super) locals: Vec<LocalHash>,
-}
-
-/// Engine hashes that are no identity, as far as they are remembered.
-#[derive(Debug, Default)]
-pub(super) struct Conflicted {
-    hashes: FxHashSet<EngineHash>,
-    /// There are more than can be remembered: any hash may be one.
-    all: bool,
-}
-
-impl Conflicted {
-    /// Any hash may be one.
-    fn any() -> Self {
-        Self { hashes: FxHashSet::default(), all: true }
-    }
-
-    pub(super) fn contains(&self, hash: EngineHash) -> bool {
-        self.all || self.hashes.contains(&hash)
-    }
-
-    pub(super) fn extend(&mut self, hashes: &[EngineHash]) {
-        if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
-            *self = Self::any();
-        } else {
-            self.hashes.extend(hashes);
-        }
-    }
 }
 
 /// One publisher's stream.

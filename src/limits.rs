@@ -215,6 +215,9 @@ pub const REPLAY_FIRST_MS_MAX: u64 = 3_000;
 pub const REPLAY_NEXT_MS_MAX: u64 = 2_000;
 /// Replays in a row that bring nothing, after which what is missing counts as lost.
 pub const REPLAY_TRIES_MAX: u32 = 4;
+/// The same of a publisher that has never answered and of which nothing is held: nothing is lost by going on with what
+/// comes, and it is asked from 0 again later.
+pub const REPLAY_SILENT_TRIES_MAX: u32 = 2;
 /// The same where an answer begins behind what was asked for: it is gone from the engine's buffer.
 pub const REPLAY_LATE_TRIES_MAX: u32 = 2;
 /// Replays of one recovery, also where each brings something.
@@ -226,6 +229,22 @@ pub const REPLAY_BACK_OFF_MS_MIN: u64 = 50;
 pub const RENEWAL_AFTER_MS_MIN: u64 = 10_000;
 /// Those waits double at most so often: to about eleven minutes.
 pub const RENEWAL_DOUBLINGS_MAX: u32 = 6;
+/// How long a worker's live messages wait for a publisher that does not answer at all, milliseconds, beside the wait for
+/// a place: its tries and what lies between them.
+pub const REPLAY_UNANSWERED_MS_MAX: u64 = unanswered_ms(REPLAY_TRIES_MAX);
+/// The same for one that has never answered and of which nothing is held.
+pub const REPLAY_SILENT_MS_MAX: u64 = unanswered_ms(REPLAY_SILENT_TRIES_MAX);
+
+/// So many tries that nothing comes of, and the waits between them.
+const fn unanswered_ms(tries: u32) -> u64 {
+    let (mut ms, mut tried) = (tries as u64 * REPLAY_FIRST_MS_MAX, 1);
+    while tried < tries {
+        ms += REPLAY_BACK_OFF_MS_MIN << (2 * tried);
+        tried += 1;
+    }
+    ms
+}
+
 /// A quiet worker's probes come up to this many doublings apart.
 pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 /// How long an ingest thread rests before it asks again whether somebody may still meet a worker that left,
@@ -356,7 +375,7 @@ pub const RESTARTS_RECENT_MIN: u64 = 3;
 /// Recent breaks of one publisher's connection that are called a loop.
 pub const DISCONNECTS_RECENT_MIN: u64 = 5;
 /// Recent replays of one publisher that did not come, where none did, before it is said to replay nothing.
-pub const REPLAYS_SILENT_RECENT_MIN: u64 = 3;
+pub const REPLAYS_SILENT_RECENT_MIN: u64 = REPLAY_SILENT_TRIES_MAX as u64;
 /// Recent times that one publisher's lost batches could not be had before they are spoken of.
 pub const RECOVERIES_FAILED_RECENT_MIN: u64 = 2;
 /// Recent contended decisions before they are spoken of, where they are also one in a hundred.
@@ -418,6 +437,7 @@ const _: () = assert!(SNAPSHOT_SECTION_BLOCKS_MAX * (16 + 32) + (4 << 10) <= SNA
 const _: () = assert!(SNAPSHOT_LOADS_AT_ONCE_MAX < TRANSFERS_WAITING_MAX, "loads of newcomers leave room for dumps");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= RECOVERY_HELD_BYTES_MAX, "one message alone is never dropped");
+const _: () = assert!(REPLAY_SILENT_TRIES_MAX <= REPLAY_TRIES_MAX);
 const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);
 const _: () = assert!(SHARD_MEMORY_BYTES_MIN * SHARDS_MAX as u64 <= SPACE_MEMORY_BYTES_CEILING);
 const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);

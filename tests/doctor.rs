@@ -10,7 +10,7 @@ use serde_json::Value;
 
 mod process;
 use process::publisher::Publisher;
-use process::{Daemon, folder, run, text, until_ok};
+use process::{Daemon, folder, run, text, until, until_ok};
 
 /// Stores a chain of so many blocks of `block_size` tokens, all of them `token`.
 fn store(publisher: &mut Publisher, token: u32, blocks: u64, block_size: u32) {
@@ -168,6 +168,26 @@ fn an_engine_that_says_nothing_and_one_that_repeats_itself_are_named() {
     // Nobody reads what is asked there.
     let found = until_found(&daemon, "replay_silent", || {});
     assert_eq!((&found["workers"][0]["worker_id"], &found["workers_total"]), (&4.into(), &1.into()));
+}
+
+#[test]
+fn a_hole_that_cannot_be_filled_is_named_with_its_remedy_until_the_cache_is_cleared() {
+    let mut publisher = Publisher::new();
+    let daemon = start(&[format!("id=1,endpoint={}", publisher.endpoint())]);
+    publisher.await_subscription();
+    store(&mut publisher, 7, 4, 16);
+    publisher.seq += 1;
+    store(&mut publisher, 8, 4, 16);
+    let found = until_found(&daemon, "gap", || {});
+    assert_eq!((&found["harm"], &found["workers"][0]["worker_id"]), (&"warning".into(), &1.into()));
+    let remedy = found["remedy"].as_str().expect("text");
+    assert!(remedy.contains("hwm") && remedy.contains("clear its prefix cache once"), "{remedy}");
+    // All that it holds came after the hole, and that is not enough.
+    store(&mut publisher, 9, 4, 16);
+    until("it is applied", || daemon.status().workers[0].blocks_held == 8);
+    assert_eq!(until_found(&daemon, "gap", || {}), found);
+    publisher.clear();
+    until_gone(&daemon, "\"gap\"", || {});
 }
 
 #[test]

@@ -33,7 +33,8 @@
 //! | Asked | the snapshot is not whole | | Wanted, or after [`REPLAY_TRIES_MAX`] Asked |
 //!
 //! Tries are counted in a row and begin anew with whatever brings the stream further and with another incarnation; all of them together are at most
-//! [`REPLAYS_PER_RECOVERY_MAX`]. What is asked for again waits longer each time. A probe that shows something missing
+//! [`REPLAYS_PER_RECOVERY_MAX`]. A publisher that has never answered and of which nothing is known is given up sooner
+//! ([`REPLAY_SILENT_TRIES_MAX`]). What is asked for again waits longer each time. A probe that shows something missing
 //! becomes a proof. Batches lost for good leave a worker that can only be under-counted; as long as the publisher may
 //! still have all of them it is asked now and then from 0 on, further apart each time, while the worker goes on.
 
@@ -44,7 +45,7 @@ use super::gate::{SequenceGate, Verdict};
 use crate::ids::EventSeq;
 use crate::limits::{
     PROBE_DOUBLINGS_MAX, REPLAY_BACK_OFF_MS_MIN, REPLAY_FIRST_MS_MAX, REPLAY_LATE_TRIES_MAX, REPLAY_NEXT_MS_MAX,
-    REPLAY_TRIES_MAX, REPLAYS_PER_RECOVERY_MAX,
+    REPLAY_SILENT_TRIES_MAX, REPLAY_TRIES_MAX, REPLAYS_PER_RECOVERY_MAX,
 };
 
 /// What a replay is asked for.
@@ -133,6 +134,8 @@ pub struct Recovery {
     /// Probes in a row that found nothing.
     probes: u32,
     gave_up: bool,
+    /// Something of a replay came once, so that there is somebody to wait for.
+    answers: bool,
     renewal: Renewal,
 }
 
@@ -145,6 +148,7 @@ impl Default for Recovery {
             quiet_since_ms: 0,
             probes: 0,
             gave_up: false,
+            answers: false,
             renewal: Renewal::default(),
         }
     }
@@ -352,6 +356,7 @@ impl Recovery {
     /// that waits for what is before it.
     pub fn ended(&mut self, gate: &SequenceGate, needs: Option<EventSeq>, marker: bool, now_ms: u64) -> Ended {
         let State::Asked { aim, answer, .. } = self.state else { return Ended::Unasked };
+        self.answers |= answer.begun || marker;
         if aim == Aim::Probe && !answer.begun && !marker {
             self.rest(now_ms);
             return Ended::ProbeUnanswered;
@@ -372,7 +377,8 @@ impl Recovery {
             self.rest(now_ms);
             return Ended::Recovered;
         }
-        if self.again(answer.advanced, REPLAY_TRIES_MAX, now_ms) {
+        let tries_max = if self.answers || gate.last().is_some() { REPLAY_TRIES_MAX } else { REPLAY_SILENT_TRIES_MAX };
+        if self.again(answer.advanced, tries_max, now_ms) {
             return if answer.begun || marker { Ended::Short } else { Ended::TimedOut };
         }
         self.rest(now_ms);

@@ -1,7 +1,7 @@
 //! A publisher of our own flatbuffers, over a real socket.
 
 use kvrouted::event::flat::Encoder;
-use kvrouted::event::{BatchInfo, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
+use kvrouted::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window};
 
@@ -59,6 +59,11 @@ impl Publisher {
         let removed = &hashes[hashes.len() - blocks..];
         let removed = Removed { hashes: removed, medium: Medium::Tier(Tier::Device), group: GroupId(0) };
         self.send(SCHEME, KvEvent::Removed(removed));
+    }
+
+    /// Clears every tier.
+    pub(crate) fn clear(&mut self) {
+        self.send(SCHEME, KvEvent::Cleared(Cleared { tier: None }));
     }
 
     fn send(&mut self, scheme: Scheme, event: KvEvent<'_>) {

@@ -1,7 +1,7 @@
 //! Every row of the module's table, and its bounds. What all of it does to a worker is tested where the worker is.
 
 use super::*;
-use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX};
+use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_SILENT_MS_MAX, REPLAY_UNANSWERED_MS_MAX};
 
 fn gate(last: u64) -> SequenceGate {
     let mut gate = SequenceGate::default();
@@ -207,4 +207,34 @@ fn a_renewal_begins_anew_with_batch_0_and_then_proves() {
     recovery.settled();
     recovery.tick(0, u64::MAX);
     assert_eq!(recovery.wants(u64::MAX), None, "nothing is lost any more");
+}
+
+/// How long nothing is served of a publisher that does not answer, looked at every millisecond.
+fn unanswered_ms(gate: &SequenceGate, recovery: &mut Recovery) -> u64 {
+    recovery.begin(0);
+    (0..)
+        .find(|now_ms| {
+            if recovery.wants(*now_ms).is_some() {
+                recovery.ask(gate, *now_ms);
+            }
+            if recovery.is_overdue(*now_ms) {
+                recovery.ended(gate, None, false, *now_ms);
+            }
+            recovery.gave_up()
+        })
+        .expect("it is given up")
+}
+
+#[test]
+fn a_publisher_that_does_not_answer_is_waited_for_as_long_as_is_said_and_less_where_it_never_did() {
+    let nothing = SequenceGate::default();
+    let mut recovery = Recovery::default();
+    recovery.connected(0);
+    assert_eq!(unanswered_ms(&nothing, &mut recovery), REPLAY_SILENT_MS_MAX);
+    assert_eq!(unanswered_ms(&gate(9), &mut recovery), REPLAY_UNANSWERED_MS_MAX, "there is something to lose");
+    // It has an answer once, if only the end of one.
+    recovery.begin(0);
+    recovery.ask(&nothing, 0);
+    recovery.ended(&nothing, None, true, 0);
+    assert_eq!(unanswered_ms(&nothing, &mut recovery), REPLAY_UNANSWERED_MS_MAX);
 }

@@ -1,6 +1,5 @@
 //! The whole daemon as its users meet it: the binary, real sockets, another process asking.
 
-use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use serde_json::Value;
 
 mod process;
 use process::publisher::Publisher;
+use process::scrape::{free_port, scrape};
 use process::{Daemon, PATIENCE, Process, options, prompt, text, until};
 
 /// The workers as `kvrouted status` lists them.
@@ -195,22 +195,6 @@ fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
     let daemon = Daemon::start_in(Arc::clone(&daemon.folder), &["--worker", "id=1"]);
     let mode = std::fs::metadata(daemon.folder.path().join("s.admin")).expect("the admin socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "administration is for the owner");
-}
-
-/// A port of the loopback interface that nobody listens on.
-fn free_port() -> u16 {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    free.local_addr().expect("an address").port()
-}
-
-/// Head and text of the metrics page.
-fn scrape(port: u16) -> (String, String) {
-    let mut page = TcpStream::connect(("127.0.0.1", port)).expect("the page");
-    page.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
-    let mut body = String::new();
-    page.read_to_string(&mut body).expect("answered");
-    let (head, text) = body.split_once("\r\n\r\n").expect("a body");
-    (head.to_owned(), text.to_owned())
 }
 
 #[test]

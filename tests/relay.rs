@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 mod process;
+use process::scrape::{free_port, scrape};
 use process::{Daemon, PATIENCE, Process, folder, text, until, until_ok};
 
 #[allow(dead_code, reason = "each user of the encoder needs a part of it")]
@@ -54,11 +55,13 @@ struct Place {
     folder: Arc<TempDir>,
     /// Batches the relay keeps.
     kept: u64,
+    /// Where the relay serves its metrics; 0 = nowhere.
+    metrics_port: u16,
 }
 
 impl Place {
     fn new(kept: u64) -> Self {
-        Self { folder: folder(), kept }
+        Self { folder: folder(), kept, metrics_port: 0 }
     }
 
     fn endpoint(&self, name: &str) -> String {
@@ -72,10 +75,11 @@ impl Place {
     fn relay(&self) -> Process {
         let config = format!(
             "[relay]\nendpoint = \"{}\"\nreplay = \"{}\"\nheartbeat_ms = 200\nbuffer_batches_max = {}\n\
-             [[space]]\nmodel = \"m\"\n[[worker]]\nid = 1\nendpoint = \"{}\"\n",
+             [metrics]\nport = {}\n[[space]]\nmodel = \"m\"\n[[worker]]\nid = 1\nendpoint = \"{}\"\n",
             self.endpoint("events"),
             self.endpoint("replay"),
             self.kept,
+            self.metrics_port,
             self.endpoint("engine"),
         );
         let file = self.folder.path().join("relay.toml");
@@ -152,4 +156,29 @@ fn a_restart_of_the_engine_or_of_the_relay_is_a_restart_of_the_worker() {
     engine.extend(1..=4);
     await_held(&router, 5, "exact", 4);
     assert!(router.worker_counter(0, "restarts") >= 1);
+}
+
+#[test]
+fn a_relay_shows_what_it_counts_and_what_it_knows_of_its_engine() {
+    let place = Place { metrics_port: free_port(), ..Place::new(1000) };
+    let mut engine = Engine::start(&place.endpoint("engine"), 0);
+    let _relay = place.relay();
+    engine = engine.heard();
+    engine.extend(1..=5);
+    let router = place.router();
+    await_held(&router, 5, "exact", 5);
+    let (head, page) = scrape(place.metrics_port);
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("openmetrics-text"), "{head}");
+    for line in [
+        // The first says how far the relay believes itself.
+        "kvrouted_relay_batches_total 6",
+        "kvrouted_relay_questions_total 1",
+        "kvrouted_worker_batches_total{worker_id=\"1\",dp_rank=\"0\"} 5",
+        "kvrouted_worker_trust{worker_id=\"1\",dp_rank=\"0\"} 4",
+        "kvrouted_worker_blocks_held{worker_id=\"1\",dp_rank=\"0\",tier=\"device\"} 5",
+    ] {
+        assert!(page.contains(&format!("\n{line}\n")), "{line} in {page}");
+    }
+    drop(engine);
+    until("the loss is shown", || scrape(place.metrics_port).1.contains(",reason=\"disconnected\"} 1\n"));
 }

@@ -10,7 +10,7 @@ use crate::relay::RelayPlan;
 const WORKER_HELP: &str = "\
 The engine is named as a worker is for `kvrouted serve`: --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
 The daemon then names the relay in the engine's place: --worker id=1,endpoint=tcp://HOST:5567,replay=tcp://HOST:5667
-Every field, its default and its meaning: kvrouted serve --example-config, tables [relay], [ingest], [[space]], [[worker]]";
+Every field, its default and its meaning: kvrouted serve --example-config, tables [relay], [ingest], [metrics], [[space]], [[worker]]";
 
 /// The model where no file names one: a relay serves nobody, so its name means nothing.
 const MODEL: &str = "relayed";
@@ -38,6 +38,9 @@ pub struct RelayArgs {
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
     #[arg(long, value_name = "SALTS", conflicts_with = "config")]
     pub salts: Option<String>,
+    /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub metrics_port: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -64,6 +67,7 @@ impl RelayArgs {
         let settings = [
             ("--endpoint", "relay", "endpoint", &self.endpoint),
             ("--replay", "relay", "replay", &self.replay),
+            ("--metrics-port", "metrics", "port", &self.metrics_port),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),
             ("--worker", "space", "model", &model),
@@ -105,6 +109,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         heartbeat_ms: config.relay.heartbeat_ms,
         worker: worker.worker,
         ingest,
+        metrics_port: config.metrics.port,
         ..RelayPlan::new(&config.relay.endpoint, &config.relay.replay, source)
     })
 }

@@ -13,16 +13,16 @@ use prometheus_client::registry::Registry;
 use super::doctor::Doctor;
 use super::predicting::Predicting;
 use super::views::Views;
-use crate::fleet::{Fleet, WorkerRecord};
-use crate::ids::{Tier, Worker, WorkerIndex};
+use crate::fleet::Fleet;
+use crate::ids::{Worker, WorkerIndex};
+use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
     CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, Latency, PredictorCounter, RouteCounter,
-    SnapshotCounter, WorkerCounter,
+    SnapshotCounter,
 };
 use crate::snapshot::SnapshotStats;
-use crate::trust::TrustLevel;
 
 /// What one serving core counts.
 #[derive(Debug)]
@@ -73,8 +73,10 @@ struct Gatherer(Arc<Sources>);
 
 impl Collector for Gatherer {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        self.workers(&mut encoder)?;
-        self.worker_reasons(&mut encoder)?;
+        let table = self.0.fleet.load();
+        let views = self.0.views.of(&table);
+        let views: Vec<_> = views.iter().map(|(record, view)| (record.worker, &**view)).collect();
+        exposition::encode(&mut encoder, &views)?;
         self.worker_gauges(&mut encoder)?;
         self.worker_routes(&mut encoder)?;
         self.findings(&mut encoder)?;
@@ -85,28 +87,13 @@ impl Collector for Gatherer {
 }
 
 impl Gatherer {
-    fn workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
-        for counter in WorkerCounter::ALL {
-            let name = format!("kvrouted_worker_{}", counter.name());
-            let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            for (record, view) in self.0.views.of(&table) {
-                let labels = worker_labels(record);
-                family
-                    .encode_family(&labels)?
-                    .encode_counter::<NoLabelSet, u64, u64>(&view.counters.get(*counter), None)?;
-            }
-        }
-        Ok(())
-    }
-
     fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let table = self.0.fleet.load();
         for counter in RouteCounter::ALL {
             let name = format!("kvrouted_worker_{}", counter.name());
             let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             for record in &table.workers {
-                let (labels, value) = (worker_labels(record), self.0.routed(record.index, *counter));
+                let (labels, value) = (worker_labels(record.worker), self.0.routed(record.index, *counter));
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
             }
         }
@@ -137,91 +124,22 @@ impl Gatherer {
         Ok(())
     }
 
-    /// What could not be decoded or used, by name; only what occurred has a line.
-    fn worker_reasons(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
-        let help = "Batches that could not be decoded, by reason.";
-        let mut family = encoder.encode_descriptor("kvrouted_worker_undecodable", help, None, MetricType::Counter)?;
-        for (record, view) in self.0.views.of(&table) {
-            for (reason, times) in view.undecodable_by_reason() {
-                let labels = worker_labels_and(record, "reason", reason);
-                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
-            }
-        }
-        let help = "Dumps of the worker and loads into it that came to no end, by reason.";
-        let name = "kvrouted_worker_transfers_aborted";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (record, view) in self.0.views.of(&table) {
-            for (reason, times) in view.transfers_aborted_by_reason() {
-                let labels = worker_labels_and(record, "reason", reason);
-                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
-            }
-        }
-        let help = "What decodable batches held that was passed over or could not be used, by kind.";
-        let mut family = encoder.encode_descriptor("kvrouted_worker_oddities", help, None, MetricType::Counter)?;
-        for (record, view) in self.0.views.of(&table) {
-            for (oddity, times) in view.oddities_by_name() {
-                let labels = worker_labels_and(record, "kind", oddity);
-                family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
-            }
-        }
-        Ok(())
-    }
-
     fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let table = self.0.fleet.load();
-        let name = "kvrouted_worker_blocks_held";
-        let mut family = encoder.encode_descriptor(name, "Blocks held, by tier.", None, MetricType::Gauge)?;
-        for (record, view) in self.0.views.of(&table) {
-            let held = view.gauges.by_tier();
-            for tier in Tier::ALL {
-                let labels = worker_labels_and(record, "tier", tier.name());
-                family.encode_family(&labels)?.encode_gauge(&(held[tier.index()] as i64))?;
-            }
-        }
         let name = "kvrouted_worker_predicted_blocks";
         let help = "Blocks that a worker without events is predicted to hold.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for record in &table.workers {
             if let Some(blocks) = self.0.predicting.blocks_of(record) {
-                family.encode_family(&worker_labels(record))?.encode_gauge(&(blocks as i64))?;
+                family.encode_family(&worker_labels(record.worker))?.encode_gauge(&(blocks as i64))?;
             }
-        }
-        let name = "kvrouted_worker_choked";
-        let help = "1 while the worker's events wait because the index cannot free what it gave up.";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (record, view) in self.0.views.of(&table) {
-            family.encode_family(&worker_labels(record))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
-        }
-        let name = "kvrouted_worker_messages_waiting";
-        let help = "Messages that wait while the worker is dumped, loaded or recovered.";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (record, view) in self.0.views.of(&table) {
-            family.encode_family(&worker_labels(record))?.encode_gauge(&(view.gauges.waiting() as i64))?;
         }
         let name = "kvrouted_worker_state";
         let help = "1 for the state that a worker is in: joining, ready, draining or down.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for record in &table.workers {
-            let labels = worker_labels_and(record, "state", record.state.name());
+            let labels = worker_labels_and(record.worker, "state", record.state.name());
             family.encode_family(&labels)?.encode_gauge(&1_i64)?;
-        }
-        let name = "kvrouted_worker_trust";
-        let help = "Trust in the worker's view: 4 exact, 3 lower_bound, 2 unproven, 1 predicted, 0 none.";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for record in &table.workers {
-            let labels = worker_labels(record);
-            family.encode_family(&labels)?.encode_gauge(&(record.trust.load().level as i64))?;
-        }
-        let name = "kvrouted_worker_trust_reason";
-        let help = "1 for each reason why a worker's trust is not exact.";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for record in &table.workers {
-            let trust = record.trust.load();
-            for reason in trust.reasons.iter().filter(|_| trust.level != TrustLevel::Exact) {
-                let labels = worker_labels_and(record, "reason", reason.name());
-                family.encode_family(&labels)?.encode_gauge(&1_i64)?;
-            }
         }
         self.load_gauges(encoder)
     }
@@ -243,7 +161,7 @@ impl Gatherer {
         for (name, help, pick) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for record in &table.workers {
-                let labels = worker_labels(record);
+                let labels = worker_labels(record.worker);
                 family.encode_family(&labels)?.encode_gauge(&(pick(self.0.loads.read(record.index)) as i64))?;
             }
         }
@@ -322,20 +240,12 @@ impl Gatherer {
     }
 }
 
-fn worker_labels(record: &WorkerRecord) -> [(&'static str, String); 2] {
-    [("worker_id", record.worker.id.0.to_string()), ("dp_rank", record.worker.rank.0.to_string())]
-}
-
-fn worker_labels_and(record: &WorkerRecord, label: &'static str, value: &str) -> [(&'static str, String); 3] {
-    let [id, rank] = worker_labels(record);
-    [id, rank, (label, value.to_owned())]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fleet::FleetTable;
     use crate::load::LoadsConfig;
+    use crate::metrics::RelayCounter;
 
     #[test]
     fn every_metric_that_the_readme_names_is_there() {
@@ -351,8 +261,10 @@ mod tests {
         };
         let page = render(&Arc::new(sources)).unwrap();
         // Families are there without samples too.
-        let families: BTreeSet<&str> =
-            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        let of_daemon =
+            page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));
+        let of_relay = RelayCounter::ALL.iter().map(|counter| format!("kvrouted_{}", counter.name()));
+        let families: BTreeSet<String> = of_daemon.chain(of_relay).collect();
         let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
         let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
         let mut named = 0;

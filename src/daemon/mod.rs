@@ -10,7 +10,6 @@ mod discover;
 mod doctor;
 mod evidence;
 mod exposition;
-mod http;
 mod muster;
 mod predicting;
 mod records;
@@ -42,7 +41,7 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::{
-    Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, choose_engine,
+    Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage, choose_engine,
 };
 use crate::snapshot::Keeper;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -85,7 +84,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
     let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
     let snapshots = Snapshots::open(config)?;
-    let scrapes = bind_metrics(config.metrics.port).await?;
+    let scrapes = MetricsPage::bind(config.metrics.port).await?;
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
     let shared = Shared::new(config, started, &fleet, indexes, &predicting, &loads);
     let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
@@ -145,18 +144,13 @@ const fn io_choice(io: IoEngine) -> IoChoice {
     }
 }
 
-/// The port of the metrics page; 0 = there is to be none.
-async fn bind_metrics(port: u16) -> Result<Option<http::MetricsPort>> {
-    match port {
-        0 => Ok(None),
-        port => http::bind(port).await.map(Some),
-    }
-}
-
 /// Serves the metrics page, where there is to be one.
-async fn metrics_page(scrapes: Option<http::MetricsPort>, sources: &Arc<Sources>) {
+async fn metrics_page(scrapes: Option<MetricsPage>, sources: &Arc<Sources>) {
     match scrapes {
-        Some(port) => http::serve(port, Arc::clone(sources)).await,
+        Some(page) => {
+            let sources = Arc::clone(sources);
+            page.serve(move || exposition::render(&sources)).await;
+        }
         None => std::future::pending().await,
     }
 }

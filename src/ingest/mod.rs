@@ -22,6 +22,7 @@
 mod apply;
 pub mod descriptors;
 mod dump;
+pub mod exposition;
 mod feed;
 mod groups;
 mod handle;

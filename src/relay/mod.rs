@@ -20,6 +20,7 @@
 mod answer;
 mod answering;
 mod buffer;
+mod exposition;
 mod publication;
 mod run;
 mod snapshot;
@@ -49,6 +50,7 @@ use crate::limits::{
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::trust::Trust;
 use answering::Answering;
+use exposition::Sources;
 use publication::{Kept, Publication};
 
 /// What a relay is told once.
@@ -80,6 +82,8 @@ pub struct RelayPlan {
     pub heartbeat_ms: u64,
     /// How its events are taken in.
     pub ingest: IngestConfig,
+    /// Port of the loopback interface for its metrics page; 0 = none.
+    pub metrics_port: u16,
 }
 
 impl RelayPlan {
@@ -100,6 +104,7 @@ impl RelayPlan {
             buffer_bytes_max: RELAY_BUFFER_BYTES_DEFAULT,
             heartbeat_ms: RELAY_HEARTBEAT_MS,
             ingest: IngestConfig::default(),
+            metrics_port: 0,
         }
     }
 }
@@ -111,8 +116,7 @@ pub struct Relay {
     endpoint: String,
     /// Where it replays, as bound.
     replay: String,
-    view: Arc<WorkerView>,
-    counters: Arc<CounterSet<RelayCounter>>,
+    sources: Sources,
     ingest: Arc<IngestHandle>,
     ends: Arc<AtomicBool>,
     answering: Option<JoinHandle<()>>,
@@ -165,7 +169,8 @@ impl Relay {
                 .caused_by(cause)
         })?;
         tracing::info!(%endpoint, %replay, engine = plan.source.endpoint, generation, "relay runs");
-        Ok(Self { endpoint, replay, view, counters, ingest, ends, answering: Some(answering) })
+        let sources = Sources { worker: plan.worker, view, counters };
+        Ok(Self { endpoint, replay, sources, ingest, ends, answering: Some(answering) })
     }
 
     /// Where it publishes.
@@ -183,13 +188,13 @@ impl Relay {
     /// What it knows of its engine.
     #[must_use]
     pub fn view(&self) -> &WorkerView {
-        &self.view
+        &self.sources.view
     }
 
     /// What it counts.
     #[must_use]
     pub fn counters(&self) -> &CounterSet<RelayCounter> {
-        &self.counters
+        &self.sources.counters
     }
 
     /// Whether its threads run; they end by themselves only by a fault, which they have logged.

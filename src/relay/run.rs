@@ -8,6 +8,7 @@ use super::{Relay, RelayPlan};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{RELAY_REPORT_EVERY_S, THREADS_WATCH_EVERY_MS};
 use crate::metrics::{CounterName as _, RelayCounter};
+use crate::serve::MetricsPage;
 
 /// Runs a relay until SIGTERM or SIGINT.
 ///
@@ -19,19 +20,33 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
+        let page = MetricsPage::bind(plan.metrics_port).await?;
         let relay = Relay::start(plan)?;
         let ended = tokio::select! {
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
-            () = watch(&relay) => Err(Error::new(
-                Kind::Internal,
-                "a thread of the relay ended by itself",
-                "start it again, and report it with the log's last lines",
-            )),
+            () = metrics_page(page, &relay) => Err(ended("the metrics page")),
+            () = watch(&relay) => Err(ended("a thread of the relay")),
         };
         report(&relay);
         ended
     })
+}
+
+/// Serves the metrics page, where there is to be one.
+async fn metrics_page(page: Option<MetricsPage>, relay: &Relay) {
+    match page {
+        Some(page) => {
+            let sources = relay.sources.clone();
+            page.serve(move || sources.render()).await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn ended(what: &str) -> Error {
+    let what = format!("{what} ended by itself");
+    Error::new(Kind::Internal, what, "start the relay again, and report it with the log's last lines")
 }
 
 /// Returns when a thread has ended that nobody asked to; says every now and then what was counted.

@@ -5,6 +5,7 @@
 
 pub(crate) mod info;
 pub(crate) mod publisher;
+pub(crate) mod scrape;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

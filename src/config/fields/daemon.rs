@@ -112,7 +112,7 @@ pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     name: "metrics",
     reload: Reload::Never,
     repeated: false,
-    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics.",
+    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` has one as well.",
     fields: &[field(
         "port",
         "TCP port",

@@ -3,6 +3,7 @@
 //! Every user of the machine can reach the port, whoever may use the sockets. So connections are few and
 //! do not stay: they must not use up the files that gateways and engines need.
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -20,51 +21,67 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-use super::exposition::{Sources, render};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX};
 
 /// What OpenMetrics text is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics port. Beyond the bound on connections nothing is accepted.
-pub(super) struct MetricsPort {
+/// The page's port, bound. Beyond the bound on connections nothing is accepted.
+pub struct MetricsPage(Port);
+
+impl MetricsPage {
+    /// Binds a port of the loopback interface; 0 = there is to be no page.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the port is taken or may not be bound.
+    pub async fn bind(port: u16) -> Result<Option<Self>> {
+        match port {
+            0 => Ok(None),
+            port => Port::bind(port).await.map(|port| Some(Self(port))),
+        }
+    }
+
+    /// Answers scrapes with what `render` says, until the runtime ends.
+    pub async fn serve(
+        self,
+        render: impl Fn() -> std::result::Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+    ) {
+        let metrics = move || {
+            let render = render.clone();
+            async move {
+                match render() {
+                    Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+                    Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                }
+            }
+        };
+        if let Err(cause) = axum::serve(self.0, Router::new().route("/metrics", get(metrics))).await {
+            tracing::error!(%cause, "the metrics page stopped");
+        }
+    }
+}
+
+/// The port itself, and the places of those who scrape.
+struct Port {
     listener: TcpListener,
     free: Arc<Semaphore>,
     stay: Duration,
 }
 
-/// Binds the metrics port.
-///
-/// # Errors
-/// `System` if the port is taken or may not be bound.
-pub(super) async fn bind(port: u16) -> Result<MetricsPort> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let listener = TcpListener::bind(address).await.map_err(|cause| {
-        Error::new(Kind::System, format!("cannot bind the metrics port {address}"), "choose another metrics.port")
-            .caused_by(cause)
-    })?;
-    let (free, stay) = (Semaphore::new(METRICS_CONNECTIONS_MAX), Duration::from_millis(METRICS_CONNECTION_MS_MAX));
-    Ok(MetricsPort { listener, free: Arc::new(free), stay })
-}
-
-/// Answers scrapes until the runtime ends.
-pub(super) async fn serve(port: MetricsPort, sources: Arc<Sources>) {
-    let metrics = move || {
-        let sources = Arc::clone(&sources);
-        async move {
-            match render(&sources) {
-                Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-                Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-            }
-        }
-    };
-    if let Err(cause) = axum::serve(port, Router::new().route("/metrics", get(metrics))).await {
-        tracing::error!(%cause, "the metrics page stopped");
+impl Port {
+    async fn bind(port: u16) -> Result<Self> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let listener = TcpListener::bind(address).await.map_err(|cause| {
+            Error::new(Kind::System, format!("cannot bind the metrics port {address}"), "choose another metrics.port")
+                .caused_by(cause)
+        })?;
+        let (free, stay) = (Semaphore::new(METRICS_CONNECTIONS_MAX), Duration::from_millis(METRICS_CONNECTION_MS_MAX));
+        Ok(Self { listener, free: Arc::new(free), stay })
     }
 }
 
-impl Listener for MetricsPort {
+impl Listener for Port {
     type Io = Scrape;
     type Addr = SocketAddr;
 
@@ -81,7 +98,7 @@ impl Listener for MetricsPort {
 }
 
 /// A connection until its time is up; then it fails, whatever it waits for.
-pub(super) struct Scrape {
+struct Scrape {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
     _place: OwnedSemaphorePermit,
@@ -125,21 +142,11 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_connection_that_says_nothing_gives_its_place_back() {
-        let mut port = bind(0).await.unwrap();
+        let mut port = Port::bind(0).await.unwrap();
         port.free = Arc::new(Semaphore::new(1));
         port.stay = Duration::from_millis(20);
         let address = port.local_addr().unwrap();
         assert!(address.ip().is_loopback());
-        let sources = Sources {
-            fleet: Arc::new(crate::fleet::Fleet::new(crate::fleet::FleetTable::default())),
-            loads: Arc::new(crate::load::Loads::new(0, crate::load::LoadsConfig::default())),
-            views: Arc::default(),
-            predicting: crate::daemon::predicting::Predicting::default(),
-            cores: Vec::new(),
-            daemon: Arc::default(),
-            snapshots: Arc::default(),
-            doctor: crate::daemon::doctor::Doctor::default(),
-        };
         let asked = async {
             let mut silent = TcpStream::connect(address).await.unwrap();
             silent.write_all(b"GET /metrics HT").await.unwrap();
@@ -151,7 +158,7 @@ mod tests {
         };
         let page = tokio::select! {
             page = asked => page,
-            () = serve(port, Arc::new(sources)) => String::new(),
+            () = MetricsPage(port).serve(|| Ok("# EOF\n".into())) => String::new(),
         };
         assert!(page.starts_with("HTTP/1.0 200 OK\r\n") && page.ends_with("# EOF\n"), "{page}");
     }

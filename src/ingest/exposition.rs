@@ -1,0 +1,118 @@
+//! What is known of workers' streams, as metrics: `kvrouted_worker_…`, one line for each worker.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::WorkerView;
+use crate::ids::{Tier, Worker};
+use crate::metrics::{CounterName, WorkerCounter};
+use crate::trust::TrustLevel;
+
+/// Encodes everything that these workers' views show.
+///
+/// # Errors
+/// Those of the encoder, which writes to memory.
+pub fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
+    counters(encoder, workers)?;
+    let help = "Batches that could not be decoded, by reason.";
+    by_name(encoder, ("kvrouted_worker_undecodable", "reason", help), workers, |view| {
+        view.undecodable_by_reason().collect()
+    })?;
+    let help = "Dumps of the worker and loads into it that came to no end, by reason.";
+    by_name(encoder, ("kvrouted_worker_transfers_aborted", "reason", help), workers, |view| {
+        view.transfers_aborted_by_reason().collect()
+    })?;
+    let help = "What decodable batches held that was passed over or could not be used, by kind.";
+    by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.oddities_by_name().collect())?;
+    gauges(encoder, workers)?;
+    trust(encoder, workers)
+}
+
+fn counters(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
+    for counter in WorkerCounter::ALL {
+        let name = format!("kvrouted_worker_{}", counter.name());
+        let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+        for (worker, view) in workers {
+            let (labels, value) = (worker_labels(*worker), view.counters.get(*counter));
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Counts by the name of a reason or kind; only what occurred has a line.
+fn by_name(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, label, help): (&str, &'static str, &str),
+    workers: &[(Worker, &WorkerView)],
+    counts: impl Fn(&WorkerView) -> Vec<(&'static str, u64)>,
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (worker, view) in workers {
+        for (name, times) in counts(view) {
+            let labels = worker_labels_and(*worker, label, name);
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+        }
+    }
+    Ok(())
+}
+
+fn gauges(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
+    let name = "kvrouted_worker_blocks_held";
+    let mut family = encoder.encode_descriptor(name, "Blocks held, by tier.", None, MetricType::Gauge)?;
+    for (worker, view) in workers {
+        let held = view.gauges.by_tier();
+        for tier in Tier::ALL {
+            let labels = worker_labels_and(*worker, "tier", tier.name());
+            family.encode_family(&labels)?.encode_gauge(&(held[tier.index()] as i64))?;
+        }
+    }
+    let name = "kvrouted_worker_choked";
+    let help = "1 while the worker's events wait because the index cannot free what it gave up.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (worker, view) in workers {
+        family.encode_family(&worker_labels(*worker))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
+    }
+    let name = "kvrouted_worker_messages_waiting";
+    let help = "Messages that wait while the worker is dumped, loaded or recovered.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (worker, view) in workers {
+        family.encode_family(&worker_labels(*worker))?.encode_gauge(&(view.gauges.waiting() as i64))?;
+    }
+    Ok(())
+}
+
+fn trust(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
+    let name = "kvrouted_worker_trust";
+    let help = "Trust in the worker's view: 4 exact, 3 lower_bound, 2 unproven, 1 predicted, 0 none.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (worker, view) in workers {
+        family.encode_family(&worker_labels(*worker))?.encode_gauge(&(view.trust.load().level as i64))?;
+    }
+    let name = "kvrouted_worker_trust_reason";
+    let help = "1 for each reason why a worker's trust is not exact.";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (worker, view) in workers {
+        let trust = view.trust.load();
+        for reason in trust.reasons.iter().filter(|_| trust.level != TrustLevel::Exact) {
+            let labels = worker_labels_and(*worker, "reason", reason.name());
+            family.encode_family(&labels)?.encode_gauge(&1_i64)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a worker's lines are told apart by.
+#[must_use]
+pub fn worker_labels(worker: Worker) -> [(&'static str, String); 2] {
+    [("worker_id", worker.id.0.to_string()), ("dp_rank", worker.rank.0.to_string())]
+}
+
+/// The same with one label more.
+#[must_use]
+pub fn worker_labels_and(worker: Worker, label: &'static str, value: &str) -> [(&'static str, String); 3] {
+    let [id, rank] = worker_labels(worker);
+    [id, rank, (label, value.to_owned())]
+}

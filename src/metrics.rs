@@ -117,6 +117,11 @@ counters! {
         Errors = "errors", "Requests answered with an error.";
         Routes = "routes", "Decisions made.";
         RoutesNobody = "routes_nobody", "Decisions with nobody eligible.";
+        RoutesPinnedNotAllowed = "routes_pinned_not_allowed", "Decisions with nobody eligible because the pinned worker is not on the allow-list.";
+        RoutesPinnedBusy = "routes_pinned_busy", "Decisions with nobody eligible because the pinned worker is busy.";
+        RoutesAllBusy = "routes_all_busy", "Decisions with nobody eligible because everybody is busy.";
+        RoutesAllFiltered = "routes_all_filtered", "Decisions with nobody eligible because nobody is what the request or the policy wants.";
+        RoutesNobodyAvailable = "routes_nobody_available", "Decisions with nobody eligible because nobody is there, or those who are drain, are down or back off.";
         RoutesUnmatchable = "routes_unmatchable", "Decisions whose prompt could not be matched soundly.";
         RoutesSchemeUnknown = "routes_scheme_unknown", "Decisions made by load alone because the space's hash scheme is unknown.";
         RoutesAllDown = "routes_all_down", "Decisions among workers that were all down.";

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use kvrouted::error::{Kind, Side};
 use kvrouted::finding::{Harm, Symptom};
-use kvrouted::route::ReplyNotes;
+use kvrouted::route::{Mode, ReplyNotes, Rule};
 use kvrouted::schema_generated::{events, routing};
 use kvrouted::trust::{TrustLevel, TrustReason};
 use kvrouted::wire::{FrameKind, features};
@@ -191,6 +191,16 @@ fn reply_notes_are_documented() {
 }
 
 #[test]
+fn rules_and_modes_are_documented() {
+    let expected: Vec<Vec<String>> = Rule::ALL.iter().map(|rule| vec![rule.name().into()]).collect();
+    assert_eq!(head(table("Rules"), 1), expected);
+    let modes = routing::Mode::ENUM_VALUES.iter().skip(1).map(|mode| mode.variant_name().unwrap_or_default());
+    assert!(modes.eq(Mode::ALL.iter().map(|mode| format!("{mode:?}"))), "the schema's modes, in its order");
+    let readme = read("README.md");
+    assert!(Mode::NAMES.iter().all(|name| readme.contains(&format!("| `{name}` | "))), "README.md, Modes");
+}
+
+#[test]
 fn feature_bits_are_documented() {
     let bits = [
         ("routing", features::ROUTING),
@@ -200,6 +210,9 @@ fn feature_bits_are_documented() {
         ("explain", features::EXPLAIN),
         ("overlap_query", features::OVERLAP),
         ("workers_query", features::WORKERS),
+        ("overrides", features::OVERRIDES),
+        ("constraints", features::CONSTRAINTS),
+        ("shared_hits", features::SHARED_HITS),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

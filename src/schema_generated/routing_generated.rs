@@ -827,10 +827,10 @@ impl ::flatbuffers::SimpleToVerifyInSlice for MatchStatus {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_MODE: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
-pub const ENUM_MAX_MODE: u8 = 9;
+pub const ENUM_MAX_MODE: u8 = 10;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_MODE: [Mode; 10] = [
+pub const ENUM_VALUES_MODE: [Mode; 11] = [
   Mode::Default,
   Mode::Kv,
   Mode::LoadAware,
@@ -841,6 +841,7 @@ pub const ENUM_VALUES_MODE: [Mode; 10] = [
   Mode::Random,
   Mode::Direct,
   Mode::DeviceAwareWeighted,
+  Mode::Lmetric,
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -858,9 +859,10 @@ impl Mode {
   pub const Random: Self = Self(7);
   pub const Direct: Self = Self(8);
   pub const DeviceAwareWeighted: Self = Self(9);
+  pub const Lmetric: Self = Self(10);
 
   pub const ENUM_MIN: u8 = 0;
-  pub const ENUM_MAX: u8 = 9;
+  pub const ENUM_MAX: u8 = 10;
   pub const ENUM_VALUES: &'static [Self] = &[
     Self::Default,
     Self::Kv,
@@ -872,6 +874,7 @@ impl Mode {
     Self::Random,
     Self::Direct,
     Self::DeviceAwareWeighted,
+    Self::Lmetric,
   ];
   /// Returns the variant's name or "" if unknown.
   pub fn variant_name(self) -> Option<&'static str> {
@@ -886,6 +889,7 @@ impl Mode {
       Self::Random => Some("Random"),
       Self::Direct => Some("Direct"),
       Self::DeviceAwareWeighted => Some("DeviceAwareWeighted"),
+      Self::Lmetric => Some("Lmetric"),
       _ => None,
     }
   }
@@ -4701,6 +4705,9 @@ impl<'a> RouteReply<'a> {
   pub const VT_BOOKING: ::flatbuffers::VOffsetT = 20;
   pub const VT_REMOVED: ::flatbuffers::VOffsetT = 22;
   pub const VT_TIES: ::flatbuffers::VOffsetT = 24;
+  pub const VT_NOBODY: ::flatbuffers::VOffsetT = 26;
+  pub const VT_RETRY_AFTER_US: ::flatbuffers::VOffsetT = 28;
+  pub const VT_MODE: ::flatbuffers::VOffsetT = 30;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4716,12 +4723,15 @@ impl<'a> RouteReply<'a> {
     builder.add_fleet_version(args.fleet_version);
     builder.add_policy_version(args.policy_version);
     builder.add_notes(args.notes);
+    builder.add_retry_after_us(args.retry_after_us);
     builder.add_ties(args.ties);
     if let Some(x) = args.removed { builder.add_removed(x); }
     if let Some(x) = args.booking { builder.add_booking(x); }
     builder.add_request_blocks(args.request_blocks);
     builder.add_eligible(args.eligible);
     if let Some(x) = args.candidates { builder.add_candidates(x); }
+    builder.add_nobody(args.nobody);
+    builder.add_mode(args.mode);
     builder.add_match_(args.match_);
     builder.finish()
   }
@@ -4804,6 +4814,27 @@ impl<'a> RouteReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u32>(RouteReply::VT_TIES, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn nobody(&self) -> u16 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u16>(RouteReply::VT_NOBODY, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn retry_after_us(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(RouteReply::VT_RETRY_AFTER_US, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn mode(&self) -> Mode {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Mode>(RouteReply::VT_MODE, Some(Mode::Default)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for RouteReply<'_> {
@@ -4823,6 +4854,9 @@ impl ::flatbuffers::Verifiable for RouteReply<'_> {
      .visit_field::<BookingHandle>("booking", Self::VT_BOOKING, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Removal>>>>("removed", Self::VT_REMOVED, false)?
      .visit_field::<u32>("ties", Self::VT_TIES, false)?
+     .visit_field::<u16>("nobody", Self::VT_NOBODY, false)?
+     .visit_field::<u32>("retry_after_us", Self::VT_RETRY_AFTER_US, false)?
+     .visit_field::<Mode>("mode", Self::VT_MODE, false)?
      .finish();
     Ok(())
   }
@@ -4839,6 +4873,9 @@ pub struct RouteReplyArgs<'a> {
     pub booking: Option<&'a BookingHandle>,
     pub removed: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Removal<'a>>>>>,
     pub ties: u32,
+    pub nobody: u16,
+    pub retry_after_us: u32,
+    pub mode: Mode,
 }
 impl<'a> Default for RouteReplyArgs<'a> {
   #[inline]
@@ -4855,6 +4892,9 @@ impl<'a> Default for RouteReplyArgs<'a> {
       booking: None,
       removed: None,
       ties: 0,
+      nobody: 0,
+      retry_after_us: 0,
+      mode: Mode::Default,
     }
   }
 }
@@ -4909,6 +4949,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouteReplyBuilder<'a, 'b, A> 
     self.fbb_.push_slot::<u32>(RouteReply::VT_TIES, ties, 0);
   }
   #[inline]
+  pub fn add_nobody(&mut self, nobody: u16) {
+    self.fbb_.push_slot::<u16>(RouteReply::VT_NOBODY, nobody, 0);
+  }
+  #[inline]
+  pub fn add_retry_after_us(&mut self, retry_after_us: u32) {
+    self.fbb_.push_slot::<u32>(RouteReply::VT_RETRY_AFTER_US, retry_after_us, 0);
+  }
+  #[inline]
+  pub fn add_mode(&mut self, mode: Mode) {
+    self.fbb_.push_slot::<Mode>(RouteReply::VT_MODE, mode, Mode::Default);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouteReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     RouteReplyBuilder {
@@ -4938,6 +4990,9 @@ impl ::core::fmt::Debug for RouteReply<'_> {
       ds.field("booking", &self.booking());
       ds.field("removed", &self.removed());
       ds.field("ties", &self.ties());
+      ds.field("nobody", &self.nobody());
+      ds.field("retry_after_us", &self.retry_after_us());
+      ds.field("mode", &self.mode());
       ds.finish()
   }
 }

@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result, Side};
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
 use crate::load::BookingOutcome;
-use crate::route::{CostTerms, MatchStatus};
+use crate::route::{CostTerms, MatchStatus, Mode};
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
@@ -34,6 +34,23 @@ enum_map!(
     outcome_from_wire,
     BookingOutcome,
     BookingOutcome { Applied, AlreadyApplied, Unknown, Superseded }
+);
+enum_map!(
+    mode_to_wire,
+    mode_from_wire,
+    Mode,
+    Mode {
+        Kv,
+        LoadAware,
+        Approximate,
+        LeastLoaded,
+        PowerOfTwo,
+        RoundRobin,
+        Random,
+        Direct,
+        DeviceAwareWeighted,
+        Lmetric
+    }
 );
 enum_map!(op_to_wire, op_from_wire, WorkerOp, WorkerOp { Add, Remove, Set });
 enum_map!(side_to_wire, side_from_wire, Side, ErrorSide { Gateway, Worker, Kernel, Config, Daemon });

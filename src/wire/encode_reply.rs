@@ -3,8 +3,8 @@
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
 use super::convert::{
-    device_to_wire, match_to_wire, outcome_to_wire, role_to_wire, scheme_args, side_to_wire, state_to_wire, terms_args,
-    tiers_to_wire, trust_to_wire, worker_to_wire,
+    device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, side_to_wire,
+    state_to_wire, terms_args, tiers_to_wire, trust_to_wire, worker_to_wire,
 };
 use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
@@ -111,6 +111,9 @@ impl ReplyEncoder {
             booking: booking.as_ref(),
             removed,
             ties: decision.ties,
+            nobody: decision.nobody.map_or(0, |kind| kind as u16),
+            retry_after_us: decision.nobody.map_or(0, retry_after_us),
+            mode: mode_to_wire(decision.mode),
         };
         let root = fb::RouteReply::create(builder, &args);
         self.finish(FrameKind::RouteReply, id, root, out);
@@ -271,7 +274,9 @@ impl ReplyEncoder {
 const fn retry_after_us(kind: Kind) -> u32 {
     match kind {
         // Bookings and slots are given back at the rate requests end.
-        Kind::TooManyBookings | Kind::Overloaded => 10_000,
+        Kind::TooManyBookings | Kind::Overloaded | Kind::PinnedBusy | Kind::AllBusy => 10_000,
+        // Workers come back as fast as their publishers connect.
+        Kind::NobodyAvailable => 100_000,
         // The next instance is up by then, or it is not a restart.
         Kind::Draining => 1_000_000,
         _ => 0,

@@ -2,12 +2,13 @@
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
+use super::constraints;
 use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::WorkerChange;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
+use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
 use crate::load::{BookingRef, SessionToken};
 use crate::route::{Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
@@ -75,6 +76,8 @@ impl RequestEncoder {
             self.allow.extend(workers.iter().map(|worker| worker_to_wire(*worker)));
             self.builder.create_vector(&self.allow)
         });
+        let constraints = constraints::encode(&mut self.builder, request);
+        let pin = request.pin.map(worker_to_wire);
         let args = fb::RouteArgs {
             space_id: request.space.0,
             request_id,
@@ -90,6 +93,11 @@ impl RequestEncoder {
             explain: request.explain,
             candidates_max: u32::try_from(request.candidates_max).unwrap_or(u32::MAX),
             allow,
+            pin: pin.as_ref(),
+            required_taints: constraints.required_taints,
+            preferred_taints: constraints.preferred_taints,
+            shared_hits: constraints.shared_hits,
+            overrides: constraints.overrides,
             expected_output_tokens: request.expected_output_tokens,
             ..fb::RouteArgs::default()
         };
@@ -258,6 +266,9 @@ fn check_lengths(request: &RouteRequest<'_>) -> Result<()> {
         ("prompt tokens", request.prompt.token_count(), PROMPT_TOKENS_MAX),
         ("local hashes", hashes, PROMPT_TOKENS_MAX),
         ("media hashes", request.media.len(), MEDIA_HASHES_MAX),
+        ("required labels", request.required_taints.len(), REQUEST_TAINTS_MAX),
+        ("preferred labels", request.preferred_taints.names.len(), REQUEST_TAINTS_MAX),
+        ("shared ranges", request.shared_hits.len(), SHARED_HITS_MAX),
         ("allow list entries", request.allow.map_or(0, <[_]>::len), ALLOW_LIST_MAX),
     ];
     match lists.iter().find(|(_, len, max)| len > max) {

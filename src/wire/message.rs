@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Error, Kind, Side};
+use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
 use crate::load::BookingOutcome;
-use crate::route::{BookingHandle, CostTerms, MatchStatus, ReplyNotes};
+use crate::route::{BookingHandle, CostTerms, MatchStatus, Mode, ReplyNotes};
 use crate::trust::Trust;
 
 /// Any frame a daemon sends.
@@ -126,6 +126,38 @@ pub struct RouteReply {
     pub booking: Option<BookingHandle>,
     /// Rules and whom they took out of the running; when nobody was eligible, or when asked to explain.
     pub removed: Vec<(String, Vec<Worker>)>,
+    /// Why nobody was eligible: an error code; 0 = somebody was, or the daemon does not say.
+    pub nobody: u16,
+    /// When to ask again where nobody was, microseconds; 0 = at will or never.
+    pub retry_after_us: u32,
+    /// How the first was chosen; `None` = the daemon does not say, or knows modes that this version does not.
+    pub mode: Option<Mode>,
+}
+
+impl RouteReply {
+    /// The chosen worker.
+    ///
+    /// # Errors
+    /// Why there is none: `PinnedNotAllowed`, `PinnedBusy`, `AllBusy`, `AllFiltered` or `NobodyAvailable`, with whom
+    /// each rule removed.
+    pub fn chosen(&self) -> Result<&Candidate> {
+        self.candidates.first().ok_or_else(|| {
+            // From a daemon that says less, or more than is known here: that somebody may come is always true.
+            let kind = Some(self.nobody).filter(|code| *code != 0).and_then(Kind::from_code);
+            let kind = kind.unwrap_or(Kind::NobodyAvailable);
+            let rule = |(rule, workers): &(String, Vec<Worker>)| format!("{} {rule}", workers.len());
+            let removed: Vec<_> = self.removed.iter().map(rule).collect();
+            let removed = if removed.is_empty() { "the space has no workers".to_owned() } else { removed.join(", ") };
+            let remedy = match kind {
+                Kind::PinnedNotAllowed => "allow the worker, or do not pin the request to it",
+                Kind::PinnedBusy => "wait, or do not pin the request",
+                Kind::AllBusy => "wait, or raise the busy thresholds in [policy]",
+                Kind::AllFiltered => "ask for less, or see `kvrouted query` for whom each rule removes",
+                _ => "wait, or see `kvrouted status` for where the workers are",
+            };
+            Error::new(kind, format!("nobody is eligible: {removed}"), remedy)
+        })
+    }
 }
 
 /// What one worker holds of a prompt.

@@ -4,6 +4,7 @@
 //! with the identifier `KVRT`, padded to 8 bytes. [`decode_request`] and [`ReplyEncoder`] are the daemon's
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
+mod constraints;
 mod convert;
 mod encode_reply;
 mod encode_request;
@@ -43,6 +44,13 @@ pub mod features {
     pub const OVERLAP: u64 = 1 << 5;
     /// Workers requests.
     pub const WORKERS: u64 = 1 << 6;
+    /// Modes and weights set by a request.
+    pub const OVERRIDES: u64 = 1 << 7;
+    /// Pins, and labels that are required or preferred.
+    pub const CONSTRAINTS: u64 = 1 << 8;
+    /// What a cache shared by all workers holds.
+    pub const SHARED_HITS: u64 = 1 << 9;
     /// Everything this version serves.
-    pub const SERVED: u64 = ROUTING | BOOKINGS | LOCAL_HASHES | MEDIA | EXPLAIN | OVERLAP | WORKERS;
+    pub const SERVED: u64 =
+        ROUTING | BOOKINGS | LOCAL_HASHES | MEDIA | EXPLAIN | OVERLAP | WORKERS | OVERRIDES | CONSTRAINTS | SHARED_HITS;
 }

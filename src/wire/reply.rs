@@ -1,8 +1,9 @@
 //! The gateway's reading of what the daemon sends, into owned values.
 
 use super::convert::{
-    device_from_wire, match_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire, side_from_wire,
-    state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value, worker_from_wire,
+    device_from_wire, match_from_wire, mode_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire,
+    side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
+    worker_from_wire,
 };
 use super::header::FrameKind;
 use super::message::{
@@ -113,6 +114,9 @@ fn route(table: fb::RouteReply<'_>) -> Result<RouteReply> {
         index_epoch: table.index_epoch(),
         booking: table.booking().map(|handle| BookingHandle { slot: handle.slot(), generation: handle.generation() }),
         removed: removed.unwrap_or_default(),
+        nobody: table.nobody(),
+        retry_after_us: table.retry_after_us(),
+        mode: mode_from_wire(table.mode()),
     })
 }
 

@@ -6,6 +6,7 @@
 
 use flatbuffers::Vector;
 
+use super::constraints::{self, ConstraintScratch, Constraints};
 use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
@@ -30,6 +31,7 @@ pub struct RequestScratch {
     media: Vec<(u32, u64)>,
     allow: Vec<Worker>,
     fields: Vec<(String, String)>,
+    constraints: ConstraintScratch,
 }
 
 /// The first frame of a connection.
@@ -232,7 +234,8 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         scheme: table.scheme(),
         token_count: table.token_count(),
     };
-    let RequestScratch { media, allow, .. } = scratch;
+    let RequestScratch { media, allow, constraints, .. } = scratch;
+    let Constraints { required_taints, preferred_taints, shared_hits } = constraints::read(&table, constraints)?;
     let allow = match table.allow() {
         Some(listed) => {
             bounded("allow", listed.len(), ALLOW_LIST_MAX)?;
@@ -250,6 +253,11 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         explain: table.explain(),
         candidates_max: (table.candidates_max() as usize).min(CANDIDATES_MAX),
         allow,
+        pin: table.pin().map(worker_from_wire),
+        required_taints,
+        preferred_taints,
+        shared_hits,
+        overrides: constraints::overrides(table.overrides())?,
         expected_output_tokens: table.expected_output_tokens(),
         ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
     })
@@ -295,30 +303,13 @@ fn understood(must_understand: u64) -> Result<()> {
 fn refuse_unserved(table: &fb::Route<'_>) -> Result<()> {
     understood(table.must_understand())?;
     let fields = [
-        ("pin", table.pin().is_some()),
-        ("required_taints", table.required_taints().is_some_and(|taints| !taints.is_empty())),
-        ("preferred_taints", table.preferred_taints().is_some_and(|taints| !taints.is_empty())),
-        ("shared_hits", table.shared_hits().is_some_and(|ranges| !ranges.is_empty())),
         ("affinity_session", table.affinity_session().is_some_and(|session| !session.is_empty())),
         ("priority", table.priority() != 0),
         ("priority_jump", table.priority_jump() != 0.0),
         ("deadline_us", table.deadline_us() != 0),
     ];
-    if let Some((field, _)) = fields.iter().find(|(_, set)| *set) {
-        return Err(unsupported(format!("route.{field}")));
-    }
-    let Some(overrides) = table.overrides() else { return Ok(()) };
-    let fields = [
-        ("mode", overrides.mode() != fb::Mode::Default),
-        ("device_credit", overrides.device_credit().is_some()),
-        ("prefill_load_scale", overrides.prefill_load_scale().is_some()),
-        ("temperature", overrides.temperature().is_some()),
-        ("shared_multiplier", overrides.shared_multiplier().is_some()),
-        ("assume_kv_reuse", overrides.assume_kv_reuse().is_some()),
-        ("track_prefill_tokens", overrides.track_prefill_tokens().is_some()),
-    ];
     match fields.iter().find(|(_, set)| *set) {
-        Some((field, _)) => Err(unsupported(format!("route.overrides.{field}"))),
+        Some((field, _)) => Err(unsupported(format!("route.{field}"))),
         None => Ok(()),
     }
 }

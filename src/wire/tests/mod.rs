@@ -14,8 +14,8 @@ use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, W
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::{
-    BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest, Rule,
-    Scored,
+    BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Mode, Names, Overrides, Preferences, Prompt,
+    ReplyNotes, RouteRequest, Rule, Scored,
 };
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -67,6 +67,19 @@ fn requests_round_trip() {
         explain: true,
         candidates_max: 3,
         allow: Some(&allow),
+        pin: Some(Worker::new(7, u32::MAX)),
+        required_taints: Names::Listed(&["zone-a", "h100"]),
+        preferred_taints: Preferences { names: Names::Listed(&["spot"]), weights: &[-0.5] },
+        shared_hits: &[(0, 4), (9, u32::MAX)],
+        overrides: Overrides {
+            mode: Some(Mode::Lmetric),
+            device_credit: Some(0.0),
+            prefill_load_scale: Some(2.5),
+            temperature: Some(0.1),
+            shared_multiplier: Some(1.0),
+            assume_kv_reuse: Some(false),
+            track_prefill_tokens: Some(true),
+        },
         expected_output_tokens: 99,
         ..question(Prompt::Tokens(&tokens))
     };
@@ -165,38 +178,15 @@ fn versions_are_negotiated() {
 fn what_is_not_served_is_refused_by_name() {
     type Fill = fn(&mut FlatBufferBuilder<'static>, &mut fb::RouteArgs<'static>);
     let overrides = |args: fb::OverridesArgs| raw_route(|b, a| a.overrides = Some(fb::Overrides::create(b, &args)));
-    let fills: [(&str, Fill); 8] = [
+    let fills: [(&str, Fill); 5] = [
         ("must_understand bit 40", |_, a| a.must_understand = 1 << 40 | 1),
         ("priority ", |_, a| a.priority = -1),
         ("priority_jump", |_, a| a.priority_jump = 0.5),
         ("deadline_us", |_, a| a.deadline_us = 9),
         ("affinity_session", |b, a| a.affinity_session = Some(b.create_string("s"))),
-        ("required_taints", |b, a| {
-            let taint = b.create_string("gpu");
-            a.required_taints = Some(b.create_vector(&[taint]));
-        }),
-        ("preferred_taints", |b, a| {
-            let key = b.create_string("gpu");
-            let taint = fb::Taint::create(b, &fb::TaintArgs { key: Some(key), weight: 1.0 });
-            a.preferred_taints = Some(b.create_vector(&[taint]));
-        }),
-        ("shared_hits", |b, a| a.shared_hits = Some(b.create_vector(&[fb::BlockRange::new(0, 1)]))),
     ];
     let mut bodies: Vec<_> = fills.into_iter().map(|(name, fill)| (name, raw_route(fill))).collect();
-    let pin = fb::WorkerRef::new(1, 0);
-    let mut builder = FlatBufferBuilder::new();
-    let tokens = builder.create_vector(&[1_u32]);
-    let args = fb::RouteArgs { tokens: Some(tokens), pin: Some(&pin), ..fb::RouteArgs::default() };
-    let root = fb::Route::create(&mut builder, &args);
-    builder.finish(root, Some(FRAME_IDENTIFIER));
-    bodies.push(("route.pin", builder.finished_data().to_vec()));
-    bodies.push(("overrides.mode", overrides(fb::OverridesArgs { mode: fb::Mode::Random, ..Default::default() })));
-    bodies
-        .push(("overrides.temperature", overrides(fb::OverridesArgs { temperature: Some(0.0), ..Default::default() })));
-    bodies.push((
-        "overrides.assume_kv_reuse",
-        overrides(fb::OverridesArgs { assume_kv_reuse: Some(false), ..Default::default() }),
-    ));
+    bodies.push(("overrides.mode", overrides(fb::OverridesArgs { mode: fb::Mode(200), ..Default::default() })));
     for (name, body) in bodies {
         let error = route_error(&body);
         assert_eq!(error.kind(), Kind::Unsupported, "{name}");
@@ -275,6 +265,43 @@ fn values_that_mean_nothing_are_refused_by_name() {
         decode_request(header.kind, body, &mut RequestScratch::default()).unwrap_err().kind(),
         Kind::InvalidArgument
     );
+}
+
+#[test]
+fn constraints_that_mean_nothing_are_refused_by_name() {
+    let cases = [
+        (
+            "overrides.temperature is -1",
+            raw_route(|b, a| {
+                let args = fb::OverridesArgs { temperature: Some(-1.0), ..Default::default() };
+                a.overrides = Some(fb::Overrides::create(b, &args));
+            }),
+        ),
+        (
+            "preferred_taints.weight is NaN",
+            raw_route(|b, a| {
+                let key = b.create_string("gpu");
+                let taint = fb::Taint::create(b, &fb::TaintArgs { key: Some(key), weight: f64::NAN });
+                a.preferred_taints = Some(b.create_vector(&[taint]));
+            }),
+        ),
+        (
+            "required_taints is 33",
+            raw_route(|b, a| {
+                let taint = b.create_string("gpu");
+                a.required_taints = Some(b.create_vector(&[taint; 33]));
+            }),
+        ),
+        (
+            "shared_hits is 1025",
+            raw_route(|b, a| a.shared_hits = Some(b.create_vector(&[fb::BlockRange::new(0, 1); 1025]))),
+        ),
+    ];
+    for (what, body) in cases {
+        let error = route_error(&body);
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        assert!(error.message().contains(what) && !error.remedy().is_empty(), "{error}");
+    }
 }
 
 #[test]

@@ -82,6 +82,8 @@ fn a_route_reply_round_trips() {
         assert_eq!((reply.matched, reply.notes, reply.booking), (decision.matched, decision.notes, decision.booking));
         let versions = (reply.request_blocks, reply.policy_version, reply.fleet_version, reply.index_epoch);
         assert_eq!(versions, (12, 1, 2, 3));
+        assert_eq!((reply.mode, reply.nobody, reply.retry_after_us), (Some(Mode::LeastLoaded), 0, 0));
+        assert_eq!(reply.chosen().unwrap().worker, Worker::new(10, 0));
         let removed = [
             ("not_allowed".to_owned(), vec![Worker::new(2, 0)]),
             ("down".to_owned(), vec![Worker::new(1, 0), Worker::new(3, 0)]),
@@ -89,10 +91,21 @@ fn a_route_reply_round_trips() {
         assert_eq!(reply.removed, if explain { removed.to_vec() } else { Vec::new() });
     }
     let mut out = Vec::new();
-    encoder.route(ID, &Decision { candidates: Vec::new(), ..decision }, false, &fleet, &mut out);
+    encoder.route(
+        ID,
+        &Decision { candidates: Vec::new(), nobody: Some(Kind::AllBusy), ..decision },
+        false,
+        &fleet,
+        &mut out,
+    );
     let (header, body) = split(&out);
     let Reply::Route(reply) = decode_reply(header.kind, body).unwrap() else { panic!("another kind") };
     assert_eq!((reply.candidates.len(), reply.removed.len()), (0, 2), "who removed them is said unasked");
+    assert_eq!((reply.nobody, reply.retry_after_us), (Kind::AllBusy as u16, 10_000));
+    let error = reply.chosen().unwrap_err();
+    assert_eq!((error.kind(), error.message()), (Kind::AllBusy, "nobody is eligible: 1 not_allowed, 2 down"));
+    let silent = RouteReply { nobody: 0, ..reply };
+    assert_eq!(silent.chosen().unwrap_err().kind(), Kind::NobodyAvailable, "from a daemon that does not say");
 }
 
 /// A page with every field of its own.

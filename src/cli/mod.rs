@@ -14,6 +14,7 @@ mod remote;
 mod reset;
 mod serve;
 mod status;
+mod terms;
 mod worker;
 
 use std::ffi::OsString;

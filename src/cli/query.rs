@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use super::exit::{Exit, Failure};
 use super::prompts::{self, Question};
 use super::ranking::{self, Answer};
-use super::remote;
+use super::worker::worker;
+use super::{remote, terms};
 use crate::config::socket_default;
+use crate::ids::Worker;
+use crate::route::Mode;
 
 /// Prints which worker should run a prompt, and why.
 #[derive(Debug, clap::Args)]
@@ -37,6 +40,15 @@ pub struct QueryArgs {
     /// The prompt's cache salt
     #[arg(long, value_name = "SALT")]
     pub salt: Option<String>,
+    /// How the worker is chosen [default: as the space's policy says]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub mode: Option<Mode>,
+    /// The only worker that may be chosen: its id for any rank, or id/rank
+    #[arg(long, value_name = "ID[/RANK]", value_parser = worker)]
+    pub pin: Option<Worker>,
+    /// Print what every cost was made of, term by term
+    #[arg(long, conflicts_with = "json")]
+    pub explain: bool,
     /// Print one JSON object a prompt instead of a table
     #[arg(long)]
     pub json: bool,
@@ -52,7 +64,8 @@ impl QueryArgs {
         // Flushed when the last answer is out: `Stdout` itself flushes at every line.
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
-        remote::ask(&self.socket, &self.model, self.namespace.as_deref(), &questions, &mut |place, answer| {
+        let how = remote::How { mode: self.mode, pin: self.pin };
+        remote::ask(&self.socket, &self.model, self.namespace.as_deref(), how, &questions, &mut |place, answer| {
             refused += usize::from(matches!(answer, Answer::Refused(_)));
             self.print(&mut out, place, &questions[place], answer)
         })?;
@@ -74,6 +87,9 @@ impl QueryArgs {
             writeln!(out, "{}query {}:", if place == 0 { "" } else { "\n" }, place + 1)?;
         }
         out.write_all(ranking::text(answer, question.token_count()).as_bytes())?;
+        if let (Answer::Ranking(ranking), true) = (answer, self.explain) {
+            out.write_all(terms::text(ranking).as_bytes())?;
+        }
         Ok(())
     }
 
@@ -92,6 +108,11 @@ impl QueryArgs {
         let tokens = prompts::tokens(&text).map_err(|complaint| usage(&source, &complaint))?;
         Ok(vec![Question { lora: self.lora.clone(), salt: self.salt.clone(), ..Question::of(&tokens) }])
     }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    let named = Mode::ALL.into_iter().find(|mode| mode.name() == text);
+    named.ok_or_else(|| format!("`{text}` is none of {}", Mode::NAMES.join(", ")))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

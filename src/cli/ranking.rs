@@ -4,10 +4,10 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
-use crate::error::counted;
+use crate::error::{Kind, counted};
 use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker};
-use crate::route::{CostTerms, MatchStatus, ReplyNotes};
+use crate::route::{CostTerms, MatchStatus, Mode, ReplyNotes};
 use crate::trust::Trust;
 
 /// What the daemon said to one question.
@@ -28,6 +28,10 @@ pub(super) struct Ranking {
     pub(super) request_blocks: u32,
     /// How many shared the lowest cost.
     pub(super) ties: u32,
+    /// How the first was chosen; `None` = the daemon does not say.
+    pub(super) mode: Option<Mode>,
+    /// Why nobody was.
+    pub(super) nobody: Option<Kind>,
     /// The chosen worker first, if there is one, then by ascending cost; those out of the running last.
     pub(super) rows: Vec<Row>,
 }
@@ -150,11 +154,12 @@ pub(super) fn text(answer: &Answer, token_count: usize) -> String {
     };
     let eligible = ranking.rows.iter().filter(|row| row.cost.is_some()).count();
     let mut text = format!(
-        "prompt of {}, {}: {}; {eligible} of {} in the running\n",
+        "prompt of {}, {}: {}; {eligible} of {} in the running{}\n",
         counted(token_count, "token"),
         counted(ranking.request_blocks as usize, "whole block"),
         ranking.matched.name(),
-        counted(ranking.rows.len(), "worker")
+        counted(ranking.rows.len(), "worker"),
+        ranking.mode.map(|mode| format!("; by {}", mode.name())).unwrap_or_default()
     );
     text.push_str(&table(ranking).to_string());
     text.push('\n');
@@ -173,6 +178,7 @@ fn remarks(ranking: &Ranking) -> Vec<&'static str> {
             !ranking.rows.is_empty() && ranking.best().is_none(),
             "no worker is in the running; the rules that say so are under trust",
         ),
+        (ranking.nobody == Some(Kind::AllBusy), "those who could are beyond a busy threshold of [policy]"),
         (
             unmatchable,
             "unmatchable: the prompt cannot be compared with what workers hold; ranked by load, no overlap is claimed",

@@ -11,7 +11,7 @@ use crate::client::{Client, ClientOptions, Reply};
 use crate::error::{Error, Kind};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::CANDIDATES_MAX;
-use crate::route::{Prompt, RouteRequest};
+use crate::route::{Mode, Overrides, Prompt, RouteRequest};
 use crate::wire;
 
 /// How long a person at a terminal waits for a daemon that says nothing.
@@ -37,12 +37,13 @@ pub(super) fn ask(
     socket: &Path,
     model: &str,
     namespace: Option<&str>,
+    how: How,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Answer) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     let space = client.space(model, namespace)?.id;
-    pipeline::run(&mut Asking { client, space, known: None }, questions, deliver)
+    pipeline::run(&mut Asking { client, space, how, known: None }, questions, deliver)
 }
 
 /// Asks a daemon about every worker, and who names them. `socket` is its administration socket, or its routing socket, which then
@@ -70,18 +71,30 @@ pub(super) fn reset(socket: &Path, worker: Option<Worker>) -> Result<wire::Reset
     Ok(client.reset(worker)?)
 }
 
+/// What every question of a command has in common beside its space.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct How {
+    /// How the worker is chosen; `None` = as the space's policy says.
+    pub(super) mode: Option<Mode>,
+    /// The only worker that may be.
+    pub(super) pin: Option<Worker>,
+}
+
 struct Asking {
     client: Client,
     space: SpaceId,
+    how: How,
     /// The space's workers, once a reply has named one without saying more of it.
     known: Option<Vec<wire::WorkerInfo>>,
 }
 
-fn request(space: SpaceId, question: &Question) -> RouteRequest<'_> {
+fn request(space: SpaceId, how: How, question: &Question) -> RouteRequest<'_> {
     RouteRequest {
         lora: question.lora.as_deref(),
         salt: question.salt.as_deref(),
         explain: true,
+        pin: how.pin,
+        overrides: Overrides { mode: how.mode, ..Overrides::NONE },
         candidates_max: CANDIDATES_MAX,
         ..RouteRequest::new(space, Prompt::Tokens(&question.tokens))
     }
@@ -89,7 +102,7 @@ fn request(space: SpaceId, question: &Question) -> RouteRequest<'_> {
 
 impl Exchange for Asking {
     fn send(&mut self, question: &Question) -> Result<CorrelationId, Failure> {
-        Ok(self.client.send_route(&request(self.space, question))?)
+        Ok(self.client.send_route(&request(self.space, self.how, question))?)
     }
 
     /// A route's reply only names the workers that were out of the running; what they hold is asked for apart.
@@ -98,7 +111,7 @@ impl Exchange for Asking {
         if ranking.rows.iter().all(|row| row.trust.is_some()) {
             return Ok(());
         }
-        let overlaps = match self.client.overlap(&request(self.space, question)) {
+        let overlaps = match self.client.overlap(&request(self.space, self.how, question)) {
             Ok(overlaps) => overlaps,
             // An older daemon: the rows say "not known", as they do without it.
             Err(error) if error.kind() == Kind::Unsupported => return Ok(()),
@@ -149,7 +162,15 @@ fn ranking(reply: wire::RouteReply) -> Ranking {
             removed_by: Some(rule.clone()),
         }));
     }
-    Ranking { matched: reply.matched, notes: reply.notes, request_blocks: reply.request_blocks, ties: reply.ties, rows }
+    Ranking {
+        matched: reply.matched,
+        notes: reply.notes,
+        request_blocks: reply.request_blocks,
+        ties: reply.ties,
+        mode: reply.mode,
+        nobody: Kind::from_code(reply.nobody),
+        rows,
+    }
 }
 
 fn candidate(candidate: wire::Candidate) -> Row {

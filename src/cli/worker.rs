@@ -95,7 +95,7 @@ impl WorkerArgs {
 }
 
 /// `7` is every rank of worker 7, `7/1` one of them.
-fn worker(text: &str) -> Result<Worker, String> {
+pub(super) fn worker(text: &str) -> Result<Worker, String> {
     let expected = |_| format!("`{text}` is neither ID nor ID/RANK");
     let (id, rank) = match text.split_once('/') {
         Some((id, rank)) => (id, rank.parse().map_err(expected)?),

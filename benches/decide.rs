@@ -97,7 +97,9 @@ fn route(c: &mut Criterion) {
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
                 let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
-                let booked = loads.book(session, "r", 0, chosen.index, demand(&request, &chosen, locals), 0);
+                let block_size = scratch.observation().asked.block_size;
+                let booked =
+                    loads.book(session, "r", 0, chosen.index, demand(&request, &chosen, block_size, locals), 0);
                 booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
             });
         });

@@ -19,7 +19,7 @@ fn prompt(number: u64) -> Vec<LocalHash> {
 }
 
 fn demand(locals: &[LocalHash]) -> Demand<'_> {
-    Demand { prefill_tokens: 1000, cached_tokens: 0, blocks: PromptBlocks::Shared { space: SPACE, locals } }
+    Demand { space: SPACE, prefill_tokens: 1000, blocks: PromptBlocks::Shared(locals), ..Demand::default() }
 }
 
 /// Workers with four prompts each, all with the same beginning.
@@ -47,7 +47,7 @@ fn book(c: &mut Criterion) {
             });
         }
         group.bench_function(BenchmarkId::new("alone", workers), |bencher| {
-            let demand = Demand { prefill_tokens: 1000, cached_tokens: 0, blocks: PromptBlocks::Alone(BLOCKS) };
+            let demand = Demand { prefill_tokens: 1000, blocks: PromptBlocks::Alone(BLOCKS), ..Demand::default() };
             bencher.iter(|| {
                 let booked = loads.book(session, "r", 0, WorkerIndex(3), black_box(demand), 0);
                 booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()

@@ -132,6 +132,7 @@ counters! {
         BookingsSuperseded = "bookings_superseded", "Bookings taken over by a later attempt.";
         BookingsUnshared = "bookings_unshared", "Bookings whose blocks were counted in full, as there was no room to share them with those of other requests.";
         ActiveReadsLocked = "active_reads_locked", "Decisions that waited for bookings, which came too fast to read beside them what workers run.";
+        BookingsMoved = "bookings_moved", "Bookings moved to another worker, which their gateway had chosen.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";

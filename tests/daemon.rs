@@ -100,24 +100,24 @@ fn bookings_move_decisions_until_they_end() {
     let booked = |field: &str| -> u64 {
         status(&daemon).iter().map(|worker| worker["counters"][field].as_u64().expect("a counter")).sum()
     };
-    // The first found all 64 tokens cached; the second may have gone where none are.
-    let cold = handles.iter().filter(|(chosen, _)| chosen.id.0 == 2).count() as u64;
-    // A worker counts the blocks that its requests share once.
-    let on_one = handles[0].0 == handles[1].0;
-    assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, if on_one { 4 } else { 8 }));
-    assert_eq!(booked("active_prefill_tokens"), 64 * cold);
-    // 4 blocks of decode behind the first booking outweigh nothing; the second makes the cold worker cheaper.
-    assert_eq!(handles[0].0, Worker::new(1, 0));
+    // Both found all 64 tokens cached, and the second adds no block to those that the first runs.
+    assert_eq!(handles.iter().map(|(chosen, _)| chosen.id.0).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, 4));
+    assert_eq!(booked("active_prefill_tokens"), 0);
     let request = ask(&client, &tokens, None);
     let reply = client.route(&request).expect("a decision");
     let holder = reply.candidates.iter().find(|candidate| candidate.worker.id.0 == 1).expect("listed");
-    let on_holder = handles.iter().filter(|(chosen, _)| chosen.id.0 == 1).count();
     let terms = holder.terms.expect("terms");
-    assert_eq!((terms.active_decode_blocks, terms.active_requests), (4.0, on_holder as f64));
-    assert_eq!(
-        reply.candidates[0].trust.level,
-        if reply.candidates[0].worker.id.0 == 1 { TrustLevel::Exact } else { TrustLevel::None }
-    );
+    let decode = (terms.active_decode_blocks, terms.additional_decode_blocks);
+    assert_eq!((decode, terms.active_requests), ((4.0, 0.0), 2.0));
+    assert_eq!(holder.trust.level, TrustLevel::Exact);
+    // The gateway sent the second elsewhere, where it runs by itself.
+    let second = BookingRef::Handle(handles[1].1);
+    assert_eq!(client.output_progress(&second, 5).expect("told"), BookingOutcome::Applied);
+    assert_eq!(client.served(&second, Worker::new(2, 0)).expect("told"), BookingOutcome::Applied);
+    assert_eq!(client.served(&second, Worker::new(2, 0)).expect("told"), BookingOutcome::AlreadyApplied);
+    assert_eq!(client.served(&second, Worker::new(3, 0)).expect_err("nobody").kind(), Kind::InvalidArgument);
+    assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, 8));
 
     let again = ask(&client, &tokens, Some(BookingRequest { request_id: "r0", attempt: 0 }));
     assert_eq!(client.route(&again).expect_err("booked").kind(), Kind::BookingExists);

@@ -213,6 +213,7 @@ fn feature_bits_are_documented() {
         ("overrides", features::OVERRIDES),
         ("constraints", features::CONSTRAINTS),
         ("shared_hits", features::SHARED_HITS),
+        ("progress", features::PROGRESS),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

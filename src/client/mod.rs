@@ -37,6 +37,7 @@
 //! ```
 
 mod link;
+mod reports;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -206,6 +206,8 @@ pub struct BookingConfig {
     pub age_s_max: u64,
     /// A session's bookings outlive its last connection by this, seconds.
     pub session_grace_s: u64,
+    /// Whether output counts as decode blocks.
+    pub track_output_blocks: bool,
     /// Whether and how it is reckoned how long a prefill takes.
     pub prefill_model: PrefillModelName,
     /// Of every prefill, microseconds; for a fixed model.

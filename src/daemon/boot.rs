@@ -38,6 +38,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         session_grace_ms: config.booking.session_grace_s * 1000,
         secret: rand::rng().random(),
         prefill: config.booking.prefill(),
+        track_output_blocks: config.booking.track_output_blocks,
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);

@@ -13,9 +13,9 @@ use super::evidence::Evidence;
 use super::exposition::CoreMetrics;
 use super::predicting::Predicting;
 use crate::config::Config;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable};
-use crate::ids::SpaceId;
+use crate::ids::{SpaceId, Worker};
 use crate::index::IndexReader;
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
@@ -165,7 +165,9 @@ impl CoreService {
             self.decide(request, decision)?;
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
-        let (demand, now_ns) = (demand(request, chosen, self.scratch.shared_locals(decision)), self.shared.now_ns());
+        let block_size = self.scratch.observation().asked.block_size;
+        let demand = demand(request, chosen, block_size, self.scratch.shared_locals(decision));
+        let now_ns = self.shared.now_ns();
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
@@ -235,6 +237,29 @@ impl Service for CoreService {
         prefill_us: u64,
     ) -> Result<BookingOutcome> {
         Ok(self.shared.loads.prefill_complete(session, *booking, prefill_us, self.shared.now_ns()))
+    }
+
+    fn output_progress(
+        &mut self,
+        session: SessionId,
+        booking: &BookingRef<'_>,
+        output_tokens: u32,
+    ) -> Result<BookingOutcome> {
+        Ok(self.shared.loads.output_progress(session, *booking, output_tokens))
+    }
+
+    fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
+        let fleet = self.shared.fleet.load();
+        let Some(record) = fleet.workers.iter().find(|record| record.worker == worker) else {
+            let message = format!("there is no worker {worker}");
+            return Err(Error::new(Kind::InvalidArgument, message, "name a candidate of the route's reply"));
+        };
+        let (to, now_ns) = ((record.space, record.index), self.shared.now_ns());
+        let moved = self.shared.loads.served(session, *booking, to, now_ns)?;
+        if moved.unshared {
+            self.metrics.counters.bump(CoreCounter::BookingsUnshared);
+        }
+        Ok(moved.outcome)
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {

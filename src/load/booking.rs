@@ -4,6 +4,7 @@ use hashbrown::{Equivalent, HashMap};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
+use super::active::BLOCK_PARTS;
 use super::session::SessionId;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 
@@ -48,24 +49,60 @@ pub enum BookingOutcome {
 pub enum PromptBlocks<'a> {
     /// So many that are shared with no other request, or of which it is not known.
     Alone(u64),
-    /// These, each counted once for a worker however many of its requests have it at the same place.
-    Shared {
-        /// Prompts of other spaces share nothing.
-        space: SpaceId,
-        /// Their hashes.
-        locals: &'a [LocalHash],
-    },
+    /// These, by their hashes: each counted once for a worker however many of its requests have it at the same place.
+    Shared(&'a [LocalHash]),
+}
+
+impl Default for PromptBlocks<'_> {
+    fn default() -> Self {
+        Self::Alone(0)
+    }
 }
 
 /// What a booking adds to its worker's load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand<'a> {
+    /// The space of the worker; prompts of other spaces share nothing.
+    pub space: SpaceId,
     /// Tokens to be prefilled: those of the prompt that are not cached.
     pub prefill_tokens: u64,
     /// Those that are cached.
     pub cached_tokens: u64,
-    /// Blocks of the prompt.
+    /// Whole blocks of the prompt.
     pub blocks: PromptBlocks<'a>,
+    /// Tokens per block, by which output becomes blocks; 0 = output is not counted.
+    pub block_size: u32,
+    /// Output tokens that are expected; 0 = no idea.
+    pub expected_output_tokens: u32,
+}
+
+/// What a request has put out so far, as blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Output {
+    pub(super) block_size: u32,
+    pub(super) expected_tokens: u32,
+    pub(super) tokens: u32,
+    pub(super) blocks: u64,
+    /// What its blocks and those of the prompt that it runs alone weigh, in parts of a block: less, the nearer the end
+    /// that is expected.
+    pub(super) weight: u64,
+}
+
+impl Output {
+    pub(super) const fn new(block_size: u32, expected_tokens: u32) -> Self {
+        Self { block_size, expected_tokens, tokens: 0, blocks: 0, weight: BLOCK_PARTS }
+    }
+
+    /// So many tokens have come after a prompt of `prompt_tokens`. Blocks begin where the prompt's partial one ends.
+    pub(super) fn grow(&mut self, prompt_tokens: u64, tokens: u32) {
+        self.tokens = tokens;
+        if self.block_size > 0 {
+            let size = u64::from(self.block_size);
+            self.blocks = (prompt_tokens + u64::from(tokens)).div_ceil(size) - prompt_tokens.div_ceil(size);
+        }
+        let left = u64::from(self.expected_tokens.saturating_sub(tokens));
+        self.weight = (BLOCK_PARTS * left).checked_div(u64::from(self.expected_tokens)).unwrap_or(BLOCK_PARTS);
+    }
 }
 
 /// How the blocks of a live booking are counted.
@@ -87,7 +124,11 @@ pub(super) struct Booking {
     pub(super) worker: WorkerIndex,
     /// Its number among the prefills of its worker; 0 = there is nothing to compute.
     pub(super) prefill: u64,
+    pub(super) space: SpaceId,
+    /// Tokens of the prompt that were to be computed, and those that were cached.
+    pub(super) prompt_tokens: [u64; 2],
     pub(super) held: Held,
+    pub(super) output: Output,
     pub(super) prefilling: bool,
     pub(super) booked_at_ns: u64,
     /// Its place in its session's list.
@@ -95,6 +136,17 @@ pub(super) struct Booking {
     /// The slots of the bookings made just before and just after it, among those alive.
     pub(super) older: Option<u32>,
     pub(super) younger: Option<u32>,
+}
+
+impl Booking {
+    /// What it adds to its worker beside blocks that others may share, in parts of a block.
+    pub(super) const fn own_parts(&self) -> u64 {
+        let alone = match self.held {
+            Held::Alone(blocks) => blocks,
+            Held::Shared(_) => 0,
+        };
+        (alone + self.output.blocks) * self.output.weight
+    }
 }
 
 /// The key of a booking by its gateway's name for it.

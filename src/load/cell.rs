@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::active::BLOCK_PARTS;
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
@@ -11,7 +12,8 @@ use crate::limits::WORKERS_MAX;
 pub struct Load {
     /// Tokens still to be prefilled, less those that are reckoned done where a time is asked for.
     pub prefill_tokens: u64,
-    /// Blocks of the prompts in flight: those that several share at the same place count once.
+    /// Blocks of the prompts in flight: those that several share at the same place count once. And
+    /// those of their output, where that is counted.
     pub decode_blocks: u64,
     /// Requests in flight.
     pub requests: u64,
@@ -37,7 +39,7 @@ struct Cell {
     anchor_ns: AtomicU64,
     since_ns: AtomicU64,
     all_modelled: AtomicU64,
-    decode_blocks: AtomicU64,
+    decode_parts: AtomicU64,
     requests: AtomicU64,
 }
 
@@ -48,14 +50,16 @@ const NO_DURATION: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) backlog: Backlog,
-    pub(super) decode_blocks: u64,
+    /// In parts of a block.
+    pub(super) decode_parts: u64,
     pub(super) requests: u64,
 }
 
 impl Record {
     /// As a load, with the prefills as booked.
     const fn load(&self, version: u64) -> Load {
-        let (prefill_tokens, decode_blocks) = (self.backlog.tokens, self.decode_blocks);
+        let prefill_tokens = self.backlog.tokens;
+        let decode_blocks = (self.decode_parts + BLOCK_PARTS / 2) / BLOCK_PARTS;
         Load { prefill_tokens, decode_blocks, requests: self.requests, version }
     }
 }
@@ -71,7 +75,7 @@ impl Cell {
             anchor_ns: zero(),
             since_ns: zero(),
             all_modelled: zero(),
-            decode_blocks: zero(),
+            decode_parts: zero(),
             requests: zero(),
         };
         cell.store(&Record::default());
@@ -89,18 +93,18 @@ impl Cell {
             since_ns: of(&self.since_ns),
             all_modelled: of(&self.all_modelled) != 0,
         };
-        Record { backlog, decode_blocks: of(&self.decode_blocks), requests: of(&self.requests) }
+        Record { backlog, decode_parts: of(&self.decode_parts), requests: of(&self.requests) }
     }
 
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
-        let Record { backlog, decode_blocks, requests } = record;
+        let Record { backlog, decode_parts, requests } = record;
         self.prefill_tokens.store(backlog.tokens, Ordering::Relaxed);
         self.anchor_tokens.store(backlog.anchor_tokens, Ordering::Relaxed);
         self.anchor_ns.store(backlog.anchor_ns.unwrap_or(NO_DURATION), Ordering::Relaxed);
         self.since_ns.store(backlog.since_ns, Ordering::Relaxed);
         self.all_modelled.store(u64::from(backlog.all_modelled), Ordering::Relaxed);
-        self.decode_blocks.store(*decode_blocks, Ordering::Relaxed);
+        self.decode_parts.store(*decode_parts, Ordering::Relaxed);
         self.requests.store(*requests, Ordering::Relaxed);
     }
 }
@@ -164,6 +168,11 @@ impl LoadCells {
         Load { prefill_tokens: record.backlog.at(now_ns), ..record.load(version) }
     }
 
+    #[cfg(test)]
+    pub(super) fn decode_parts(&self, worker: WorkerIndex) -> u64 {
+        self.record(worker).0.decode_parts
+    }
+
     fn record(&self, worker: WorkerIndex) -> (Record, u64) {
         let Some(cell) = self.0.get(worker.place()) else { return Default::default() };
         // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
@@ -225,7 +234,7 @@ mod tests {
                 for _ in 0..20_000 {
                     cells.change(WorkerIndex(0), |record| {
                         record.backlog.tokens += 2;
-                        record.decode_blocks += 3;
+                        record.decode_parts += 3 * BLOCK_PARTS;
                         record.requests += 1;
                     });
                 }

@@ -11,8 +11,10 @@
 
 mod active;
 mod booking;
+mod books;
 mod cell;
 mod prefill;
+mod reports;
 mod session;
 mod sync;
 mod table;
@@ -24,5 +26,6 @@ pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
 pub use cell::{Load, LoadCells};
 pub use prefill::PrefillModel;
+pub use reports::Moved;
 pub use session::{SessionId, SessionToken};
 pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

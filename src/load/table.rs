@@ -2,14 +2,15 @@
 
 use parking_lot::Mutex;
 
-use super::active::{ActiveDepths, ActiveTree, ActiveWriter, Placed};
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Demand, Held, Named, PromptBlocks};
+use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
+use super::booking::{Booking, BookingHandle, Demand, Held, Named, Output, PromptBlocks};
+use super::books::{Books, ns};
 use super::cell::{Load, LoadCells};
-use super::prefill::{Prefill, PrefillModel, Prefills};
-use super::session::{SessionId, SessionToken, Sessions};
+use super::prefill::{PrefillModel, Prefills};
+use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX, NAME_BYTES_MAX};
+use crate::limits::NAME_BYTES_MAX;
 
 /// When bookings end by themselves, and what the tree of their prompts is hashed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +23,14 @@ pub struct LoadsConfig {
     pub secret: u64,
     /// How long a prefill is reckoned to take.
     pub prefill: PrefillModel,
+    /// Whether output counts as decode blocks.
+    pub track_output_blocks: bool,
 }
 
 impl Default for LoadsConfig {
     fn default() -> Self {
-        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0, prefill: PrefillModel::Off }
+        let prefill = PrefillModel::Off;
+        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0, prefill, track_output_blocks: false }
     }
 }
 
@@ -76,22 +80,23 @@ impl Expired {
     }
 }
 
+/// How a prompt's blocks are counted.
+struct Counted {
+    held: Held,
+    /// What they add to the worker, in parts of a block.
+    added_parts: u64,
+    /// Whether they could not be shared.
+    unshared: bool,
+}
+
 /// The loads of all workers and the bookings they come from.
 #[derive(Debug)]
 pub struct Loads {
-    cells: LoadCells,
-    tree: ActiveTree,
+    pub(super) cells: LoadCells,
+    pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
-    books: Mutex<Books>,
-    config: LoadsConfig,
-}
-
-#[derive(Debug, Default)]
-struct Books {
-    sessions: Sessions,
-    bookings: Bookings,
-    active: ActiveWriter,
-    prefills: Prefills,
+    pub(super) books: Mutex<Books>,
+    pub(super) config: LoadsConfig,
 }
 
 impl Loads {
@@ -124,6 +129,18 @@ impl Loads {
         let _no_writer = self.books.lock();
         self.tree.read_alone(space, locals, depths);
         ActiveRead::Locked
+    }
+
+    /// A worker's decode blocks before they are rounded, in parts of a block.
+    #[cfg(test)]
+    pub(super) fn decode_parts(&self, worker: WorkerIndex) -> u64 {
+        self.cells.decode_parts(worker)
+    }
+
+    /// Whether nothing is to be prefilled anywhere.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.books.lock().prefills.is_idle()
     }
 
     /// Bytes in use for the prompts in flight.
@@ -225,9 +242,9 @@ impl Loads {
         if let Some(slot) = superseded {
             self.end(&mut books, slot, now_ns);
         }
-        let (held, added, unshared) = self.place(&mut books, worker, demand.blocks);
+        let placed = self.place(&mut books, worker, &demand);
         let session_place = books.sessions.get_mut(session).map_or(0, |held| held.bookings.len() as u32);
-        let prefill = books.begin_prefill(worker, &demand, now_ns);
+        let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
         let handle = books.bookings.insert(Booking {
             generation: 0,
             session,
@@ -235,7 +252,10 @@ impl Loads {
             attempt,
             worker,
             prefill,
-            held,
+            space: demand.space,
+            prompt_tokens: [demand.prefill_tokens, demand.cached_tokens],
+            held: placed.held,
+            output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
             booked_at_ns: now_ns,
             session_place,
@@ -248,48 +268,10 @@ impl Loads {
         let backlog = books.prefills.backlog(worker);
         self.cells.change(worker, |record| {
             record.backlog = backlog;
-            record.decode_blocks += added;
+            record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
-        Ok(Booked { handle, superseded: superseded.is_some(), unshared })
-    }
-
-    /// The gateway says that a booking's prefill is done, after so many microseconds (0 = it does not say).
-    pub fn prefill_complete(
-        &self,
-        session: SessionId,
-        booking: BookingRef<'_>,
-        prefill_us: u64,
-        now_ns: u64,
-    ) -> BookingOutcome {
-        let mut books = self.books.lock();
-        match books.find(session, booking) {
-            Ok(slot) => {
-                let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
-                if !std::mem::take(&mut booking.prefilling) {
-                    return BookingOutcome::AlreadyApplied;
-                }
-                let (worker, prefill) = (booking.worker, booking.prefill);
-                books.prefills.learn(worker, prefill, prefill_us, now_ns);
-                books.prefills.end(worker, prefill, now_ns);
-                let backlog = books.prefills.backlog(worker);
-                self.cells.change(worker, |record| record.backlog = backlog);
-                BookingOutcome::Applied
-            }
-            Err(outcome) => outcome,
-        }
-    }
-
-    /// The gateway says that a request has ended, however it ended. Idempotent.
-    pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
-        let mut books = self.books.lock();
-        match books.find(session, booking) {
-            Ok(slot) => {
-                self.end(&mut books, slot, now_ns);
-                BookingOutcome::Applied
-            }
-            Err(outcome) => outcome,
-        }
+        Ok(Booked { handle, superseded: superseded.is_some(), unshared: placed.unshared })
     }
 
     /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
@@ -309,116 +291,35 @@ impl Loads {
         expired
     }
 
-    /// Where a prompt's blocks are counted, how many of them are new to the worker, and whether they could not be
-    /// shared.
-    fn place(&self, books: &mut Books, worker: WorkerIndex, blocks: PromptBlocks<'_>) -> (Held, u64, bool) {
-        match blocks {
-            PromptBlocks::Alone(blocks) => (Held::Alone(blocks), blocks, false),
-            PromptBlocks::Shared { locals: [], .. } => (Held::Alone(0), 0, false),
-            PromptBlocks::Shared { space, locals } => match books.active.add(&self.tree, space, locals, worker) {
-                Some(Placed { node, added }) => (Held::Shared(node), u64::from(added), false),
-                None => (Held::Alone(locals.len() as u64), locals.len() as u64, true),
+    fn place(&self, books: &mut Books, worker: WorkerIndex, demand: &Demand<'_>) -> Counted {
+        let alone =
+            |blocks, unshared| Counted { held: Held::Alone(blocks), added_parts: blocks * BLOCK_PARTS, unshared };
+        match demand.blocks {
+            PromptBlocks::Alone(blocks) => alone(blocks, false),
+            PromptBlocks::Shared([]) => alone(0, false),
+            PromptBlocks::Shared(locals) => match books.active.add(&self.tree, demand.space, locals, worker) {
+                Some(Placed { node, added_parts }) => {
+                    Counted { held: Held::Shared(node), added_parts, unshared: false }
+                }
+                None => alone(locals.len() as u64, true),
             },
         }
     }
 
     /// Ends the booking in `slot` and gives its load back.
-    fn end(&self, books: &mut Books, slot: u32, now_ns: u64) {
+    pub(super) fn end(&self, books: &mut Books, slot: u32, now_ns: u64) {
         let Some(booking) = books.bookings.end(slot) else { return };
         books.forget_in_session(&booking);
-        let freed = match booking.held {
-            Held::Alone(blocks) => blocks,
-            Held::Shared(node) => u64::from(books.active.remove(&self.tree, node, booking.worker)),
-        };
+        let mut freed_parts = booking.own_parts();
+        if let Held::Shared(node) = booking.held {
+            freed_parts += books.active.remove(&self.tree, node, booking.worker);
+        }
         books.prefills.end(booking.worker, booking.prefill, now_ns);
         let backlog = books.prefills.backlog(booking.worker);
         self.cells.change(booking.worker, |record| {
             record.backlog = backlog;
-            record.decode_blocks -= freed;
+            record.decode_parts -= freed_parts;
             record.requests -= 1;
         });
-    }
-}
-
-const fn ns(ms: u64) -> u64 {
-    ms.saturating_mul(1_000_000)
-}
-
-impl Books {
-    /// Adds what a booking has to prefill to its worker's; 0 if there is nothing.
-    fn begin_prefill(&mut self, worker: WorkerIndex, demand: &Demand<'_>, now_ns: u64) -> u64 {
-        let tokens = demand.prefill_tokens;
-        if tokens == 0 {
-            return 0;
-        }
-        let duration_ns = self.prefills.duration_ns(worker, tokens, demand.cached_tokens);
-        self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns)
-    }
-
-    /// Whether one more booking of `session` fits; one that takes another's place always does.
-    fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
-        let held = self.sessions.get_mut(session).map_or(0, |held| held.bookings.len());
-        if !replaces && held >= BOOKINGS_PER_SESSION_MAX {
-            return Err(Error::new(
-                Kind::TooManyBookings,
-                format!("the session holds {BOOKINGS_PER_SESSION_MAX} bookings"),
-                "free requests when they end",
-            ));
-        }
-        if !replaces && self.bookings.live() >= BOOKINGS_MAX {
-            return Err(Error::new(
-                Kind::Overloaded,
-                format!("{BOOKINGS_MAX} bookings are live"),
-                "free requests when they end, or lower the booking age",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The slot of a live booking of `session`, or what to answer instead.
-    fn find(&self, session: SessionId, booking: BookingRef<'_>) -> Result<u32, BookingOutcome> {
-        match booking {
-            BookingRef::Handle(handle) => {
-                let slot = u32::try_from(handle.slot).map_err(|_| BookingOutcome::Unknown)?;
-                match self.bookings.get(slot) {
-                    Some(live) if live.generation == handle.generation => {
-                        if live.session == session {
-                            Ok(slot)
-                        } else {
-                            Err(BookingOutcome::Unknown)
-                        }
-                    }
-                    // A generation that was handed out and is gone has ended.
-                    _ if handle.generation != 0 && handle.generation <= self.bookings.generations() => {
-                        Err(BookingOutcome::AlreadyApplied)
-                    }
-                    _ => Err(BookingOutcome::Unknown),
-                }
-            }
-            BookingRef::Request { request_id, attempt } => match self.bookings.named(session, request_id) {
-                Some(Named::Live(slot)) => match self.bookings.get(slot) {
-                    Some(live) if live.attempt == attempt => Ok(slot),
-                    Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
-                    _ => Err(BookingOutcome::Unknown),
-                },
-                Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
-                Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
-                _ => Err(BookingOutcome::Unknown),
-            },
-        }
-    }
-
-    /// Takes an ended booking out of its session's list.
-    fn forget_in_session(&mut self, booking: &Booking) {
-        let Some(session) = self.sessions.get_mut(booking.session) else { return };
-        let place = booking.session_place as usize;
-        if place < session.bookings.len() {
-            session.bookings.swap_remove(place);
-            if let Some(&moved) = session.bookings.get(place)
-                && let Some(moved) = self.bookings.get_mut(moved)
-            {
-                moved.session_place = place as u32;
-            }
-        }
     }
 }

@@ -8,11 +8,22 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
 use crate::error::Kind;
-use crate::ids::WorkerIndex;
+use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
+mod life;
+
 const W: WorkerIndex = WorkerIndex(0);
-const DEMAND: Demand<'static> = Demand { prefill_tokens: 100, cached_tokens: 0, blocks: PromptBlocks::Alone(10) };
+const NOTHING: Demand<'static> = Demand {
+    space: SpaceId(0),
+    prefill_tokens: 0,
+    cached_tokens: 0,
+    blocks: PromptBlocks::Alone(0),
+    block_size: 16,
+    expected_output_tokens: 0,
+};
+const DEMAND: Demand<'static> =
+    Demand { prefill_tokens: 100, cached_tokens: 0, blocks: PromptBlocks::Alone(10), ..NOTHING };
 
 fn loads() -> (Loads, SessionId) {
     let loads = Loads::new(2, LoadsConfig { age_ms_max: 1000, session_grace_ms: 50, ..LoadsConfig::default() });

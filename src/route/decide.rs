@@ -96,14 +96,22 @@ pub fn overlaps(
 }
 
 /// What a decision's choice adds to the chosen worker's load. `locals` are the prompt's blocks where they are known
-/// ([`Scratch::shared_locals`]); without them it shares nothing.
+/// ([`Scratch::shared_locals`]); without them it shares nothing. `block_size` is the
+/// observation's, by which output becomes blocks.
 #[must_use]
-pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, locals: &'a [LocalHash]) -> Demand<'a> {
+pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, block_size: u32, locals: &'a [LocalHash]) -> Demand<'a> {
     let prompt_tokens = request.prompt.token_count() as u64;
     let blocks = match locals {
         [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
-        locals => PromptBlocks::Shared { space: request.space, locals },
+        locals => PromptBlocks::Shared(locals),
     };
     let cached_tokens = prompt_tokens.min(chosen.terms.cached_tokens as u64);
-    Demand { prefill_tokens: prompt_tokens - cached_tokens, cached_tokens, blocks }
+    Demand {
+        space: request.space,
+        prefill_tokens: prompt_tokens - cached_tokens,
+        cached_tokens,
+        blocks,
+        block_size,
+        expected_output_tokens: request.expected_output_tokens,
+    }
 }

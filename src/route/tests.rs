@@ -134,8 +134,8 @@ fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix(
     assert_eq!(world.order()[0], 1);
     let chosen = world.decision.candidates[0];
     let cold = Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen };
-    let cold = demand(&ask(&prompt), &cold, &[]);
-    assert_eq!(demand(&ask(&prompt), &chosen, &[]).prefill_tokens, 0);
+    let cold = demand(&ask(&prompt), &cold, SCHEME.block_size, &[]);
+    assert_eq!(demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]).prefill_tokens, 0);
     assert_eq!((cold.prefill_tokens, cold.blocks), (16, PromptBlocks::Alone(4)));
     world.loads.book(session, "a", 0, chosen.index, cold, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
@@ -149,7 +149,7 @@ fn what_a_worker_runs_already_is_not_added_to_its_decode() {
     let session = world.loads.open_session(None, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     let chosen = world.decision.candidates[0];
-    let demand = demand(&ask(&prompt), &chosen, world.scratch.locals(&world.decision));
+    let demand = demand(&ask(&prompt), &chosen, SCHEME.block_size, world.scratch.locals(&world.decision));
     let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     world.loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 0);
     let decode = |world: &World| {
@@ -172,7 +172,7 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
     world.decide(&ask(&prompt)).unwrap();
     assert!(!world.scratch.chosen_moved(&world.decision, &world.loads));
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, &[]), 0).unwrap();
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]), 0).unwrap();
     assert!(world.scratch.chosen_moved(&world.decision, &world.loads));
 }
 
@@ -265,7 +265,7 @@ fn without_a_scheme_load_decides_and_the_reply_says_so() {
     assert!(world.decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN));
     assert_eq!(world.decision.ties, 2);
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, &[]), 0).unwrap();
+    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]), 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_ne!(world.order()[0], chosen.worker.id.0);
 }

@@ -75,6 +75,19 @@ impl<S: Service> RoutingResponder<S> {
                 self.count_outcome(outcome);
                 self.encoder.prefill_complete(id, outcome, self.service.hello().instance_id, out);
             }
+            Request::OutputProgress { booking, output_tokens } => {
+                let outcome = self.service.output_progress(session, booking, *output_tokens)?;
+                self.count_outcome(outcome);
+                self.encoder.output_progress(id, outcome, self.service.hello().instance_id, out);
+            }
+            Request::Served { booking, worker } => {
+                let outcome = self.service.served(session, booking, *worker)?;
+                self.count_outcome(outcome);
+                if outcome == BookingOutcome::Applied {
+                    self.counters.bump(CoreCounter::BookingsMoved);
+                }
+                self.encoder.served(id, outcome, self.service.hello().instance_id, out);
+            }
             Request::Free(booking) => {
                 let outcome = self.service.free(session, booking)?;
                 self.count_outcome(outcome);

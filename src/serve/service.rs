@@ -7,6 +7,7 @@ use arc_swap::Guard;
 
 use crate::error::Result;
 use crate::fleet::FleetTable;
+use crate::ids::Worker;
 use crate::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
 use crate::route::{Decision, RouteRequest};
 
@@ -72,6 +73,23 @@ pub trait Service {
         booking: &BookingRef<'_>,
         prefill_us: u64,
     ) -> Result<BookingOutcome>;
+
+    /// A booked request has put out `output_tokens` so far.
+    ///
+    /// # Errors
+    /// As [`Service::prefill_complete`].
+    fn output_progress(
+        &mut self,
+        session: SessionId,
+        booking: &BookingRef<'_>,
+        output_tokens: u32,
+    ) -> Result<BookingOutcome>;
+
+    /// A booked request runs on `worker`, not on the one it was booked on.
+    ///
+    /// # Errors
+    /// As [`Service::prefill_complete`], and if there is no such worker in the booking's space.
+    fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome>;
 
     /// A booked request is done.
     ///

@@ -37,7 +37,7 @@ pub struct HelloFacts<'a> {
 /// when `out` must grow.
 #[derive(Default)]
 pub struct ReplyEncoder {
-    builder: Builder,
+    pub(super) builder: Builder,
     candidates: Vec<WIPOffset<fb::Candidate<'static>>>,
     entries: Vec<WIPOffset<fb::OverlapEntry<'static>>>,
     removals: Vec<WIPOffset<fb::Removal<'static>>>,
@@ -263,7 +263,7 @@ impl ReplyEncoder {
         self.finish(FrameKind::Error, id, root, out);
     }
 
-    fn finish<T>(&mut self, kind: FrameKind, id: CorrelationId, root: WIPOffset<T>, out: &mut Vec<u8>) {
+    pub(super) fn finish<T>(&mut self, kind: FrameKind, id: CorrelationId, root: WIPOffset<T>, out: &mut Vec<u8>) {
         self.builder.finish(root, Some(FRAME_IDENTIFIER));
         append_frame(out, kind, id, self.builder.finished_data());
         self.builder.reset();

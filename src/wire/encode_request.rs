@@ -16,7 +16,7 @@ use crate::schema_generated::routing as fb;
 /// Encodes requests; kept from one to the next.
 #[derive(Default)]
 pub struct RequestEncoder {
-    builder: FlatBufferBuilder<'static>,
+    pub(super) builder: FlatBufferBuilder<'static>,
     tokens: Vec<u32>,
     hashes: Vec<u64>,
     media: Vec<fb::MediaHash>,
@@ -237,7 +237,7 @@ impl RequestEncoder {
         question
     }
 
-    fn booking(
+    pub(super) fn booking(
         &mut self,
         booking: &BookingRef<'_>,
     ) -> (Option<fb::BookingHandle>, Option<WIPOffset<&'static str>>, u32) {
@@ -249,7 +249,7 @@ impl RequestEncoder {
         }
     }
 
-    fn finish<T>(&mut self, kind: FrameKind, id: CorrelationId, root: WIPOffset<T>, out: &mut Vec<u8>) {
+    pub(super) fn finish<T>(&mut self, kind: FrameKind, id: CorrelationId, root: WIPOffset<T>, out: &mut Vec<u8>) {
         self.builder.finish(root, Some(FRAME_IDENTIFIER));
         append_frame(out, kind, id, self.builder.finished_data());
         self.builder.reset();

@@ -21,6 +21,10 @@ pub enum Reply {
     PrefillComplete(BookingOutcome),
     /// To free.
     Free(BookingOutcome),
+    /// To output-progress.
+    OutputProgress(BookingOutcome),
+    /// To served.
+    Served(BookingOutcome),
     /// To overlap.
     Overlap(OverlapReply),
     /// To workers.

@@ -11,6 +11,7 @@ mod encode_request;
 mod header;
 mod message;
 mod reply;
+mod reports;
 mod request;
 mod verify;
 
@@ -50,7 +51,18 @@ pub mod features {
     pub const CONSTRAINTS: u64 = 1 << 8;
     /// What a cache shared by all workers holds.
     pub const SHARED_HITS: u64 = 1 << 9;
+    /// Output progress, and requests served by another worker than the one they were booked on.
+    pub const PROGRESS: u64 = 1 << 10;
     /// Everything this version serves.
-    pub const SERVED: u64 =
-        ROUTING | BOOKINGS | LOCAL_HASHES | MEDIA | EXPLAIN | OVERLAP | WORKERS | OVERRIDES | CONSTRAINTS | SHARED_HITS;
+    pub const SERVED: u64 = ROUTING
+        | BOOKINGS
+        | LOCAL_HASHES
+        | MEDIA
+        | EXPLAIN
+        | OVERLAP
+        | WORKERS
+        | OVERRIDES
+        | CONSTRAINTS
+        | SHARED_HITS
+        | PROGRESS;
 }

@@ -36,6 +36,10 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
             Reply::PrefillComplete(outcome(root::<fb::PrefillCompleteReply<'_>>(body)?.outcome())?)
         }
         FrameKind::FreeReply => Reply::Free(outcome(root::<fb::FreeReply<'_>>(body)?.outcome())?),
+        FrameKind::OutputProgressReply => {
+            Reply::OutputProgress(outcome(root::<fb::OutputProgressReply<'_>>(body)?.outcome())?)
+        }
+        FrameKind::ServedReply => Reply::Served(outcome(root::<fb::ServedReply<'_>>(body)?.outcome())?),
         FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),

@@ -11,6 +11,7 @@ use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::message::WorkerChange;
+use super::reports;
 use super::verify;
 use crate::error::{Error, Kind, Result, counted};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
@@ -75,6 +76,20 @@ pub enum Request<'a> {
         /// How long the prefill took, microseconds; 0 = not said.
         prefill_us: u64,
     },
+    /// A booked request has put out so many tokens.
+    OutputProgress {
+        /// The booking.
+        booking: BookingRef<'a>,
+        /// All of them so far.
+        output_tokens: u32,
+    },
+    /// A booked request runs on another worker than the one it was booked on.
+    Served {
+        /// The booking.
+        booking: BookingRef<'a>,
+        /// Where it runs.
+        worker: Worker,
+    },
     /// A booked request is done.
     Free(BookingRef<'a>),
     /// Who holds how much of a prompt? A route that books nothing and lists everybody.
@@ -124,6 +139,8 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             understood(table.must_understand())?;
             Request::Free(booking_ref(table.booking(), table.request_id(), table.attempt())?)
         }
+        FrameKind::OutputProgress => reports::output_progress(root::<fb::OutputProgress<'a>>(body)?)?,
+        FrameKind::Served => reports::served(root::<fb::Served<'a>>(body)?)?,
         FrameKind::Overlap => Request::Overlap(overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
@@ -170,7 +187,7 @@ fn unsupported(what: impl std::fmt::Display) -> Error {
     )
 }
 
-fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> Error {
+pub(super) fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::new(Kind::InvalidArgument, message, remedy)
 }
 
@@ -198,7 +215,7 @@ fn hello(table: fb::Hello<'_>) -> Result<Hello<'_>> {
     })
 }
 
-fn booking_ref<'a>(
+pub(super) fn booking_ref<'a>(
     handle: Option<&fb::BookingHandle>,
     request_id: Option<&'a str>,
     attempt: u32,
@@ -292,7 +309,7 @@ fn change_worker<'a>(table: fb::ChangeWorker<'_>, scratch: &'a mut RequestScratc
 }
 
 /// Refuses a request that depends on a feature that is not served.
-fn understood(must_understand: u64) -> Result<()> {
+pub(super) fn understood(must_understand: u64) -> Result<()> {
     match must_understand & !features::SERVED {
         0 => Ok(()),
         unknown => Err(unsupported(format!("must_understand bit {}", unknown.trailing_zeros()))),

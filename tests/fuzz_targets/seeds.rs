@@ -216,6 +216,8 @@ fn requests() -> Vec<Vec<u8>> {
     frame(&mut |encoder, out| encoder.route(id, &full, out).expect("a short prompt"));
     frame(&mut |encoder, out| encoder.overlap(id, &full, out).expect("a short prompt"));
     frame(&mut |encoder, out| encoder.prefill_complete(id, &handle, 1000, out));
+    frame(&mut |encoder, out| encoder.output_progress(id, &handle, 1000, out));
+    frame(&mut |encoder, out| encoder.served(id, &named, Worker::new(1, 0), out));
     frame(&mut |encoder, out| encoder.free(id, &named, out));
     frame(&mut |encoder, out| encoder.workers(id, Some(SpaceId(1)), 1, 10, out));
     frame(&mut |encoder, out| encoder.status(id, 0, 0, out));

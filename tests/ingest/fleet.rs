@@ -239,7 +239,7 @@ fn loads(count: usize) -> Arc<Loads> {
     let session = loads.open_session(None, 0).expect("a session");
     for engine in (0..count).filter(|engine| is_busy(*engine)) {
         let (name, demand) =
-            (format!("r{engine}"), Demand { prefill_tokens: 1, cached_tokens: 0, blocks: PromptBlocks::Alone(1) });
+            (format!("r{engine}"), Demand { prefill_tokens: 1, blocks: PromptBlocks::Alone(1), ..Demand::default() });
         loads.book(session, &name, 0, WorkerIndex(engine as u32), demand, 0).expect("booked");
     }
     Arc::new(loads)

@@ -53,6 +53,10 @@ fn the_client_asks_books_and_reports() {
         assert_eq!(reply.candidates[0].terms.unwrap().cost, 2.5);
         let handle = BookingRef::Handle(reply.booking.unwrap());
         assert_eq!(client.prefill_complete(&handle).unwrap(), BookingOutcome::Applied);
+        assert_eq!(client.output_progress(&handle, 0).unwrap(), BookingOutcome::AlreadyApplied);
+        assert_eq!(client.output_progress(&handle, 9).unwrap(), BookingOutcome::Applied);
+        assert_eq!(client.served(&handle, Worker::new(0, 0)).unwrap(), BookingOutcome::AlreadyApplied);
+        assert_eq!(client.served(&handle, Worker::new(8, 1)).unwrap(), BookingOutcome::Applied);
         assert_eq!(client.free(&handle).unwrap(), BookingOutcome::Applied);
         let by_name = BookingRef::Request { request_id: "r", attempt: 0 };
         assert_eq!(client.free(&by_name).unwrap(), BookingOutcome::Superseded);

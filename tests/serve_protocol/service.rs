@@ -110,6 +110,14 @@ impl Service for FakeService {
         Ok(outcome(booking))
     }
 
+    fn output_progress(&mut self, _: SessionId, booking: &BookingRef<'_>, tokens: u32) -> Result<BookingOutcome> {
+        Ok(if tokens == 0 { BookingOutcome::AlreadyApplied } else { outcome(booking) })
+    }
+
+    fn served(&mut self, _: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
+        Ok(if worker.id.0 == 0 { BookingOutcome::AlreadyApplied } else { outcome(booking) })
+    }
+
     fn free(&mut self, _: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
         Ok(outcome(booking))
     }

@@ -210,6 +210,13 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             "A gateway's bookings outlive its last connection by this, so that it may reconnect.",
         ),
         field(
+            "track_output_blocks",
+            "",
+            Value("false"),
+            Flag { set: |c, v| c.track_output_blocks = v },
+            "Count the output that gateways report as decode blocks, which weigh less towards the end that was expected.",
+        ),
+        field(
             "prefill_model",
             "",
             Value("off"),

@@ -25,6 +25,7 @@
 
 mod depths;
 mod edges;
+mod lists;
 mod node;
 mod room;
 mod words;
@@ -36,7 +37,7 @@ mod loom;
 mod tests;
 
 pub use depths::ActiveDepths;
-pub(in crate::load) use writer::{ActiveWriter, Placed};
+pub(in crate::load) use writer::{ActiveWriter, Placed, blocks_to};
 
 use super::sync::{AtomicU64, Ordering, fence, spin};
 use crate::ids::{LocalHash, SpaceId};
@@ -45,6 +46,10 @@ use edges::{Key, READER_PROBES_MAX, Tables};
 use node::{Node, root_of};
 use words::{Words, halves};
 
+/// Parts of a block, in which workers' blocks are counted.
+pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
+/// Times that a look-up walks. Under the model checker each doubles what is to be tried.
+const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 2 } else { ACTIVE_READ_TRIES_MAX };
 /// Roots: changes below one do not disturb the readers of another.
 const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
 
@@ -95,7 +100,7 @@ impl ActiveTree {
         depths.clear();
         let Some(first) = locals.first() else { return true };
         let root = &self.roots[self.root_at(space, *first)];
-        for _ in 0..ACTIVE_READ_TRIES_MAX {
+        for _ in 0..TRIES_MAX {
             // Acquire: pairs with DONE.
             let before = root.sequence.load(Ordering::Acquire);
             if before.is_multiple_of(2) {

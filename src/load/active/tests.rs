@@ -14,6 +14,12 @@ use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 /// A prompt in flight: its space, blocks and worker, and the node it ends with.
 type Prompt = (SpaceId, Vec<LocalHash>, WorkerIndex, u32);
 
+/// Whole blocks.
+fn whole(parts: u64) -> usize {
+    assert!(parts.is_multiple_of(BLOCK_PARTS), "nothing weighs less");
+    (parts / BLOCK_PARTS) as usize
+}
+
 /// The tree, and what it should say.
 struct Twin {
     tree: ActiveTree,
@@ -38,15 +44,15 @@ impl Twin {
     fn add(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) {
         let before = self.prefixes(worker).len();
         let added = self.put(space, blocks, worker);
-        assert_eq!(before + added as usize, self.prefixes(worker).len());
+        assert_eq!(before + whole(added), self.prefixes(worker).len());
     }
 
     /// As `add`, without counting the model's blocks, which takes long where they are many.
-    fn put(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) -> u32 {
+    fn put(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) -> u64 {
         let placed = self.writer.add(&self.tree, space, &blocks, worker).expect("there is room");
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
         self.next += 1;
-        placed.added
+        placed.added_parts
     }
 
     /// Ends the prompt that is `nth` among those in flight.
@@ -56,7 +62,7 @@ impl Twin {
         let before = self.prefixes(worker).len();
         let (.., node) = self.prompts.remove(&key).expect("it is there");
         let freed = self.writer.remove(&self.tree, node, worker);
-        assert_eq!(before, self.prefixes(worker).len() + freed as usize);
+        assert_eq!(before, self.prefixes(worker).len() + whole(freed));
     }
 
     fn pass_on(&mut self, nth: usize, to: WorkerIndex) {
@@ -69,7 +75,7 @@ impl Twin {
         let (added, freed) = self.writer.pass_on(&self.tree, node, from, to).expect("there is room");
         self.prompts.entry(key).and_modify(|prompt| prompt.2 = to);
         let after = [from, to].map(|worker| self.prefixes(worker).len());
-        assert_eq!(after, [before[0] - freed as usize, before[1] + added as usize]);
+        assert_eq!(after, [before[0] - whole(freed), before[1] + whole(added)]);
     }
 
     /// Asks how far every worker runs a prompt.
@@ -104,17 +110,17 @@ enum Step {
 const WORKERS: u32 = 6;
 
 /// Runs of blocks from few choices, so that prompts share beginnings and leave each other anywhere.
-fn blocks() -> impl Strategy<Value = Vec<u64>> {
+fn prompt() -> impl Strategy<Value = Vec<u64>> {
     let run = (0..3_u64, 1..12_usize).prop_map(|(block, len)| vec![block; len]);
     prop::collection::vec(run, 1..5).prop_map(|runs| runs.concat())
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..2_u32, blocks(), 0..WORKERS).prop_map(|(space, blocks, worker)| Step::Add(space, blocks, worker)),
+        4 => (0..2_u32, prompt(), 0..WORKERS).prop_map(|(space, blocks, worker)| Step::Add(space, blocks, worker)),
         3 => any::<usize>().prop_map(Step::End),
         1 => (any::<usize>(), 0..WORKERS).prop_map(|(nth, to)| Step::PassOn(nth, to)),
-        2 => (0..2_u32, blocks()).prop_map(|(space, blocks)| Step::Ask(space, blocks)),
+        2 => (0..2_u32, prompt()).prop_map(|(space, blocks)| Step::Ask(space, blocks)),
     ]
 }
 
@@ -243,4 +249,27 @@ fn readers_beside_the_writer_see_whole_prompts() {
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
+    let (mut twin, worker) = (Twin::new(), WorkerIndex(1));
+    let half = BLOCK_PARTS / 2;
+    twin.add(SpaceId(0), run(1, 0, 10), worker);
+    twin.add(SpaceId(0), [run(1, 0, 4), run(2, 0, 5)].concat(), worker);
+    twin.add(SpaceId(0), run(1, 0, 10), WorkerIndex(2));
+    let node = twin.prompts[&1].3;
+    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), (5 * half) as i64, "four are shared");
+    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), 0, "said before");
+    // The first ends: the shared four are the second's alone, and weigh less once it says so.
+    assert_eq!(twin.writer.remove(&twin.tree, twin.prompts[&0].3, worker), 6 * BLOCK_PARTS);
+    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), (4 * half) as i64);
+    // A third shares six blocks with the second, which are whole again.
+    let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
+    let placed = twin.writer.add(&twin.tree, SpaceId(0), &third, worker).expect("there is room");
+    assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
+    assert_eq!(twin.writer.remove(&twin.tree, node, worker), 3 * half);
+    assert_eq!(twin.writer.remove(&twin.tree, placed.node, worker), 7 * BLOCK_PARTS);
+    assert_eq!(twin.writer.remove(&twin.tree, twin.prompts[&2].3, WorkerIndex(2)), 10 * BLOCK_PARTS);
+    assert_eq!(twin.writer.words_used(), 0);
 }

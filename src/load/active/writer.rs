@@ -1,10 +1,11 @@
 //! How the tree changes: a prompt comes, a prompt ends.
 
 use super::edges::{Edges, Filled, Key, WRITER_PROBES_MAX};
+use super::lists::{LIST_WORDS, copy_list, join_path, leave, weigh_alike};
 use super::node::{NODE_WORDS, Node, is_node, root_of};
 use super::room::Room;
-use super::words::{halves, word};
-use super::{ActiveTree, ROOTS};
+use super::words::word;
+use super::{ActiveTree, BLOCK_PARTS, ROOTS};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 
@@ -13,14 +14,14 @@ use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 pub(in crate::load) struct Placed {
     /// The node that ends with its last block. It keeps its number as long as a prompt ends there.
     pub(in crate::load) node: u32,
-    /// Blocks that its worker did not run before.
-    pub(in crate::load) added: u32,
+    /// What it adds to its worker, in parts of a block: [`BLOCK_PARTS`] for each that the worker did not run before.
+    pub(in crate::load) added_parts: u64,
 }
 
 /// What only the writer needs of the tree; its methods are called under the bookings' lock.
 #[derive(Debug)]
 pub(in crate::load) struct ActiveWriter {
-    room: Room,
+    pub(super) room: Room,
     filled: Box<[Filled]>,
 }
 
@@ -67,17 +68,16 @@ impl ActiveWriter {
         placed
     }
 
-    /// A prompt that ended with `node` leaves a worker. Returns the blocks that the worker no longer runs.
-    pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u32 {
+    /// A prompt that ended with `node` leaves a worker. Returns what the worker no longer runs, in parts
+    /// of a block.
+    pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u64 {
         let root = root_above(tree, node);
         tree.roots[root].open();
         Node::change(&tree.words, node, |end| end.ends -= 1);
         let (mut at, mut freed) = (node, 0);
         while is_node(at) {
             let here = Node::load(&tree.words, at);
-            if self.leave(tree, at, worker) == 0 {
-                freed += here.len;
-            }
+            freed += leave(tree, at, worker);
             at = here.parent;
         }
         let mut at = node;
@@ -91,22 +91,21 @@ impl ActiveWriter {
         freed
     }
 
-    #[cfg(test)]
-    /// A prompt that ended with `node` is run by another worker now: the blocks that are new to `to`, and those that
-    /// `from` no longer runs. `None` if there is no memory for it, and nothing changed.
+    /// A prompt that ended with `node` is run by another worker now: what is new to `to`, and what `from` no longer
+    /// runs, in parts of a block. `None` if there is no memory for it, and nothing changed.
     pub(in crate::load) fn pass_on(
         &mut self,
         tree: &ActiveTree,
         node: u32,
         from: WorkerIndex,
         to: WorkerIndex,
-    ) -> Option<(u32, u32)> {
+    ) -> Option<(u64, u64)> {
         let root = root_above(tree, node);
         tree.roots[root].open();
         let reserved = self.reserve_path(tree, node, to);
         let added = reserved.map(|()| {
             Node::change(&tree.words, node, |end| end.ends += 1);
-            self.join_path(tree, node, to)
+            join_path(tree, node, to)
         });
         tree.roots[root].close();
         added.map(|added| (added, self.remove(tree, node, from)))
@@ -131,24 +130,24 @@ impl ActiveWriter {
             }
             return None;
         }
-        let mut added = self.join_path(tree, attach, worker);
+        let mut added_parts = join_path(tree, attach, worker);
         let Some((first, last)) = tail else {
             Node::change(&tree.words, attach, |end| end.ends += 1);
-            return Some(Placed { node: attach, added });
+            return Some(Placed { node: attach, added_parts });
         };
         Node::change(&tree.words, first, |node| node.parent = attach);
         let mut at = last;
         loop {
             let node = Node::load(&tree.words, at);
             self.edges(tree, root).add(key_of(tree, &node), at);
-            added += node.len;
+            added_parts += u64::from(node.len) * BLOCK_PARTS;
             if at == first {
                 break;
             }
             at = node.parent;
         }
         adopt(tree, attach, first);
-        Some(Placed { node: last, added })
+        Some(Placed { node: last, added_parts })
     }
 
     /// Everything that needs memory before a prompt can be linked.
@@ -219,13 +218,14 @@ impl ActiveWriter {
     fn make(&mut self, tree: &ActiveTree, parent: u32, blocks: &[LocalHash], worker: WorkerIndex) -> Option<u32> {
         let len = blocks.len() as u32;
         // All in one run: it is given back in pieces.
-        let hashes = self.room.take(&tree.words, len + NODE_WORDS + 1)?;
+        let hashes = self.room.take(&tree.words, len + NODE_WORDS + LIST_WORDS)?;
         let (at, list) = (hashes + len, hashes + len + NODE_WORDS);
         for (word, local) in tree.words.slice(hashes, len).unwrap_or_default().iter().zip(blocks) {
             // Relaxed: no root leads here yet.
             word.store(local.0, super::Ordering::Relaxed);
         }
         tree.words.store(list, word(worker.0, 1));
+        tree.words.store(list + 1, BLOCK_PARTS);
         Node { parent, len, hashes, list, workers: 1, room: 1, ..Node::default() }.store(&tree.words, at);
         Some(at)
     }
@@ -233,7 +233,7 @@ impl ActiveWriter {
     fn unmake(&mut self, tree: &ActiveTree, at: u32) {
         let node = Node::load(&tree.words, at);
         self.room.give_back(&tree.words, node.hashes, node.len);
-        self.room.give_back(&tree.words, node.list, node.room);
+        self.room.give_back(&tree.words, node.list, node.room * LIST_WORDS);
         self.room.give_back(&tree.words, at, NODE_WORDS);
     }
 
@@ -242,15 +242,15 @@ impl ActiveWriter {
     fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
         let (words, below) = (&tree.words, Node::load(&tree.words, at));
         let room = below.workers.next_power_of_two();
-        let above = self.room.take(words, NODE_WORDS + room)?;
+        let above = self.room.take(words, NODE_WORDS + room * LIST_WORDS)?;
         let key = tree.key(above, LocalHash(words.load(below.hashes + common)));
         if self.edges(tree, root).reserve(key, 1).is_none() {
-            self.room.give_back(words, above, NODE_WORDS + room);
+            self.room.give_back(words, above, NODE_WORDS + room * LIST_WORDS);
             return None;
         }
         let (key_above, list) = (key_of(tree, &below), above + NODE_WORDS);
         let slot = slot_of(tree, root, key_above);
-        (0..below.workers).for_each(|entry| words.store(list + entry, words.load(below.list + entry)));
+        copy_list(words, &below, (list, room));
         let first = Node { len: common, list, room, ends: 0, children: 1, only: at, ..below };
         first.store(words, above);
         let (hashes, len) = (below.hashes + common, below.len - common);
@@ -290,6 +290,9 @@ impl ActiveWriter {
             return;
         }
         let (child, below) = (above.only, Node::load(words, above.only));
+        if !weigh_alike(words, &above, &below) {
+            return;
+        }
         let len = above.len + below.len;
         let lie_together = above.hashes + above.len == below.hashes;
         let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
@@ -320,61 +323,8 @@ impl ActiveWriter {
             self.room.give_back(words, above.hashes, above.len);
             self.room.give_back(words, below.hashes, below.len);
         }
-        self.room.give_back(words, above.list, above.room);
+        self.room.give_back(words, above.list, above.room * LIST_WORDS);
         self.room.give_back(words, at, NODE_WORDS);
-    }
-
-    /// Makes room for a worker in the lists from a node up to the root.
-    fn reserve_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> Option<()> {
-        let words = &tree.words;
-        while is_node(at) {
-            let node = Node::load(words, at);
-            if node.workers == node.room && node.place_of(words, worker).is_none() {
-                let list = self.room.take(words, node.room * 2)?;
-                (0..node.workers).for_each(|entry| words.store(list + entry, words.load(node.list + entry)));
-                self.room.give_back(words, node.list, node.room);
-                Node { list, room: node.room * 2, ..node }.store(words, at);
-            }
-            at = node.parent;
-        }
-        Some(())
-    }
-
-    /// A prompt of a worker runs through a node and all above it; there is room in their lists. Returns the blocks
-    /// that the worker did not run before.
-    fn join_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> u32 {
-        let (words, mut added) = (&tree.words, 0);
-        while is_node(at) {
-            let node = Node::load(words, at);
-            if let Some(place) = node.place_of(words, worker) {
-                let (_, prompts) = halves(words.load(node.list + place));
-                words.store(node.list + place, word(worker.0, prompts + 1));
-            } else {
-                words.store(node.list + node.workers, word(worker.0, 1));
-                Node { workers: node.workers + 1, ..node }.store(words, at);
-                added += node.len;
-            }
-            at = node.parent;
-        }
-        added
-    }
-
-    /// A prompt of a worker leaves one node. Returns how many more of its prompts run through it.
-    fn leave(&mut self, tree: &ActiveTree, at: u32, worker: WorkerIndex) -> u32 {
-        let (words, node) = (&tree.words, Node::load(&tree.words, at));
-        let Some(place) = node.place_of(words, worker) else {
-            debug_assert!(false, "a prompt ended that was not there");
-            return 1;
-        };
-        let (_, prompts) = halves(words.load(node.list + place));
-        if prompts > 1 {
-            words.store(node.list + place, word(worker.0, prompts - 1));
-        } else {
-            let last = node.workers - 1;
-            words.store(node.list + place, words.load(node.list + last));
-            Node { workers: last, ..node }.store(words, at);
-        }
-        prompts - 1
     }
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
@@ -397,6 +347,17 @@ fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash])
         branch.parent = at;
     }
     branch
+}
+
+/// Blocks from the first to a node's last.
+pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
+    let mut blocks = 0;
+    while is_node(at) {
+        let node = Node::load(&tree.words, at);
+        blocks += u64::from(node.len);
+        at = node.parent;
+    }
+    blocks
 }
 
 /// The root that a node is under.

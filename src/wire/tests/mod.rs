@@ -111,13 +111,21 @@ fn small_requests_round_trip() {
     let fields = [("id".to_owned(), "7".to_owned()), ("url".to_owned(), "http://h:1".to_owned())];
     let add = WorkerChange { op: WorkerOp::Add, worker: None, fields: &fields };
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
-    let cases: [(Encode<'_>, Request<'_>); 10] = [
+    let cases: [(Encode<'_>, Request<'_>); 12] = [
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),
         (
             &|e, out| e.prefill_complete(ID, &handle, 12, out),
             Request::PrefillComplete { booking: handle, prefill_us: 12 },
+        ),
+        (
+            &|e, out| e.output_progress(ID, &named, 12, out),
+            Request::OutputProgress { booking: named, output_tokens: 12 },
+        ),
+        (
+            &|e, out| e.served(ID, &handle, Worker::new(9, 2), out),
+            Request::Served { booking: handle, worker: Worker::new(9, 2) },
         ),
         (&|e, out| e.free(ID, &named, out), Request::Free(named)),
         (&|e, out| e.workers(ID, None, 4, 5, out), Request::Workers { space: None, cursor: 4, limit: 5 }),
@@ -152,6 +160,8 @@ fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
         body!(Route, RouteArgs),
         body!(Overlap, OverlapArgs),
         body!(PrefillComplete, PrefillCompleteArgs),
+        body!(OutputProgress, OutputProgressArgs),
+        body!(Served, ServedArgs),
         body!(Free, FreeArgs),
         body!(Workers, WorkersArgs),
         body!(Status, StatusArgs),
@@ -198,13 +208,7 @@ fn what_is_not_served_is_refused_by_name() {
         a.affinity_session = Some(b.create_string(""));
     });
     assert!(decode_request(FrameKind::Route as u8, &defaults, &mut RequestScratch::default()).is_ok());
-    let unserved = [
-        FrameKind::OutputProgress,
-        FrameKind::Served,
-        FrameKind::ReportFailure,
-        FrameKind::PotentialLoads,
-        FrameKind::Watch,
-    ];
+    let unserved = [FrameKind::ReportFailure, FrameKind::PotentialLoads, FrameKind::Watch];
     for kind in unserved.map(|kind| kind as u8).into_iter().chain([FrameKind::RouteReply as u8, 201]) {
         let error = decode_request(kind, &defaults, &mut RequestScratch::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);

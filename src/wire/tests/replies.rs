@@ -159,6 +159,8 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.hello(ID, &facts, &fleet, out));
     encode(&mut |e, out| e.prefill_complete(ID, BookingOutcome::Superseded, 8, out));
     encode(&mut |e, out| e.free(ID, BookingOutcome::Unknown, 8, out));
+    encode(&mut |e, out| e.output_progress(ID, BookingOutcome::Applied, 8, out));
+    encode(&mut |e, out| e.served(ID, BookingOutcome::AlreadyApplied, 8, out));
     encode(&mut |e, out| e.overlap(ID, &decision, out));
     encode(&mut |e, out| e.status(ID, &page, out));
     encode(&mut |e, out| e.change_worker(ID, 4, out));
@@ -167,6 +169,8 @@ fn the_other_replies_round_trip() {
         Reply::Hello(hello),
         Reply::PrefillComplete(done),
         Reply::Free(freed),
+        Reply::OutputProgress(BookingOutcome::Applied),
+        Reply::Served(BookingOutcome::AlreadyApplied),
         Reply::Overlap(overlap),
         Reply::Status(got),
         Reply::ChangeWorker(4),

@@ -48,7 +48,10 @@ fn within_bounds(request: &Request<'_>) {
             route.lora.iter().chain(route.salt.iter()).for_each(|text| name(text));
             route.book.iter().for_each(|book| name(book.request_id));
         }
-        Request::PrefillComplete { booking, .. } | Request::Free(booking) => {
+        Request::PrefillComplete { booking, .. }
+        | Request::OutputProgress { booking, .. }
+        | Request::Served { booking, .. }
+        | Request::Free(booking) => {
             if let BookingRef::Request { request_id, .. } = booking {
                 name(request_id);
             }
@@ -79,6 +82,14 @@ fn goes_round(request: &Request<'_>) {
         Request::PrefillComplete { booking, prefill_us } => {
             encoder.prefill_complete(id, booking, *prefill_us, &mut out);
             FrameKind::PrefillComplete
+        }
+        Request::OutputProgress { booking, output_tokens } => {
+            encoder.output_progress(id, booking, *output_tokens, &mut out);
+            FrameKind::OutputProgress
+        }
+        Request::Served { booking, worker } => {
+            encoder.served(id, booking, *worker, &mut out);
+            FrameKind::Served
         }
         Request::Free(booking) => {
             encoder.free(id, booking, &mut out);

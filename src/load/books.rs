@@ -1,0 +1,102 @@
+//! What is behind the bookings' lock.
+
+use super::active::ActiveWriter;
+use super::booking::{Booking, BookingOutcome, BookingRef, Bookings, Named};
+use super::prefill::{Prefill, Prefills};
+use super::session::{SessionId, Sessions};
+use crate::error::{Error, Kind, Result};
+use crate::ids::WorkerIndex;
+use crate::limits::{BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
+
+/// Everything that only one thread at a time may change.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    pub(super) sessions: Sessions,
+    pub(super) bookings: Bookings,
+    pub(super) active: ActiveWriter,
+    pub(super) prefills: Prefills,
+}
+
+/// Milliseconds of the configuration as nanoseconds of the bookings' clock.
+pub(super) const fn ns(ms: u64) -> u64 {
+    ms.saturating_mul(1_000_000)
+}
+
+impl Books {
+    /// Adds what a booking has to prefill, the tokens to compute and the cached ones, to its worker's; 0 if there is
+    /// nothing.
+    pub(super) fn begin_prefill(&mut self, worker: WorkerIndex, [tokens, cached]: [u64; 2], now_ns: u64) -> u64 {
+        if tokens == 0 {
+            return 0;
+        }
+        let duration_ns = self.prefills.duration_ns(worker, tokens, cached);
+        self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns)
+    }
+
+    /// Whether one more booking of `session` fits; one that takes another's place always does.
+    pub(super) fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
+        let held = self.sessions.get_mut(session).map_or(0, |held| held.bookings.len());
+        if !replaces && held >= BOOKINGS_PER_SESSION_MAX {
+            return Err(Error::new(
+                Kind::TooManyBookings,
+                format!("the session holds {BOOKINGS_PER_SESSION_MAX} bookings"),
+                "free requests when they end",
+            ));
+        }
+        if !replaces && self.bookings.live() >= BOOKINGS_MAX {
+            return Err(Error::new(
+                Kind::Overloaded,
+                format!("{BOOKINGS_MAX} bookings are live"),
+                "free requests when they end, or lower the booking age",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The slot of a live booking of `session`, or what to answer instead.
+    pub(super) fn find(&self, session: SessionId, booking: BookingRef<'_>) -> Result<u32, BookingOutcome> {
+        match booking {
+            BookingRef::Handle(handle) => {
+                let slot = u32::try_from(handle.slot).map_err(|_| BookingOutcome::Unknown)?;
+                match self.bookings.get(slot) {
+                    Some(live) if live.generation == handle.generation => {
+                        if live.session == session {
+                            Ok(slot)
+                        } else {
+                            Err(BookingOutcome::Unknown)
+                        }
+                    }
+                    // A generation that was handed out and is gone has ended.
+                    _ if handle.generation != 0 && handle.generation <= self.bookings.generations() => {
+                        Err(BookingOutcome::AlreadyApplied)
+                    }
+                    _ => Err(BookingOutcome::Unknown),
+                }
+            }
+            BookingRef::Request { request_id, attempt } => match self.bookings.named(session, request_id) {
+                Some(Named::Live(slot)) => match self.bookings.get(slot) {
+                    Some(live) if live.attempt == attempt => Ok(slot),
+                    Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
+                    _ => Err(BookingOutcome::Unknown),
+                },
+                Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
+                Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
+                _ => Err(BookingOutcome::Unknown),
+            },
+        }
+    }
+
+    /// Takes an ended booking out of its session's list.
+    pub(super) fn forget_in_session(&mut self, booking: &Booking) {
+        let Some(session) = self.sessions.get_mut(booking.session) else { return };
+        let place = booking.session_place as usize;
+        if place < session.bookings.len() {
+            session.bookings.swap_remove(place);
+            if let Some(&moved) = session.bookings.get(place)
+                && let Some(moved) = self.bookings.get_mut(moved)
+            {
+                moved.session_place = place as u32;
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What a gateway reports of its bookings.
+
+use super::active::blocks_to;
+use super::booking::{BookingOutcome, BookingRef, Held};
+use super::session::SessionId;
+use super::table::Loads;
+use crate::error::{Error, Kind, Result};
+use crate::ids::{SpaceId, WorkerIndex};
+
+/// A booking that was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// What became of the report.
+    pub outcome: BookingOutcome,
+    /// Whether its blocks, which others may share, are counted in full from now on for want of memory.
+    pub unshared: bool,
+}
+
+impl Loads {
+    /// The gateway says that a booking's prefill is done, after so many microseconds (0 = it does not say).
+    pub fn prefill_complete(
+        &self,
+        session: SessionId,
+        booking: BookingRef<'_>,
+        prefill_us: u64,
+        now_ns: u64,
+    ) -> BookingOutcome {
+        let mut books = self.books.lock();
+        match books.find(session, booking) {
+            Ok(slot) => {
+                let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
+                if !std::mem::take(&mut booking.prefilling) {
+                    return BookingOutcome::AlreadyApplied;
+                }
+                let (worker, prefill) = (booking.worker, booking.prefill);
+                books.prefills.learn(worker, prefill, prefill_us, now_ns);
+                books.prefills.end(worker, prefill, now_ns);
+                let backlog = books.prefills.backlog(worker);
+                self.cells.change(worker, |record| record.backlog = backlog);
+                BookingOutcome::Applied
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// The gateway says that a request has ended, however it ended. Idempotent.
+    pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
+        let mut books = self.books.lock();
+        match books.find(session, booking) {
+            Ok(slot) => {
+                self.end(&mut books, slot, now_ns);
+                BookingOutcome::Applied
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// The gateway says how many tokens a request has put out so far; less than it said before changes nothing. Where
+    /// output is counted it becomes blocks, which weigh less the nearer the end that was expected, and so does the part
+    /// of the prompt that the request runs alone.
+    pub fn output_progress(&self, session: SessionId, booking: BookingRef<'_>, tokens: u32) -> BookingOutcome {
+        let mut books = self.books.lock();
+        let slot = match books.find(session, booking) {
+            Ok(slot) => slot,
+            Err(outcome) => return outcome,
+        };
+        let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
+        if tokens <= booking.output.tokens {
+            return BookingOutcome::AlreadyApplied;
+        }
+        if !self.config.track_output_blocks {
+            booking.output.tokens = tokens;
+            return BookingOutcome::Applied;
+        }
+        let (worker, held, before_parts) = (booking.worker, booking.held, booking.own_parts());
+        booking.output.grow(booking.prompt_tokens.iter().sum(), tokens);
+        let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
+        let taken_parts = match held {
+            Held::Shared(node) => books.active.weigh(&self.tree, node, worker, weight),
+            Held::Alone(_) => 0,
+        };
+        let change = own_parts as i64 - before_parts as i64 - taken_parts;
+        self.cells.change(worker, |record| record.decode_parts = record.decode_parts.wrapping_add_signed(change));
+        BookingOutcome::Applied
+    }
+
+    /// The gateway says that a request runs on another worker of its space than the one it was booked on. What it has to
+    /// prefill there counts as it was booked: what the other worker holds of the prompt is not known any more.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the worker serves another space; `Overloaded` if it has left.
+    pub fn served(
+        &self,
+        session: SessionId,
+        booking: BookingRef<'_>,
+        (space, to): (SpaceId, WorkerIndex),
+        now_ns: u64,
+    ) -> Result<Moved> {
+        let mut books = self.books.lock();
+        let ended = |outcome| Ok(Moved { outcome, unshared: false });
+        let slot = match books.find(session, booking) {
+            Ok(slot) => slot,
+            Err(outcome) => return ended(outcome),
+        };
+        let Some(booking) = books.bookings.get_mut(slot) else { return ended(BookingOutcome::Unknown) };
+        if booking.space != space {
+            let message = "the worker serves another space than the booking's";
+            return Err(Error::new(Kind::InvalidArgument, message, "name a candidate of the route's reply"));
+        }
+        if booking.worker == to {
+            return ended(BookingOutcome::AlreadyApplied);
+        }
+        if !self.cells.is_of(to) {
+            return Err(Error::new(Kind::Overloaded, "the worker has just left", "free the booking"));
+        }
+        let from = std::mem::replace(&mut booking.worker, to);
+        let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.prompt_tokens, booking.prefill);
+        let (held, begins) = (booking.held, booking.prefilling);
+        books.prefills.end(from, prefill, now_ns);
+        let prefill = if begins { books.begin_prefill(to, prompt_tokens, now_ns) } else { 0 };
+        let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
+        let mut held_there = held;
+        if let Held::Shared(node) = held {
+            if let Some((added_parts, freed_parts)) = books.active.pass_on(&self.tree, node, from, to) {
+                (left_parts, came_parts) = (own_parts + freed_parts, own_parts + added_parts);
+            } else {
+                held_there = Held::Alone(blocks_to(&self.tree, node));
+                left_parts += books.active.remove(&self.tree, node, from);
+                unshared = true;
+            }
+        }
+        if let Some(booking) = books.bookings.get_mut(slot) {
+            (booking.prefill, booking.held) = (prefill, held_there);
+            came_parts = if unshared { booking.own_parts() } else { came_parts };
+        }
+        for (worker, is_there) in [(from, false), (to, true)] {
+            let backlog = books.prefills.backlog(worker);
+            self.cells.change(worker, |record| {
+                record.backlog = backlog;
+                if is_there {
+                    record.decode_parts += came_parts;
+                    record.requests += 1;
+                } else {
+                    record.decode_parts -= left_parts;
+                    record.requests -= 1;
+                }
+            });
+        }
+        Ok(Moved { outcome: BookingOutcome::Applied, unshared })
+    }
+}

@@ -49,6 +49,7 @@ pub mod snapshot;
 pub mod fleet;
 pub mod load;
 pub mod predict;
+pub mod queue;
 pub mod route;
 pub mod schema_generated;
 pub mod serve;

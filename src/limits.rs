@@ -340,6 +340,18 @@ pub const PREFILL_SAMPLES_MIN: u32 = 4;
 pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
 pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
+/// Requests that may wait for a worker, unless it is configured otherwise.
+pub const QUEUE_REQUESTS_MAX_DEFAULT: usize = 4096;
+/// Requests that can be configured to wait.
+pub const QUEUE_REQUESTS_CEILING: usize = 1 << 16;
+/// Bytes of the requests that wait.
+pub const QUEUE_BYTES_MAX: usize = 256 << 20;
+/// Different sets of workers that requests wait for: what is looked at when a worker has room again.
+pub const QUEUE_SETS_MAX: usize = 1024;
+/// The shortest and the longest time after which a request that found the queue full is told to come again, nanoseconds.
+pub const QUEUE_RETRY_NS_MIN: u64 = 1_000_000;
+/// See [`QUEUE_RETRY_NS_MIN`].
+pub const QUEUE_RETRY_NS_MAX: u64 = 1_000_000_000;
 /// How often the control thread looks whether the others still run.
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often bookings are looked through for what has to end.

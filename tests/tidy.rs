@@ -15,7 +15,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
 const LAYERS: &[&[&str]] = &[
     &["ids", "limits", "error", "trust", "finding", "metrics", "schema_generated", "radix"],
-    &["fleet", "load", "index", "event", "hash"],
+    &["fleet", "load", "index", "event", "hash", "queue"],
     &["predict"],
     &["route"],
     &["wire", "config"],

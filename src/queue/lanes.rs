@@ -1,0 +1,101 @@
+//! The requests that wait, by the set of workers that may take them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::rank::Rank;
+use super::waiting::Ticket;
+use crate::ids::WorkerIndex;
+
+/// The number of a lane; given again to another set once the lane is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LaneId(u32);
+
+/// Requests that the same workers may take.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Ascending, without repetition.
+    workers: Arc<[WorkerIndex]>,
+    /// The first is served first.
+    order: BTreeMap<Rank, Ticket>,
+}
+
+/// Lanes by their set of workers. A lane without requests is nobody's.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    lanes: Vec<Lane>,
+    unused: Vec<LaneId>,
+    by_set: FxHashMap<Arc<[WorkerIndex]>, LaneId>,
+    by_worker: FxHashMap<WorkerIndex, Vec<LaneId>>,
+}
+
+impl Lanes {
+    /// Lanes with requests.
+    pub(super) fn used(&self) -> usize {
+        self.by_set.len()
+    }
+
+    /// Whether this set has a lane already.
+    pub(super) fn has(&self, workers: &[WorkerIndex]) -> bool {
+        self.by_set.contains_key(workers)
+    }
+
+    /// Adds a request to the lane of `workers`, which are ascending and without repetition.
+    pub(super) fn insert(&mut self, workers: &[WorkerIndex], rank: Rank, ticket: Ticket) -> LaneId {
+        let id = self.by_set.get(workers).copied().unwrap_or_else(|| self.open(workers));
+        self.lanes[id.0 as usize].order.insert(rank, ticket);
+        id
+    }
+
+    fn open(&mut self, workers: &[WorkerIndex]) -> LaneId {
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.lanes.push(Lane::default());
+            LaneId(self.lanes.len() as u32 - 1)
+        });
+        let workers: Arc<[WorkerIndex]> = workers.into();
+        for worker in workers.iter() {
+            self.by_worker.entry(*worker).or_default().push(id);
+        }
+        self.lanes[id.0 as usize].workers = Arc::clone(&workers);
+        self.by_set.insert(workers, id);
+        id
+    }
+
+    /// Takes a request out of its lane.
+    pub(super) fn remove(&mut self, id: LaneId, rank: &Rank) {
+        let lane = &mut self.lanes[id.0 as usize];
+        lane.order.remove(rank);
+        if !lane.order.is_empty() {
+            return;
+        }
+        let workers = std::mem::take(&mut lane.workers);
+        self.by_set.remove(&workers);
+        for worker in workers.iter() {
+            if let Some(lanes) = self.by_worker.get_mut(worker) {
+                lanes.retain(|lane| *lane != id);
+                if lanes.is_empty() {
+                    self.by_worker.remove(worker);
+                }
+            }
+        }
+        self.unused.push(id);
+    }
+
+    /// The first request that this worker may take.
+    pub(super) fn first_for(&self, worker: WorkerIndex) -> Option<Ticket> {
+        let lanes = self.by_worker.get(&worker)?;
+        lanes.iter().filter_map(|id| self.head(&self.lanes[id.0 as usize])).min().map(|(_, ticket)| ticket)
+    }
+
+    /// The first request that a worker with room may take.
+    pub(super) fn first_where(&self, mut has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Ticket> {
+        let open = self.lanes.iter().filter(|lane| lane.workers.iter().any(|worker| has_room(*worker)));
+        open.filter_map(|lane| self.head(lane)).min().map(|(_, ticket)| ticket)
+    }
+
+    fn head(&self, lane: &Lane) -> Option<(Rank, Ticket)> {
+        lane.order.first_key_value().map(|(rank, ticket)| (*rank, *ticket))
+    }
+}

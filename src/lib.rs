@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo, relay} → snapshot → {serve, ingest, client, discovery} → {wire, config} → route
+//! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config} → route
 //!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics}
 //! ```
 //!
@@ -47,6 +47,7 @@ pub mod snapshot;
 
 // The read flow, from the decision outwards.
 pub mod fleet;
+pub mod journal;
 pub mod load;
 pub mod predict;
 pub mod queue;

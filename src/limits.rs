@@ -1,6 +1,10 @@
 //! Every bound of the daemon, units last. What an operator may change lives in `config` and is checked
 //! against these.
 
+mod journal;
+
+pub use journal::*;
+
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;
 /// Frames and flatbuffers are padded to this, so that the next header is aligned too.

@@ -136,6 +136,7 @@ counters! {
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";
+        JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
         RequestBlocks = "request_blocks", "Prompt blocks looked up.";
         ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
     }
@@ -209,6 +210,19 @@ counters! {
         SnapshotBytesWritten = "snapshot_bytes_written", "Bytes of the snapshots written.";
         SnapshotBytesLoaded = "snapshot_bytes_loaded", "Bytes of the snapshots loaded.";
         SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the journal's writer.
+    JournalCounter {
+        Records = "journal_records", "Decisions written to the journal.";
+        Bytes = "journal_bytes", "Bytes written to the journal.";
+        Files = "journal_files", "Files of the journal begun.";
+        FilesRemoved = "journal_files_removed", "Files of the journal removed because there were too many.";
+        Gaps = "journal_gaps", "Places in the journal where decisions are missing because too many waited to be written.";
+        WritesFailed = "journal_writes_failed", "Times the journal could not be written: the file system refused.";
+        Unwritten = "journal_unwritten", "Decisions left out of the journal because it could not be written.";
     }
 }
 

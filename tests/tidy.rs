@@ -20,8 +20,8 @@ const LAYERS: &[&[&str]] = &[
     &["route"],
     &["wire", "config"],
     &["serve", "ingest", "client", "discovery"],
-    &["snapshot"],
-    &["daemon", "demo", "relay", "journal"],
+    &["snapshot", "journal"],
+    &["daemon", "demo", "relay"],
     &["cli"],
 ];
 /// Where unsafe code may be.

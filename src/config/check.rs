@@ -37,6 +37,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
         snapshot: draft.snapshot.value.clone(),
+        journal: draft.journal.value.clone(),
         policy: policy(draft, problems),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),

@@ -22,6 +22,7 @@ pub fn example() -> String {
     section(&mut text, &fields::INGEST);
     section(&mut text, &fields::BOOKING);
     section(&mut text, &fields::SNAPSHOT);
+    section(&mut text, &fields::JOURNAL);
     section(&mut text, &fields::POLICY);
     section(&mut text, &fields::DISCOVERY);
     section(&mut text, &fields::RELAY);

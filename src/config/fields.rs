@@ -3,6 +3,7 @@
 
 mod daemon;
 mod fleet;
+mod journal;
 mod policy;
 mod relay;
 
@@ -10,6 +11,7 @@ use super::field::{Field, Kind, Preset};
 
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+pub(super) use journal::JOURNAL;
 pub(super) use policy::POLICY;
 pub(super) use relay::RELAY;
 

@@ -46,6 +46,8 @@ pub struct Config {
     pub booking: BookingConfig,
     /// What a restart need not forget.
     pub snapshot: SnapshotConfig,
+    /// What is kept of decisions.
+    pub journal: JournalConfig,
     /// How workers are chosen.
     pub policy: PolicyConfig,
     /// The spaces; a [`SpaceId`] is a place in this list.
@@ -257,6 +259,21 @@ pub struct SnapshotConfig {
     pub keep_s: u64,
     /// Whether what is there at the start is removed and not loaded. Never in a file: `serve --fresh` says it.
     pub fresh: bool,
+}
+
+/// `[journal]`: decisions with all they were made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct JournalConfig {
+    /// Where it is kept; `None` = nowhere.
+    pub dir: Option<PathBuf>,
+    /// The share of decisions that are kept, 0 to 1.
+    pub sample: f64,
+    /// A file is ended once it has so many bytes.
+    pub file_bytes_max: u64,
+    /// Files kept.
+    pub files_max: usize,
+    /// Decisions of one core that may wait to be written.
+    pub ring_records_max: usize,
 }
 
 /// `[policy]`: how workers are chosen.

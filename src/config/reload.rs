@@ -29,6 +29,7 @@ impl Config {
         compare("ingest.down_after_ms", was.down_after_ms != is.down_after_ms);
         compare("ingest.silence_ms_max", was.silence_ms_max != is.silence_ms_max);
         compare("ingest.receive_messages_max", was.receive_messages_max != is.receive_messages_max);
+        compare("journal", self.journal != next.journal);
         compare("booking", self.booking != next.booking);
         compare("policy.seed", self.policy.seed != next.policy.seed);
         compare("discovery.path", self.discovery.path != next.discovery.path);

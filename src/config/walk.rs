@@ -9,8 +9,8 @@ use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
-    BookingConfig, DiscoveryConfig, IngestConfig, LogConfig, MetricsConfig, PolicyConfig, RelayConfig, ServeConfig,
-    SnapshotConfig, SpaceConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig, PolicyConfig, RelayConfig,
+    ServeConfig, SnapshotConfig, SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -111,6 +111,7 @@ pub(super) struct Draft {
     pub(super) ingest: Entry<IngestConfig>,
     pub(super) booking: Entry<BookingConfig>,
     pub(super) snapshot: Entry<SnapshotConfig>,
+    pub(super) journal: Entry<JournalConfig>,
     pub(super) policy: Entry<PolicyConfig>,
     pub(super) discovery: Entry<DiscoveryConfig>,
     pub(super) relay: Entry<RelayConfig>,
@@ -137,6 +138,7 @@ impl Draft {
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
             snapshot: preset(&fields::SNAPSHOT),
+            journal: preset(&fields::JOURNAL),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
             relay: preset(&fields::RELAY),
@@ -148,7 +150,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 11] {
+fn sections() -> [(&'static str, Vec<&'static str>); 12] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -159,6 +161,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 11] {
         of(&fields::INGEST),
         of(&fields::BOOKING),
         of(&fields::SNAPSHOT),
+        of(&fields::JOURNAL),
         of(&fields::POLICY),
         of(&fields::DISCOVERY),
         of(&fields::RELAY),
@@ -227,6 +230,7 @@ impl Walk<'_> {
                 "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
                 "snapshot" => self.single(&fields::SNAPSHOT, item, place, &mut draft.snapshot),
+                "journal" => self.single(&fields::JOURNAL, item, place, &mut draft.journal),
                 "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
                 "relay" => self.single(&fields::RELAY, item, place, &mut draft.relay),
                 "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),

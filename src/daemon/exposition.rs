@@ -12,6 +12,8 @@ use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
 use super::predicting::Predicting;
+use super::recording::Recording;
+use super::service::Shared;
 use super::views::Views;
 use crate::fleet::Fleet;
 use crate::ids::{Worker, WorkerIndex};
@@ -19,8 +21,8 @@ use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, Latency, PredictorCounter, RouteCounter,
-    SnapshotCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, Latency, PredictorCounter,
+    RouteCounter, SnapshotCounter,
 };
 use crate::snapshot::SnapshotStats;
 
@@ -46,6 +48,7 @@ pub(super) struct Sources {
     pub(super) loads: Arc<Loads>,
     pub(super) views: Arc<Views>,
     pub(super) predicting: Predicting,
+    pub(super) recording: Recording,
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
@@ -53,6 +56,27 @@ pub(super) struct Sources {
 }
 
 impl Sources {
+    /// The figures of what the cores share, of what each counts, and of the rest.
+    pub(super) fn new(
+        shared: &Shared,
+        views: Arc<Views>,
+        cores: Vec<Arc<CoreMetrics>>,
+        daemon: &Arc<CounterSet<DaemonCounter>>,
+        snapshots: &Arc<SnapshotStats>,
+    ) -> Self {
+        Self {
+            fleet: Arc::clone(&shared.fleet),
+            loads: Arc::clone(&shared.loads),
+            views,
+            predicting: shared.predicting.clone(),
+            recording: shared.recording.clone(),
+            cores,
+            daemon: Arc::clone(daemon),
+            snapshots: Arc::clone(snapshots),
+            doctor: Doctor::default(),
+        }
+    }
+
     /// What decisions showed of a worker, all cores together.
     pub(super) fn routed(&self, worker: WorkerIndex, counter: RouteCounter) -> u64 {
         self.cores.iter().map(|core| core.workers.get(worker, counter)).sum()
@@ -201,6 +225,11 @@ impl Gatherer {
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.predicting.counters.get(*counter), None)?;
         }
+        for counter in JournalCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.recording.counters.get(*counter), None)?;
+        }
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
             (
@@ -254,6 +283,7 @@ mod tests {
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),
             views: Arc::default(),
             predicting: Predicting::default(),
+            recording: Recording::default(),
             cores: vec![Arc::default()],
             daemon: Arc::default(),
             snapshots: Arc::default(),

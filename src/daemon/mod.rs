@@ -12,6 +12,7 @@ mod evidence;
 mod exposition;
 mod muster;
 mod predicting;
+mod recording;
 mod records;
 mod reload;
 mod roster;
@@ -20,6 +21,7 @@ mod service;
 mod snapshots;
 mod status;
 mod streams;
+mod threads;
 mod views;
 mod watch;
 
@@ -43,11 +45,9 @@ use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::{
     Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage, choose_engine,
 };
-use crate::snapshot::Keeper;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
 use discover::Discovery;
-use doctor::Doctor;
 use exposition::{CoreMetrics, Sources};
 use muster::Muster;
 use predicting::PredictorThread;
@@ -57,6 +57,7 @@ use service::{CoreService, Shared};
 use snapshots::Snapshots;
 use status::Administration;
 use streams::Streams;
+use threads::Threads;
 
 /// Runs the daemon until it is asked to end. `read_again` reads the configuration anew, for SIGHUP.
 ///
@@ -85,19 +86,18 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
     let snapshots = Snapshots::open(config)?;
     let scrapes = MetricsPage::bind(config.metrics.port).await?;
+    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
-    let shared = Shared::new(config, started, &fleet, indexes, &predicting, &loads);
+    let shared = Shared::new(config, core_count, started, &fleet, indexes, &predicting, &loads);
+    let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
     let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &streams)?;
-    let counters = Arc::new(CounterSet::default());
-    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+    let threads = Threads { predictor, keeper, journal };
+    let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
     let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let (fleet, daemon, kept) = (Arc::clone(&fleet), Arc::clone(&counters), Arc::clone(&snapshots.stats));
-    let doctor = Doctor::default();
-    let sources =
-        Arc::new(Sources { fleet, loads, views, predicting, cores: metrics, daemon, snapshots: kept, doctor });
+    let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, &snapshots.stats));
     let muster = Muster::new(config, (records, places), snapshots.clone(), &sources);
     let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
@@ -117,7 +117,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     };
     let ending = tokio::select! {
         signal = first_of(terminate, interrupt) => Ok(signal),
-        ended = watch_threads(&handles, &streams, (predictor.as_ref(), keeper.as_ref())) => Err(ended),
+        ended = watch_threads(&handles, &streams, &threads) => Err(ended),
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
         () = metrics_page(scrapes, &sources) => Err("the metrics page"),
@@ -131,7 +131,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     drop(acceptor);
     // What holds on to the ingest threads goes too.
     drop(admin);
-    end(cores, streams, (predictor, keeper), &snapshots, deadline);
+    end(cores, streams, threads, &snapshots, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
 }
@@ -164,11 +164,7 @@ fn ended_by_itself(what: &str) -> Error {
 }
 
 /// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
-async fn watch_threads(
-    cores: &[CoreHandle],
-    streams: &Streams,
-    (predictor, keeper): (Option<&PredictorThread>, Option<&Keeper>),
-) -> &'static str {
+async fn watch_threads(cores: &[CoreHandle], streams: &Streams, threads: &Threads) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     loop {
         every.tick().await;
@@ -178,11 +174,8 @@ async fn watch_threads(
         if !streams.are_running() {
             return "an ingest thread";
         }
-        if !predictor.is_none_or(PredictorThread::is_running) {
-            return "the predictor";
-        }
-        if !keeper.is_none_or(Keeper::is_running) {
-            return "the snapshot thread";
+        if let Some(ended) = threads.ended() {
+            return ended;
         }
     }
 }
@@ -280,7 +273,7 @@ fn start_cores(
         // Readers are not shared between threads: each core clones its own.
         let (shared, metrics, seed) = (shared.clone(), Arc::clone(metrics), core_seed(config, index));
         let counters = Arc::clone(&metrics.counters);
-        Core::start(options, counters, move || Ok(CoreService::new(shared, metrics, seed)))
+        Core::start(options, counters, move || Ok(CoreService::new(shared, metrics, index, seed)))
     };
     metrics.iter().enumerate().map(start).collect()
 }
@@ -339,7 +332,7 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
 fn end(
     cores: Vec<Core>,
     streams: Arc<Streams>,
-    (predictor, keeper): (Option<PredictorThread>, Option<Keeper>),
+    Threads { predictor, keeper, journal }: Threads,
     snapshots: &Snapshots,
     deadline: Instant,
 ) {
@@ -353,6 +346,8 @@ fn end(
     let streams = Arc::into_inner(streams).unwrap_or_default();
     ended.extend(streams.0.into_iter().map(|(_, stream)| stream.stop()));
     ended.extend(predictor.map(PredictorThread::stop));
+    // After the cores: what they noted last is written, too.
+    ended.push(journal.stop());
     for error in ended.into_iter().filter_map(Result::err) {
         tracing::error!(%error, "a thread did not end well");
     }
@@ -367,18 +362,20 @@ mod tests {
         let config = Config::default();
         let Booted { fleet, loads, indexes, .. } = boot::boot(&config, 0).unwrap();
         let predicting = predicting::Predicting::default();
-        let shared = Shared::new(&config, Instant::now(), &fleet, indexes, &predicting, &loads);
+        let shared = Shared::new(&config, 1, Instant::now(), &fleet, indexes, &predicting, &loads);
         let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
+        let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
+        let threads = Threads { predictor: None, keeper: None, journal };
         let (handles, streams) = ([core.handle()], Streams::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {
-            let watching = watch_threads(&handles, &streams, (None, None));
+            let watching = watch_threads(&handles, &streams, &threads);
             tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watching).await
         });
         assert!(looked.is_err(), "all is well as long as it runs");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(watch_threads(&handles, &streams, (None, None))), "a core thread");
+        assert_eq!(runtime.block_on(watch_threads(&handles, &streams, &threads)), "a core thread");
     }
 }

@@ -12,16 +12,18 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::evidence::Evidence;
 use super::exposition::CoreMetrics;
 use super::predicting::Predicting;
+use super::recording::Recording;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable};
 use crate::ids::{SpaceId, Worker};
 use crate::index::IndexReader;
+use crate::journal::{Noted, Recorder};
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
-use crate::route::{Decision, Draws, PolicyTable, RouteRequest, Scratch, View, decide, demand, overlaps};
+use crate::route::{Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, decide, demand, overlaps};
 use crate::serve::{HelloInfo, Service};
 use crate::trust::TrustLevel;
 
@@ -41,14 +43,16 @@ pub(super) struct Shared {
     pub(super) policies: Arc<ArcSwap<PolicyTable>>,
     /// Where workers take turns: whose it is, by `SpaceId`.
     pub(super) turns: Arc<[AtomicU64]>,
+    pub(super) recording: Recording,
     /// Where the clock of bookings starts.
     pub(super) started: Instant,
 }
 
 impl Shared {
-    /// What the cores of a daemon share that starts now, under an identity that is drawn.
+    /// What the `cores` of a daemon share that starts now, under an identity that is drawn.
     pub(super) fn new(
         config: &Config,
+        cores: usize,
         started: Instant,
         fleet: &Arc<Fleet>,
         indexes: Vec<IndexReader>,
@@ -64,6 +68,7 @@ impl Shared {
             loads: Arc::clone(loads),
             policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
+            recording: Recording::new(config, cores),
             started,
         }
     }
@@ -107,20 +112,25 @@ pub(super) struct CoreService {
     metrics: Arc<CoreMetrics>,
     scratch: Scratch,
     evidence: Evidence,
+    recorder: Recorder,
+    /// What the last decision was judged by, where somebody notes it.
+    judged_by: Option<Policy>,
     rng: Xoshiro256PlusPlus,
 }
 
 impl CoreService {
-    /// A service whose ties are drawn from `seed`.
-    pub(super) fn new(shared: Shared, metrics: Arc<CoreMetrics>, seed: u64) -> Self {
+    /// The service of core `core`, whose ties are drawn from `seed`.
+    pub(super) fn new(shared: Shared, metrics: Arc<CoreMetrics>, core: usize, seed: u64) -> Self {
         let evidence = Evidence::new(Arc::clone(&metrics.workers));
+        let recorder = shared.recording.recorder(core);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Self { shared, metrics, scratch: Scratch::default(), evidence, rng }
+        Self { shared, metrics, scratch: Scratch::default(), evidence, recorder, judged_by: None, rng }
     }
 
     fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         let draws = Draws::new(self.rng.next_u64());
+        self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
         decide(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, draws, decision)?;
         if self.scratch.active_locked() {
             self.metrics.counters.bump(CoreCounter::ActiveReadsLocked);
@@ -199,6 +209,17 @@ impl CoreService {
     }
 }
 
+impl CoreService {
+    /// Notes the decision for the journal and the shadow policy, where there is one.
+    fn record(&mut self, request: &RouteRequest<'_>, decision: &Decision) {
+        let Some(policy) = self.judged_by else { return };
+        let (at_ns, observation) = (self.shared.now_ns(), self.scratch.observation());
+        if self.recorder.note((at_ns, request.space), &policy, observation, decision) == Noted::Lost {
+            self.metrics.counters.bump(CoreCounter::JournalLost);
+        }
+    }
+}
+
 impl Service for CoreService {
     fn hello(&self) -> HelloInfo<'_> {
         self.shared.hello()
@@ -221,6 +242,7 @@ impl Service for CoreService {
         self.decide_and_book(session, request, decision)?;
         let now_ms = began.duration_since(self.shared.started).as_millis() as u64;
         self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, now_ms);
+        self.record(request, decision);
         self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
         Ok(())
     }

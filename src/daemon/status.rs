@@ -18,7 +18,8 @@ use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, PredictorCounter, RouteCounter, SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, JournalCounter, PredictorCounter, RouteCounter, SnapshotCounter,
+    WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -147,11 +148,14 @@ impl Administration {
         let predicting = &self.sources.predicting.counters;
         let predictor = PredictorCounter::ALL.iter();
         let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
+        let recording = &self.sources.recording.counters;
+        let journal = JournalCounter::ALL.iter();
+        let journal = journal.map(|counter| (counter.name().to_owned(), recording.get(*counter)));
         let snapshots = &self.sources.snapshots;
         let kept = SnapshotCounter::ALL.iter();
         let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
         let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
-        cores.chain(daemon).chain(predictor).chain(kept).chain(refused).collect()
+        cores.chain(daemon).chain(predictor).chain(journal).chain(kept).chain(refused).collect()
     }
 }
 

@@ -1,0 +1,78 @@
+//! The journal as the daemon keeps it: a ring for every core, and one thread that writes.
+
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::fleet::Space;
+use crate::journal::{FilesPlan, Judge, Origin, Record, Recorder, Ring, Shares, SpaceLabel, WriterPlan, WriterThread};
+use crate::metrics::{CounterSet, JournalCounter};
+
+/// What cores note decisions in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recording {
+    shares: Arc<Shares>,
+    /// By core.
+    rings: Vec<Arc<Ring>>,
+    pub(super) counters: Arc<CounterSet<JournalCounter>>,
+}
+
+/// Nothing is judged.
+struct NoJudge;
+
+impl Judge for NoJudge {
+    fn judge(&mut self, _: &mut Record) {}
+}
+
+impl Recording {
+    /// A ring for each of `cores`, into which nothing is noted yet.
+    pub(super) fn new(config: &Config, cores: usize) -> Self {
+        let ring = |_| Arc::new(Ring::new(config.journal.ring_records_max));
+        Self { shares: Arc::default(), rings: (0..cores).map(ring).collect(), counters: Arc::default() }
+    }
+
+    /// A core's end.
+    pub(super) fn recorder(&self, core: usize) -> Recorder {
+        let ring = self.rings.get(core).map_or_else(|| Arc::new(Ring::new(1)), Arc::clone);
+        Recorder::new(ring, Arc::clone(&self.shares))
+    }
+
+    /// Starts to write what cores note from now on.
+    ///
+    /// # Errors
+    /// `System` if the directory or the thread cannot be had.
+    pub(super) fn start(
+        &self,
+        config: &Config,
+        (instance_id, started_unix_ms): (u64, u64),
+        spaces: &[Space],
+    ) -> Result<WriterThread> {
+        let journal = &config.journal;
+        let label = |space: &Space| SpaceLabel {
+            model: space.model.clone(),
+            namespace: space.namespace.clone(),
+            role: space.role.name().to_owned(),
+        };
+        let origin = Origin {
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            instance_id,
+            started_unix_ms,
+            sample: journal.sample,
+            spaces: spaces.iter().map(label).collect(),
+        };
+        let files = journal.dir.clone().map(|dir| FilesPlan {
+            dir,
+            file_bytes_max: journal.file_bytes_max,
+            files_max: journal.files_max,
+        });
+        let is_kept = files.is_some();
+        let (rings, counters) = (self.rings.clone(), Arc::clone(&self.counters));
+        let plan = WriterPlan { origin, files, rings, judge: Box::new(NoJudge), counters };
+        let shares = Arc::clone(&self.shares);
+        let thread = WriterThread::start(plan, move || shares.is_off())?;
+        if is_kept {
+            self.shares.set_journal(journal.sample);
+        }
+        Ok(thread)
+    }
+}

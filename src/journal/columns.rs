@@ -1,0 +1,181 @@
+//! What of a decision is written, value by value. The names stand at the head of every file: a release that knows more
+//! values, or fewer, still reads the others.
+
+use super::record::{Listed, Record, Removed};
+use super::word::Word;
+use crate::fleet::{DeviceClass, WorkerState};
+use crate::ids::{TierBlocks, Worker, WorkerIndex};
+use crate::load::Load;
+use crate::route::{Asked, Observed, Policy};
+use crate::trust::Trust;
+
+/// One value of a row: its name, and how it is read and set.
+pub(super) struct Column<T> {
+    pub(super) name: &'static str,
+    pub(super) get: fn(&T) -> u64,
+    /// `None` if the number means no value of it.
+    pub(super) set: fn(&mut T, u64) -> Option<()>,
+}
+
+macro_rules! column {
+    ($name:literal: $($field:ident).+) => {
+        Column {
+            name: $name,
+            get: |row| row.$($field).+.to_word(),
+            set: |row, word| {
+                row.$($field).+ = Word::from_word(word)?;
+                Some(())
+            },
+        }
+    };
+}
+
+macro_rules! columns {
+    ($($name:literal: $($field:ident).+;)*) => { &[$(column!($name: $($field).+),)*] };
+}
+
+pub(super) const POLICY: &[Column<Policy>] = columns! {
+    "version": version;
+    "mode": mode;
+    "device_credit": device_credit;
+    "credit_decay": credit_decay;
+    "prefill_load_scale": prefill_load_scale;
+    "active_request_weight": active_request_weight;
+    "host_hit_weight": host_hit_weight;
+    "disk_hit_weight": disk_hit_weight;
+    "shared_multiplier": shared_multiplier;
+    "temperature": temperature;
+    "track_prefill_tokens": track_prefill_tokens;
+    "track_active_blocks": track_active_blocks;
+    "assume_kv_reuse": assume_kv_reuse;
+    "capability": capability;
+    "trust_min": trust_min;
+    "credit_trust_min": credit_trust_min;
+    "busy_decode_blocks_share": busy.decode_blocks_share;
+    "busy_prefill_tokens": busy.prefill_tokens;
+    "busy_prefill_steps": busy.prefill_steps;
+};
+
+pub(super) const ASKED: &[Column<Asked>] = &[
+    column!("prompt_tokens": prompt_tokens),
+    column!("block_size": block_size),
+    column!("whole_blocks": whole_blocks),
+    column!("role": role),
+    column!("candidates_max": candidates_max),
+    Column {
+        name: "pin_worker_id",
+        get: |asked| asked.pin.map(|pin| pin.id).to_word(),
+        set: |asked, word| {
+            asked.pin = Option::from_word(word)?.map(|id| Worker { id, ..Worker::default() });
+            Some(())
+        },
+    },
+    Column {
+        name: "pin_dp_rank",
+        get: |asked| asked.pin.map_or(0, |pin| pin.rank.to_word()),
+        set: |asked, word| {
+            let rank = Word::from_word(word)?;
+            asked.pin = asked.pin.map(|pin| Worker { rank, ..pin });
+            Some(())
+        },
+    },
+    column!("prefers_taints": prefers_taints),
+    column!("shared_blocks": shared_blocks),
+    column!("turn": turn),
+    column!("override_mode": overrides.mode),
+    column!("override_device_credit": overrides.device_credit),
+    column!("override_prefill_load_scale": overrides.prefill_load_scale),
+    column!("override_temperature": overrides.temperature),
+    column!("override_shared_multiplier": overrides.shared_multiplier),
+    column!("override_assume_kv_reuse": overrides.assume_kv_reuse),
+    column!("override_track_prefill_tokens": overrides.track_prefill_tokens),
+];
+
+pub(super) const RECORD: &[Column<Record>] = columns! {
+    "at_ns": at_ns;
+    "booked": booked;
+    "matched": observation.matched;
+    "notes": observation.notes;
+    "request_blocks": observation.request_blocks;
+    "fleet_version": observation.fleet_version;
+    "index_epoch": observation.index_epoch;
+    "seed": outcome.seed;
+    "eligible": outcome.eligible;
+    "ties": outcome.ties;
+    "notes_after": outcome.notes;
+    "nobody_code": outcome.nobody_code;
+};
+
+/// When a worker's trust was last raised or lowered is left out: no decision depends on it.
+pub(super) const WORKER: &[Column<Observed>] = columns! {
+    "index": index;
+    "worker_id": worker.id;
+    "dp_rank": worker.rank;
+    "device": overlap.device;
+    "host": overlap.host;
+    "disk": overlap.disk;
+    "external": overlap.external;
+    "active_depth_blocks": active_depth_blocks;
+    "shared_blocks": shared_blocks;
+    "prefill_tokens": load.prefill_tokens;
+    "decode_blocks": load.decode_blocks;
+    "requests": load.requests;
+    "load_version": load.version;
+    "trust": trust.level;
+    "reasons": trust.reasons;
+    "as_of_seq": trust.as_of_seq;
+    "state": state;
+    "device_class": device_class;
+    "weight": weight;
+    "capacity_blocks": capacity_blocks;
+    "batched_tokens_max": batched_tokens_max;
+    "allowed": allowed;
+    "backing_off": backing_off;
+    "is_pinned": is_pinned;
+    "has_adapter": has_adapter;
+    "has_required_taints": has_required_taints;
+    "taint_weight": taint_weight;
+};
+
+pub(super) const LISTED: &[Column<Listed>] = columns! {
+    "index": index;
+    "cached_tokens": cached_tokens;
+    "prefill": prefill;
+    "decode": decode;
+    "cost": cost;
+};
+
+pub(super) const REMOVED: &[Column<Removed>] = columns! {
+    "rule": rule;
+    "worker_id": worker.id;
+    "dp_rank": worker.rank;
+};
+
+/// A worker of which a file says nothing: what the values are that a file does not have.
+pub(super) fn unsaid() -> Observed {
+    Observed {
+        index: WorkerIndex::default(),
+        worker: Worker::default(),
+        overlap: TierBlocks::default(),
+        active_depth_blocks: 0,
+        load: Load::default(),
+        trust: Trust::default(),
+        state: WorkerState::Ready,
+        device_class: DeviceClass::Gpu,
+        weight: 1.0,
+        capacity_blocks: 0,
+        batched_tokens_max: 0,
+        allowed: true,
+        shared_blocks: 0,
+        backing_off: false,
+        is_pinned: true,
+        has_adapter: false,
+        has_required_taints: true,
+        taint_weight: 0.0,
+    }
+}
+
+/// The names of a list of columns.
+pub(super) fn names<T>(columns: &[Column<T>]) -> Vec<String> {
+    columns.iter().map(|column| column.name.to_owned()).collect()
+}

@@ -1,0 +1,235 @@
+//! Journals of simulated runs: written, read, judged again, cut off, damaged.
+
+mod simulation;
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use simulation::{Simulation, journal_of};
+
+use super::*;
+use crate::error::Kind;
+use crate::limits::JOURNAL_FILE_BYTES_MIN;
+use crate::metrics::{CounterSet, JournalCounter};
+use crate::route::{Decision, Policy};
+
+const DECISIONS: usize = 60;
+
+fn replayed(file: &[u8]) -> (Replayed, Ending) {
+    let mut replayed = Replayed::default();
+    let ending = replayed.read(&mut Reader::open(file).expect("a journal"));
+    (replayed, ending)
+}
+
+#[test]
+fn every_decision_of_a_run_is_judged_again_to_the_same_bits() {
+    for seed in 1..=4 {
+        let (replayed, ending) = replayed(&journal_of(seed, DECISIONS));
+        assert_eq!(ending, Ending::Closed);
+        assert_eq!((replayed.decisions, replayed.equal), (DECISIONS as u64, DECISIONS as u64), "{replayed:?}");
+    }
+}
+
+#[test]
+fn a_seed_says_all_bytes_of_a_run() {
+    assert_eq!(journal_of(7, DECISIONS), journal_of(7, DECISIONS));
+    assert_ne!(journal_of(7, DECISIONS), journal_of(8, DECISIONS));
+}
+
+#[test]
+fn what_is_read_is_what_was_decided_on() {
+    let mut simulation = Simulation::new(3);
+    let mut records = Vec::new();
+    let mut file = Vec::new();
+    let mut encoder = Encoder::begin(&Origin::default(), &mut file);
+    for _ in 0..DECISIONS {
+        let record = simulation.step();
+        encoder.decision(2, &record, &mut file);
+        records.push(record);
+    }
+    encoder.end(&mut file);
+    let mut reader = Reader::open(&file).unwrap();
+    assert!(reader.strange_values().is_empty() && reader.missing_values().is_empty());
+    let mut read = Record::default();
+    for mut record in records {
+        assert_eq!(reader.next(&mut read), Entry::Decision { core: 2 });
+        for observed in &mut record.observation.workers {
+            (observed.trust.since_unix_ms, observed.trust.as_of_unix_ms) = (0, 0);
+        }
+        assert_eq!(read, record);
+    }
+    assert_eq!(reader.next(&mut read), Entry::End(Ending::Closed));
+    assert_eq!(reader.next(&mut read), Entry::End(Ending::Closed), "and no more");
+}
+
+#[test]
+fn a_decision_that_comes_out_otherwise_is_told() {
+    let mut simulation = Simulation::new(3);
+    let mut file = Vec::new();
+    let mut encoder = Encoder::begin(&Origin::default(), &mut file);
+    let mut somebody = 0;
+    for _ in 0..20 {
+        let mut record = simulation.step();
+        record.policy = Policy { version: 9, device_credit: record.policy.device_credit + 1.0, ..record.policy };
+        somebody += u64::from(!record.outcome.listed.is_empty());
+        record.outcome.listed.iter_mut().for_each(|listed| listed.cost += 1.0);
+        encoder.decision(0, &record, &mut file);
+    }
+    let (replayed, ending) = replayed(&file);
+    assert_eq!((replayed.decisions, replayed.different, ending), (20, somebody, Ending::Open));
+    assert_eq!(replayed.differences.len(), 8, "the first ones are told");
+    assert!(replayed.differences.iter().all(|of| !of.what.is_empty()), "{replayed:?}");
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_keeps_all_before() {
+    let file = journal_of(5, 6);
+    let whole = replayed(&file).0;
+    let mut decisions = 0;
+    for bytes in 0..file.len() {
+        let Ok(mut reader) = Reader::open(&file[..bytes]) else { continue };
+        let mut replayed = Replayed::default();
+        let ending = replayed.read(&mut reader);
+        assert!(matches!(ending, Ending::Torn { .. } | Ending::Open), "{bytes}: {ending:?}");
+        assert!(replayed.decisions >= decisions && replayed.different == 0, "{bytes}: {replayed:?}");
+        decisions = replayed.decisions;
+    }
+    assert_eq!(decisions, whole.decisions);
+}
+
+#[test]
+fn a_changed_bit_is_never_believed() {
+    let file = journal_of(5, 6);
+    for at in 0..file.len() {
+        let mut damaged = file.clone();
+        damaged[at] ^= 1 << (at % 8);
+        let Ok(mut reader) = Reader::open(&damaged) else { continue };
+        let mut replayed = Replayed::default();
+        let ending = replayed.read(&mut reader);
+        assert!(matches!(ending, Ending::Torn { .. } | Ending::Damaged { .. }), "{at}: {ending:?}");
+        assert_eq!(replayed.different, 0, "{at}");
+    }
+}
+
+#[test]
+fn what_is_no_journal_is_refused_in_words() {
+    let mut other = journal_of(1, 1);
+    other[8] = 99;
+    let (cut, whole) = (&journal_of(1, 1)[..40], journal_of(1, 1));
+    for (bytes, word) in
+        [(&b""[..], "not a journal"), (b"KVRDSNAP....", "not a journal"), (&other, "version 99"), (cut, "cut off")]
+    {
+        let error = Reader::open(bytes).err().expect("refused");
+        assert!(error.kind() == Kind::Config && error.message().contains(word), "{error}");
+    }
+    assert!(Reader::open(&whole).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(head in any::<bool>(), bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let mut file = if head { journal_of(1, 0) } else { Vec::new() };
+        file.extend_from_slice(&bytes);
+        if let Ok(mut reader) = Reader::open(&file) {
+            Replayed::default().read(&mut reader);
+        }
+    }
+}
+
+struct Counting(u64);
+
+impl Judge for Arc<parking_lot::Mutex<Counting>> {
+    fn judge(&mut self, _: &mut Record) {
+        self.lock().0 += 1;
+    }
+}
+
+#[test]
+fn a_writer_fills_file_after_file_and_marks_what_was_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("journal");
+    let (ring, shares) = (Arc::new(Ring::new(8)), Arc::new(Shares::default()));
+    let (counters, judged) = (Arc::new(CounterSet::default()), Arc::new(parking_lot::Mutex::new(Counting(0))));
+    let mut writer = Writer::new(WriterPlan {
+        origin: Origin { instance_id: 5, sample: 1.0, ..Origin::default() },
+        files: Some(FilesPlan { dir: dir.clone(), file_bytes_max: JOURNAL_FILE_BYTES_MIN, files_max: 100 }),
+        rings: vec![Arc::clone(&ring)],
+        judge: Box::new(Arc::clone(&judged)),
+        counters: Arc::clone(&counters),
+    })
+    .unwrap();
+    let mut recorder = Recorder::new(ring, Arc::clone(&shares));
+    shares.set_journal(1.0);
+    shares.set_shadow(1.0);
+    let mut simulation = Simulation::new(11);
+    let (mut taken, mut lost) = (0, 0);
+    for step in 0..200 {
+        let decision = simulation.decide();
+        match recorder.note((step, crate::ids::SpaceId(0)), &simulation.policy, simulation.observation(), &decision) {
+            Noted::Taken => taken += 1,
+            Noted::Lost => lost += 1,
+            Noted::Passed => panic!("a share of 1 is all"),
+        }
+        // Slower than the decisions come.
+        if step % 10 == 0 {
+            writer.turn();
+        }
+    }
+    writer.finish();
+    assert!(lost > 0);
+    let files = list(&dir).unwrap();
+    assert!(files.len() > 1, "{files:?}");
+    let mut all = Replayed::default();
+    for file in &files {
+        let bytes = std::fs::read(file).unwrap();
+        let mut reader = Reader::open(&bytes).unwrap();
+        assert_eq!(reader.origin().instance_id, 5);
+        assert_eq!(all.read(&mut reader), Ending::Closed);
+    }
+    assert_eq!((all.decisions, all.equal, judged.lock().0), (taken, taken, taken), "{all:?}");
+    let written = counters.get(JournalCounter::Bytes);
+    assert_eq!(written, files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum::<u64>());
+    assert_eq!((counters.get(JournalCounter::Records), counters.get(JournalCounter::Gaps)), (taken, all.gaps));
+    // Those lost after the last that was taken are known to the counter of the core alone.
+    assert!(all.lost <= lost && all.lost + 10 > lost, "{lost} lost: {all:?}");
+}
+
+#[test]
+fn a_disk_that_fails_costs_the_journal_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("journal");
+    let (ring, shares) = (Arc::new(Ring::new(8)), Arc::new(Shares::default()));
+    let counters = Arc::new(CounterSet::default());
+    let mut writer = Writer::new(WriterPlan {
+        origin: Origin::default(),
+        files: Some(FilesPlan { dir: dir.clone(), file_bytes_max: 1 << 20, files_max: 2 }),
+        rings: vec![Arc::clone(&ring)],
+        judge: Box::new(Arc::new(parking_lot::Mutex::new(Counting(0)))),
+        counters: Arc::clone(&counters),
+    })
+    .unwrap();
+    std::fs::remove_dir(&dir).unwrap();
+    let mut recorder = Recorder::new(ring, Arc::clone(&shares));
+    shares.set_journal(1.0);
+    let mut note = || {
+        let decision = Decision::default();
+        assert_eq!(
+            recorder.note((0, crate::ids::SpaceId(0)), &Policy::default(), &Default::default(), &decision),
+            Noted::Taken
+        );
+    };
+    note();
+    note();
+    writer.turn();
+    assert_eq!((counters.get(JournalCounter::WritesFailed), counters.get(JournalCounter::Unwritten)), (1, 2));
+    std::fs::create_dir(&dir).unwrap();
+    // It rests before it tries again.
+    for _ in 0..crate::limits::JOURNAL_RETRY_TURNS {
+        writer.turn();
+    }
+    note();
+    writer.finish();
+    assert_eq!(counters.get(JournalCounter::Records), 1);
+    let bytes = std::fs::read(&list(&dir).unwrap()[0]).unwrap();
+    assert_eq!(replayed(&bytes).1, Ending::Closed);
+}

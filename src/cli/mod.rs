@@ -11,6 +11,7 @@ mod query;
 mod ranking;
 mod relay;
 mod remote;
+mod replay;
 mod reset;
 mod serve;
 mod status;
@@ -29,6 +30,7 @@ pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
 pub use query::QueryArgs;
 pub use relay::RelayArgs;
+pub use replay::ReplayArgs;
 pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
@@ -58,6 +60,8 @@ pub enum Command {
     Relay(Box<RelayArgs>),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
+    /// Judge the recorded decisions of a journal again: do they come out the same?
+    Replay(ReplayArgs),
     /// Let a running daemon forget what it knows of its workers' blocks.
     Reset(ResetArgs),
     /// The whole system on this machine: daemon, simulated engines and a gateway.

@@ -1,0 +1,105 @@
+//! The journal of a daemon as its users meet it: written by one process, judged again by another.
+
+use std::path::{Path, PathBuf};
+
+use kvrouted::load::BookingRef;
+use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+use serde_json::Value;
+
+mod process;
+use process::publisher::Publisher;
+use process::{Daemon, prompt, run, text, until};
+
+/// Decisions of a run.
+const DECISIONS: u32 = 300;
+
+struct Run {
+    _folder: std::sync::Arc<tempfile::TempDir>,
+    journal: PathBuf,
+    lost: u64,
+}
+
+/// Two workers, one of which holds the beginning of some prompts; every other decision is booked.
+fn run_of_a_daemon(section: &str) -> Run {
+    let folder = process::folder();
+    let journal = folder.path().join("journal");
+    let mut publisher = Publisher::new();
+    let config = format!(
+        "[[worker]]\nid = 1\nendpoint = \"{1}\"\n[[worker]]\nid = 2\n[policy]\nseed = 7\n\
+         [journal]\ndir = \"{0}\"\n{section}\n",
+        text(&journal),
+        publisher.endpoint()
+    );
+    let mut daemon = Daemon::configured(&config);
+    publisher.await_subscription();
+    for seed in 0..4 {
+        publisher.store(&prompt(seed, 64));
+    }
+    until("the blocks are there", || daemon.said(&["status"])["workers"][0]["last_seq"].as_u64() == Some(3));
+    let mut client = daemon.client();
+    let space = client.space("m", None).expect("the space").id;
+    for at in 0..DECISIONS {
+        let (tokens, name) = (prompt(at % 6, 16 + at % 90), format!("r{at}"));
+        let book = (at % 2 == 0).then_some(BookingRequest { request_id: &name, attempt: 0 });
+        let reply = client.route(&RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) });
+        let booking = reply.expect("a decision").booking;
+        if let Some(booking) = booking.filter(|_| at % 3 == 0) {
+            client.free(&BookingRef::Handle(booking)).expect("freed");
+        }
+    }
+    let lost = daemon.counter("journal_lost");
+    drop(client);
+    assert_eq!(daemon.process.end("-TERM"), Some(0));
+    Run { _folder: folder, journal, lost }
+}
+
+fn replayed(journal: &Path) -> (Option<i32>, Value) {
+    let output = run(&["replay", text(journal), "--json"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = serde_json::from_str(&said).unwrap_or_else(|error| {
+        panic!("{error}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    });
+    (output.status.code(), said)
+}
+
+#[test]
+fn every_decision_of_a_daemon_is_judged_again_to_the_same_bits() {
+    let run = run_of_a_daemon("");
+    let (code, said) = replayed(&run.journal);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!((&said["decisions"], &said["equal"]), (&Value::from(DECISIONS), &Value::from(DECISIONS)), "{said}");
+    assert_eq!(said["files"][0]["ending"], "closed");
+    assert_eq!(run.lost, 0);
+}
+
+#[test]
+fn a_torn_journal_is_used_up_to_where_it_is_torn() {
+    let run = run_of_a_daemon("file_bytes_max = 16384");
+    let mut files: Vec<_> =
+        std::fs::read_dir(&run.journal).expect("a folder").map(|entry| entry.expect("a file").path()).collect();
+    files.sort();
+    assert!(files.len() > 1, "{files:?}");
+    let last = files.pop().expect("a file");
+    let bytes = std::fs::read(&last).expect("read");
+    std::fs::write(&last, &bytes[..bytes.len() - 40]).expect("written");
+    let (code, said) = replayed(&run.journal);
+    assert_eq!((code, &said["files"][files.len()]["ending"]), (Some(0), &Value::from("torn")), "{said}");
+    let decisions = said["decisions"].as_u64().expect("a number");
+    assert!(
+        (u64::from(DECISIONS) - 2..u64::from(DECISIONS)).contains(&decisions) && said["equal"] == decisions,
+        "{said}"
+    );
+
+    let output = process::run(&["replay", text(&last.with_file_name("none"))]);
+    assert_eq!(output.status.code(), Some(64));
+}
+
+#[test]
+fn a_sample_is_a_share_and_no_directory_is_no_journal() {
+    let run = run_of_a_daemon("sample = 0.5");
+    let (code, said) = replayed(&run.journal);
+    let decisions = said["decisions"].as_u64().expect("a number");
+    assert!(code == Some(0) && (90..210).contains(&decisions), "{said}");
+    let output = process::run(&["replay", text(run.journal.parent().expect("a folder"))]);
+    assert_eq!(output.status.code(), Some(64), "a folder without a journal");
+}

@@ -4,6 +4,7 @@
 //! itself shows. When one is found is for `daemon::doctor` and `cli::doctor`; this file is only the vocabulary.
 
 use crate::ids::Worker;
+use crate::reasons::reasons;
 
 /// How much harm a finding does. The order is the order of harm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,112 +62,80 @@ pub struct Finding {
     pub remedy: String,
 }
 
-macro_rules! symptoms {
-    ($(#[doc = $doc:literal] $variant:ident = $name:literal, $harm:ident, $why:literal, $remedy:literal;)*) => {
-        /// What is found by looking at more than one batch. Names are never used for something else.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Symptom { $(#[doc = $doc] $variant,)* }
-
-        impl Symptom {
-            /// Every symptom, in the order of the table in `schemas/README.md`.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in JSON and metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// What it says, in one sentence.
-            #[must_use]
-            pub const fn meaning(self) -> &'static str {
-                match self { $(Self::$variant => $doc.trim_ascii(),)* }
-            }
-
-            /// How much harm it does.
-            #[must_use]
-            pub const fn harm(self) -> Harm {
-                match self { $(Self::$variant => Harm::$harm,)* }
-            }
-
-            /// What it costs.
-            #[must_use]
-            pub const fn why(self) -> &'static str {
-                match self { $(Self::$variant => $why,)* }
-            }
-
-            /// What an operator can do about it.
-            #[must_use]
-            pub const fn remedy(self) -> &'static str {
-                match self { $(Self::$variant => $remedy,)* }
-            }
-        }
-    };
-}
-
-symptoms! {
+reasons! {
+    /// What is found by looking at more than one batch. Names are never used for something else. In the order of the
+    /// table in `schemas/README.md`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    Symptom {
+        /// How much harm it does.
+        harm: Harm;
+        /// What it costs.
+        why: &'static str;
+        /// What an operator can do about it.
+        remedy: &'static str;
+    }
     /// The worker's publisher cannot be reached.
-    WorkerDown = "worker_down", Severe, "the worker gets no requests while others can", "start the engine, or correct `endpoint` of the [[worker]]; from this host: nc -zv HOST PORT";
+    WorkerDown = "worker_down", Harm::Severe, "the worker gets no requests while others can", "start the engine, or correct `endpoint` of the [[worker]]; from this host: nc -zv HOST PORT";
     /// What answers at the worker's endpoint is no event publisher.
-    NoPublisher = "no_publisher", Severe, "nothing is known of the worker's cache", "set `endpoint` of the [[worker]] to the `endpoint` of the engine's --kv-events-config, not to its replay or HTTP port";
+    NoPublisher = "no_publisher", Harm::Severe, "nothing is known of the worker's cache", "set `endpoint` of the [[worker]] to the `endpoint` of the engine's --kv-events-config, not to its replay or HTTP port";
     /// The worker's events endpoint could not be opened.
-    EventsRefused = "events_refused", Severe, "nothing is known of the worker's cache", "read the daemon's log for the cause; if open files are short, raise the limit (ulimit -n, LimitNOFILE=) and restart";
+    EventsRefused = "events_refused", Harm::Severe, "nothing is known of the worker's cache", "read the daemon's log for the cause; if open files are short, raise the limit (ulimit -n, LimitNOFILE=) and restart";
     /// Requests are sent to a connected worker that has never published a batch.
-    EventsOff = "events_off", Severe, "the worker's cache is never counted, and nobody notices", "start the engine with KV events: vLLM --enable-prefix-caching --kv-events-config '{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", ...}', SGLang --kv-events-config '{\"publisher\": \"zmq\", ...}'";
+    EventsOff = "events_off", Harm::Severe, "the worker's cache is never counted, and nobody notices", "start the engine with KV events: vLLM --enable-prefix-caching --kv-events-config '{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", ...}', SGLang --kv-events-config '{\"publisher\": \"zmq\", ...}'";
     /// Requests are sent to a connected worker of whose batches none passed its topic.
-    TopicFiltersAll = "topic_filters_all", Severe, "the worker's cache is never counted, and nobody notices", "set topic = \"\" in the [[worker]], or the `topic` of the engine's --kv-events-config; if that changes nothing, its KV events are off";
+    TopicFiltersAll = "topic_filters_all", Harm::Severe, "the worker's cache is never counted, and nobody notices", "set topic = \"\" in the [[worker]], or the `topic` of the engine's --kv-events-config; if that changes nothing, its KV events are off";
     /// Prompts that were sent to the worker before are never found in what it says it holds.
-    ForeignHashes = "foreign_hashes", Severe, "no prompt ever matches: every decision is by load alone, and every cache hit is by chance", "compare the token ids that the gateway sends with the engine's (kvrouted query --tokens-file), then LoRA names, cache salts and, where a gateway or relay sends local hashes, its block size and seed";
+    ForeignHashes = "foreign_hashes", Harm::Severe, "no prompt ever matches: every decision is by load alone, and every cache hit is by chance", "compare the token ids that the gateway sends with the engine's (kvrouted query --tokens-file), then LoRA names, cache salts and, where a gateway or relay sends local hashes, its block size and seed";
     /// Events wait because the index cannot free what it gave up.
-    EventsChoked = "events_choked", Severe, "what is known of the worker is older every moment", "find the core thread that stands still (a stopped or starved process: ps -L), or restart the daemon";
+    EventsChoked = "events_choked", Harm::Severe, "what is known of the worker is older every moment", "find the core thread that stands still (a stopped or starved process: ps -L), or restart the daemon";
     /// The publisher restarts, or its connection breaks, again and again.
-    RestartLoop = "restart_loop", Severe, "the worker is emptied, or recovered, each time, so that nothing of it is ever counted for long", "read the engine's log for why it restarts; if it does not, two publishers share the worker's endpoint: give each its own";
+    RestartLoop = "restart_loop", Harm::Severe, "the worker is emptied, or recovered, each time, so that nothing of it is ever counted for long", "read the engine's log for why it restarts; if it does not, two publishers share the worker's endpoint: give each its own";
     /// Gateways send local hashes of another block size or window than the space's, which are refused.
-    GatewayScheme = "gateway_scheme", Severe, "those requests get an error instead of a decision", "hash by the scheme of the hello reply, or send tokens";
+    GatewayScheme = "gateway_scheme", Harm::Severe, "those requests get an error instead of a decision", "hash by the scheme of the hello reply, or send tokens";
     /// Decisions are made with nobody eligible, or among workers that are all down.
-    NobodyEligible = "nobody_eligible", Severe, "requests go nowhere, or to workers that may be gone", "kvrouted status says which worker is down and why";
+    NobodyEligible = "nobody_eligible", Harm::Severe, "requests go nowhere, or to workers that may be gone", "kvrouted status says which worker is down and why";
     /// Workers that a source names are not taken, or what it says cannot be used.
-    SourceUnusable = "source_unusable", Severe, "they get no requests, or what was said before holds", "correct the file or the URL, and name every worker and endpoint in one place only (kvrouted worker list)";
+    SourceUnusable = "source_unusable", Harm::Severe, "they get no requests, or what was said before holds", "correct the file or the URL, and name every worker and endpoint in one place only (kvrouted worker list)";
     /// Connections of gateways are refused.
-    ConnectionsRefused = "connections_refused", Severe, "those gateways route without this daemon", "let gateways share connections, or raise `cores` in [serve]";
+    ConnectionsRefused = "connections_refused", Harm::Severe, "those gateways route without this daemon", "let gateways share connections, or raise `cores` in [serve]";
     /// Batches or root chains that were seen before come far more often than a reconnect explains.
-    DuplicateStorm = "duplicate_storm", Warning, "the same is read again and again, and what the worker holds stays in doubt", "see that a single route leads from the publisher to `endpoint`: no relay, proxy or second publisher beside it";
+    DuplicateStorm = "duplicate_storm", Harm::Warning, "the same is read again and again, and what the worker holds stays in doubt", "see that a single route leads from the publisher to `endpoint`: no relay, proxy or second publisher beside it";
     /// Decisions are made before the space's block size is known.
-    SchemeUnknown = "scheme_unknown", Warning, "decisions of the space are by load alone", "set block_size in the [[space]] (kvrouted serve --block-size) to the engine's: vLLM --block-size, SGLang --page-size";
+    SchemeUnknown = "scheme_unknown", Harm::Warning, "decisions of the space are by load alone", "set block_size in the [[space]] (kvrouted serve --block-size) to the engine's: vLLM --block-size, SGLang --page-size";
     /// Messages of the worker wait behind a dump, load or recovery and are near their bound.
-    MessagesWait = "messages_wait", Warning, "what is known of the worker is older every moment; beyond the bound the dump or load is given up, and a recovery drops the oldest", "give whoever receives the dump more room, or take it when the fleet is quieter; in a recovery, see why the engine's replay socket is slow";
+    MessagesWait = "messages_wait", Harm::Warning, "what is known of the worker is older every moment; beyond the bound the dump or load is given up, and a recovery drops the oldest", "give whoever receives the dump more room, or take it when the fleet is quieter; in a recovery, see why the engine's replay socket is slow";
     /// The worker's replay endpoint does not answer.
-    ReplaySilent = "replay_silent", Warning, "events that get lost cannot be fetched again, and the worker is emptied then", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or leave it out";
+    ReplaySilent = "replay_silent", Harm::Warning, "events that get lost cannot be fetched again, and the worker is emptied then", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or leave it out";
     /// Lost batches could not be fetched again, more than once.
-    RecoveryFails = "recovery_fails", Warning, "the worker is emptied each time", "raise `buffer_steps` in the engine's --kv-events-config, so that it still has them, and `hwm`, so that fewer are lost";
+    RecoveryFails = "recovery_fails", Harm::Warning, "the worker is emptied each time", "raise `buffer_steps` in the engine's --kv-events-config, so that it still has them, and `hwm`, so that fewer are lost";
     /// Bookings are not predicted from because too many wait for the predictor.
-    PredictionsDropped = "predictions_dropped", Warning, "workers without events are taken to hold less than they do", "give the daemon more processors, or take `approximate = true` out of the busiest [[space]]";
+    PredictionsDropped = "predictions_dropped", Harm::Warning, "workers without events are taken to hold less than they do", "give the daemon more processors, or take `approximate = true` out of the busiest [[space]]";
     /// Bookings end by their age instead of by their gateway.
-    BookingsLeak = "bookings_leak", Warning, "workers look busier than they are until the booking ends", "free each booking when its request has ended, however it ended; raise booking.age_s_max if requests take longer";
+    BookingsLeak = "bookings_leak", Harm::Warning, "workers look busier than they are until the booking ends", "free each booking when its request has ended, however it ended; raise booking.age_s_max if requests take longer";
     /// Snapshots could not be written.
-    SnapshotsFail = "snapshots_fail", Warning, "the next start of the daemon finds older snapshots, or none", "see that `dir` in [snapshot] is on a disk with room that the daemon may write to; the log has the cause";
+    SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "see that `dir` in [snapshot] is on a disk with room that the daemon may write to; the log has the cause";
     /// The daemon has few open files left.
-    OpenFilesLow = "open_files_low", Warning, "gateways and publishers will be refused", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
+    OpenFilesLow = "open_files_low", Harm::Warning, "gateways and publishers will be refused", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
     /// The host's clock was set while the daemon ran.
-    ClockStepped = "clock_stepped", Note, "times before and after do not compare; decisions and bookings go by another clock", "none needed; see that the clock is slewed, not set (chronyc tracking)";
+    ClockStepped = "clock_stepped", Harm::Note, "times before and after do not compare; decisions and bookings go by another clock", "none needed; see that the clock is slewed, not set (chronyc tracking)";
     /// No daemon answers on its socket.
-    SocketUnreachable = "socket_unreachable", Severe, "gateways on this host route without it", "start it (kvrouted serve), or name its socket with --socket";
+    SocketUnreachable = "socket_unreachable", Harm::Severe, "gateways on this host route without it", "start it (kvrouted serve), or name its socket with --socket";
     /// The daemon's socket may not be used by this user.
-    SocketDenied = "socket_denied", Severe, "a gateway of the same user and group is refused too", "run as a user of the socket's group, or set socket_mode in [serve]";
+    SocketDenied = "socket_denied", Harm::Severe, "a gateway of the same user and group is refused too", "run as a user of the socket's group, or set socket_mode in [serve]";
     /// The daemon's administration socket does not answer.
-    AdminUnreachable = "admin_unreachable", Severe, "nothing can be asked about its workers", "run as the user of the daemon, or name the socket with --admin-socket";
+    AdminUnreachable = "admin_unreachable", Harm::Severe, "nothing can be asked about its workers", "run as the user of the daemon, or name the socket with --admin-socket";
     /// Every user of the host may use the daemon's socket.
-    SocketOpen = "socket_open", Warning, "anybody on the host can book workers and see which prompts are cached", "set socket_mode = \"660\" in [serve]";
+    SocketOpen = "socket_open", Harm::Warning, "anybody on the host can book workers and see which prompts are cached", "set socket_mode = \"660\" in [serve]";
     /// The metrics port does not serve the daemon's metrics.
-    MetricsUnreachable = "metrics_unreachable", Warning, "nobody is alarmed when something goes wrong", "see what else listens on the port (ss -ltnp); choose another `port` in [metrics]";
+    MetricsUnreachable = "metrics_unreachable", Harm::Warning, "nobody is alarmed when something goes wrong", "see what else listens on the port (ss -ltnp); choose another `port` in [metrics]";
     /// The daemon and this command are of different releases.
-    VersionDiffers = "version_differs", Note, "findings may be missing or worded otherwise", "restart the daemon with the release that is installed";
+    VersionDiffers = "version_differs", Harm::Note, "findings may be missing or worded otherwise", "restart the daemon with the release that is installed";
     /// The configuration file cannot be used.
-    ConfigInvalid = "config_invalid", Severe, "the daemon would not start again", "correct the line; kvrouted serve --config FILE --check says whether all is well";
+    ConfigInvalid = "config_invalid", Harm::Severe, "the daemon would not start again", "correct the line; kvrouted serve --config FILE --check says whether all is well";
     /// The daemon does not run on what the configuration file says.
-    ConfigDiffers = "config_differs", Warning, "what was meant to change has not", "where only workers differ, have it read the file again (SIGHUP); else restart it with this file";
+    ConfigDiffers = "config_differs", Harm::Warning, "what was meant to change has not", "where only workers differ, have it read the file again (SIGHUP); else restart it with this file";
     /// The configuration file has more publishers than open files allow.
-    OpenFilesShort = "open_files_short", Warning, "the publishers beyond would be refused", "raise the hard limit (ulimit -Hn, LimitNOFILE= of the unit)";
+    OpenFilesShort = "open_files_short", Harm::Warning, "the publishers beyond would be refused", "raise the hard limit (ulimit -Hn, LimitNOFILE= of the unit)";
 }
 
 impl Symptom {

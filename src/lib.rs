@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config} → route
-//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics}
+//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics, reasons}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -36,6 +36,7 @@ pub mod finding;
 pub mod ids;
 pub mod limits;
 pub mod metrics;
+mod reasons;
 pub mod trust;
 
 // The write flow, in its order.

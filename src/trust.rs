@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::finding::Harm;
+use crate::reasons::reasons;
 
 /// Belief in what the index holds for a worker. The order is the order of trust.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,99 +74,66 @@ impl fmt::Display for TrustLevel {
     }
 }
 
-macro_rules! reasons {
-    ($(#[doc = $doc:literal] $variant:ident = $bit:literal, $name:literal, $cap:ident, $harm:ident, $remedy:literal;)*) => {
-        /// Why a worker's trust is not `exact`. The discriminant is the bit's number on the wire; append only.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum TrustReason { $(#[doc = $doc] $variant = $bit,)* }
-
-        impl TrustReason {
-            /// Every reason, by bit number.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in JSON, logs and metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// What it says, in one sentence.
-            #[must_use]
-            pub const fn meaning(self) -> &'static str {
-                match self { $(Self::$variant => $doc.trim_ascii(),)* }
-            }
-
-            /// The best level a worker with this reason can have.
-            #[must_use]
-            pub const fn cap(self) -> TrustLevel {
-                match self { $(Self::$variant => TrustLevel::$cap,)* }
-            }
-
-            /// How much harm it does as long as it lasts.
-            #[must_use]
-            pub const fn harm(self) -> Harm {
-                match self { $(Self::$variant => Harm::$harm,)* }
-            }
-
-            /// What an operator can do about it.
-            #[must_use]
-            pub const fn remedy(self) -> &'static str {
-                match self { $(Self::$variant => $remedy,)* }
-            }
-        }
-    };
-}
-
 reasons! {
+    /// Why a worker's trust is not `exact`. The discriminant is the bit's number on the wire; append only.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[repr(u8)]
+    TrustReason {
+        /// The best level a worker with this reason can have.
+        cap: TrustLevel;
+        /// How much harm it does as long as it lasts.
+        harm: Harm;
+        /// What an operator can do about it.
+        remedy: &'static str;
+    }
     /// Nothing received from the worker yet.
-    Joining = 0, "joining", Unproven, Note, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
+    Joining(0) = "joining", TrustLevel::Unproven, Harm::Note, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
     /// The first batch seen was not the stream's first.
-    JoinedLate = 1, "joined_late", LowerBound, Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache), and start kvrouted before the engine";
+    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache), and start kvrouted before the engine";
     /// Sequences are missing and could not be fetched again; the worker was emptied.
-    Gap = 2, "gap", LowerBound, Warning, "raise `hwm`, and `buffer_steps` where the worker has a `replay`, in the engine's --kv-events-config, then clear its prefix cache once";
+    Gap(2) = "gap", TrustLevel::LowerBound, Harm::Warning, "raise `hwm`, and `buffer_steps` where the worker has a `replay`, in the engine's --kv-events-config, then clear its prefix cache once";
     /// The connection to the publisher broke; the worker was emptied, or is to be shown to go on by a replay.
-    Disconnected = 3, "disconnected", Unproven, Warning, "check that the engine runs and that its endpoint is reachable";
+    Disconnected(3) = "disconnected", TrustLevel::Unproven, Harm::Warning, "check that the engine runs and that its endpoint is reachable";
     /// A message could not be decoded and was skipped.
-    Undecodable = 4, "undecodable", LowerBound, Severe, "check that the engine's version is supported; the log names the first bad field";
+    Undecodable(4) = "undecodable", TrustLevel::LowerBound, Harm::Severe, "check that the engine's version is supported; the log names the first bad field";
     /// Blocks of another block size or window arrived and were refused.
-    SchemeMismatch = 5, "scheme_mismatch", LowerBound, Severe, "give the engine the space's block size, or the worker a space of its own";
+    SchemeMismatch(5) = "scheme_mismatch", TrustLevel::LowerBound, Harm::Severe, "give the engine the space's block size, or the worker a space of its own";
     /// A stored event bound a held hash to another place and was refused.
-    HashConflict = 6, "hash_conflict", LowerBound, Warning, "check that one endpoint is not shared by two engines";
+    HashConflict(6) = "hash_conflict", TrustLevel::LowerBound, Harm::Warning, "check that one endpoint is not shared by two engines";
     /// A root chain was announced again; whether that is a second copy cannot be told.
-    AmbiguousStore = 7, "ambiguous_store", LowerBound, Note, "none needed; the worker is exact again once its cache is cleared";
+    AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Note, "none needed; the worker is exact again once its cache is cleared";
     /// Blocks arrived whose chain, and so whose salt, is unknown; they were not bound.
-    UnknownRoot = 8, "unknown_root", LowerBound, Warning, "where the stream was joined late, clear the engine's prefix cache once; otherwise report it with a capture";
+    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "where the stream was joined late, clear the engine's prefix cache once; otherwise report it with a capture";
     /// A bound on this worker's blocks was reached; blocks were refused.
-    CapacityBound = 9, "capacity_bound", LowerBound, Warning, "raise the bound that the log names, or check the worker's capacity in blocks";
+    CapacityBound(9) = "capacity_bound", TrustLevel::LowerBound, Harm::Warning, "raise the bound that the log names, or check the worker's capacity in blocks";
     /// The engine has KV groups that no rule covers yet.
-    Hybrid = 10, "hybrid", Unproven, Warning, "overlap of hybrid models is not proven yet; route by load or accept the risk";
+    Hybrid(10) = "hybrid", TrustLevel::Unproven, Harm::Warning, "overlap of hybrid models is not proven yet; route by load or accept the risk";
     /// Blocks in a medium that maps to no tier were ignored.
-    UnknownMedium = 11, "unknown_medium", LowerBound, Warning, "report the medium's name; its blocks are not counted";
+    UnknownMedium(11) = "unknown_medium", TrustLevel::LowerBound, Harm::Warning, "report the medium's name; its blocks are not counted";
     /// Two live streams claim the worker, or its rank changed; the later one is refused.
-    RankConflict = 12, "rank_conflict", LowerBound, Severe, "give every data-parallel rank its own endpoint and dp_rank";
+    RankConflict(12) = "rank_conflict", TrustLevel::LowerBound, Harm::Severe, "give every data-parallel rank its own endpoint and dp_rank";
     /// No batch for longer than the configured silence.
-    Silent = 13, "silent", Unproven, Warning, "check the engine; raise ingest.silence_ms_max if it is merely idle";
+    Silent(13) = "silent", TrustLevel::Unproven, Harm::Warning, "check the engine; raise ingest.silence_ms_max if it is merely idle";
     /// The worker publishes no events.
-    NoEvents = 14, "no_events", None, Note, "give the worker's record an events endpoint";
+    NoEvents(14) = "no_events", TrustLevel::None, Harm::Note, "give the worker's record an events endpoint";
     /// The index moved under the query more often than it was willing to look again.
-    ReadContended = 15, "read_contended", Unproven, Warning, "retry; if it persists spread workers over more shards (ingest.shards)";
+    ReadContended(15) = "read_contended", TrustLevel::Unproven, Harm::Warning, "retry; if it persists spread workers over more shards (ingest.shards)";
     /// Sequences are, or may be, missing and are being fetched.
-    Recovering = 16, "recovering", Unproven, Note, "wait; recovery is bounded in time";
+    Recovering(16) = "recovering", TrustLevel::Unproven, Harm::Note, "wait; recovery is bounded in time";
     /// The engine's wire cannot say that a prompt was salted.
-    IsolationUnknown = 17, "isolation_unknown", Unproven, Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine";
+    IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine";
     /// Something was said that cannot be read, and it may have been a removal.
-    UnknownEvents = 18, "unknown_events", Unproven, Warning, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
+    UnknownEvents(18) = "unknown_events", TrustLevel::Unproven, Harm::Warning, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
     /// The engine's block hashes cover tokens after the block, so a block may fit a prompt only in part.
-    LookaheadHash = 19, "lookahead_hash", Unproven, Note, "none needed; a match may be too long by the last block, where the prompts part";
+    LookaheadHash(19) = "lookahead_hash", TrustLevel::Unproven, Harm::Note, "none needed; a match may be too long by the last block, where the prompts part";
     /// A message without the frames of a batch came; only the next batch shows whether it was one.
-    Misframed = 20, "misframed", Unproven, Warning, "give the worker a topic of its own, or check what else publishes at its endpoint";
+    Misframed(20) = "misframed", TrustLevel::Unproven, Harm::Warning, "give the worker a topic of its own, or check what else publishes at its endpoint";
     /// The space's memory ceiling was reached; blocks were refused.
-    MemoryBound = 21, "memory_bound", LowerBound, Warning, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
+    MemoryBound(21) = "memory_bound", TrustLevel::LowerBound, Harm::Warning, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
     /// The worker publishes no events; what it holds is guessed from the decisions booked on it.
-    OwnDecisions = 22, "own_decisions", Predicted, Note, "give the worker's record an events endpoint";
+    OwnDecisions(22) = "own_decisions", TrustLevel::Predicted, Harm::Note, "give the worker's record an events endpoint";
     /// The engine's block hashes say nothing of what is before the block; none of its blocks is bound.
-    UnchainedHashes = 23, "unchained_hashes", LowerBound, Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
+    UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
 }
 
 /// A set of [`TrustReason`]s.

@@ -1,28 +1,13 @@
 //! Why a payload could not be decoded.
 
 use crate::error::{Error, Kind};
+use crate::reasons::reasons;
 use std::fmt;
 
-macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// What is wrong with a payload.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Reason { $($(#[$doc])* $variant,)* }
-
-        impl Reason {
-            /// Every reason, in the order of their numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs, metrics and JSON.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
-
 reasons! {
+    /// What is wrong with a payload.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    Reason {}
     /// The first bytes belong to no format spoken here.
     UnknownFormat = "unknown_format";
     /// The payload is larger than `EVENT_MESSAGE_BYTES_MAX`.

@@ -1,25 +1,11 @@
 //! What a decoder passed over or could not use, counted so that nothing disappears unseen.
 
-macro_rules! oddities {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// Something in a decodable batch that was passed over, or an event whose content cannot be used.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Oddity { $($(#[$doc])* $variant,)* }
+use crate::reasons::reasons;
 
-        impl Oddity {
-            /// Every one, in the order of their numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs, metrics and JSON.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-oddities! {
+reasons! {
+    /// Something in a decodable batch that was passed over, or an event whose content cannot be used.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    Oddity {}
     /// An event of a kind unknown here; skipped.
     UnknownTag = "unknown_tag";
     /// A key of an event that is unknown here; skipped.

@@ -35,6 +35,7 @@ pub(super) use loading::Loading;
 pub(super) use sending::Sending;
 
 use crate::ids::{EventSeq, GroupId, Scheme, Tier};
+use crate::reasons::reasons;
 use crate::trust::Trust;
 
 /// One part of a dump.
@@ -80,26 +81,10 @@ pub enum LoadAnswer {
     Failed(AbortReason),
 }
 
-macro_rules! abort_reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// Why a dump or a load came to no end.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum AbortReason { $($(#[$doc])* $variant,)* }
-
-        impl AbortReason {
-            /// Every reason, by number.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs, metrics and JSON.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-abort_reasons! {
+reasons! {
+    /// Why a dump or a load came to no end.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    AbortReason {}
     /// The shard has no stream of this worker.
     UnknownWorker = "unknown_worker";
     /// Too many dumps and loads of the shard wait already.

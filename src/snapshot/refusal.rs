@@ -2,32 +2,15 @@
 
 use std::fmt;
 
-macro_rules! refusals {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal, $remedy:literal;)*) => {
-        /// Why a snapshot is not used. Its worker then starts empty, as without one.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Refusal { $($(#[$doc])* $variant,)* }
+use crate::reasons::reasons;
 
-        impl Refusal {
-            /// Every reason, by number.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs, metrics and JSON.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// What an operator can do about it.
-            #[must_use]
-            pub const fn remedy(self) -> &'static str {
-                match self { $(Self::$variant => $remedy,)* }
-            }
-        }
-    };
-}
-
-refusals! {
+reasons! {
+    /// Why a snapshot is not used. Its worker then starts empty, as without one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    Refusal {
+        /// What an operator can do about it.
+        remedy: &'static str;
+    }
     /// The file cannot be read.
     Unreadable = "unreadable", "check the disk and the directory's owner; the next snapshot replaces the file";
     /// The file does not begin as a snapshot does.

@@ -333,6 +333,10 @@ pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
 pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
 /// Times that a look-up of active blocks walks before it asks for the bookings' lock.
 pub const ACTIVE_READ_TRIES_MAX: usize = 16;
+/// Doublings of a worker's back-off after failures.
+pub const BACK_OFF_DOUBLINGS_MAX: u32 = 30;
+/// Longest configurable back-off, and age of a reported load, milliseconds.
+pub const REPORT_MS_CEILING: u64 = 3_600_000;
 /// Prefills of a worker that are learnt from before it is said how long the next takes.
 pub const PREFILL_SAMPLES_MIN: u32 = 4;
 /// Weight of a worker's last prefill in the averages that are learnt, 0 to 1.

@@ -133,6 +133,8 @@ counters! {
         BookingsUnshared = "bookings_unshared", "Bookings whose blocks were counted in full, as there was no room to share them with those of other requests.";
         ActiveReadsLocked = "active_reads_locked", "Decisions that waited for bookings, which came too fast to read beside them what workers run.";
         BookingsMoved = "bookings_moved", "Bookings moved to another worker, which their gateway had chosen.";
+        LoadsReported = "loads_reported", "Loads that were reported of workers.";
+        FailuresReported = "failures_reported", "Failures that gateways reported of workers.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";

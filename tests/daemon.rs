@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kvrouted::client::{Client, ClientOptions};
 use kvrouted::error::Kind;
 use kvrouted::ids::Worker;
-use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
+use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::trust::TrustLevel;
 use serde_json::Value;
@@ -118,6 +118,17 @@ fn bookings_move_decisions_until_they_end() {
     assert_eq!(client.served(&second, Worker::new(2, 0)).expect("told"), BookingOutcome::AlreadyApplied);
     assert_eq!(client.served(&second, Worker::new(3, 0)).expect_err("nobody").kind(), Kind::InvalidArgument);
     assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, 8));
+
+    // A worker that failed is left alone while another can.
+    let space = request.space;
+    assert_eq!(client.report_failure(space, Worker::new(1, 0), "timeout").expect("told"), 500);
+    let elsewhere = client.route(&ask(&client, &tokens, None)).expect("a decision");
+    assert_eq!(elsewhere.candidates.iter().map(|one| one.worker.id.0).collect::<Vec<_>>(), [2]);
+    assert_eq!(elsewhere.removed, [("backing_off".to_owned(), vec![Worker::new(1, 0)])]);
+    let load = EngineLoad { running: 2, ..EngineLoad::default() };
+    assert!(client.report_load(space, Worker::new(1, 0), &load).expect("told"));
+    let unknown = client.report_failure(space, Worker::new(7, 0), "timeout").expect_err("nobody");
+    assert_eq!(unknown.kind(), Kind::InvalidArgument);
 
     let again = ask(&client, &tokens, Some(BookingRequest { request_id: "r0", attempt: 0 }));
     assert_eq!(client.route(&again).expect_err("booked").kind(), Kind::BookingExists);

@@ -214,6 +214,7 @@ fn feature_bits_are_documented() {
         ("constraints", features::CONSTRAINTS),
         ("shared_hits", features::SHARED_HITS),
         ("progress", features::PROGRESS),
+        ("reports", features::REPORTS),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

@@ -1,9 +1,9 @@
-//! What a gateway reports while a booked request runs.
+//! What a gateway reports while a booked request runs, and of workers.
 
 use super::{Client, unexpected};
 use crate::error::Result;
-use crate::ids::Worker;
-use crate::load::{BookingOutcome, BookingRef};
+use crate::ids::{SpaceId, Worker};
+use crate::load::{BookingOutcome, BookingRef, EngineLoad};
 use crate::wire::Reply;
 
 impl Client {
@@ -30,6 +30,33 @@ impl Client {
         match self.reply_to(id)? {
             Reply::Served(outcome) => Ok(outcome),
             other => Err(unexpected("served", &other)),
+        }
+    }
+
+    /// Reports how busy a worker says it is. `false` = the worker has just left.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn report_load(&mut self, space: SpaceId, worker: Worker, load: &EngineLoad) -> Result<bool> {
+        let id = self.take_id();
+        self.encoder.report_load(id, (space, worker), load, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::ReportLoad(accepted) => Ok(accepted),
+            other => Err(unexpected("report_load", &other)),
+        }
+    }
+
+    /// Reports that a worker failed a request, rank 2³² - 1 = every rank of it. Answers with how long it is left alone
+    /// while others can run requests, milliseconds.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+        let id = self.take_id();
+        self.encoder.report_failure(id, (space, worker), reason, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::ReportFailure(back_off_ms) => Ok(back_off_ms),
+            other => Err(unexpected("report_failure", &other)),
         }
     }
 }

@@ -210,6 +210,12 @@ pub struct BookingConfig {
     pub session_grace_s: u64,
     /// Whether output counts as decode blocks.
     pub track_output_blocks: bool,
+    /// How long a worker is left alone after its first failure, milliseconds; 0 = not at all.
+    pub back_off_ms: u64,
+    /// The longest that grows to, milliseconds.
+    pub back_off_ms_max: u64,
+    /// The age at which a reported load is forgotten, milliseconds.
+    pub reported_load_ms_max: u64,
     /// Whether and how it is reckoned how long a prefill takes.
     pub prefill_model: PrefillModelName,
     /// Of every prefill, microseconds; for a fixed model.

@@ -12,7 +12,7 @@ use crate::fleet::{Fleet, FleetTable, Places};
 use crate::ids::{ShardId, SpaceId, WorkerSlot};
 use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use crate::ingest::{Publisher, ShardPlan, WorkerView};
-use crate::load::{Loads, LoadsConfig};
+use crate::load::{BackOff, Loads, LoadsConfig};
 
 /// Everything that exists before the first thread.
 pub(super) struct Booted {
@@ -39,6 +39,11 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         secret: rand::rng().random(),
         prefill: config.booking.prefill(),
         track_output_blocks: config.booking.track_output_blocks,
+        back_off: BackOff {
+            first_ns: config.booking.back_off_ms * 1_000_000,
+            max_ns: config.booking.back_off_ms_max * 1_000_000,
+        },
+        reported_load_ms_max: config.booking.reported_load_ms_max,
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);

@@ -15,12 +15,12 @@ use super::predicting::Predicting;
 use super::recording::Recording;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable};
-use crate::ids::{SpaceId, Worker};
+use crate::fleet::{Fleet, FleetTable, WorkerRecord};
+use crate::ids::{DpRank, SpaceId, Worker};
 use crate::index::IndexReader;
 use crate::journal::{Noted, Recorder};
 use crate::limits::BOOKINGS_PER_SESSION_MAX;
-use crate::load::{BookingOutcome, BookingRef, Loads, SessionId, SessionToken};
+use crate::load::{BookingOutcome, BookingRef, EngineLoad, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, decide, demand, overlaps};
@@ -273,8 +273,7 @@ impl Service for CoreService {
     fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
         let fleet = self.shared.fleet.load();
         let Some(record) = fleet.workers.iter().find(|record| record.worker == worker) else {
-            let message = format!("there is no worker {worker}");
-            return Err(Error::new(Kind::InvalidArgument, message, "name a candidate of the route's reply"));
+            return Err(no_worker(worker));
         };
         let (to, now_ns) = ((record.space, record.index), self.shared.now_ns());
         let moved = self.shared.loads.served(session, *booking, to, now_ns)?;
@@ -284,7 +283,31 @@ impl Service for CoreService {
         Ok(moved.outcome)
     }
 
+    fn report_load(&mut self, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
+        let fleet = self.shared.fleet.load();
+        let record = fleet.workers_of(space).find(|record| record.worker == worker);
+        let record = record.ok_or_else(|| no_worker(worker))?;
+        Ok(self.shared.loads.report_load(record.index, load, self.shared.now_ns()))
+    }
+
+    fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+        let (fleet, now_ns) = (self.shared.fleet.load(), self.shared.now_ns());
+        let failed = |record: &&WorkerRecord| {
+            record.worker == worker || (record.worker.id == worker.id && worker.rank == DpRank(u32::MAX))
+        };
+        let back_offs = fleet.workers_of(space).filter(failed);
+        let longest = back_offs.map(|record| self.shared.loads.report_failure(record.index, now_ns)).max();
+        let back_off_ms = longest.ok_or_else(|| no_worker(worker))?.div_ceil(1_000_000);
+        tracing::info!(%worker, reason, back_off_ms, "a gateway reports that the worker failed");
+        Ok(u32::try_from(back_off_ms).unwrap_or(u32::MAX))
+    }
+
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
         Ok(self.shared.loads.free(session, *booking, self.shared.now_ns()))
     }
+}
+
+fn no_worker(worker: Worker) -> Error {
+    let message = format!("there is no worker {worker} in the space");
+    Error::new(Kind::InvalidArgument, message, "name a candidate of the route's reply")
 }

@@ -2,6 +2,7 @@
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, BookingOutcome, BookingRef, Bookings, Named};
+use super::failures::Failures;
 use super::prefill::{Prefill, Prefills};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
@@ -15,6 +16,7 @@ pub(super) struct Books {
     pub(super) bookings: Bookings,
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
+    pub(super) failures: Failures,
 }
 
 /// Milliseconds of the configuration as nanoseconds of the bookings' clock.

@@ -7,6 +7,21 @@ use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 
+/// What a worker, or who watches it, says that it is busy with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Tokens still to be prefilled.
+    pub prefill_tokens: u64,
+    /// KV blocks of its requests in flight.
+    pub decode_blocks: u64,
+    /// Requests that it computes.
+    pub running: u32,
+    /// Requests that wait in it.
+    pub waiting: u32,
+    /// Share of its KV blocks in use, millionths.
+    pub kv_usage_millionths: u32,
+}
+
 /// What a worker is busy with, as far as bookings tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
@@ -17,6 +32,10 @@ pub struct Load {
     pub decode_blocks: u64,
     /// Requests in flight.
     pub requests: u64,
+    /// Until when it is left alone after a failure, nanoseconds of the bookings' clock; 0 = it has not failed.
+    pub back_off_until_ns: u64,
+    /// What it says itself, where a time is asked for and it said so not too long before.
+    pub engine: Option<EngineLoad>,
     /// Counts changes; equal versions mean that nothing moved between.
     pub version: u64,
 }
@@ -41,7 +60,14 @@ struct Cell {
     all_modelled: AtomicU64,
     decode_parts: AtomicU64,
     requests: AtomicU64,
+    back_off_until_ns: AtomicU64,
+    /// What the worker says: its fields, two of them in a word where they fit, and when; never = `NEVER`.
+    said: [AtomicU64; 4],
+    said_ns: AtomicU64,
 }
+
+/// "It has said nothing" of when it did.
+const NEVER: u64 = u64::MAX;
 
 /// "Not known" of how long the anchor takes.
 const NO_DURATION: u64 = u64::MAX;
@@ -53,6 +79,9 @@ pub(super) struct Record {
     /// In parts of a block.
     pub(super) decode_parts: u64,
     pub(super) requests: u64,
+    pub(super) back_off_until_ns: u64,
+    /// What the worker said last, and when.
+    pub(super) said: Option<(EngineLoad, u64)>,
 }
 
 impl Record {
@@ -60,7 +89,8 @@ impl Record {
     const fn load(&self, version: u64) -> Load {
         let prefill_tokens = self.backlog.tokens;
         let decode_blocks = (self.decode_parts + BLOCK_PARTS / 2) / BLOCK_PARTS;
-        Load { prefill_tokens, decode_blocks, requests: self.requests, version }
+        let back_off_until_ns = self.back_off_until_ns;
+        Load { prefill_tokens, decode_blocks, requests: self.requests, back_off_until_ns, engine: None, version }
     }
 }
 
@@ -77,6 +107,9 @@ impl Cell {
             all_modelled: zero(),
             decode_parts: zero(),
             requests: zero(),
+            back_off_until_ns: zero(),
+            said: std::array::from_fn(|_| zero()),
+            said_ns: zero(),
         };
         cell.store(&Record::default());
         cell
@@ -93,12 +126,33 @@ impl Cell {
             since_ns: of(&self.since_ns),
             all_modelled: of(&self.all_modelled) != 0,
         };
-        Record { backlog, decode_parts: of(&self.decode_parts), requests: of(&self.requests) }
+        let said_ns = of(&self.said_ns);
+        let [prefill_tokens, decode_blocks, requests, usage] = [0, 1, 2, 3].map(|at: usize| of(&self.said[at]));
+        let said = EngineLoad {
+            prefill_tokens,
+            decode_blocks,
+            running: (requests >> 32) as u32,
+            waiting: requests as u32,
+            kv_usage_millionths: usage as u32,
+        };
+        Record {
+            backlog,
+            decode_parts: of(&self.decode_parts),
+            requests: of(&self.requests),
+            back_off_until_ns: of(&self.back_off_until_ns),
+            said: (said_ns != NEVER).then_some((said, said_ns)),
+        }
     }
 
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
-        let Record { backlog, decode_parts, requests } = record;
+        let Record { backlog, decode_parts, requests, back_off_until_ns, said } = record;
+        let (word, said_ns) = said.unwrap_or((EngineLoad::default(), NEVER));
+        let requests_said = u64::from(word.running) << 32 | u64::from(word.waiting);
+        let words = [word.prefill_tokens, word.decode_blocks, requests_said, u64::from(word.kv_usage_millionths)];
+        self.said.iter().zip(words).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
+        self.said_ns.store(said_ns, Ordering::Relaxed);
+        self.back_off_until_ns.store(*back_off_until_ns, Ordering::Relaxed);
         self.prefill_tokens.store(backlog.tokens, Ordering::Relaxed);
         self.anchor_tokens.store(backlog.anchor_tokens, Ordering::Relaxed);
         self.anchor_ns.store(backlog.anchor_ns.unwrap_or(NO_DURATION), Ordering::Relaxed);
@@ -161,11 +215,14 @@ impl LoadCells {
         record.load(version)
     }
 
-    /// The load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left of them.
+    /// The load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left of them;
+    /// what the worker said itself, if that is no longer ago than `said_ns_max`.
     #[must_use]
-    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64) -> Load {
         let (record, version) = self.record(worker);
-        Load { prefill_tokens: record.backlog.at(now_ns), ..record.load(version) }
+        let engine = record.said.filter(|(_, said_ns)| now_ns.saturating_sub(*said_ns) <= said_ns_max);
+        let engine = engine.map(|(said, _)| said);
+        Load { prefill_tokens: record.backlog.at(now_ns), engine, ..record.load(version) }
     }
 
     #[cfg(test)]

@@ -13,6 +13,7 @@ mod active;
 mod booking;
 mod books;
 mod cell;
+mod failures;
 mod prefill;
 mod reports;
 mod session;
@@ -24,7 +25,8 @@ mod tests;
 
 pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
-pub use cell::{Load, LoadCells};
+pub use cell::{EngineLoad, Load, LoadCells};
+pub use failures::BackOff;
 pub use prefill::PrefillModel;
 pub use reports::Moved;
 pub use session::{SessionId, SessionToken};

@@ -1,7 +1,8 @@
-//! What a gateway reports of its bookings.
+//! What a gateway reports of its bookings and of workers.
 
 use super::active::blocks_to;
 use super::booking::{BookingOutcome, BookingRef, Held};
+use super::cell::EngineLoad;
 use super::session::SessionId;
 use super::table::Loads;
 use crate::error::{Error, Kind, Result};
@@ -147,5 +148,23 @@ impl Loads {
             });
         }
         Ok(Moved { outcome: BookingOutcome::Applied, unshared })
+    }
+
+    /// A worker, or who watches it, says how busy it is. `false` = the worker has left.
+    pub fn report_load(&self, worker: WorkerIndex, load: EngineLoad, now_ns: u64) -> bool {
+        let _one_writer = self.books.lock();
+        self.cells.change(worker, |record| record.said = Some((load, now_ns)));
+        self.cells.is_of(worker)
+    }
+
+    /// A request failed on a worker. Returns for how many nanoseconds the worker is left alone from now on.
+    pub fn report_failure(&self, worker: WorkerIndex, now_ns: u64) -> u64 {
+        let mut books = self.books.lock();
+        if !self.cells.is_of(worker) {
+            return 0;
+        }
+        let until_ns = books.failures.add(worker, self.config.back_off, now_ns);
+        self.cells.change(worker, |record| record.back_off_until_ns = until_ns);
+        until_ns.saturating_sub(now_ns)
     }
 }

@@ -6,6 +6,7 @@ use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
 use super::booking::{Booking, BookingHandle, Demand, Held, Named, Output, PromptBlocks};
 use super::books::{Books, ns};
 use super::cell::{Load, LoadCells};
+use super::failures::BackOff;
 use super::prefill::{PrefillModel, Prefills};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
@@ -25,12 +26,24 @@ pub struct LoadsConfig {
     pub prefill: PrefillModel,
     /// Whether output counts as decode blocks.
     pub track_output_blocks: bool,
+    /// How long a worker is left alone after it failed a request.
+    pub back_off: BackOff,
+    /// What a worker says of its load is forgotten at this age.
+    pub reported_load_ms_max: u64,
 }
 
 impl Default for LoadsConfig {
     fn default() -> Self {
         let prefill = PrefillModel::Off;
-        Self { age_ms_max: 300_000, session_grace_ms: 10_000, secret: 0, prefill, track_output_blocks: false }
+        Self {
+            age_ms_max: 300_000,
+            session_grace_ms: 10_000,
+            secret: 0,
+            prefill,
+            track_output_blocks: false,
+            back_off: BackOff::default(),
+            reported_load_ms_max: 5_000,
+        }
     }
 }
 
@@ -117,7 +130,7 @@ impl Loads {
     /// A worker's load at a time, without a lock: of prefills whose time is known counts what is left of them.
     #[must_use]
     pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
-        self.cells.read_at(worker, now_ns)
+        self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max))
     }
 
     /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is
@@ -167,6 +180,7 @@ impl Loads {
         let mut books = self.books.lock();
         self.cells.take(worker);
         books.prefills.forget(worker);
+        books.failures.forget(worker);
     }
 
     /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.

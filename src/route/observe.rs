@@ -16,7 +16,7 @@ use crate::hash;
 use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
-use crate::load::{ActiveDepths, ActiveRead, Loads};
+use crate::load::{ActiveDepths, ActiveRead, Load, Loads};
 use crate::predict::PredictionReader;
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -150,12 +150,12 @@ fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, obse
         named(&record.worker) || named(&every_rank)
     };
     observation.workers.clear();
-    observation.workers.extend(view.fleet.workers_of(request.space).map(|record| Observed {
+    let observed = |record: &WorkerRecord, load: Load| Observed {
         index: record.index,
         worker: record.worker,
         overlap: TierBlocks::default(),
         active_depth_blocks: 0,
-        load: view.loads.read_at(record.index, view.now_ns),
+        load,
         trust: record.trust.load(),
         state: record.state,
         device_class: record.device_class,
@@ -164,12 +164,15 @@ fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, obse
         batched_tokens_max: record.batched_tokens_max,
         shared_blocks: 0,
         allowed: request.allow.is_none() || listed(record),
-        backing_off: false,
+        backing_off: load.back_off_until_ns > view.now_ns,
         is_pinned: request.pin.is_none_or(|pin| names(pin, record.worker)),
         has_adapter: request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora)),
         has_required_taints: request.required_taints.iter().all(|taint| has_taint(record, taint)),
         taint_weight: taint_weight(request, record),
-    }));
+    };
+    let workers = view.fleet.workers_of(request.space);
+    let workers = workers.map(|record| observed(record, view.loads.read_at(record.index, view.now_ns)));
+    observation.workers.extend(workers);
 }
 
 fn has_taint(record: &WorkerRecord, taint: &str) -> bool {

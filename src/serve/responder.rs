@@ -88,6 +88,16 @@ impl<S: Service> RoutingResponder<S> {
                 }
                 self.encoder.served(id, outcome, self.service.hello().instance_id, out);
             }
+            Request::ReportLoad { space, worker, load } => {
+                let accepted = self.service.report_load(*space, *worker, *load)?;
+                self.counters.bump(CoreCounter::LoadsReported);
+                self.encoder.report_load(id, accepted, out);
+            }
+            Request::ReportFailure { space, worker, reason } => {
+                let back_off_ms = self.service.report_failure(*space, *worker, reason)?;
+                self.counters.bump(CoreCounter::FailuresReported);
+                self.encoder.report_failure(id, back_off_ms, out);
+            }
             Request::Free(booking) => {
                 let outcome = self.service.free(session, booking)?;
                 self.count_outcome(outcome);

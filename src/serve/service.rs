@@ -7,8 +7,8 @@ use arc_swap::Guard;
 
 use crate::error::Result;
 use crate::fleet::FleetTable;
-use crate::ids::Worker;
-use crate::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
+use crate::ids::{SpaceId, Worker};
+use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use crate::route::{Decision, RouteRequest};
 
 /// What a hello reply says that only the daemon knows.
@@ -90,6 +90,18 @@ pub trait Service {
     /// # Errors
     /// As [`Service::prefill_complete`], and if there is no such worker in the booking's space.
     fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome>;
+
+    /// What a worker says of its own load. `false` = it has just left.
+    ///
+    /// # Errors
+    /// If there is no such worker in the space.
+    fn report_load(&mut self, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool>;
+
+    /// A worker, or every rank of it, failed a request. Answers with how long it is left alone, milliseconds.
+    ///
+    /// # Errors
+    /// If there is no such worker in the space.
+    fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32>;
 
     /// A booked request is done.
     ///

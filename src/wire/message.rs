@@ -25,6 +25,10 @@ pub enum Reply {
     OutputProgress(BookingOutcome),
     /// To served.
     Served(BookingOutcome),
+    /// To report-load: whether it was taken.
+    ReportLoad(bool),
+    /// To report-failure: for how long the worker is left alone, milliseconds.
+    ReportFailure(u32),
     /// To overlap.
     Overlap(OverlapReply),
     /// To workers.

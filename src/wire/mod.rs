@@ -53,6 +53,8 @@ pub mod features {
     pub const SHARED_HITS: u64 = 1 << 9;
     /// Output progress, and requests served by another worker than the one they were booked on.
     pub const PROGRESS: u64 = 1 << 10;
+    /// Reports of workers: their failures and their own word on their load.
+    pub const REPORTS: u64 = 1 << 11;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -64,5 +66,6 @@ pub mod features {
         | OVERRIDES
         | CONSTRAINTS
         | SHARED_HITS
-        | PROGRESS;
+        | PROGRESS
+        | REPORTS;
 }

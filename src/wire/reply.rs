@@ -40,6 +40,8 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
             Reply::OutputProgress(outcome(root::<fb::OutputProgressReply<'_>>(body)?.outcome())?)
         }
         FrameKind::ServedReply => Reply::Served(outcome(root::<fb::ServedReply<'_>>(body)?.outcome())?),
+        FrameKind::ReportLoadReply => Reply::ReportLoad(root::<fb::ReportLoadReply<'_>>(body)?.accepted()),
+        FrameKind::ReportFailureReply => Reply::ReportFailure(root::<fb::ReportFailureReply<'_>>(body)?.back_off_ms()),
         FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),

@@ -19,7 +19,7 @@ use crate::limits::{
     ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
     REQUEST_TABLES_MAX, WORKER_FIELDS_MAX,
 };
-use crate::load::{BookingRef, SessionToken};
+use crate::load::{BookingRef, EngineLoad, SessionToken};
 use crate::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
 
@@ -90,6 +90,24 @@ pub enum Request<'a> {
         /// Where it runs.
         worker: Worker,
     },
+    /// A worker's own word on its load.
+    ReportLoad {
+        /// Of this space.
+        space: SpaceId,
+        /// Which one.
+        worker: Worker,
+        /// What it says.
+        load: EngineLoad,
+    },
+    /// A worker failed a request.
+    ReportFailure {
+        /// Of this space.
+        space: SpaceId,
+        /// Which one; rank 2³² - 1 = every rank.
+        worker: Worker,
+        /// How, for the log.
+        reason: &'a str,
+    },
     /// A booked request is done.
     Free(BookingRef<'a>),
     /// Who holds how much of a prompt? A route that books nothing and lists everybody.
@@ -141,6 +159,8 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
         }
         FrameKind::OutputProgress => reports::output_progress(root::<fb::OutputProgress<'a>>(body)?)?,
         FrameKind::Served => reports::served(root::<fb::Served<'a>>(body)?)?,
+        FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
+        FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
         FrameKind::Overlap => Request::Overlap(overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
@@ -192,7 +212,7 @@ pub(super) fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> 
 }
 
 /// A string field within its bound; `None` and empty are the same.
-fn name<'a>(field: &str, value: Option<&'a str>) -> Result<Option<&'a str>> {
+pub(super) fn name<'a>(field: &str, value: Option<&'a str>) -> Result<Option<&'a str>> {
     match value {
         Some(text) if text.len() > NAME_BYTES_MAX => {
             Err(invalid(format!("{field} has {} bytes", text.len()), format!("keep it within {NAME_BYTES_MAX} bytes")))

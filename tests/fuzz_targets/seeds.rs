@@ -12,7 +12,7 @@ use kvrouted::ids::{
 };
 use kvrouted::index::StoreBlocks;
 use kvrouted::ingest::{DumpBegin, DumpChunk, References};
-use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
+use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionToken};
 use kvrouted::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use kvrouted::snapshot::{Encoder, Header, SpaceName};
 use kvrouted::trust::{Trust, TrustLevel, TrustReasons};
@@ -218,6 +218,9 @@ fn requests() -> Vec<Vec<u8>> {
     frame(&mut |encoder, out| encoder.prefill_complete(id, &handle, 1000, out));
     frame(&mut |encoder, out| encoder.output_progress(id, &handle, 1000, out));
     frame(&mut |encoder, out| encoder.served(id, &named, Worker::new(1, 0), out));
+    let (here, load) = ((SpaceId(1), Worker::new(1, 0)), EngineLoad { running: 3, ..EngineLoad::default() });
+    frame(&mut |encoder, out| encoder.report_load(id, here, &load, out));
+    frame(&mut |encoder, out| encoder.report_failure(id, here, "timeout", out));
     frame(&mut |encoder, out| encoder.free(id, &named, out));
     frame(&mut |encoder, out| encoder.workers(id, Some(SpaceId(1)), 1, 10, out));
     frame(&mut |encoder, out| encoder.status(id, 0, 0, out));

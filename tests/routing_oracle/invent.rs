@@ -108,7 +108,7 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
                 prefill_tokens: load.0 * LOAD_STEP_TOKENS,
                 decode_blocks: load.1,
                 requests: load.2,
-                version: 0,
+                ..Load::default()
             },
             trust: Trust { level: TrustLevel::from_u8(level).unwrap(), ..Trust::default() },
             state,

@@ -6,7 +6,7 @@ use kvrouted::client::{Client, ClientOptions, Reply};
 use kvrouted::error::Kind;
 use kvrouted::ids::{CorrelationId, SpaceId, Worker};
 use kvrouted::limits::{CONNECTIONS_MAX, WORKERS_PAGE_MAX};
-use kvrouted::load::{BookingOutcome, BookingRef};
+use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
@@ -53,6 +53,9 @@ fn the_client_asks_books_and_reports() {
         assert_eq!(reply.candidates[0].terms.unwrap().cost, 2.5);
         let handle = BookingRef::Handle(reply.booking.unwrap());
         assert_eq!(client.prefill_complete(&handle).unwrap(), BookingOutcome::Applied);
+        let load = EngineLoad { running: 1, kv_usage_millionths: 333_333, ..EngineLoad::default() };
+        assert!(client.report_load(SpaceId(1), Worker::new(8, 1), &load).unwrap());
+        assert_eq!(client.report_failure(SpaceId(1), Worker::new(8, 1), "gone").unwrap(), 5);
         assert_eq!(client.output_progress(&handle, 0).unwrap(), BookingOutcome::AlreadyApplied);
         assert_eq!(client.output_progress(&handle, 9).unwrap(), BookingOutcome::Applied);
         assert_eq!(client.served(&handle, Worker::new(0, 0)).unwrap(), BookingOutcome::AlreadyApplied);

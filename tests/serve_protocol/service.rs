@@ -10,7 +10,7 @@ use kvrouted::fleet::{
     DeviceClass, Fleet, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState,
 };
 use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
-use kvrouted::load::{BookingOutcome, BookingRef, SessionId, SessionToken};
+use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Service};
 use kvrouted::trust::Trust;
@@ -116,6 +116,14 @@ impl Service for FakeService {
 
     fn served(&mut self, _: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
         Ok(if worker.id.0 == 0 { BookingOutcome::AlreadyApplied } else { outcome(booking) })
+    }
+
+    fn report_load(&mut self, _: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
+        Ok(worker.rank.0 == load.running)
+    }
+
+    fn report_failure(&mut self, _: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+        Ok(worker.rank.0 + reason.len() as u32)
     }
 
     fn free(&mut self, _: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {

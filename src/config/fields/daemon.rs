@@ -217,6 +217,27 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             "Count the output that gateways report as decode blocks, which weigh less towards the end that was expected.",
         ),
         field(
+            "back_off_ms",
+            "milliseconds",
+            Value("500"),
+            Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.back_off_ms = v },
+            "A worker that a gateway reports to have failed a request gets none for this long while others can. 0: never.",
+        ),
+        field(
+            "back_off_ms_max",
+            "milliseconds",
+            Value("30000"),
+            Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.back_off_ms_max = v },
+            "Each failure after that doubles the time up to this; this long without one takes a doubling back.",
+        ),
+        field(
+            "reported_load_ms_max",
+            "milliseconds",
+            Value("5000"),
+            Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.reported_load_ms_max = v },
+            "A load that was reported of a worker is forgotten at this age.",
+        ),
+        field(
             "prefill_model",
             "",
             Value("off"),

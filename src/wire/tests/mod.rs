@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Side};
 use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerState};
 use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex};
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
-use crate::load::{BookingOutcome, BookingRef, SessionToken};
+use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionToken};
 use crate::route::{
     BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Mode, Names, Overrides, Preferences, Prompt,
     ReplyNotes, RouteRequest, Rule, Scored,
@@ -107,11 +107,12 @@ fn small_requests_round_trip() {
     let handle = BookingRef::Handle(BookingHandle { slot: 0, generation: 4 });
     let named = BookingRef::Request { request_id: "r", attempt: 3 };
     let hello = Hello { version_min: 1, version_max: 1, client_name: "gw", session: Some(token) };
+    let said = EngineLoad { prefill_tokens: 1, decode_blocks: 2, running: 3, waiting: 4, kv_usage_millionths: 999_999 };
     type Encode<'a> = &'a dyn Fn(&mut RequestEncoder, &mut Vec<u8>);
     let fields = [("id".to_owned(), "7".to_owned()), ("url".to_owned(), "http://h:1".to_owned())];
     let add = WorkerChange { op: WorkerOp::Add, worker: None, fields: &fields };
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
-    let cases: [(Encode<'_>, Request<'_>); 12] = [
+    let cases: [(Encode<'_>, Request<'_>); 14] = [
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),
@@ -126,6 +127,14 @@ fn small_requests_round_trip() {
         (
             &|e, out| e.served(ID, &handle, Worker::new(9, 2), out),
             Request::Served { booking: handle, worker: Worker::new(9, 2) },
+        ),
+        (
+            &|e, out| e.report_load(ID, (SpaceId(1), Worker::new(9, 2)), &said, out),
+            Request::ReportLoad { space: SpaceId(1), worker: Worker::new(9, 2), load: said },
+        ),
+        (
+            &|e, out| e.report_failure(ID, (SpaceId(1), Worker::new(9, 2)), "timeout", out),
+            Request::ReportFailure { space: SpaceId(1), worker: Worker::new(9, 2), reason: "timeout" },
         ),
         (&|e, out| e.free(ID, &named, out), Request::Free(named)),
         (&|e, out| e.workers(ID, None, 4, 5, out), Request::Workers { space: None, cursor: 4, limit: 5 }),
@@ -162,6 +171,8 @@ fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
         body!(PrefillComplete, PrefillCompleteArgs),
         body!(OutputProgress, OutputProgressArgs),
         body!(Served, ServedArgs),
+        body!(ReportLoad, ReportLoadArgs),
+        body!(ReportFailure, ReportFailureArgs),
         body!(Free, FreeArgs),
         body!(Workers, WorkersArgs),
         body!(Status, StatusArgs),
@@ -208,7 +219,7 @@ fn what_is_not_served_is_refused_by_name() {
         a.affinity_session = Some(b.create_string(""));
     });
     assert!(decode_request(FrameKind::Route as u8, &defaults, &mut RequestScratch::default()).is_ok());
-    let unserved = [FrameKind::ReportFailure, FrameKind::PotentialLoads, FrameKind::Watch];
+    let unserved = [FrameKind::PotentialLoads, FrameKind::Watch];
     for kind in unserved.map(|kind| kind as u8).into_iter().chain([FrameKind::RouteReply as u8, 201]) {
         let error = decode_request(kind, &defaults, &mut RequestScratch::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);

@@ -160,6 +160,8 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.prefill_complete(ID, BookingOutcome::Superseded, 8, out));
     encode(&mut |e, out| e.free(ID, BookingOutcome::Unknown, 8, out));
     encode(&mut |e, out| e.output_progress(ID, BookingOutcome::Applied, 8, out));
+    encode(&mut |e, out| e.report_load(ID, true, out));
+    encode(&mut |e, out| e.report_failure(ID, 500, out));
     encode(&mut |e, out| e.served(ID, BookingOutcome::AlreadyApplied, 8, out));
     encode(&mut |e, out| e.overlap(ID, &decision, out));
     encode(&mut |e, out| e.status(ID, &page, out));
@@ -170,6 +172,8 @@ fn the_other_replies_round_trip() {
         Reply::PrefillComplete(done),
         Reply::Free(freed),
         Reply::OutputProgress(BookingOutcome::Applied),
+        Reply::ReportLoad(true),
+        Reply::ReportFailure(500),
         Reply::Served(BookingOutcome::AlreadyApplied),
         Reply::Overlap(overlap),
         Reply::Status(got),

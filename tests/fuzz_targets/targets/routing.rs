@@ -57,7 +57,11 @@ fn within_bounds(request: &Request<'_>) {
             }
         }
         Request::ChangeWorker(change) => assert!(change.fields.len() <= WORKER_FIELDS_MAX),
-        Request::Workers { .. } | Request::Status { .. } | Request::Reset(_) => {}
+        Request::Workers { .. }
+        | Request::ReportLoad { .. }
+        | Request::ReportFailure { .. }
+        | Request::Status { .. }
+        | Request::Reset(_) => {}
     }
 }
 
@@ -86,6 +90,14 @@ fn goes_round(request: &Request<'_>) {
         Request::OutputProgress { booking, output_tokens } => {
             encoder.output_progress(id, booking, *output_tokens, &mut out);
             FrameKind::OutputProgress
+        }
+        Request::ReportLoad { space, worker, load } => {
+            encoder.report_load(id, (*space, *worker), load, &mut out);
+            FrameKind::ReportLoad
+        }
+        Request::ReportFailure { space, worker, reason } => {
+            encoder.report_failure(id, (*space, *worker), reason, &mut out);
+            FrameKind::ReportFailure
         }
         Request::Served { booking, worker } => {
             encoder.served(id, booking, *worker, &mut out);

@@ -255,8 +255,7 @@ fn follow(gateway: ChildStdout, progress: &ProgressBar, report: &mut Report) -> 
         match message {
             GatewayMessage::Progress(place, done) => show(progress, report, place, done),
             GatewayMessage::Over(place, totals) => {
-                let Some((_, of)) = report.phases.get_mut(place) else { return None };
-                *of = totals;
+                report.phases.get_mut(place)?.1 = totals;
             }
             GatewayMessage::Finished(batches) => published = Some(batches),
         }

@@ -120,7 +120,8 @@ impl Report {
         };
         let inside =
             |totals: &PhaseTotals| totals.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"));
-        let rows: [(&str, &dyn Fn(&PhaseTotals) -> String); 5] = [
+        type Cell<'a> = &'a dyn Fn(&PhaseTotals) -> String;
+        let rows: [(&str, Cell<'_>); 5] = [
             ("prefix hit rate ¹", &|totals| format!("{:.1} %", totals.hit_rate() * 100.0)),
             ("prefill tokens computed", &|totals| grouped(totals.prefill_tokens_sum())),
             ("load imbalance ²", &|totals| format!("{:.2}", totals.imbalance())),

@@ -5,7 +5,7 @@ use super::record::{Listed, Record, Removed};
 use super::word::Word;
 use crate::fleet::{DeviceClass, WorkerState};
 use crate::ids::{TierBlocks, Worker, WorkerIndex};
-use crate::load::Load;
+use crate::load::{EngineLoad, Load};
 use crate::route::{Asked, Observed, Policy};
 use crate::trust::Trust;
 
@@ -106,36 +106,52 @@ pub(super) const RECORD: &[Column<Record>] = columns! {
     "nobody_code": outcome.nobody_code;
 };
 
-/// When a worker's trust was last raised or lowered is left out: no decision depends on it.
-pub(super) const WORKER: &[Column<Observed>] = columns! {
-    "index": index;
-    "worker_id": worker.id;
-    "dp_rank": worker.rank;
-    "device": overlap.device;
-    "host": overlap.host;
-    "disk": overlap.disk;
-    "external": overlap.external;
-    "active_depth_blocks": active_depth_blocks;
-    "shared_blocks": shared_blocks;
-    "prefill_tokens": load.prefill_tokens;
-    "decode_blocks": load.decode_blocks;
-    "requests": load.requests;
-    "load_version": load.version;
-    "trust": trust.level;
-    "reasons": trust.reasons;
-    "as_of_seq": trust.as_of_seq;
-    "state": state;
-    "device_class": device_class;
-    "weight": weight;
-    "capacity_blocks": capacity_blocks;
-    "batched_tokens_max": batched_tokens_max;
-    "allowed": allowed;
-    "backing_off": backing_off;
-    "is_pinned": is_pinned;
-    "has_adapter": has_adapter;
-    "has_required_taints": has_required_taints;
-    "taint_weight": taint_weight;
-};
+/// When a worker's trust was last raised or lowered is left out, and how many requests it says it runs: no decision
+/// depends on it.
+pub(super) const WORKER: &[Column<Observed>] = &[
+    column!("index": index),
+    column!("worker_id": worker.id),
+    column!("dp_rank": worker.rank),
+    column!("device": overlap.device),
+    column!("host": overlap.host),
+    column!("disk": overlap.disk),
+    column!("external": overlap.external),
+    column!("active_depth_blocks": active_depth_blocks),
+    column!("shared_blocks": shared_blocks),
+    column!("prefill_tokens": load.prefill_tokens),
+    column!("decode_blocks": load.decode_blocks),
+    column!("requests": load.requests),
+    column!("load_version": load.version),
+    Column {
+        name: "engine_prefill_tokens",
+        get: |observed| observed.load.engine.map(|said| said.prefill_tokens).to_word(),
+        set: |observed, word| say(observed, word, |said, tokens| said.prefill_tokens = tokens),
+    },
+    Column {
+        name: "engine_decode_blocks",
+        get: |observed| observed.load.engine.map(|said| said.decode_blocks).to_word(),
+        set: |observed, word| say(observed, word, |said, blocks| said.decode_blocks = blocks),
+    },
+    Column {
+        name: "engine_kv_usage_millionths",
+        get: |observed| observed.load.engine.map(|said| said.kv_usage_millionths).to_word(),
+        set: |observed, word| say(observed, word, |said, usage| said.kv_usage_millionths = usage),
+    },
+    column!("trust": trust.level),
+    column!("reasons": trust.reasons),
+    column!("as_of_seq": trust.as_of_seq),
+    column!("state": state),
+    column!("device_class": device_class),
+    column!("weight": weight),
+    column!("capacity_blocks": capacity_blocks),
+    column!("batched_tokens_max": batched_tokens_max),
+    column!("allowed": allowed),
+    column!("backing_off": backing_off),
+    column!("is_pinned": is_pinned),
+    column!("has_adapter": has_adapter),
+    column!("has_required_taints": has_required_taints),
+    column!("taint_weight": taint_weight),
+];
 
 pub(super) const LISTED: &[Column<Listed>] = columns! {
     "index": index;
@@ -150,6 +166,14 @@ pub(super) const REMOVED: &[Column<Removed>] = columns! {
     "worker_id": worker.id;
     "dp_rank": worker.rank;
 };
+
+/// Sets a part of what a worker says of itself, if it says it.
+fn say<T: Word>(observed: &mut Observed, word: u64, set: fn(&mut EngineLoad, T)) -> Option<()> {
+    if let Some(value) = Option::from_word(word)? {
+        set(observed.load.engine.get_or_insert_default(), value);
+    }
+    Some(())
+}
 
 /// A worker of which a file says nothing: what the values are that a file does not have.
 pub(super) fn unsaid() -> Observed {

@@ -107,11 +107,15 @@ fn note_idle(busy: &BusyThresholds, observation: &Observation, decision: &mut De
     }
 }
 
-/// Whether a rank is beyond a threshold.
+/// Whether a rank is beyond a threshold: by what is booked on it, or by what it says itself.
 fn is_busy(busy: &BusyThresholds, observed: &Observed) -> bool {
-    let (blocks, tokens) = (observed.load.decode_blocks as f64, observed.load.prefill_tokens);
+    let said = observed.load.engine.unwrap_or_default();
+    let blocks = observed.load.decode_blocks.max(said.decode_blocks) as f64;
+    let tokens = observed.load.prefill_tokens.max(said.prefill_tokens);
     let capacity = Some(observed.capacity_blocks as f64).filter(|capacity| *capacity > 0.0);
     let decode = busy.decode_blocks_share.zip(capacity).is_some_and(|(share, capacity)| blocks > share * capacity);
+    let usage = f64::from(said.kv_usage_millionths) / 1e6;
+    let decode = decode || busy.decode_blocks_share.is_some_and(|share| usage > share);
     let prefill = busy.prefill_tokens.is_some_and(|most| tokens > most);
     let steps = busy.prefill_steps.is_some_and(|steps| tokens as f64 > steps * observed.batched_tokens_max as f64);
     decode || prefill || steps

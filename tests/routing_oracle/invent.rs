@@ -2,7 +2,7 @@
 
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};
-use kvrouted::load::Load;
+use kvrouted::load::{EngineLoad, Load};
 use kvrouted::route::{Asked, BusyThresholds, Mode, Observation, Observed, Overrides, Policy};
 use kvrouted::trust::{Trust, TrustLevel};
 use proptest::prelude::*;
@@ -92,13 +92,24 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
     let blocks = asked.whole_blocks;
     let overlap = (0..=blocks, 0_u32..4, 0_u32..3, 0_u32..3);
     let load = (0_u64..12, 0_u64..60, 0_u64..5);
+    let said = proptest::option::weighted(0.3, (0_u64..12, 0_u64..60, 0_u32..=1_000_000));
     let states =
         [WorkerState::Ready, WorkerState::Ready, WorkerState::Joining, WorkerState::Draining, WorkerState::Down];
     let what = (select(&[DeviceClass::Gpu, DeviceClass::Cpu][..]), select(&[1.0, 8.0, 0.5][..]), 0_u64..3);
     let usually = || proptest::bool::weighted(0.85);
     let flags = (usually(), usually(), any::<bool>(), usually());
-    (overlap, 0..=blocks + 1, 0..=asked.shared_blocks, load, 0_u8..5, select(states.to_vec()), what, flags, -3..4_i32)
-        .prop_map(move |(overlap, depth, shared, load, level, state, what, flags, taint)| Observed {
+    (
+        overlap,
+        0..=blocks + 1,
+        0..=asked.shared_blocks,
+        (load, said),
+        0_u8..5,
+        select(states.to_vec()),
+        what,
+        flags,
+        -3..4_i32,
+    )
+        .prop_map(move |(overlap, depth, shared, (load, said), level, state, what, flags, taint)| Observed {
             index: WorkerIndex(0),
             worker: Worker::new(0, 0),
             overlap: TierBlocks { device: overlap.0, host: overlap.1, disk: overlap.2, external: overlap.3 },
@@ -108,6 +119,12 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
                 prefill_tokens: load.0 * LOAD_STEP_TOKENS,
                 decode_blocks: load.1,
                 requests: load.2,
+                engine: said.map(|(prefill, decode_blocks, kv_usage_millionths)| EngineLoad {
+                    prefill_tokens: prefill * LOAD_STEP_TOKENS,
+                    decode_blocks,
+                    kv_usage_millionths,
+                    ..EngineLoad::default()
+                }),
                 ..Load::default()
             },
             trust: Trust { level: TrustLevel::from_u8(level).unwrap(), ..Trust::default() },

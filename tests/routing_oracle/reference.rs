@@ -63,17 +63,26 @@ fn sift_once(policy: &Policy, observation: &Observation, lenient: bool) -> Sifte
     sifted
 }
 
+/// What is booked on a rank and what it says itself are judged apart: either makes it busy.
 fn is_rank_busy(policy: &Policy, observed: &Observed) -> bool {
-    let tokens = observed.load.prefill_tokens as f64;
+    let mut loads = vec![(observed.load.prefill_tokens, observed.load.decode_blocks)];
     let mut busy = false;
-    if let (Some(share), true) = (policy.busy.decode_blocks_share, observed.capacity_blocks > 0) {
-        busy |= observed.load.decode_blocks as f64 > share * observed.capacity_blocks as f64;
+    if let Some(said) = observed.load.engine {
+        loads.push((said.prefill_tokens, said.decode_blocks));
+        if let Some(share) = policy.busy.decode_blocks_share {
+            busy |= f64::from(said.kv_usage_millionths) / 1e6 > share;
+        }
     }
-    if let Some(most) = policy.busy.prefill_tokens {
-        busy |= tokens > most as f64;
-    }
-    if let Some(steps) = policy.busy.prefill_steps {
-        busy |= tokens > steps * observed.batched_tokens_max as f64;
+    for (tokens, blocks) in loads {
+        if let (Some(share), true) = (policy.busy.decode_blocks_share, observed.capacity_blocks > 0) {
+            busy |= blocks as f64 > share * observed.capacity_blocks as f64;
+        }
+        if let Some(most) = policy.busy.prefill_tokens {
+            busy |= tokens > most;
+        }
+        if let Some(steps) = policy.busy.prefill_steps {
+            busy |= tokens as f64 > steps * observed.batched_tokens_max as f64;
+        }
     }
     busy
 }

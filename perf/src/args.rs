@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Soak(SoakArgs),
     /// Feed kvrouted's ingest thread and its peer's decoder and index over ZeroMQ.
     Ingest(IngestArgs),
+    /// Ask kvrouted's decision and its peer's the same random questions; fails where the answers differ.
+    Parity(ParityArgs),
     /// Publish prepared messages; `ingest` starts these.
     #[command(hide = true)]
     IngestSend(SendArgs),
@@ -206,6 +208,20 @@ pub(crate) struct IngestArgs {
     /// The name of what `--save` writes.
     #[arg(long, value_name = "NAME", requires = "save")]
     pub(crate) name: Option<String>,
+}
+
+/// Arguments of `parity`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ParityArgs {
+    /// How many questions.
+    #[arg(long, default_value_t = 5000)]
+    pub(crate) cases: u64,
+    /// Seed of everything that is left to chance.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON object in place of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `ingest-send`.

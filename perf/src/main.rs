@@ -18,10 +18,12 @@ mod mix;
 mod nodes;
 mod oracle;
 mod ours;
+mod parity;
 mod peer;
 mod report;
 mod script;
 mod soak;
+mod table;
 mod tape;
 mod trace;
 mod verify;
@@ -33,7 +35,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, IndexArgs, IngestArgs};
+use crate::args::{Cli, Command, IndexArgs, IngestArgs, ParityArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Index(args) => index(args, &mut out),
         Command::Ingest(args) => ingest_over_sockets(args, &mut out),
+        Command::Parity(args) => compare_decisions(args, &mut out),
         Command::IngestSend(args) => {
             // The child speaks for itself.
             drop(out);
@@ -72,6 +75,16 @@ fn ingest_over_sockets(args: &IngestArgs, out: &mut impl Write) -> Result<(), Fa
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })
+}
+
+fn compare_decisions(args: &ParityArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = parity::run(args)?;
+    let text = if args.json { json(&report)? } else { report.text() };
+    print(out, &text)?;
+    match report.compared.different {
+        0 => Ok(()),
+        different => Err(Failure::Contract(format!("{different} cases are decided differently"))),
+    }
 }
 
 fn index(args: &IndexArgs, out: &mut impl Write) -> Result<(), Failure> {

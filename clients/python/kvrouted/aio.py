@@ -1,0 +1,277 @@
+"""The asyncio client: any number of requests in flight on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from os import PathLike, fspath
+from types import TracebackType
+from typing import TypeVar
+
+from . import frames
+from .core import Core, Options
+from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
+from .messages import (
+    Booking,
+    BookingOutcome,
+    BookingReport,
+    Hello,
+    OverlapReply,
+    Prompt,
+    RouteReply,
+    RouteRequest,
+    Session,
+    Worker,
+    WorkerInfo,
+    WorkersPage,
+)
+
+AnyReply = TypeVar("AnyReply")
+_Answer = frames.Reply | ProtocolError
+
+_READ_BYTES = 1 << 18
+
+
+class AsyncClient:
+    """A connection to a daemon, made when it is first needed and again when it broke.
+
+    For the tasks of one event loop. A task that is cancelled while it waits for a booking leaves none behind:
+    the client frees what comes too late.
+    """
+
+    def __init__(self, path: str | PathLike[str], options: Options | None = None) -> None:
+        self.path = fspath(path)
+        self.options = options or Options()
+        self._core = Core(self.options)
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self._waiting: dict[int, asyncio.Future[_Answer]] = {}
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def session(self) -> Session:
+        """What this client's connections are known by; for the options of another that shares its bookings."""
+        return self._core.session
+
+    async def close(self) -> None:
+        """Closes the connection. What is booked stays so for the daemon's grace."""
+        reading, self._reading = self._reading, None
+        self._lose(ConnectionLost("the client was closed"))
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def connect(self, *, timeout_s: float | None = None) -> Hello:
+        """Connects and learns the workers, so that the first decision can already be made without the daemon."""
+        deadline = self._deadline(timeout_s)
+        hello = await self._connected(deadline)
+        await self._learn(None, deadline)
+        return hello
+
+    async def hello(self, *, timeout_s: float | None = None) -> Hello:
+        """What the daemon says of itself."""
+        return await self._connected(self._deadline(timeout_s))
+
+    async def route(self, request: RouteRequest, *, timeout_s: float | None = None) -> RouteReply:
+        """As `Client.route`."""
+        deadline = self._deadline(timeout_s)
+        try:
+            return await self._ask(lambda at: self._core.route(at, request), RouteReply, deadline, hashed=request)
+        except Unreachable as why:
+            return self._core.decide_alone(request, why)
+        except RemoteError as why:
+            if why.kind != "draining":
+                raise
+            return self._core.decide_alone(request, why)
+
+    async def overlap(self, prompt: Prompt, *, timeout_s: float | None = None) -> OverlapReply:
+        """Who holds how much of a prompt?"""
+        deadline = self._deadline(timeout_s)
+        return await self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
+
+    async def workers(
+        self, *, space_id: int | None = None, timeout_s: float | None = None
+    ) -> tuple[WorkerInfo, ...]:
+        """The workers of a space, or of all."""
+        return await self._learn(space_id, self._deadline(timeout_s))
+
+    async def prefill_complete(
+        self, booking: Booking | None, prefill_us: int = 0, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """As `Client.prefill_complete`."""
+        if booking is None:
+            return None
+        told = booking
+        return await self._tell(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
+
+    async def output_progress(
+        self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """As `Client.output_progress`."""
+        if booking is None:
+            return None
+        told = booking
+        return await self._tell(told, lambda at: frames.encode_output_progress(at, told, output_tokens), timeout_s)
+
+    async def served(
+        self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """As `Client.served`."""
+        if booking is None:
+            return None
+        told = booking
+        return await self._tell(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
+
+    async def free(self, booking: Booking | None, *, timeout_s: float | None = None) -> BookingOutcome | None:
+        """As `Client.free`."""
+        if booking is None:
+            return None
+        told = booking
+        return await self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
+
+    # ---- underneath --------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
+
+    async def _tell(
+        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
+    ) -> BookingOutcome | None:
+        try:
+            return (await self._ask(say, BookingReport, self._deadline(timeout_s))).outcome
+        except Unreachable:
+            # Saying it twice changes nothing.
+            self._core.owe(booking, say)
+            return None
+
+    async def _learn(self, space_id: int | None, deadline: float) -> tuple[WorkerInfo, ...]:
+        found: list[WorkerInfo] = []
+        cursor = 0
+        while True:
+            page = await self._ask(partial(frames.encode_workers, space_id=space_id, cursor=cursor), WorkersPage, deadline)
+            found.extend(page.workers)
+            if space_id is None:
+                self._core.fleet.take_page(page, cursor)
+            if page.next_cursor <= cursor:
+                return tuple(found)
+            cursor = page.next_cursor
+
+    async def _ask(
+        self, build: Callable[[int], bytes], kind: type[AnyReply], deadline: float, *, hashed: Prompt | None = None
+    ) -> AnyReply:
+        """Asks, once more on another connection if this one breaks, and as tokens where hashes do not fit."""
+        broke = False
+        while True:
+            await self._connected(deadline)
+            # A daemon that was silent is left alone as one that is gone.
+            self._core.check_backoff(time.monotonic())
+            correlation_id = self._core.take_id()
+            frame = build(correlation_id)
+            try:
+                reply = await self._exchange(self._core.ahead(time.monotonic()) + frame, correlation_id, deadline)
+            except ConnectionLost:
+                if broke:
+                    raise
+                broke = True
+                continue
+            if isinstance(reply, kind):
+                return reply
+            if not isinstance(reply, RemoteError):
+                raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
+            if hashed is None or not self._core.hashes_refused(hashed, reply):
+                raise reply
+
+    async def _exchange(self, data: bytes, correlation_id: int, deadline: float) -> frames.Reply:
+        if self._writer is None or self._writer.is_closing():
+            raise ConnectionLost("the connection to the daemon broke")
+        coming: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = coming
+        self._writer.write(data)
+        try:
+            reply = await asyncio.wait_for(coming, max(deadline - time.monotonic(), 0))
+        except asyncio.TimeoutError as error:
+            self._core.failed(time.monotonic())
+            raise DeadlineExceeded("the daemon did not answer in time") from error
+        finally:
+            # From here on its reply is one that nobody waits for.
+            self._waiting.pop(correlation_id, None)
+        if isinstance(reply, ProtocolError):
+            raise reply
+        return reply
+
+    async def _connected(self, deadline: float) -> Hello:
+        async with self._connecting:
+            if self._writer is not None and self._writer.is_closing():
+                # A send failed; that the stream has ended is still to be read.
+                self._lose(ConnectionLost("the connection to the daemon broke"))
+            if self._writer is not None and self._core.hello is not None:
+                return self._core.hello
+            self._core.check_backoff(time.monotonic())
+            try:
+                await self._open(deadline)
+                correlation_id, frame = self._core.opening()
+                self._core.opened(await self._exchange(frame, correlation_id, deadline))
+            except BaseException as error:
+                self._core.failed(time.monotonic())
+                self._lose(error if isinstance(error, ConnectionLost) else ConnectionLost("no hello"))
+                raise
+            assert self._core.hello is not None
+            return self._core.hello
+
+    async def _open(self, deadline: float) -> None:
+        opening = asyncio.open_unix_connection(self.path)
+        try:
+            reader, writer = await asyncio.wait_for(opening, max(deadline - time.monotonic(), 0))
+        except (OSError, asyncio.TimeoutError) as error:
+            raise Unreachable(f"cannot connect to {self.path}: {error}") from error
+        self._writer = writer
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader, writer))
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hands replies to whoever waits for them, until the connection ends."""
+        why: ConnectionLost | None = None
+        try:
+            while data := await reader.read(_READ_BYTES):
+                self._core.feed(data)
+                while (found := self._core.next_reply()) is not None:
+                    self._hand_out(*found)
+        except OSError as error:
+            why = ConnectionLost(f"the connection to the daemon broke: {error}")
+        except ProtocolError as error:
+            why = ConnectionLost(str(error))
+        if self._writer is writer:
+            self._lose(why or ConnectionLost("the daemon has closed the connection"))
+
+    def _hand_out(self, correlation_id: int, reply: _Answer) -> None:
+        if correlation_id == 0 and isinstance(reply, RemoteError) and self._waiting:
+            # A connection that is refused is told so on no request's id: its hello is what waits.
+            correlation_id = min(self._waiting)
+        coming = self._waiting.pop(correlation_id, None)
+        if coming is not None and not coming.done():
+            self._core.claimed(correlation_id)
+            coming.set_result(reply)
+            return
+        follow_up = self._core.stray(correlation_id, reply)
+        if follow_up and self._writer is not None and not self._writer.is_closing():
+            self._writer.write(follow_up)
+
+    def _lose(self, why: BaseException) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.close()
+        self._core.closed()
+        waiting, self._waiting = self._waiting, {}
+        for coming in waiting.values():
+            if not coming.done():
+                coming.set_exception(why)

@@ -1,0 +1,277 @@
+"""The blocking client, for one thread."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from os import PathLike, fspath
+from types import TracebackType
+from typing import TypeVar
+
+from . import frames
+from .core import Core, Options
+from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
+from .messages import (
+    Booking,
+    BookingOutcome,
+    BookingReport,
+    Hello,
+    OverlapReply,
+    Prompt,
+    RouteReply,
+    RouteRequest,
+    Session,
+    Worker,
+    WorkerInfo,
+    WorkersPage,
+)
+
+AnyReply = TypeVar("AnyReply")
+
+_READ_BYTES = 1 << 18
+
+
+class Client:
+    """A connection to a daemon, made when it is first needed and again when it broke.
+
+    Not to be used by two threads at once: give each a client of its own, and all the same `session` in their
+    options, so that a booking made by one can be freed by another.
+    """
+
+    def __init__(self, path: str | PathLike[str], options: Options | None = None) -> None:
+        self.path = fspath(path)
+        self.options = options or Options()
+        self._core = Core(self.options)
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def session(self) -> Session:
+        """What this client's connections are known by; for the options of another that shares its bookings."""
+        return self._core.session
+
+    def close(self) -> None:
+        """Closes the connection. What is booked stays so for the daemon's grace."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._core.closed()
+
+    def connect(self, *, timeout_s: float | None = None) -> Hello:
+        """Connects and learns the workers, so that the first decision can already be made without the daemon."""
+        deadline = self._deadline(timeout_s)
+        hello = self._connected(deadline)
+        self._learn(None, deadline)
+        return hello
+
+    def hello(self, *, timeout_s: float | None = None) -> Hello:
+        """What the daemon says of itself."""
+        return self._connected(self._deadline(timeout_s))
+
+    def route(self, request: RouteRequest, *, timeout_s: float | None = None) -> RouteReply:
+        """Which worker should run a prompt?
+
+        Look at `decided_by`: where no daemon answers in time the client decides alone, if its options allow it.
+        Raises RemoteError for the daemon's refusals, Unreachable where nobody could decide.
+        """
+        deadline = self._deadline(timeout_s)
+        try:
+            reply = self._ask(lambda at: self._core.route(at, request), RouteReply, deadline, hashed=request)
+        except Unreachable as why:
+            return self._core.decide_alone(request, why)
+        except RemoteError as why:
+            if why.kind != "draining":
+                raise
+            return self._core.decide_alone(request, why)
+        return reply
+
+    def overlap(self, prompt: Prompt, *, timeout_s: float | None = None) -> OverlapReply:
+        """Who holds how much of a prompt?"""
+        deadline = self._deadline(timeout_s)
+        return self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
+
+    def workers(self, *, space_id: int | None = None, timeout_s: float | None = None) -> tuple[WorkerInfo, ...]:
+        """The workers of a space, or of all."""
+        deadline = self._deadline(timeout_s)
+        self._connected(deadline)
+        return self._learn(space_id, deadline)
+
+    def prefill_complete(
+        self, booking: Booking | None, prefill_us: int = 0, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """Says that a booked prompt has been computed, in so many microseconds (0 = not said).
+
+        None: nothing was booked, or it will be said once the daemon can be reached again.
+        """
+        if booking is None:
+            return None
+        told = booking
+        return self._tell(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
+
+    def output_progress(
+        self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """Says how many tokens a booked request has produced so far. None: as for `prefill_complete`."""
+        if booking is None:
+            return None
+        told = booking
+        return self._tell(told, lambda at: frames.encode_output_progress(at, told, output_tokens), timeout_s)
+
+    def served(
+        self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
+    ) -> BookingOutcome | None:
+        """Says that another worker than the first runs a booked request. None: as for `prefill_complete`."""
+        if booking is None:
+            return None
+        told = booking
+        return self._tell(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
+
+    def free(self, booking: Booking | None, *, timeout_s: float | None = None) -> BookingOutcome | None:
+        """Says that a booked request has ended, however it ended. None: as for `prefill_complete`."""
+        if booking is None:
+            return None
+        told = booking
+        return self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
+
+    # ---- underneath --------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
+
+    def _tell(
+        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
+    ) -> BookingOutcome | None:
+        try:
+            return self._ask(say, BookingReport, self._deadline(timeout_s)).outcome
+        except Unreachable:
+            # Saying it twice changes nothing.
+            self._core.owe(booking, say)
+            return None
+
+    def _learn(self, space_id: int | None, deadline: float) -> tuple[WorkerInfo, ...]:
+        found: list[WorkerInfo] = []
+        cursor = 0
+        while True:
+            page = self._ask(partial(frames.encode_workers, space_id=space_id, cursor=cursor), WorkersPage, deadline)
+            found.extend(page.workers)
+            if space_id is None:
+                self._core.fleet.take_page(page, cursor)
+            if page.next_cursor <= cursor:
+                return tuple(found)
+            cursor = page.next_cursor
+
+    def _ask(
+        self, build: Callable[[int], bytes], kind: type[AnyReply], deadline: float, *, hashed: Prompt | None = None
+    ) -> AnyReply:
+        """Asks, once more on another connection if this one breaks, and as tokens where hashes do not fit."""
+        broke = False
+        while True:
+            self._connected(deadline)
+            # A daemon that was silent is left alone as one that is gone.
+            self._core.check_backoff(time.monotonic())
+            correlation_id = self._core.take_id()
+            frame = build(correlation_id)
+            try:
+                self._send(self._core.ahead(time.monotonic()) + frame, deadline)
+                reply = self._recv(correlation_id, deadline)
+            except ConnectionLost:
+                if broke:
+                    raise
+                broke = True
+                continue
+            if isinstance(reply, kind):
+                return reply
+            if not isinstance(reply, RemoteError):
+                raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
+            if hashed is None or not self._core.hashes_refused(hashed, reply):
+                raise reply
+
+    def _connected(self, deadline: float) -> Hello:
+        if self._socket is not None and self._core.hello is not None:
+            return self._core.hello
+        self._core.check_backoff(time.monotonic())
+        try:
+            self._socket = self._open(deadline)
+            correlation_id, frame = self._core.opening()
+            self._send(frame, deadline)
+            self._core.opened(self._recv(correlation_id, deadline))
+        except BaseException:
+            self._core.failed(time.monotonic())
+            self.close()
+            raise
+        assert self._core.hello is not None
+        return self._core.hello
+
+    def _open(self, deadline: float) -> socket.socket:
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            opened.settimeout(max(deadline - time.monotonic(), 1e-3))
+            opened.connect(self.path)
+        except OSError as error:
+            opened.close()
+            raise Unreachable(f"cannot connect to {self.path}: {error}") from error
+        return opened
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            self._socket.sendall(data)
+        except TimeoutError as error:
+            # Part of a frame may have been sent: the connection is of no more use.
+            self._core.failed(time.monotonic())
+            self.close()
+            raise DeadlineExceeded("the daemon takes no more requests") from error
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"the connection to the daemon broke: {error}") from error
+
+    def _recv(self, wanted: int, deadline: float) -> frames.Reply:
+        """Waits for the reply with this id. The daemon's errors are replies."""
+        while True:
+            try:
+                found = self._core.next_reply()
+            except ProtocolError:
+                self.close()
+                raise
+            if found is None:
+                self._read(deadline)
+                continue
+            correlation_id, reply = found
+            # A connection that is refused is told so on no request's id.
+            refused = correlation_id == 0 and isinstance(reply, RemoteError)
+            if correlation_id != wanted and not refused:
+                follow_up = self._core.stray(correlation_id, reply)
+                if follow_up:
+                    self._send(follow_up, deadline)
+                continue
+            self._core.claimed(wanted)
+            if isinstance(reply, ProtocolError):
+                raise reply
+            return reply
+
+    def _read(self, deadline: float) -> None:
+        assert self._socket is not None
+        left = deadline - time.monotonic()
+        try:
+            self._socket.settimeout(max(left, 1e-6))
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError as error:
+            self._core.failed(time.monotonic())
+            raise DeadlineExceeded("the daemon did not answer in time") from error
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"the connection to the daemon broke: {error}") from error
+        if not data:
+            self.close()
+            raise ConnectionLost("the daemon has closed the connection")
+        self._core.feed(data)

@@ -1,0 +1,468 @@
+"""Bytes and messages: the frame header, requests into frames, bodies into replies. No sockets, no clock."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flatbuffers
+
+from .errors import InvalidRequest, ProtocolError, RemoteError, error_name
+from .hashing import token_bytes
+from .messages import (
+    FEATURES,
+    REPLY_NOTES,
+    TRUST_REASONS,
+    Booking,
+    BookingOutcome,
+    BookingReport,
+    Candidate,
+    CostTerms,
+    DeviceClass,
+    Hello,
+    Limits,
+    MatchStatus,
+    Mode,
+    OverlapEntry,
+    OverlapReply,
+    Overrides,
+    PoolRole,
+    Prompt,
+    Removal,
+    RouteReply,
+    RouteRequest,
+    Scheme,
+    Session,
+    Space,
+    TierBlocks,
+    Trust,
+    TrustLevel,
+    Window,
+    Worker,
+    WorkerInfo,
+    WorkersPage,
+    WorkerState,
+    named_bits,
+)
+from .schema_generated import routing_generated as fb
+
+PROTOCOL_VERSION = 1
+IDENTIFIER = b"KVRT"
+HEADER_BYTES = 16
+EVERY_SPACE = 2**32 - 1
+#: No body is this large; a header that says so is not one.
+BODY_BYTES_CEILING = 64 << 20
+_ALIGN_BYTES = 8
+_HEADER = struct.Struct("<IBBHQ")
+_SIDES = ("gateway", "worker", "kernel", "config", "daemon")
+
+Reply = Hello | RouteReply | BookingReport | OverlapReply | WorkersPage | RemoteError
+
+
+class Header(NamedTuple):
+    """The 16 bytes before every body."""
+
+    body_bytes: int
+    kind: int
+    correlation_id: int
+
+
+def parse_header(data: bytes | bytearray | memoryview) -> Header:
+    """Reads a header of this version; raises ProtocolError for one that cannot be trusted."""
+    body_bytes, kind, flags, version, correlation_id = _HEADER.unpack_from(data)
+    if kind == 0 or flags != 0 or body_bytes % _ALIGN_BYTES or body_bytes > BODY_BYTES_CEILING:
+        raise ProtocolError(f"the daemon sent no frame header: kind {kind}, flags {flags}, {body_bytes} bytes")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the daemon sent a frame of protocol version {version}")
+    return Header(body_bytes, kind, correlation_id)
+
+
+# ---- requests ---------------------------------------------------------------------------------------
+
+
+class _Builder(flatbuffers.Builder):  # type: ignore[misc]
+    """The package's builder, with what it lacks: optional strings and vectors of packed elements."""
+
+    def text(self, value: str | None) -> int:
+        return int(self.CreateString(value)) if value else 0
+
+    def packed(self, element_bytes: int, align_bytes: int, elements: bytes) -> int:
+        self.StartVector(element_bytes, len(elements) // element_bytes, align_bytes)
+        # One copy instead of a call for each element.
+        self.head -= len(elements)
+        self.Bytes[self.head : self.head + len(elements)] = elements
+        return int(self.EndVector())
+
+    def offsets(self, values: Sequence[int]) -> int:
+        return self.packed_offsets(values) if values else 0
+
+    def packed_offsets(self, values: Sequence[int]) -> int:
+        self.StartVector(4, len(values), 4)
+        for value in reversed(values):
+            self.PrependUOffsetTRelative(value)
+        return int(self.EndVector())
+
+    def frame(self, kind: int, correlation_id: int, root: int) -> bytes:
+        self.Finish(root, file_identifier=IDENTIFIER)
+        body = self.Output()
+        padding = -len(body) % _ALIGN_BYTES
+        header = _HEADER.pack(len(body) + padding, kind, 0, PROTOCOL_VERSION, correlation_id)
+        return b"".join((header, body, bytes(padding)))
+
+
+def _pack(layout: str, rows: Sequence[tuple[int, ...]]) -> bytes:
+    try:
+        return b"".join(struct.pack(layout, *row) for row in rows)
+    except struct.error as error:
+        raise InvalidRequest(f"a number is out of its range: {error}") from error
+
+
+def encode_hello(correlation_id: int, client_name: str, session: Session) -> bytes:
+    builder = _Builder(256)
+    name = builder.text(client_name)
+    fb.HelloStart(builder)
+    fb.HelloAddVersionMin(builder, PROTOCOL_VERSION)
+    fb.HelloAddVersionMax(builder, PROTOCOL_VERSION)
+    if name:
+        fb.HelloAddClientName(builder, name)
+    fb.HelloAddSession(builder, fb.CreateSessionToken(builder, session.hi, session.lo))
+    return builder.frame(fb.Kind.Hello, correlation_id, fb.HelloEnd(builder))
+
+
+def _question(builder: _Builder, prompt: Prompt) -> list[tuple[str, int]]:
+    """What says which prompt it is, the same in every request that has one: field name and encoded value."""
+    fields = []
+    if prompt.tokens is not None:
+        fields.append(("Tokens", builder.packed(4, 4, token_bytes(prompt.tokens))))
+    else:
+        hashes = [(hash_of,) for hash_of in prompt.local_hashes or ()]
+        fields.append(("LocalHashes", builder.packed(8, 8, _pack("<Q", hashes))))
+        fields.append(("Scheme", _scheme(builder, prompt.scheme or Scheme(0))))
+        fields.append(("TokenCount", prompt.token_count or 0))
+    if prompt.lora:
+        fields.append(("Lora", builder.text(prompt.lora)))
+    if prompt.salt:
+        fields.append(("Salt", builder.text(prompt.salt)))
+    if prompt.media:
+        fields.append(("Media", builder.packed(16, 8, _pack("<I4xQ", list(prompt.media)))))
+    return fields
+
+
+def _scheme(builder: _Builder, scheme: Scheme) -> int:
+    fb.SchemeStart(builder)
+    fb.SchemeAddBlockSize(builder, scheme.block_size)
+    fb.SchemeAddWindow(builder, scheme.window)
+    return int(fb.SchemeEnd(builder))
+
+
+def _overrides(builder: _Builder, overrides: Overrides) -> int:
+    fb.OverridesStart(builder)
+    fb.OverridesAddMode(builder, overrides.mode)
+    optional: list[tuple[Callable[..., None], object]] = [
+        (fb.OverridesAddDeviceCredit, overrides.device_credit),
+        (fb.OverridesAddPrefillLoadScale, overrides.prefill_load_scale),
+        (fb.OverridesAddTemperature, overrides.temperature),
+        (fb.OverridesAddSharedMultiplier, overrides.shared_multiplier),
+        (fb.OverridesAddAssumeKvReuse, overrides.assume_kv_reuse),
+        (fb.OverridesAddTrackPrefillTokens, overrides.track_prefill_tokens),
+    ]
+    for add, value in optional:
+        if value is not None:
+            add(builder, value)
+    return int(fb.OverridesEnd(builder))
+
+
+def _taint(builder: _Builder, key: str, weight: float) -> int:
+    name = builder.CreateString(key)
+    fb.TaintStart(builder)
+    fb.TaintAddKey(builder, name)
+    fb.TaintAddWeight(builder, weight)
+    return int(fb.TaintEnd(builder))
+
+
+def encode_route(correlation_id: int, space_id: int, request: RouteRequest) -> bytes:
+    """A route. Raises InvalidRequest for numbers that no frame can hold."""
+    builder = _Builder(1024)
+    fields = _question(builder, request)
+    vectors = [
+        ("RequestId", builder.text(request.book)),
+        ("RequiredTaints", builder.offsets([builder.CreateString(taint) for taint in request.required_taints])),
+        ("PreferredTaints", builder.offsets([_taint(builder, *taint) for taint in request.preferred_taints.items()])),
+        ("Overrides", _overrides(builder, request.overrides) if request.overrides else 0),
+        ("AffinitySession", builder.text(request.affinity_session)),
+    ]
+    if request.allow is not None:
+        vectors.append(("Allow", builder.packed(16, 8, _pack("<QI4x", [tuple(worker) for worker in request.allow]))))
+    if request.shared_hits:
+        vectors.append(("SharedHits", builder.packed(8, 4, _pack("<II", list(request.shared_hits)))))
+    fields += [(name, offset) for name, offset in vectors if offset]
+    numbers: list[tuple[str, float]] = [
+        ("SpaceId", space_id),
+        ("MustUnderstand", request.must_understand),
+        ("Attempt", request.attempt),
+        ("Book", request.book is not None),
+        ("Explain", request.explain),
+        ("CandidatesMax", request.candidates_max),
+        ("ExpectedOutputTokens", request.expected_output_tokens),
+        ("Priority", request.priority),
+        ("PriorityJump", request.priority_jump),
+        ("DeadlineUs", request.deadline_us),
+    ]
+    fb.RouteStart(builder)
+    _add(builder, "Route", [*fields, *numbers])
+    if request.pin is not None:
+        fb.RouteAddPin(builder, fb.CreateWorkerRef(builder, *request.pin))
+    return builder.frame(fb.Kind.Route, correlation_id, fb.RouteEnd(builder))
+
+
+def encode_overlap(correlation_id: int, space_id: int, prompt: Prompt) -> bytes:
+    builder = _Builder(1024)
+    fields = _question(builder, prompt)
+    fb.OverlapStart(builder)
+    _add(builder, "Overlap", [*fields, ("SpaceId", space_id)])
+    return builder.frame(fb.Kind.Overlap, correlation_id, fb.OverlapEnd(builder))
+
+
+def _add(builder: _Builder, table: str, fields: Sequence[tuple[str, Any]]) -> None:
+    for name, value in fields:
+        try:
+            getattr(fb, f"{table}Add{name}")(builder, value)
+        except (TypeError, struct.error) as error:
+            raise InvalidRequest(f"{name} cannot be {value!r}: {error}") from error
+
+
+def encode_prefill_complete(correlation_id: int, booking: Booking, prefill_us: int) -> bytes:
+    builder = _Builder(128)
+    fb.PrefillCompleteStart(builder)
+    fb.PrefillCompleteAddBooking(builder, fb.CreateBookingHandle(builder, booking.slot, booking.generation))
+    fb.PrefillCompleteAddPrefillUs(builder, prefill_us)
+    return builder.frame(fb.Kind.PrefillComplete, correlation_id, fb.PrefillCompleteEnd(builder))
+
+
+def encode_free(correlation_id: int, booking: Booking) -> bytes:
+    builder = _Builder(128)
+    fb.FreeStart(builder)
+    fb.FreeAddBooking(builder, fb.CreateBookingHandle(builder, booking.slot, booking.generation))
+    return builder.frame(fb.Kind.Free, correlation_id, fb.FreeEnd(builder))
+
+
+def encode_free_request(correlation_id: int, request_id: str, attempt: int) -> bytes:
+    """A free of whatever is booked under this name."""
+    builder = _Builder(128)
+    name = builder.text(request_id)
+    fb.FreeStart(builder)
+    fb.FreeAddRequestId(builder, name)
+    fb.FreeAddAttempt(builder, attempt)
+    return builder.frame(fb.Kind.Free, correlation_id, fb.FreeEnd(builder))
+
+
+def encode_output_progress(correlation_id: int, booking: Booking, output_tokens: int) -> bytes:
+    builder = _Builder(128)
+    fb.OutputProgressStart(builder)
+    fb.OutputProgressAddBooking(builder, fb.CreateBookingHandle(builder, booking.slot, booking.generation))
+    fb.OutputProgressAddOutputTokens(builder, output_tokens)
+    return builder.frame(fb.Kind.OutputProgress, correlation_id, fb.OutputProgressEnd(builder))
+
+
+def encode_served(correlation_id: int, booking: Booking, worker: Worker) -> bytes:
+    builder = _Builder(128)
+    fb.ServedStart(builder)
+    fb.ServedAddBooking(builder, fb.CreateBookingHandle(builder, booking.slot, booking.generation))
+    fb.ServedAddWorker(builder, fb.CreateWorkerRef(builder, *worker))
+    return builder.frame(fb.Kind.Served, correlation_id, fb.ServedEnd(builder))
+
+
+def encode_workers(correlation_id: int, space_id: int | None, cursor: int) -> bytes:
+    builder = _Builder(128)
+    fb.WorkersStart(builder)
+    fb.WorkersAddSpaceId(builder, EVERY_SPACE if space_id is None else space_id)
+    fb.WorkersAddCursor(builder, cursor)
+    return builder.frame(fb.Kind.Workers, correlation_id, fb.WorkersEnd(builder))
+
+
+# ---- replies ----------------------------------------------------------------------------------------
+
+
+def decode_reply(kind: int, body: bytes, instance_id: int) -> Reply:
+    """A reply in its body. `instance_id` is that of the daemon on this connection.
+
+    Raises ProtocolError for a body that is not what its header says.
+    """
+    decode = _DECODERS.get(kind)
+    if decode is None:
+        raise ProtocolError(f"the daemon sent a frame of kind {kind}, which is no reply that this client knows")
+    if body[4:8] != IDENTIFIER:
+        raise ProtocolError("a body does not carry the identifier KVRT")
+    try:
+        reply: Reply = decode(body, instance_id)
+    except (struct.error, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a reply of kind {kind} cannot be read: {error!r}") from error
+    return reply
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode() if value else ""
+
+
+def _listed(length: int, at: Callable[[int], Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
+    return tuple(convert(at(index)) for index in range(length))
+
+
+def _worker(table: Any) -> Worker:
+    return Worker(table.WorkerId(), table.DpRank())
+
+
+def _tiers(struct_: Any) -> TierBlocks:
+    if struct_ is None:
+        return TierBlocks()
+    return TierBlocks(struct_.Device(), struct_.Host(), struct_.Disk(), struct_.External())
+
+
+def _trust(struct_: Any) -> Trust:
+    if struct_ is None:
+        return Trust()
+    reasons = named_bits(struct_.Reasons(), TRUST_REASONS)
+    level, since, seq = struct_.Level(), struct_.SinceUnixMs(), struct_.AsOfSeq()
+    return Trust(TrustLevel(level), reasons, since, seq, struct_.AsOfUnixMs())
+
+
+def _decode_scheme(table: Any) -> Scheme:
+    known = table is not None and table.Window() in (Window.PLAIN, Window.BIGRAM) and table.SeedRule() == 0
+    # A way of hashing that is not known here is as good as none: tokens are sent then.
+    return Scheme(table.BlockSize(), Window(table.Window())) if known else Scheme(0)
+
+
+def _space(table: Any) -> Space:
+    role = PoolRole(table.Role())
+    return Space(table.SpaceId(), _text(table.Model()), _text(table.Namespace()), role, _decode_scheme(table.Scheme()))
+
+
+def _hello(body: bytes, _: int) -> Hello:
+    table = fb.HelloReply.GetRootAs(body)
+    limits = table.Limits()
+    return Hello(
+        version=table.Version(),
+        instance_id=table.InstanceId(),
+        limits=Limits(
+            frame_body_bytes_max=limits.FrameBodyBytesMax(),
+            prompt_tokens_max=limits.PromptTokensMax(),
+            candidates_max=limits.CandidatesMax(),
+            workers_page_max=limits.WorkersPageMax(),
+            bookings_per_session_max=limits.BookingsPerSessionMax(),
+        ),
+        features=named_bits(table.Features(), FEATURES),
+        spaces=_listed(table.SpacesLength(), table.Spaces, _space),
+        admin_socket=_text(table.AdminSocket()) or None,
+    )
+
+
+_TERMS = tuple(CostTerms.__dataclass_fields__)
+
+
+def _terms(table: Any) -> CostTerms | None:
+    if table is None:
+        return None
+    return CostTerms(*(getattr(table, "".join(map(str.capitalize, name.split("_"))))() for name in _TERMS))
+
+
+def _candidate(table: Any) -> Candidate:
+    return Candidate(
+        worker=_worker(table),
+        name=_text(table.Name()),
+        overlap=_tiers(table.Overlap()),
+        trust=_trust(table.Trust()),
+        cost=table.Cost(),
+        state=WorkerState(table.State()),
+        terms=_terms(table.Terms()),
+    )
+
+
+def _removal(table: Any) -> Removal:
+    return Removal(_text(table.Rule()), _listed(table.WorkersLength(), table.Workers, _worker))
+
+
+def _route(body: bytes, instance_id: int) -> RouteReply:
+    table = fb.RouteReply.GetRootAs(body)
+    handle = table.Booking()
+    booked = handle is not None and (handle.Slot(), handle.Generation()) != (0, 0)
+    return RouteReply(
+        candidates=_listed(table.CandidatesLength(), table.Candidates, _candidate),
+        eligible=table.Eligible(),
+        match=MatchStatus(table.Match()),
+        notes=named_bits(table.Notes(), REPLY_NOTES),
+        request_blocks=table.RequestBlocks(),
+        policy_version=table.PolicyVersion(),
+        fleet_version=table.FleetVersion(),
+        index_epoch=table.IndexEpoch(),
+        booking=Booking(handle.Slot(), handle.Generation(), instance_id) if booked else None,
+        removed=_listed(table.RemovedLength(), table.Removed, _removal),
+        ties=table.Ties(),
+        nobody=error_name(table.Nobody()) if table.Nobody() else None,
+        retry_after_us=table.RetryAfterUs(),
+        mode=Mode(table.Mode()),
+    )
+
+
+def _report(reply: Any) -> Callable[[bytes, int], BookingReport]:
+    def decode(body: bytes, _: int) -> BookingReport:
+        table = reply.GetRootAs(body)
+        return BookingReport(BookingOutcome(table.Outcome()), table.InstanceId())
+
+    return decode
+
+
+def _overlap(body: bytes, _: int) -> OverlapReply:
+    table = fb.OverlapReply.GetRootAs(body)
+
+    def entry(row: Any) -> OverlapEntry:
+        return OverlapEntry(_worker(row), _tiers(row.Overlap()), _trust(row.Trust()))
+
+    return OverlapReply(
+        workers=_listed(table.WorkersLength(), table.Workers, entry),
+        match=MatchStatus(table.Match()),
+        request_blocks=table.RequestBlocks(),
+        notes=named_bits(table.Notes(), REPLY_NOTES),
+    )
+
+
+def _worker_info(table: Any) -> WorkerInfo:
+    return WorkerInfo(
+        worker=_worker(table),
+        space_id=table.SpaceId(),
+        name=_text(table.Name()),
+        state=WorkerState(table.State()),
+        device_class=DeviceClass(table.DeviceClass()),
+        weight=table.Weight(),
+        capacity_blocks=table.CapacityBlocks(),
+        batched_tokens_max=table.BatchedTokensMax(),
+        taints=_listed(table.TaintsLength(), table.Taints, _text),
+        trust=_trust(table.Trust()),
+    )
+
+
+def _workers(body: bytes, _: int) -> WorkersPage:
+    table = fb.WorkersReply.GetRootAs(body)
+    workers = _listed(table.WorkersLength(), table.Workers, _worker_info)
+    return WorkersPage(workers, table.NextCursor(), table.FleetVersion())
+
+
+def _error(body: bytes, _: int) -> RemoteError:
+    table = fb.Error.GetRootAs(body)
+    # A side that is not known here is somebody else's: the daemon's.
+    side = _SIDES[min(table.Side(), len(_SIDES) - 1)]
+    code, retryable, after_us = table.Code(), table.Retryable(), table.RetryAfterUs()
+    return RemoteError(code, side, retryable, after_us, _text(table.Message()), _text(table.Remedy()))
+
+
+_DECODERS: dict[int, Callable[[bytes, int], Any]] = {
+    fb.Kind.HelloReply: _hello,
+    fb.Kind.RouteReply: _route,
+    fb.Kind.PrefillCompleteReply: _report(fb.PrefillCompleteReply),
+    fb.Kind.FreeReply: _report(fb.FreeReply),
+    fb.Kind.OutputProgressReply: _report(fb.OutputProgressReply),
+    fb.Kind.ServedReply: _report(fb.ServedReply),
+    fb.Kind.OverlapReply: _overlap,
+    fb.Kind.WorkersReply: _workers,
+    fb.Kind.Error: _error,
+}

@@ -1,0 +1,442 @@
+"""What is asked and what is answered, as plain values.
+
+Overlaps are in blocks, lengths in tokens, everything else in what the field's name says. A value that this
+version does not know is read as the most cautious one that it does know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from .errors import InvalidRequest
+
+#: Every data-parallel rank of a worker.
+EVERY_RANK = 2**32 - 1
+#: No event batch has been applied yet.
+NO_SEQUENCE = 2**64 - 1
+
+# Names of bits, in the order of schemas/README.md.
+TRUST_REASONS = (
+    "joining", "joined_late", "gap", "disconnected", "undecodable", "scheme_mismatch", "hash_conflict",
+    "ambiguous_store", "unknown_root", "capacity_bound", "hybrid", "unknown_medium", "rank_conflict", "silent",
+    "no_events", "read_contended", "recovering", "isolation_unknown", "unknown_events", "lookahead_hash",
+    "misframed", "memory_bound", "own_decisions", "unchained_hashes",
+)  # fmt: skip
+FEATURES = (
+    "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",
+    "overrides", "constraints", "shared_hits", "progress",
+)  # fmt: skip
+REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down")
+
+#: Tokens: integers of 32 bits, or their little-endian bytes.
+Tokens = Sequence[int] | bytes | bytearray | memoryview
+
+
+def named_bits(bits: int, names: Sequence[str]) -> frozenset[str]:
+    """The names of the bits that are set; one that has no name here is called bit_N."""
+    set_bits = (at for at in range(bits.bit_length()) if bits >> at & 1)
+    return frozenset(names[at] if at < len(names) else f"bit_{at}" for at in set_bits)
+
+
+class Window(IntEnum):
+    """Which tokens a block's hash covers: its own, or the one after as well."""
+
+    PLAIN = 0
+    BIGRAM = 1
+
+
+class PoolRole(IntEnum):
+    """What the workers of a space do."""
+
+    BOTH = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class WorkerState(IntEnum):
+    """Where a worker is in its life."""
+
+    JOINING = 0
+    READY = 1
+    DRAINING = 2
+    DOWN = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> WorkerState:
+        return cls.DOWN
+
+
+class DeviceClass(IntEnum):
+    """What a worker runs on."""
+
+    GPU = 0
+    CPU = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> DeviceClass:
+        return cls.CPU
+
+
+class TrustLevel(IntEnum):
+    """What is known of a worker's cache is worth so much, lowest first."""
+
+    NONE = 0
+    PREDICTED = 1
+    UNPROVEN = 2
+    LOWER_BOUND = 3
+    EXACT = 4
+
+    @classmethod
+    def _missing_(cls, value: object) -> TrustLevel:
+        return cls.NONE
+
+
+class MatchStatus(IntEnum):
+    """Whether a prompt could be looked up at all."""
+
+    MATCHED = 0
+    UNMATCHABLE = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> MatchStatus:
+        return cls.UNMATCHABLE
+
+
+class BookingOutcome(IntEnum):
+    """What became of a report about a booking."""
+
+    APPLIED = 0
+    ALREADY_APPLIED = 1
+    UNKNOWN = 2
+    SUPERSEDED = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> BookingOutcome:
+        return cls.UNKNOWN
+
+
+class Mode(IntEnum):
+    """How a space's policy decides."""
+
+    DEFAULT = 0
+    KV = 1
+    LOAD_AWARE = 2
+    APPROXIMATE = 3
+    LEAST_LOADED = 4
+    POWER_OF_TWO = 5
+    ROUND_ROBIN = 6
+    RANDOM = 7
+    DIRECT = 8
+    DEVICE_AWARE_WEIGHTED = 9
+    LMETRIC = 10
+
+    @classmethod
+    def _missing_(cls, value: object) -> Mode:
+        return cls.DEFAULT
+
+
+class DecidedBy(Enum):
+    """Who made a decision."""
+
+    DAEMON = "daemon"
+    #: This client alone, without the daemon: nothing is booked, and no cache was looked at.
+    FALLBACK = "fallback"
+
+
+class Worker(NamedTuple):
+    """One data-parallel rank of an engine."""
+
+    worker_id: int
+    dp_rank: int = 0
+
+
+class Session(NamedTuple):
+    """128 bits that the connections of a gateway share, and with them their bookings."""
+
+    hi: int
+    lo: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How tokens become block hashes. A block size of 0 is not known yet."""
+
+    block_size: int
+    window: Window = Window.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A model in a namespace, served by workers of one role."""
+
+    space_id: int
+    model: str
+    namespace: str
+    role: PoolRole
+    scheme: Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the daemon takes."""
+
+    frame_body_bytes_max: int
+    prompt_tokens_max: int
+    candidates_max: int
+    workers_page_max: int
+    bookings_per_session_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What the daemon says of itself."""
+
+    version: int
+    #: Drawn when the daemon starts.
+    instance_id: int
+    limits: Limits
+    features: frozenset[str]
+    spaces: tuple[Space, ...]
+    admin_socket: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a request wants otherwise than its space's policy; None keeps the policy's."""
+
+    mode: Mode = Mode.DEFAULT
+    device_credit: float | None = None
+    prefill_load_scale: float | None = None
+    temperature: float | None = None
+    shared_multiplier: float | None = None
+    assume_kv_reuse: bool | None = None
+    track_prefill_tokens: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A prompt of a model: its tokens, or the local hashes of its whole blocks with scheme and token count."""
+
+    model: str
+    #: Needed where the model is served in several.
+    namespace: str | None = None
+    role: PoolRole | None = None
+    tokens: Tokens | None = None
+    local_hashes: Sequence[int] | None = None
+    scheme: Scheme | None = None
+    token_count: int | None = None
+    lora: str | None = None
+    #: The cache salt; prompts of different salts share nothing.
+    salt: str | None = None
+    #: Multimodal objects: (index of the block they touch, hash).
+    media: Sequence[tuple[int, int]] = ()
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.local_hashes is None):
+            raise InvalidRequest("give tokens or local_hashes, one of them")
+        if self.local_hashes is not None and (self.scheme is None or self.token_count is None):
+            raise InvalidRequest("local_hashes need the scheme they were made with and the prompt's token_count")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouteRequest(Prompt):
+    """Which worker should run this prompt?
+
+    Fields that the daemon's version does not serve are refused by name (`RemoteError`, kind `unsupported`).
+    """
+
+    #: Book the chosen worker under this name, unique within the session while the booking lives.
+    book: str | None = None
+    #: Which try of the request this is; a later one takes the booking over.
+    attempt: int = 0
+    explain: bool = False
+    candidates_max: int = 8
+    #: None = every worker.
+    allow: Sequence[Worker] | None = None
+    pin: Worker | None = None
+    required_taints: Sequence[str] = ()
+    preferred_taints: Mapping[str, float] = field(default_factory=dict)
+    expected_output_tokens: int = 0
+    overrides: Overrides | None = None
+    #: Blocks [start, end) that a cache shared by all workers holds.
+    shared_hits: Sequence[tuple[int, int]] = ()
+    affinity_session: str | None = None
+    priority: int = 0
+    priority_jump: float = 0.0
+    #: How long the daemon may queue it, microseconds; 0 = the space's default.
+    deadline_us: int = 0
+    #: Bits of `features` that a daemon must know to answer this.
+    must_understand: int = 0
+    #: What the client hashes in the prompt's place if it decides without the daemon, such as the name of the
+    #: conversation: requests of one key then go to one worker. Never sent.
+    fallback_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierBlocks:
+    """Blocks held, by tier; each counts what extends the tier before."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    external: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far what is known of a worker's cache may be believed, and why not further."""
+
+    level: TrustLevel = TrustLevel.NONE
+    reasons: frozenset[str] = frozenset()
+    since_unix_ms: int = 0
+    #: The last event batch applied, or NO_SEQUENCE.
+    as_of_seq: int = NO_SEQUENCE
+    as_of_unix_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """What a cost was made of, in the order of the computation; in blocks unless the name says otherwise."""
+
+    request_blocks: float
+    cached_tokens: float
+    effective_overlap: float
+    active_prefill_tokens: float
+    decay: float
+    device_credit: float
+    host_credit: float
+    disk_credit: float
+    shared_credit: float
+    prefill: float
+    active_decode_blocks: float
+    additional_decode_blocks: float
+    decode: float
+    active_requests: float
+    active_requests_cost: float
+    capability_weight: float
+    taint_factor: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that may run the prompt."""
+
+    worker: Worker
+    name: str
+    overlap: TierBlocks
+    trust: Trust
+    cost: float
+    state: WorkerState
+    #: When asked to explain.
+    terms: CostTerms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A rule and the workers that it took out of the running."""
+
+    rule: str
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A place booked on a worker. Say when its prefill is complete, and free it however the request ends."""
+
+    slot: int
+    generation: int
+    #: The daemon that holds it; after a restart it is unknown.
+    instance_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteReply:
+    """A decision."""
+
+    #: The chosen one first, then by ascending cost; empty = nobody was eligible.
+    candidates: tuple[Candidate, ...]
+    #: How many were in the running, however many are listed.
+    eligible: int
+    match: MatchStatus
+    notes: frozenset[str]
+    #: Whole blocks of the prompt that were looked up.
+    request_blocks: int
+    policy_version: int
+    fleet_version: int
+    index_epoch: int
+    booking: Booking | None
+    removed: tuple[Removal, ...]
+    #: How many candidates shared the lowest cost.
+    ties: int
+    #: Why nobody was eligible, by the name of an error code; None = somebody was.
+    nobody: str | None = None
+    #: Where nobody was and time may change that, microseconds.
+    retry_after_us: int = 0
+    #: How the first was chosen, and so what costs are costs of.
+    mode: Mode = Mode.DEFAULT
+    decided_by: DecidedBy = DecidedBy.DAEMON
+    #: Why the daemon did not decide.
+    fallback_reason: str | None = None
+
+    @property
+    def best(self) -> Candidate | None:
+        """The chosen worker."""
+        return self.candidates[0] if self.candidates else None
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapEntry:
+    """How much of a prompt a worker holds."""
+
+    worker: Worker
+    overlap: TierBlocks
+    trust: Trust
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapReply:
+    """Who holds how much of a prompt."""
+
+    workers: tuple[OverlapEntry, ...]
+    match: MatchStatus
+    request_blocks: int
+    notes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker, as the fleet knows it."""
+
+    worker: Worker
+    space_id: int
+    name: str
+    state: WorkerState
+    device_class: DeviceClass
+    weight: float
+    #: 0 = not known.
+    capacity_blocks: int
+    batched_tokens_max: int
+    taints: tuple[str, ...]
+    trust: Trust
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersPage:
+    """A part of the fleet."""
+
+    workers: tuple[WorkerInfo, ...]
+    #: Where the next page starts; 0 = this was the last.
+    next_cursor: int
+    fleet_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookingReport:
+    """The answer to what was said of a booking."""
+
+    outcome: BookingOutcome
+    instance_id: int

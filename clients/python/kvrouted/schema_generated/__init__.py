@@ -1,0 +1,1 @@
+"""Generated from schemas/routing.fbs by scripts/gen-schemas."""

@@ -1,0 +1,124 @@
+"""The asyncio client and a real daemon: many requests at once, cancellation, and the daemon's death and return."""
+
+import asyncio
+import unittest
+
+from kvrouted import (
+    AsyncClient,
+    BookingOutcome,
+    DeadlineExceeded,
+    DecidedBy,
+    Options,
+    Prompt,
+    RemoteError,
+    Unreachable,
+    Worker,
+)
+
+from .daemon import PATIENCE_S, Daemon
+from .test_client import ask, prompt
+
+
+async def busy(client: AsyncClient) -> float:
+    """Requests that the workers are busy with."""
+    reply = await client.route(ask(tokens=prompt(999), explain=True))
+    return sum(candidate.terms.active_requests for candidate in reply.candidates)
+
+
+async def until(holds) -> None:
+    async def come() -> None:
+        while not await holds():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(come(), PATIENCE_S)
+
+
+class Asyncio(unittest.IsolatedAsyncioTestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+        cls.addClassCleanup(cls.daemon.remove)
+
+    async def client(self, **options) -> AsyncClient:
+        client = AsyncClient(self.daemon.socket, Options(**{"timeout_s": PATIENCE_S, **options}))
+        self.addAsyncCleanup(client.close)
+        return client
+
+    async def test_many_requests_share_a_connection(self):
+        client = await self.client(hash_locally=True)
+        replies = await asyncio.gather(
+            *(client.route(ask(tokens=prompt(at), book=f"many-{at}")) for at in range(100))
+        )
+        self.assertEqual({reply.decided_by for reply in replies}, {DecidedBy.DAEMON})
+        self.assertEqual(len({reply.booking for reply in replies}), 100)
+        self.assertEqual(await busy(client), 100)
+        done = await asyncio.gather(*(client.prefill_complete(reply.booking, 10) for reply in replies))
+        freed = await asyncio.gather(*(client.free(reply.booking) for reply in replies))
+        self.assertEqual({*done, *freed}, {BookingOutcome.APPLIED})
+        self.assertEqual(await busy(client), 0)
+
+    async def test_questions_and_refusals_are_as_the_blocking_clients(self):
+        client = await self.client()
+        self.assertEqual([info.worker for info in await client.workers()], [Worker(1), Worker(2)])
+        overlap = await client.overlap(Prompt(model="m", tokens=prompt(12345)))
+        self.assertEqual([entry.overlap.device for entry in overlap.workers], [0, 0])
+        await client.route(ask(tokens=prompt(1), book="twice"))
+        with self.assertRaises(RemoteError) as refused:
+            await client.route(ask(tokens=prompt(1), book="twice"))
+        self.assertEqual(refused.exception.kind, "booking_exists")
+        again = await client.route(ask(tokens=prompt(1), book="twice", attempt=1))
+        await client.free(again.booking)
+
+    async def test_a_booking_that_nobody_waits_for_any_more_is_freed(self):
+        client, watcher = await self.client(backoff_s=(0.001, 0.001)), await self.client()
+        await client.connect()
+        await watcher.connect()
+        with self.daemon.silent():
+            cancelled = asyncio.create_task(client.route(ask(tokens=prompt(1), book="cancelled")))
+            await asyncio.sleep(0.05)
+            cancelled.cancel()
+            late = await client.route(ask(tokens=prompt(1), book="late"), timeout_s=0.05)
+            self.assertIs(late.decided_by, DecidedBy.FALLBACK)
+
+        async def nothing_is_booked() -> bool:
+            # Both replies have come: the client has read on past them.
+            decided = await client.route(ask(tokens=prompt(2)))
+            return decided.decided_by is DecidedBy.DAEMON and await busy(watcher) == 0
+
+        await until(nothing_is_booked)
+
+    async def test_tasks_decide_alone_while_the_daemon_is_gone_and_find_it_again(self):
+        client = await self.client(backoff_s=(0.01, 0.05))
+        first = (await client.connect()).instance_id
+        held = (await client.route(ask(tokens=prompt(1), book="held"))).booking
+        self.daemon.kill()
+        alone = await asyncio.gather(*(client.route(ask(tokens=prompt(at), book=f"a-{at}")) for at in range(40)))
+        self.assertEqual({reply.decided_by for reply in alone}, {DecidedBy.FALLBACK})
+        self.assertEqual({reply.best.worker for reply in alone}, {Worker(1), Worker(2)})
+        self.assertIsNone(await client.free(held))
+        strict = await self.client(fallback=False)
+        with self.assertRaises(Unreachable):
+            await strict.route(ask(tokens=prompt(1)))
+        self.daemon.start()
+
+        async def decided_by_the_daemon() -> bool:
+            return (await client.route(ask(tokens=prompt(1)))).decided_by is DecidedBy.DAEMON
+
+        await until(decided_by_the_daemon)
+        self.assertNotEqual((await client.hello()).instance_id, first)
+        self.assertEqual(await busy(client), 0)
+
+    async def test_a_deadline_is_the_callers(self):
+        client = await self.client(fallback=False, backoff_s=(0.001, 0.001))
+        await client.connect()
+        with self.daemon.silent():
+            with self.assertRaises(DeadlineExceeded):
+                await client.route(ask(tokens=prompt(1)), timeout_s=0.05)
+
+        async def answers() -> bool:
+            try:
+                return (await client.route(ask(tokens=prompt(1)))).best is not None
+            except Unreachable:
+                return False
+
+        await until(answers)

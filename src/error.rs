@@ -103,6 +103,10 @@ kinds! {
     AllFiltered = 23, "all_filtered", Gateway, false;
     /// The space has no workers, or those that the request may have drain, are down or back off.
     NobodyAvailable = 24, "nobody_available", Worker, true;
+    /// Every worker is busy, and as much waits for one as may.
+    QueueFull = 25, "queue_full", Daemon, true;
+    /// The request waited for a worker for as long as it may.
+    DeadlinePassed = 26, "deadline_passed", Worker, true;
 }
 
 impl Kind {
@@ -119,6 +123,7 @@ pub struct Error {
     kind: Kind,
     message: String,
     remedy: String,
+    retry_after_us: Option<u32>,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -127,7 +132,7 @@ impl Error {
     /// An error of `kind`: what happened, and what to do about it.
     #[must_use]
     pub fn new(kind: Kind, message: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), remedy: remedy.into(), source: None }
+        Self { kind, message: message.into(), remedy: remedy.into(), retry_after_us: None, source: None }
     }
 
     /// The same error with its cause.
@@ -135,6 +140,19 @@ impl Error {
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
+    }
+
+    /// The same error, saying when it makes sense to ask again.
+    #[must_use]
+    pub const fn retry_after_us(mut self, us: u32) -> Self {
+        self.retry_after_us = Some(us);
+        self
+    }
+
+    /// When it makes sense to ask again, microseconds; `None` = its kind says it.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<u32> {
+        self.retry_after_us
     }
 
     /// What went wrong.

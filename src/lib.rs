@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config} → route
-//!      → predict → {fleet, load, index, event, hash} → {ids, limits, error, trust, finding, metrics, reasons}
+//!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, trust, finding, metrics, reasons}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`

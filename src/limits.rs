@@ -304,6 +304,14 @@ pub const QUEUE_SETS_MAX: usize = 1024;
 pub const QUEUE_RETRY_NS_MIN: u64 = 1_000_000;
 /// See [`QUEUE_RETRY_NS_MIN`].
 pub const QUEUE_RETRY_NS_MAX: u64 = 1_000_000_000;
+/// Requests that waited and are decided in a row before the connections of the core have their turn.
+pub const QUEUE_SERVED_PER_TURN_MAX: usize = 64;
+/// Times that a request which finds every worker busy looks at their loads again before it is left to wait.
+pub const QUEUE_LOOKS_MAX: usize = 4;
+/// How often somebody looks whether requests that wait find room that nobody told of, milliseconds.
+pub const QUEUE_RECHECK_MS: u64 = 100;
+/// Longest configurable wait of a request for a worker, milliseconds.
+pub const QUEUE_WAIT_MS_CEILING: u64 = 3_600_000;
 /// How often the control thread looks whether the others still run.
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often bookings are looked through for what has to end.
@@ -382,8 +390,8 @@ pub const EVENTS_MS_CEILING: u64 = 86_400_000;
 const _: () = assert!(FRAME_HEADER_BYTES.is_multiple_of(FRAME_ALIGN_BYTES));
 const _: () = assert!(FRAME_BODY_BYTES_MAX_DEFAULT < FRAME_BODY_BYTES_CEILING);
 const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN > FRAME_HEADER_BYTES);
-// A connection has one operation in flight at most, so its core's completion queue never overflows.
-const _: () = assert!(CONNECTIONS_MAX <= URING_ENTRIES as usize * 2);
+// A connection has a read and a write in flight at most, so its core's completion queue never overflows.
+const _: () = assert!(CONNECTIONS_MAX * 2 <= URING_ENTRIES as usize * 2);
 const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN <= RECEIVE_BUFFER_BYTES_KEPT);
 const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
 // A prompt of the largest size fits a frame: 4 bytes a token and 64 KiB for the rest.
@@ -406,6 +414,7 @@ const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
+const _: () = assert!(QUEUE_REQUESTS_MAX_DEFAULT <= QUEUE_REQUESTS_CEILING);
 const _: () =
     assert!(ACTIVE_WORDS_MAX < 1 << 31, "a node of the tree of prompts in flight is told from a root by its number");
 const _: () = assert!(REPEATS_REMEMBERED.is_power_of_two() && REPEAT_AGE_MS_MIN < REPEAT_AGE_MS_MAX);

@@ -215,6 +215,7 @@ fn feature_bits_are_documented() {
         ("shared_hits", features::SHARED_HITS),
         ("progress", features::PROGRESS),
         ("reports", features::REPORTS),
+        ("queue", features::QUEUE),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

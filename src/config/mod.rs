@@ -289,6 +289,8 @@ pub struct PolicyConfig {
     pub weights: Policy,
     /// How, by space: `[space.policy]` over `[policy]`.
     pub spaces: Vec<Policy>,
+    /// Requests of all spaces that may wait for a worker.
+    pub queue_requests_max: usize,
     /// Seed of the draws between equal costs; 0 = drawn at the start.
     pub seed: u64,
 }

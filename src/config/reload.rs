@@ -32,6 +32,8 @@ impl Config {
         compare("journal", self.journal != next.journal);
         compare("booking", self.booking != next.booking);
         compare("policy.seed", self.policy.seed != next.policy.seed);
+        let (was, is) = (self.policy.queue_requests_max, next.policy.queue_requests_max);
+        compare("policy.queue_requests_max", was != is);
         compare("discovery.path", self.discovery.path != next.discovery.path);
         compare("discovery.rescan_ms", self.discovery.rescan_ms != next.discovery.rescan_ms);
         compare("space", self.spaces != next.spaces);

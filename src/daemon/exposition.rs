@@ -22,8 +22,9 @@ use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
     CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, Latency, PredictorCounter,
-    RouteCounter, SnapshotCounter,
+    QueueCounter, RouteCounter, SnapshotCounter,
 };
+use crate::serve::WaitingRoom;
 use crate::snapshot::SnapshotStats;
 
 /// What one serving core counts.
@@ -52,6 +53,7 @@ pub(super) struct Sources {
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
+    pub(super) room: Arc<WaitingRoom>,
     pub(super) doctor: Doctor,
 }
 
@@ -73,6 +75,7 @@ impl Sources {
             cores,
             daemon: Arc::clone(daemon),
             snapshots: Arc::clone(snapshots),
+            room: Arc::clone(&shared.room),
             doctor: Doctor::default(),
         }
     }
@@ -106,6 +109,7 @@ impl Collector for Gatherer {
         self.findings(&mut encoder)?;
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
+        self.queue(&mut encoder)?;
         self.snapshots(&mut encoder)
     }
 }
@@ -245,6 +249,23 @@ impl Gatherer {
         Ok(())
     }
 
+    fn queue(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let room = &self.0.room;
+        for counter in QueueCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&room.counters().get(*counter), None)?;
+        }
+        let help = "Requests that wait for a worker.";
+        let mut metric = encoder.encode_descriptor("kvrouted_queue_waiting", help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&(room.waiting() as i64))?;
+        let (sum, buckets) = room.waited();
+        let count = buckets.iter().map(|bucket| bucket.1).sum();
+        let help = "Time that requests waited for a worker which were then answered.";
+        let mut metric = encoder.encode_descriptor("kvrouted_queue_wait_seconds", help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stats = &self.0.snapshots;
         for counter in SnapshotCounter::ALL {
@@ -271,6 +292,8 @@ impl Gatherer {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::fleet::FleetTable;
     use crate::load::LoadsConfig;
@@ -287,6 +310,7 @@ mod tests {
             cores: vec![Arc::default()],
             daemon: Arc::default(),
             snapshots: Arc::default(),
+            room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
             doctor: Doctor::default(),
         };
         let page = render(&Arc::new(sources)).unwrap();

@@ -39,7 +39,7 @@ use crate::fleet::Fleet;
 use crate::ingest;
 use crate::limits::{
     ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
-    THREADS_WATCH_EVERY_MS,
+    QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::{
@@ -122,6 +122,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         () = admin.run() => Err("administration"),
         () = metrics_page(scrapes, &sources) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
+        () = tend(&shared) => Err("the queue"),
         () = doctor::watch(&sources, &roster) => Err("diagnosis"),
         ended = discover::run(discovery) => Err(ended),
     };
@@ -325,6 +326,11 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Gives up, in the queue, who has waited too long, and lets those who wait be decided again when workers come and go.
+async fn tend(shared: &Shared) {
+    shared.room.tend(QUEUE_RECHECK_MS, || shared.fleet.load().version).await;
 }
 
 /// Ends cores first, so that the index stands still only when nobody asks any more; the last snapshots are taken

@@ -16,15 +16,15 @@ use super::recording::Recording;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
-use crate::ids::{DpRank, SpaceId, Worker};
+use crate::ids::{DpRank, SpaceId, Worker, WorkerIndex};
 use crate::index::IndexReader;
 use crate::journal::{Noted, Recorder};
-use crate::limits::BOOKINGS_PER_SESSION_MAX;
+use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
-use crate::route::{Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, decide, demand, overlaps};
-use crate::serve::{HelloInfo, Service};
+use crate::route::{Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, Wait, decide, demand, overlaps};
+use crate::serve::{HelloInfo, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
 
 /// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
@@ -44,6 +44,8 @@ pub(super) struct Shared {
     /// Where workers take turns: whose it is, by `SpaceId`.
     pub(super) turns: Arc<[AtomicU64]>,
     pub(super) recording: Recording,
+    /// Where requests wait that find every worker busy.
+    pub(super) room: Arc<WaitingRoom>,
     /// Where the clock of bookings starts.
     pub(super) started: Instant,
 }
@@ -69,6 +71,7 @@ impl Shared {
             policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
+            room: Arc::new(WaitingRoom::new(CORES_MAX, config.policy.queue_requests_max, started)),
             started,
         }
     }
@@ -138,12 +141,18 @@ impl CoreService {
         Ok(())
     }
 
+    /// How the request waits that was just decided, if it has to.
+    fn wait(&self, request: &RouteRequest<'_>, decision: &Decision) -> Option<Wait> {
+        let policies = self.shared.policies.load();
+        policies.of(request.space).queue.wait(request, self.scratch.observation(), decision, self.shared.now_ns())
+    }
+
     fn decide_and_book(
         &mut self,
         session: SessionId,
         request: &RouteRequest<'_>,
         decision: &mut Decision,
-    ) -> Result<()> {
+    ) -> Result<Routed> {
         for _ in 0..LEAVERS_CHOSEN_MAX {
             match self.decide_and_book_once(session, request, decision) {
                 // Chosen from a table of before: the next has it no more.
@@ -166,15 +175,18 @@ impl CoreService {
         session: SessionId,
         request: &RouteRequest<'_>,
         decision: &mut Decision,
-    ) -> Result<()> {
+    ) -> Result<Routed> {
         self.decide(request, decision)?;
-        let Some(book) = request.book else { return Ok(()) };
+        let Some(book) = request.book else { return Ok(Routed::Decided) };
         // Another core may have booked the same worker meanwhile: decide once more, on what is known now.
         if self.scratch.chosen_moved(decision, &self.shared.loads) {
             self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
             self.decide(request, decision)?;
         }
-        let Some(chosen) = decision.candidates.first() else { return Ok(()) };
+        if let Some(wait) = self.wait(request, decision) {
+            return Ok(Routed::Busy(Box::new(wait)));
+        }
+        let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.observation().asked.block_size;
         let demand = demand(request, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.shared.now_ns();
@@ -187,7 +199,7 @@ impl CoreService {
         }
         decision.booking = Some(booked.handle);
         self.predict(request, decision, now_ns / 1_000_000);
-        Ok(())
+        Ok(Routed::Decided)
     }
 }
 
@@ -237,14 +249,31 @@ impl Service for CoreService {
         self.shared.loads.close_session(session, self.shared.now_ns());
     }
 
-    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
         let began = Instant::now();
-        self.decide_and_book(session, request, decision)?;
+        if let busy @ Routed::Busy(_) = self.decide_and_book(session, request, decision)? {
+            return Ok(busy);
+        }
         let now_ms = began.duration_since(self.shared.started).as_millis() as u64;
         self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, now_ms);
         self.record(request, decision);
         self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
-        Ok(())
+        Ok(Routed::Decided)
+    }
+
+    fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {
+        Some(Arc::clone(&self.shared.room))
+    }
+
+    fn has_room(&self, worker: WorkerIndex) -> bool {
+        let fleet = self.shared.fleet.load();
+        let Some(record) = fleet.worker(worker) else { return true };
+        let load = self.shared.loads.read_at(worker, self.shared.now_ns());
+        self.shared.policies.load().of(record.space).queue.has_room(load.prefill_tokens, record.batched_tokens_max)
+    }
+
+    fn booked_worker(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<WorkerIndex> {
+        self.shared.loads.worker_of(session, *booking)
     }
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {

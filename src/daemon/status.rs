@@ -18,8 +18,8 @@ use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, JournalCounter, PredictorCounter, RouteCounter, SnapshotCounter,
-    WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, JournalCounter, PredictorCounter, QueueCounter, RouteCounter,
+    SnapshotCounter, WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -145,6 +145,10 @@ impl Administration {
         });
         let daemon = DaemonCounter::ALL.iter();
         let daemon = daemon.map(|counter| (counter.name().to_owned(), self.sources.daemon.get(*counter)));
+        let room = &self.sources.room;
+        let queue = QueueCounter::ALL.iter().map(|counter| (counter.name().to_owned(), room.counters().get(*counter)));
+        // Not a counter: it falls again.
+        let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64)]);
         let predicting = &self.sources.predicting.counters;
         let predictor = PredictorCounter::ALL.iter();
         let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
@@ -155,7 +159,7 @@ impl Administration {
         let kept = SnapshotCounter::ALL.iter();
         let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
         let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
-        cores.chain(daemon).chain(predictor).chain(journal).chain(kept).chain(refused).collect()
+        cores.chain(daemon).chain(queue).chain(predictor).chain(journal).chain(kept).chain(refused).collect()
     }
 }
 

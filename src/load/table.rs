@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
-use super::booking::{Booking, BookingHandle, Demand, Held, Named, Output, PromptBlocks};
+use super::booking::{Booking, BookingHandle, BookingRef, Demand, Held, Named, Output, PromptBlocks};
 use super::books::{Books, ns};
 use super::cell::{Load, LoadCells};
 use super::failures::BackOff;
@@ -192,6 +192,14 @@ impl Loads {
         // At no time in particular: nobody asks what is left for it to prefill.
         slots.iter().for_each(|slot| self.end(&mut books, *slot, 0));
         Leaving { ended: slots.len() as u64, next: (to < books.bookings.slots()).then_some(to) }
+    }
+
+    /// The worker of a live booking of `session`.
+    #[must_use]
+    pub fn worker_of(&self, session: SessionId, booking: BookingRef<'_>) -> Option<WorkerIndex> {
+        let books = self.books.lock();
+        let slot = books.find(session, booking).ok()?;
+        books.bookings.get(slot).map(|booking| booking.worker)
     }
 
     /// Live bookings of all sessions.

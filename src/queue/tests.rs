@@ -213,6 +213,9 @@ proptest! {
             apply(&mut queue, &mut model, now_ns as u64 / 2, step);
             prop_assert_eq!((queue.len(), queue.bytes()), (model.waiting.len(), model.bytes()));
             prop_assert_eq!(queue.next_end_ns(), model.waiting.iter().map(|entry| entry.claim.ends_ns).min());
+            let mut order: Vec<_> = model.waiting.iter().map(|entry| (entry.rank, entry.ticket)).collect();
+            order.sort_unstable();
+            prop_assert_eq!(queue.tickets(), order.into_iter().map(|(_, ticket)| ticket).collect::<Vec<_>>());
             prop_assert_eq!(queue.is_empty(), model.waiting.is_empty());
         }
     }

@@ -196,6 +196,14 @@ impl<T> Queue<T> {
         self.lanes.first_where(has_room).and_then(|ticket| self.take(ticket))
     }
 
+    /// Who waits, in order, whomever they wait for.
+    #[must_use]
+    pub fn tickets(&self) -> Vec<Ticket> {
+        let mut ranked: Vec<_> = self.waiting.iter().map(|(ticket, waiting)| (waiting.rank, *ticket)).collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, ticket)| ticket).collect()
+    }
+
     /// Takes this request, if it still waits.
     pub fn take_back(&mut self, ticket: Ticket) -> Option<Taken<T>> {
         self.take(ticket)

@@ -25,6 +25,7 @@ mod select;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 pub use crate::load::BookingHandle;
 pub use cost::{Among, CostTerms, cost};
@@ -36,7 +37,8 @@ pub use mode::Mode;
 pub use names::{Names, Preferences};
 pub use observation::{Asked, Observation, Observed};
 pub use observe::{Buffers, View, observe};
-pub use policy::{BusyThresholds, Overrides, Policy, PolicyTable};
+pub use policy::{BusyThresholds, Overrides, Policy, PolicyTable, QueuePolicy};
 pub use repeats::Repeats;
 pub use request::{BookingRequest, Prompt, RouteRequest};
 pub use rule::Rule;
+pub use wait::Wait;

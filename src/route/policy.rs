@@ -2,6 +2,7 @@
 
 use super::mode::Mode;
 use crate::ids::SpaceId;
+use crate::queue::Discipline;
 use crate::trust::TrustLevel;
 
 /// How workers of a space are chosen. Defaults are those of Dynamo 1.6.1's router, so that its users
@@ -42,6 +43,26 @@ pub struct Policy {
     pub credit_trust_min: TrustLevel,
     /// When a worker is too busy to be in the running.
     pub busy: BusyThresholds,
+    /// When a request waits for a worker, and for how long.
+    pub queue: QueuePolicy,
+}
+
+/// When requests that are booked wait for a worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueuePolicy {
+    /// A worker with more tokens to prefill than so many times those of its batch has no room; where nobody has, a
+    /// request waits. `None` = nobody waits.
+    pub threshold: Option<f64>,
+    /// Who comes first among those of one priority without a deadline.
+    pub discipline: Discipline,
+    /// How long a request waits that does not say it, milliseconds.
+    pub wait_ms_max: u64,
+}
+
+impl Default for QueuePolicy {
+    fn default() -> Self {
+        Self { threshold: None, discipline: Discipline::Fcfs, wait_ms_max: 30_000 }
+    }
 }
 
 /// When a rank is busy: where any of them is exceeded. `None` = never. An engine is out of the running when all of its
@@ -84,6 +105,7 @@ impl Default for Policy {
             trust_min: TrustLevel::None,
             credit_trust_min: TrustLevel::None,
             busy: BusyThresholds::default(),
+            queue: QueuePolicy::default(),
         }
     }
 }

@@ -83,6 +83,12 @@ pub struct RouteRequest<'a> {
     pub overrides: Overrides,
     /// How many output tokens the gateway expects; 0 = no idea.
     pub expected_output_tokens: u32,
+    /// Before requests of a lower one, where they wait for a worker.
+    pub priority: i32,
+    /// How far it jumps ahead of its likes, where they wait: see [`Discipline`](crate::queue::Discipline). Finite.
+    pub priority_jump: f64,
+    /// How long it may wait for a worker, microseconds; 0 = as long as the policy says.
+    pub deadline_us: u32,
 }
 
 impl<'a> RouteRequest<'a> {
@@ -106,6 +112,9 @@ impl<'a> RouteRequest<'a> {
             shared_hits: &[],
             overrides: Overrides::NONE,
             expected_output_tokens: 0,
+            priority: 0,
+            priority_jump: 0.0,
+            deadline_us: 0,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::connection::{Connection, Peer, Phase, Respond};
 use super::engine::{Stream, drive};
 use super::epoll::EpollStream;
 use super::log_quota::LogQuota;
+use super::outlet::Outlet;
 use super::responder::{hello_again, hello_facts, require_hello};
 use super::service::HelloInfo;
 use super::socket_file::BoundSocket;
@@ -195,7 +196,7 @@ impl AdminServer {
         tokio::task::spawn_local(async move {
             let _counted = counted;
             let connection = RefCell::new(Connection::new(uid, FRAME_BODY_BYTES_MAX_DEFAULT));
-            let ended = drive(&stream, &responder, &connection).await;
+            let ended = drive(&stream, &responder, &connection, &Outlet::default()).await;
             if ended.is_peer_leaving() {
                 tracing::debug!(uid, %ended, "an admin connection has ended");
             } else if let Some(withheld) = log_quota.take(Instant::now()) {

@@ -10,6 +10,8 @@ use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_versio
 /// Who is at the other end, and how far the dialogue has come.
 #[derive(Debug)]
 pub struct Peer {
+    /// The number of its connection on its core.
+    pub connection: u64,
     /// The user the peer's process ran as when it connected.
     pub uid: u32,
     /// How far the dialogue has come.
@@ -25,7 +27,7 @@ pub enum Phase {
     Open(Option<SessionId>),
 }
 
-/// What answers the frames of connections. Every call appends exactly one reply to `out`.
+/// What answers the frames of connections. Every call appends one reply to `out`, or none if it comes later.
 pub trait Respond {
     /// Answers a frame whose version is spoken here.
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>);
@@ -67,8 +69,15 @@ impl Connection {
     /// A connection of user `uid` that answers bodies of up to `body_bytes_max` bytes.
     #[must_use]
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
-        let peer = Peer { uid, phase: Phase::HelloAwaited };
+        let peer = Peer { connection: 0, uid, phase: Phase::HelloAwaited };
         Self { frames: FrameReader::new(body_bytes_max), peer, frames_in_turn: 0 }
+    }
+
+    /// The same as number `connection` of its core.
+    #[must_use]
+    pub const fn numbered(mut self, connection: u64) -> Self {
+        self.peer.connection = connection;
+        self
     }
 
     /// The receive buffer, to be read into behind what it holds; there is room.

@@ -16,8 +16,10 @@ use tokio::sync::Notify;
 use super::connection::Connection;
 use super::engine::{Ended, Stream, drive};
 use super::log_quota::LogQuota;
+use super::outlet::{Outlet, Pushed};
 use super::probe::Engine;
 use super::responder::RoutingResponder;
+use super::room::{Late, LateBox};
 use super::service::Service;
 use super::{epoll, uring};
 use crate::error::{Error, Kind, Result};
@@ -40,12 +42,14 @@ pub struct CoreOptions {
 enum Message {
     Connection { stream: UnixStream, uid: u32 },
     Drain { deadline: Instant },
+    Late(Late),
 }
 
 /// What other threads may touch of a core.
 struct Mailbox {
     queue: ArrayQueue<Message>,
-    arrived: Notify,
+    /// Replies to requests that waited, and word that some may find room. Its bell rings for `queue` too.
+    late: Arc<LateBox>,
     /// Connections handed over and not yet ended. Relaxed everywhere: it only guides the acceptor's choice.
     connections: AtomicUsize,
     /// Cleared, for good, when the thread no longer takes messages.
@@ -57,7 +61,7 @@ impl Mailbox {
         Self {
             // One place more than connections may take, so that a drain always finds room.
             queue: ArrayQueue::new(MAILBOX_MESSAGES_MAX + 1),
-            arrived: Notify::new(),
+            late: Arc::default(),
             connections: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
         }
@@ -68,8 +72,21 @@ impl Mailbox {
             if let Some(message) = self.queue.pop() {
                 return message;
             }
+            if let Some(late) = self.late.pop() {
+                return Message::Late(late);
+            }
             // A message that arrives here leaves a permit: `notified` returns at once.
-            self.arrived.notified().await;
+            self.late.arrived.notified().await;
+        }
+    }
+
+    /// What comes late, without what else waits.
+    async fn next_late(&self) -> Late {
+        loop {
+            if let Some(late) = self.late.pop() {
+                return late;
+            }
+            self.late.arrived.notified().await;
         }
     }
 }
@@ -104,13 +121,13 @@ impl CoreHandle {
         }
         self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
         match self.mailbox.queue.push(Message::Connection { stream, uid }) {
-            Ok(()) => self.mailbox.arrived.notify_one(),
+            Ok(()) => self.mailbox.late.arrived.notify_one(),
             Err(Message::Connection { stream, .. }) => {
                 self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
                 return Err(stream);
             }
             // The queue gives back what was pushed.
-            Err(Message::Drain { .. }) => {}
+            Err(Message::Drain { .. } | Message::Late(_)) => {}
         }
         Ok(())
     }
@@ -121,7 +138,7 @@ impl CoreHandle {
         if self.mailbox.queue.push(Message::Drain { deadline }).is_err() {
             tracing::warn!("the core is draining already");
         }
-        self.mailbox.arrived.notify_one();
+        self.mailbox.late.arrived.notify_one();
     }
 }
 
@@ -216,7 +233,8 @@ fn serve<S: Service + 'static>(
     service: S,
     report: impl FnOnce(Result<()>),
 ) {
-    let responder = RefCell::new(RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max));
+    let responder = RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max);
+    let responder = RefCell::new(responder.on_core(options.index, &mailbox.late));
     match options.engine {
         Engine::Uring => uring::block_on(report, run::<uring::UringStream, S>(options, mailbox, counters, responder)),
         Engine::Epoll => epoll::block_on(report, run::<epoll::EpollStream, S>(options, mailbox, counters, responder)),
@@ -230,9 +248,15 @@ struct Shared<T, S: Service> {
     counters: Arc<CounterSet<CoreCounter>>,
     responder: RefCell<RoutingResponder<S>>,
     /// Open connections by a number that is never used again.
-    open: RefCell<FxHashMap<u64, Rc<T>>>,
+    open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
     log_quota: LogQuota,
+}
+
+/// An open connection: its socket, and what is written to it.
+struct Link<T> {
+    stream: T,
+    outlet: Outlet,
 }
 
 async fn run<T: Stream, S: Service + 'static>(
@@ -246,10 +270,13 @@ async fn run<T: Stream, S: Service + 'static>(
     let mut next_id = 0;
     let deadline = loop {
         match core.mailbox.next().await {
-            Message::Connection { stream, uid } => core.admit(next_id, stream, uid),
+            Message::Connection { stream, uid } => {
+                core.admit(next_id, stream, uid);
+                next_id += 1;
+            }
+            Message::Late(late) => core.late(late),
             Message::Drain { deadline } => break deadline,
         }
-        next_id += 1;
     };
     core.drain(deadline).await;
 }
@@ -258,10 +285,10 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     /// Starts the one task that reads, answers and writes a connection.
     fn admit(self: &Rc<Self>, id: u64, stream: UnixStream, uid: u32) {
         self.counters.bump(CoreCounter::Connections);
-        let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max));
+        let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max).numbered(id));
         let open = OpenConnection { core: Rc::clone(self), id, connection };
-        let stream = match T::from_std(stream) {
-            Ok(stream) => Rc::new(stream),
+        let link = match T::from_std(stream) {
+            Ok(stream) => Rc::new(Link { stream, outlet: Outlet::default() }),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
@@ -270,14 +297,56 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
                 return;
             }
         };
-        self.open.borrow_mut().insert(id, Rc::clone(&stream));
+        self.open.borrow_mut().insert(id, Rc::clone(&link));
         tokio::task::spawn_local(async move {
-            let ended = drive(&*stream, &open.core.responder, &open.connection).await;
+            let Link { stream, outlet } = &*link;
+            let ended = drive(stream, &open.core.responder, &open.connection, outlet).await;
             open.core.count_end(uid, &ended);
+            outlet.flushed().await;
             // What the peer has not read stays readable; it just sees the end at once. An error says that
             // the peer is gone, which is what is wanted.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         });
+    }
+
+    /// Passes on what another thread, or a turn before, has put before this core.
+    fn late(self: &Rc<Self>, late: Late) {
+        match late {
+            Late::Serve => {
+                let core = Rc::clone(self);
+                // A task of its own: if deciding panics, the core goes on.
+                tokio::task::spawn_local(async move { core.responder.borrow_mut().serve_waiting(None) });
+            }
+            Late::Reply { connection, ticket, frame, booked } => {
+                self.responder.borrow_mut().unpark(connection, ticket);
+                let link = self.open.borrow().get(&connection).map(Rc::clone);
+                match link {
+                    Some(link) => self.deliver(link, &frame),
+                    None => self.responder.borrow_mut().undelivered(booked),
+                }
+            }
+        }
+    }
+
+    /// Writes a reply that comes late.
+    fn deliver(self: &Rc<Self>, link: Rc<Link<T>>, frame: &[u8]) {
+        self.counters.bump(CoreCounter::Requests);
+        match link.outlet.push(frame) {
+            Pushed::Queued => {}
+            Pushed::ToFlush => {
+                tokio::task::spawn_local(async move {
+                    let Link { stream, outlet } = &*link;
+                    if outlet.flush(stream).await.is_err() {
+                        // Whoever reads from it is told so.
+                        let _ = stream.shutdown(std::net::Shutdown::Both);
+                    }
+                });
+            }
+            Pushed::TooMuch => {
+                self.responder.borrow().count_unread();
+                let _ = link.stream.shutdown(std::net::Shutdown::Both);
+            }
+        }
     }
 
     fn count_end(&self, uid: u32, ended: &Ended) {
@@ -295,9 +364,10 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     }
 
     /// Ends every connection: what the kernel holds already is still read and answered.
-    async fn drain(&self, deadline: Instant) {
+    async fn drain(self: &Rc<Self>, deadline: Instant) {
         let core = self.options.index;
         tracing::info!(core, connections = self.open.borrow().len(), "the core drains");
+        self.drain_waiting(deadline).await;
         self.shutdown_all(std::net::Shutdown::Read);
         if !self.all_ended(deadline).await {
             tracing::warn!(
@@ -318,9 +388,20 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         }
     }
 
+    /// Tells those who wait that nobody does any more, and passes on the replies of other cores that come before that.
+    async fn drain_waiting(self: &Rc<Self>, deadline: Instant) {
+        self.responder.borrow().drain_waiting();
+        while self.responder.borrow().has_parked() {
+            match tokio::time::timeout_at(deadline.into(), self.mailbox.next_late()).await {
+                Ok(late) => self.late(late),
+                Err(_) => return,
+            }
+        }
+    }
+
     fn shutdown_all(&self, how: std::net::Shutdown) {
-        for stream in self.open.borrow().values() {
-            if let Err(error) = stream.shutdown(how) {
+        for link in self.open.borrow().values() {
+            if let Err(error) = link.stream.shutdown(how) {
                 // The peer went first; its task is about to see that.
                 tracing::debug!(core = self.options.index, %error, "a connection was gone already");
             }

@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, Flow, Respond};
+use super::outlet::Outlet;
 use crate::limits::{READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT};
 use crate::wire::HeaderFault;
 
@@ -62,11 +63,12 @@ impl fmt::Display for Ended {
 }
 
 /// Reads, answers and writes until the connection ends. All whole frames of one read are answered by one
-/// write; while a write waits, nothing more is read.
+/// write; while a write waits, nothing more is read. Replies that come later go by the `outlet` too.
 pub(super) async fn drive<S: Stream, R: Respond>(
     stream: &S,
     responder: &RefCell<R>,
     connection: &RefCell<Connection>,
+    outlet: &Outlet,
 ) -> Ended {
     let mut out = Vec::new();
     let mut reads_in_turn = 0;
@@ -88,7 +90,7 @@ pub(super) async fn drive<S: Stream, R: Respond>(
                 continue;
             }
             if !out.is_empty() {
-                let (written, buffer) = stream.write_all(out).await;
+                let (written, buffer) = outlet.write_all(stream, out).await;
                 out = buffer;
                 out.clear();
                 out.shrink_to(REPLY_BUFFER_BYTES_KEPT);

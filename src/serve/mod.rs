@@ -5,6 +5,9 @@
 //! AdminServer (control thread) ───────────────────────── Stream (epoll) ──────────▶ Connection ─▶ AdminResponder ──▶ AdminService
 //! ```
 //!
+//! A request that finds every worker busy is left in the [`WaitingRoom`], which all cores share; its reply comes back by the
+//! mailbox of its connection's core.
+//!
 //! A [`Connection`] turns bytes into frames and frames into replies and knows nothing of engines; a
 //! [`Service`] answers and knows nothing of bytes.
 
@@ -17,8 +20,11 @@ mod epoll;
 mod frames;
 mod log_quota;
 mod metrics_page;
+mod outlet;
+mod parking;
 mod probe;
 mod responder;
+mod room;
 mod service;
 mod socket_file;
 mod uring;
@@ -30,5 +36,6 @@ pub use core::{Core, CoreHandle, CoreOptions};
 pub use metrics_page::MetricsPage;
 pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
 pub use responder::RoutingResponder;
-pub use service::{HelloInfo, Service};
+pub use room::WaitingRoom;
+pub use service::{HelloInfo, Routed, Service};
 pub use socket_file::{BoundSocket, admin_path};

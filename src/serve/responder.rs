@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use super::connection::{Peer, Phase, Respond};
-use super::service::{HelloInfo, Service};
+use super::parking::Parking;
+use super::room::LateBox;
+use super::service::{HelloInfo, Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::CorrelationId;
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::{BookingOutcome, SessionId};
+use crate::load::{BookingHandle, BookingOutcome, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::route::{Decision, MatchStatus, ReplyNotes, RouteRequest};
 use crate::wire::{
@@ -18,12 +20,21 @@ use crate::wire::{
 /// Answers a core's connections. Everything it needs per request is kept from one to the next.
 #[derive(Debug)]
 pub struct RoutingResponder<S> {
-    service: S,
+    pub(super) service: S,
     counters: Arc<CounterSet<CoreCounter>>,
     frame_body_bytes_max: u32,
     scratch: RequestScratch,
     decision: Decision,
     encoder: ReplyEncoder,
+    /// Where requests wait; `None` = nowhere.
+    pub(super) parking: Option<Parking>,
+}
+
+/// When a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replied {
+    Now,
+    Later,
 }
 
 impl<S: Service> RoutingResponder<S> {
@@ -37,7 +48,19 @@ impl<S: Service> RoutingResponder<S> {
             scratch: RequestScratch::default(),
             decision: Decision::default(),
             encoder: ReplyEncoder::default(),
+            parking: None,
         }
+    }
+
+    /// The same as core number `core`, which is told by `late`: its requests may wait, if the service has room for that.
+    pub(super) fn on_core(mut self, core: usize, late: &Arc<LateBox>) -> Self {
+        self.parking = self.service.waiting_room().map(|room| Parking::new(room, core, late));
+        self
+    }
+
+    /// What the last decision booked.
+    pub(super) fn booking(&self) -> Option<BookingHandle> {
+        self.decision.booking
     }
 
     /// What is counted.
@@ -46,34 +69,46 @@ impl<S: Service> RoutingResponder<S> {
         &self.counters
     }
 
-    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<()> {
-        let id = header.correlation_id;
+    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Replied> {
         require_hello(peer, header)?;
         // Taken out for the time of the request, which borrows it.
         let mut scratch = std::mem::take(&mut self.scratch);
-        let answered =
-            decode_request(header.kind, body, &mut scratch).and_then(|request| self.dispatch(peer, id, &request, out));
+        let answered = decode_request(header.kind, body, &mut scratch)
+            .and_then(|request| self.dispatch(peer, (header, body), &request, out));
         self.scratch = scratch;
         answered
     }
 
-    fn dispatch(&mut self, peer: &mut Peer, id: CorrelationId, request: &Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+    fn dispatch(
+        &mut self,
+        peer: &mut Peer,
+        (header, body): (&FrameHeader, &[u8]),
+        request: &Request<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<Replied> {
+        let id = header.correlation_id;
         if let Request::Hello(hello) = request {
-            return self.hello(peer, id, hello, out);
+            return self.hello(peer, id, hello, out).map(|()| Replied::Now);
         }
         let Phase::Open(Some(session)) = peer.phase else { return Err(hello_required()) };
         match request {
             // Answered above.
             Request::Hello(_) => {}
-            Request::Route(route) => self.route(session, id, route, out)?,
+            Request::Route(route) => {
+                if let Routed::Busy(wait) = self.route(session, id, route, out)? {
+                    return self.park(peer, session, header, body, &wait).map(|()| Replied::Later);
+                }
+            }
             Request::Overlap(route) => {
                 self.service.overlap(session, route, &mut self.decision)?;
                 self.encoder.overlap(id, &self.decision, out);
             }
             Request::PrefillComplete { booking, prefill_us } => {
+                let worker = self.about_to_end(session, booking);
                 let outcome = self.service.prefill_complete(session, booking, *prefill_us)?;
                 self.count_outcome(outcome);
                 self.encoder.prefill_complete(id, outcome, self.service.hello().instance_id, out);
+                self.on_room(worker);
             }
             Request::OutputProgress { booking, output_tokens } => {
                 let outcome = self.service.output_progress(session, booking, *output_tokens)?;
@@ -99,12 +134,14 @@ impl<S: Service> RoutingResponder<S> {
                 self.encoder.report_failure(id, back_off_ms, out);
             }
             Request::Free(booking) => {
+                let worker = self.about_to_end(session, booking);
                 let outcome = self.service.free(session, booking)?;
                 self.count_outcome(outcome);
                 if outcome == BookingOutcome::Applied {
                     self.counters.bump(CoreCounter::BookingsFreed);
                 }
                 self.encoder.free(id, outcome, self.service.hello().instance_id, out);
+                self.on_room(worker);
             }
             Request::Workers { space, cursor, limit } => {
                 let fleet = self.service.fleet();
@@ -115,7 +152,7 @@ impl<S: Service> RoutingResponder<S> {
             }
             Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) => return Err(self.admin_only()),
         }
-        Ok(())
+        Ok(Replied::Now)
     }
 
     fn hello(&mut self, peer: &mut Peer, id: CorrelationId, hello: &Hello<'_>, out: &mut Vec<u8>) -> Result<()> {
@@ -132,14 +169,17 @@ impl<S: Service> RoutingResponder<S> {
         Ok(())
     }
 
-    fn route(
+    /// Decides, and appends the reply unless everybody is busy.
+    pub(super) fn route(
         &mut self,
         session: SessionId,
         id: CorrelationId,
         request: &RouteRequest<'_>,
         out: &mut Vec<u8>,
-    ) -> Result<()> {
-        self.service.route(session, request, &mut self.decision)?;
+    ) -> Result<Routed> {
+        if let busy @ Routed::Busy(_) = self.service.route(session, request, &mut self.decision)? {
+            return Ok(busy);
+        }
         let (decision, counters) = (&self.decision, &self.counters);
         counters.bump(CoreCounter::Routes);
         counters.add(CoreCounter::RequestBlocks, u64::from(decision.request_blocks));
@@ -163,7 +203,17 @@ impl<S: Service> RoutingResponder<S> {
             counters.bump(*counter);
         }
         self.encoder.route(id, decision, request.explain, &self.service.fleet(), out);
-        Ok(())
+        Ok(Routed::Decided)
+    }
+
+    /// Appends an error, and counts it.
+    pub(super) fn refuse_with(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
+        self.counters.bump(CoreCounter::Errors);
+        if error.kind() == Kind::SchemeMismatch {
+            self.counters.bump(CoreCounter::RequestsSchemeMismatch);
+        }
+        tracing::debug!(%error, "a request is refused");
+        self.encoder.error(id, error, out);
     }
 
     fn count_outcome(&self, outcome: BookingOutcome) {
@@ -182,22 +232,20 @@ impl<S: Service> RoutingResponder<S> {
 impl<S: Service> Respond for RoutingResponder<S> {
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) {
         match self.answer(peer, header, body, out) {
-            Ok(()) => self.counters.bump(CoreCounter::Requests),
+            Ok(Replied::Now) => self.counters.bump(CoreCounter::Requests),
+            // Counted where it is answered.
+            Ok(Replied::Later) => {}
             Err(error) => self.refuse(header.correlation_id, &error, out),
         }
     }
 
     fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
         self.counters.bump(CoreCounter::Requests);
-        self.counters.bump(CoreCounter::Errors);
-        if error.kind() == Kind::SchemeMismatch {
-            self.counters.bump(CoreCounter::RequestsSchemeMismatch);
-        }
-        tracing::debug!(%error, "a request is refused");
-        self.encoder.error(id, error, out);
+        self.refuse_with(id, error, out);
     }
 
     fn closed(&mut self, peer: &mut Peer) {
+        self.cancel_parked(peer.connection);
         if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited) {
             self.service.session_closed(session);
         }

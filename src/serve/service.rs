@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
+use super::room::WaitingRoom;
 use crate::error::Result;
 use crate::fleet::FleetTable;
-use crate::ids::{SpaceId, Worker};
+use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
-use crate::route::{Decision, RouteRequest};
+use crate::route::{Decision, RouteRequest, Wait};
 
 /// What a hello reply says that only the daemon knows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +21,15 @@ pub struct HelloInfo<'a> {
     pub bookings_per_session_max: u32,
     /// Where status is answered; a path that is not UTF-8 is not told.
     pub admin_socket: Option<&'a Path>,
+}
+
+/// What came of a route.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Routed {
+    /// It is decided, and booked if that was asked for.
+    Decided,
+    /// Nothing is booked: nobody who may run it has room, and it is to wait for somebody who has.
+    Busy(Box<Wait>),
 }
 
 /// What answers the requests of one core's connections.
@@ -52,7 +62,23 @@ pub trait Service {
     ///
     /// # Errors
     /// Unknown space, scheme mismatch, a full table. Nobody eligible is no error but an empty decision.
-    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()>;
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed>;
+
+    /// Where requests of all cores wait; `None` = nowhere, so that no route may be [`Routed::Busy`].
+    fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {
+        None
+    }
+
+    /// Whether a worker that a request waits for has room, or is no longer there, so that the request is to be decided
+    /// again. Without a lock.
+    fn has_room(&self, _worker: WorkerIndex) -> bool {
+        true
+    }
+
+    /// The worker of a live booking of `session`.
+    fn booked_worker(&self, _session: SessionId, _booking: &BookingRef<'_>) -> Option<WorkerIndex> {
+        None
+    }
 
     /// Fills `decision.candidates` with what every eligible worker holds of the prompt. `request` books
     /// nothing and lists everybody, so that a route answers it; override to list the others too.
@@ -60,7 +86,7 @@ pub trait Service {
     /// # Errors
     /// As [`Service::route`].
     fn overlap(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        self.route(session, request, decision)
+        self.route(session, request, decision).map(drop)
     }
 
     /// The prefill of a booked request is done, after `prefill_us` microseconds (0 = not said).

@@ -255,7 +255,7 @@ impl ReplyEncoder {
             code: error.kind() as u16,
             side: side_to_wire(error.side()),
             retryable: error.is_retryable(),
-            retry_after_us: retry_after_us(error.kind()),
+            retry_after_us: error.retry_after().unwrap_or_else(|| retry_after_us(error.kind())),
             message: Some(message),
             remedy: Some(remedy),
         };

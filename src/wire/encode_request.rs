@@ -99,6 +99,9 @@ impl RequestEncoder {
             shared_hits: constraints.shared_hits,
             overrides: constraints.overrides,
             expected_output_tokens: request.expected_output_tokens,
+            priority: request.priority,
+            priority_jump: request.priority_jump,
+            deadline_us: request.deadline_us,
             ..fb::RouteArgs::default()
         };
         let root = fb::Route::create(&mut self.builder, &args);

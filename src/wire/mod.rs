@@ -55,6 +55,8 @@ pub mod features {
     pub const PROGRESS: u64 = 1 << 10;
     /// Reports of workers: their failures and their own word on their load.
     pub const REPORTS: u64 = 1 << 11;
+    /// Waiting for a worker: `priority`, `priority_jump`, `deadline_us`.
+    pub const QUEUE: u64 = 1 << 12;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -67,5 +69,6 @@ pub mod features {
         | CONSTRAINTS
         | SHARED_HITS
         | PROGRESS
-        | REPORTS;
+        | REPORTS
+        | QUEUE;
 }

@@ -296,8 +296,18 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         shared_hits,
         overrides: constraints::overrides(table.overrides())?,
         expected_output_tokens: table.expected_output_tokens(),
+        priority: table.priority(),
+        priority_jump: priority_jump(table.priority_jump())?,
+        deadline_us: table.deadline_us(),
         ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
     })
+}
+
+fn priority_jump(jump: f64) -> Result<f64> {
+    if jump.is_finite() {
+        return Ok(jump);
+    }
+    Err(invalid("priority_jump is not a finite number", "give seconds, or leave it out"))
 }
 
 fn overlap<'a>(table: fb::Overlap<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
@@ -339,12 +349,7 @@ pub(super) fn understood(must_understand: u64) -> Result<()> {
 /// Names the first field that is set and not served. Absent and default values pass.
 fn refuse_unserved(table: &fb::Route<'_>) -> Result<()> {
     understood(table.must_understand())?;
-    let fields = [
-        ("affinity_session", table.affinity_session().is_some_and(|session| !session.is_empty())),
-        ("priority", table.priority() != 0),
-        ("priority_jump", table.priority_jump() != 0.0),
-        ("deadline_us", table.deadline_us() != 0),
-    ];
+    let fields = [("affinity_session", table.affinity_session().is_some_and(|session| !session.is_empty()))];
     match fields.iter().find(|(_, set)| *set) {
         Some((field, _)) => Err(unsupported(format!("route.{field}"))),
         None => Ok(()),

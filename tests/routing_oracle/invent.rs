@@ -50,6 +50,7 @@ pub(crate) fn policy() -> impl Strategy<Value = Policy> {
             trust_min,
             credit_trust_min,
             busy,
+            ..Policy::default()
         },
     )
 }

@@ -12,7 +12,7 @@ use kvrouted::fleet::{
 use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
-use kvrouted::serve::{AdminService, HelloInfo, Service};
+use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
 use kvrouted::trust::Trust;
 use kvrouted::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
@@ -82,7 +82,7 @@ impl Service for FakeService {
         self.sessions_open.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
         if request.space.0 > 1 {
             return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello"));
         }
@@ -103,7 +103,7 @@ impl Service for FakeService {
             ..Decision::default()
         };
         decision.booking = request.book.map(|_| BookingHandle { slot: 3, generation: 4 });
-        Ok(())
+        Ok(Routed::Decided)
     }
 
     fn prefill_complete(&mut self, _: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {

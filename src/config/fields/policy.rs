@@ -4,6 +4,7 @@ use super::field;
 use crate::config::PolicyConfig;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::limits;
+use crate::queue::Discipline;
 use crate::route::Mode;
 use crate::trust::TrustLevel;
 
@@ -16,7 +17,7 @@ const TRUST_NAMES: [&str; 5] = ["none", "predicted", "unproven", "lower_bound", 
 
 pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
     name: "policy",
-    reload: Reload::AllBut(&["seed"]),
+    reload: Reload::AllBut(&["seed", "queue_requests_max"]),
     repeated: false,
     doc: "How workers are chosen, in every space unless its [space.policy] says otherwise. Costs are in blocks; the lowest wins.",
     fields: &[
@@ -156,6 +157,38 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Absent("2.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.busy.prefill_steps = Some(v) },
             "A worker with more tokens to prefill than so many times its batched_tokens_max takes no requests. Absent: no bound.",
+        ),
+        field(
+            "queue_threshold",
+            "",
+            Absent("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.queue.threshold = Some(v) },
+            "A request that is booked waits while every worker has more tokens to prefill than so many times its batched_tokens_max. Absent: nobody waits.",
+        ),
+        field(
+            "queue_policy",
+            "",
+            Value("fcfs"),
+            Choice { names: &Discipline::NAMES, set: |c, at| c.weights.queue.discipline = Discipline::ALL[at] },
+            "Who is first of those that wait with one priority and no deadline: who came first, who came last, or (wspt) who has least to prefill.",
+        ),
+        field(
+            "queue_wait_ms_max",
+            "milliseconds",
+            Value("30000"),
+            Integer { min: 1, max: limits::QUEUE_WAIT_MS_CEILING, set: |c, v| c.weights.queue.wait_ms_max = v },
+            "A request that says no deadline waits this long, and is then refused.",
+        ),
+        field(
+            "queue_requests_max",
+            "requests",
+            Value("4096"),
+            Integer {
+                min: 1,
+                max: limits::QUEUE_REQUESTS_CEILING as u64,
+                set: |c, v| c.queue_requests_max = v as usize,
+            },
+            "Requests that wait at once; more are refused, with a time to come again. Only in [policy] itself.",
         ),
     ],
 };

@@ -81,6 +81,9 @@ fn requests_round_trip() {
             track_prefill_tokens: Some(true),
         },
         expected_output_tokens: 99,
+        priority: -3,
+        priority_jump: 1.5,
+        deadline_us: 70,
         ..question(Prompt::Tokens(&tokens))
     };
     let hashes = [5_u64.to_le_bytes(), 6_u64.to_le_bytes()].concat();
@@ -199,11 +202,8 @@ fn versions_are_negotiated() {
 fn what_is_not_served_is_refused_by_name() {
     type Fill = fn(&mut FlatBufferBuilder<'static>, &mut fb::RouteArgs<'static>);
     let overrides = |args: fb::OverridesArgs| raw_route(|b, a| a.overrides = Some(fb::Overrides::create(b, &args)));
-    let fills: [(&str, Fill); 5] = [
+    let fills: [(&str, Fill); 2] = [
         ("must_understand bit 40", |_, a| a.must_understand = 1 << 40 | 1),
-        ("priority ", |_, a| a.priority = -1),
-        ("priority_jump", |_, a| a.priority_jump = 0.5),
-        ("deadline_us", |_, a| a.deadline_us = 9),
         ("affinity_session", |b, a| a.affinity_session = Some(b.create_string("s"))),
     ];
     let mut bodies: Vec<_> = fills.into_iter().map(|(name, fill)| (name, raw_route(fill))).collect();
@@ -327,4 +327,12 @@ fn a_small_body_cannot_cost_a_large_walk() {
         a.required_taints = Some(b.create_vector(&vec![long; 4000]));
     });
     assert_eq!(route_error(&body).kind(), Kind::Malformed);
+}
+
+#[test]
+fn a_jump_that_orders_nothing_is_refused() {
+    for jump in [f64::NAN, f64::INFINITY] {
+        let error = route_error(&raw_route(|_, a| a.priority_jump = jump));
+        assert!(error.kind() == Kind::InvalidArgument && error.message().contains("priority_jump"), "{error}");
+    }
 }

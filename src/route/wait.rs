@@ -1,0 +1,136 @@
+//! Whether a request has to wait for a worker.
+
+use super::decision::Decision;
+use super::observation::{Observation, Observed};
+use super::policy::QueuePolicy;
+use super::request::RouteRequest;
+use crate::ids::WorkerIndex;
+use crate::queue::Claim;
+
+/// What a request that waits says for itself, and whom it waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wait {
+    /// Its place in the order. It counts no memory yet.
+    pub claim: Claim,
+    /// Who may take it.
+    pub workers: Vec<WorkerIndex>,
+}
+
+impl QueuePolicy {
+    /// Whether a worker with so many tokens to prefill has room for another request.
+    #[must_use]
+    pub fn has_room(&self, prefill_tokens: u64, batched_tokens_max: u64) -> bool {
+        self.threshold.is_none_or(|threshold| prefill_tokens as f64 <= threshold * batched_tokens_max as f64)
+    }
+
+    /// How a request waits that was just decided, if somebody may run it and nobody who may has room. Only what is to
+    /// be booked waits: a question is answered at once.
+    #[must_use]
+    pub fn wait(
+        &self,
+        request: &RouteRequest<'_>,
+        observation: &Observation,
+        decision: &Decision,
+        now_ns: u64,
+    ) -> Option<Wait> {
+        if self.threshold.is_none() || request.book.is_none() || decision.running.is_empty() {
+            return None;
+        }
+        let running = || decision.running.iter().filter_map(|place| observation.workers.get(*place as usize));
+        let has_room = |observed: &Observed| self.has_room(observed.load.prefill_tokens, observed.batched_tokens_max);
+        if running().any(has_room) {
+            return None;
+        }
+        let wait_ns = match request.deadline_us {
+            0 => self.wait_ms_max.saturating_mul(1_000_000),
+            us => u64::from(us) * 1000,
+        };
+        let ends_ns = now_ns.saturating_add(wait_ns);
+        let held_blocks = running().map(|observed| u64::from(observed.overlap.total())).max().unwrap_or(0);
+        let held_tokens = held_blocks * u64::from(observation.asked.block_size);
+        let claim = Claim {
+            discipline: self.discipline,
+            priority: request.priority,
+            jump: request.priority_jump,
+            deadline_ns: (request.deadline_us != 0).then_some(ends_ns),
+            ends_ns,
+            prefill_tokens: observation.asked.prompt_tokens.saturating_sub(held_tokens),
+            bytes: 0,
+        };
+        Some(Wait { claim, workers: running().map(|observed| observed.index).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{DeviceClass, WorkerState};
+    use crate::ids::{SpaceId, TierBlocks, Worker};
+    use crate::load::Load;
+    use crate::queue::Discipline;
+    use crate::route::{BookingRequest, Prompt};
+    use crate::trust::Trust;
+
+    const QUEUE: QueuePolicy = QueuePolicy { threshold: Some(0.5), discipline: Discipline::Wspt, wait_ms_max: 2 };
+
+    /// A space whose workers have so many tokens to prefill, in batches of 100, and hold so many of 10 blocks.
+    fn observed(workers: &[(u64, u32)]) -> (Observation, Decision) {
+        let mut observation = Observation::default();
+        (observation.asked.prompt_tokens, observation.asked.block_size) = (165, 16);
+        for (place, (prefill_tokens, held)) in workers.iter().enumerate() {
+            observation.workers.push(Observed {
+                index: WorkerIndex(place as u32),
+                worker: Worker::new(place as u64, 0),
+                overlap: TierBlocks { device: *held, ..TierBlocks::default() },
+                active_depth_blocks: 0,
+                shared_blocks: 0,
+                load: Load { prefill_tokens: *prefill_tokens, ..Load::default() },
+                trust: Trust::default(),
+                state: WorkerState::Ready,
+                device_class: DeviceClass::Gpu,
+                weight: 1.0,
+                capacity_blocks: 0,
+                batched_tokens_max: 100,
+                allowed: true,
+                backing_off: false,
+                is_pinned: true,
+                has_adapter: true,
+                has_required_taints: true,
+                taint_weight: 0.0,
+            });
+        }
+        let running = (0..workers.len() as u32).collect();
+        (observation, Decision { running, ..Decision::default() })
+    }
+
+    fn booked() -> RouteRequest<'static> {
+        let book = Some(BookingRequest { request_id: "r", attempt: 0 });
+        RouteRequest { book, ..RouteRequest::new(SpaceId(0), Prompt::Tokens(&[])) }
+    }
+
+    #[test]
+    fn a_request_waits_where_nobody_who_may_run_it_has_room() {
+        let (observation, mut decision) = observed(&[(51, 2), (80, 3), (0, 9)]);
+        assert_eq!(QUEUE.wait(&booked(), &observation, &decision, 7), None);
+        decision.running.pop();
+        let wait = QUEUE.wait(&booked(), &observation, &decision, 7).expect("it waits");
+        assert_eq!(wait.workers, [WorkerIndex(0), WorkerIndex(1)]);
+        let Claim { discipline, deadline_ns, ends_ns, prefill_tokens, .. } = wait.claim;
+        assert_eq!((discipline, deadline_ns, ends_ns), (Discipline::Wspt, None, 2_000_007));
+        assert_eq!(prefill_tokens, 165 - 3 * 16, "of who holds most of those who may");
+        let (at_the_mark, decision) = observed(&[(50, 0)]);
+        assert_eq!(QUEUE.wait(&booked(), &at_the_mark, &decision, 7), None);
+    }
+
+    #[test]
+    fn a_deadline_is_the_requests_own_and_questions_never_wait() {
+        let (observation, decision) = observed(&[(100, 0)]);
+        let urgent = RouteRequest { deadline_us: 3, priority: 2, priority_jump: 0.5, ..booked() };
+        let claim = QUEUE.wait(&urgent, &observation, &decision, 7).expect("it waits").claim;
+        assert_eq!((claim.deadline_ns, claim.ends_ns, claim.priority, claim.jump), (Some(3007), 3007, 2, 0.5));
+        let question = RouteRequest { book: None, ..booked() };
+        assert_eq!(QUEUE.wait(&question, &observation, &decision, 7), None);
+        assert_eq!(QueuePolicy::default().wait(&booked(), &observation, &decision, 7), None);
+        assert_eq!(QUEUE.wait(&booked(), &observation, &Decision::default(), 7), None, "nobody at all");
+    }
+}

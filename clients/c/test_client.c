@@ -1,0 +1,170 @@
+/* What the header does against a daemon that test_client.py starts, stops and ends; it says by a line what is next. */
+#define _POSIX_C_SOURCE 200809L
+#include "kvrouted.h"
+
+#define CHECK(what)                                                                              \
+    do {                                                                                         \
+        if (!(what)) {                                                                           \
+            fprintf(stderr, "line %d: not so: %s; %s\n", __LINE__, #what, client.message);       \
+            exit(1);                                                                             \
+        }                                                                                        \
+    } while (0)
+
+static kvr_client client;
+static kvr_session session = {3, 5};
+static kvr_space space;
+static kvr_route_reply reply;
+static uint32_t tokens[70];
+
+/* Lets the other side do something; its answer is what it has done. */
+static void ask_for(const char *what) {
+    char line[64];
+    printf("%s\n", what);
+    fflush(stdout);
+    if (fgets(line, sizeof line, stdin) == NULL) exit(1);
+}
+
+static kvr_route_request asking(const char *request_id) {
+    kvr_route_request request = KVR_ROUTE_REQUEST_INIT;
+    request.space_id = space.space_id;
+    request.request_id = request_id;
+    request.tokens = tokens;
+    request.token_count = 70;
+    return request;
+}
+
+static void a_booking_lives_from_its_route_to_its_free(void) {
+    kvr_route_request request = asking("life");
+    kvr_outcome outcome;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    CHECK(reply.candidate_count == 2 && reply.eligible == 2 && reply.request_blocks == 4 && !reply.unmatchable);
+    CHECK(reply.candidates[0].worker_id == 1 || reply.candidates[0].worker_id == 2);
+    CHECK(reply.candidates[0].worker_id != 1 || strcmp(reply.candidates[0].name, "one") == 0);
+    CHECK(reply.candidates[0].trust_level == 1 && reply.candidates[0].state == 1 && reply.candidates[0].cost > 0);
+    CHECK(reply.booking.generation != 0 && reply.nobody == 0);
+    CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED);
+    CHECK(client.error_code == 11 && client.remedy[0] != 0 && !client.retryable);
+    request.attempt = 1;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    CHECK(kvr_prefill_complete(&client, reply.booking, 1500, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_prefill_complete(&client, reply.booking, 0, &outcome) == KVR_OK && outcome == KVR_ALREADY_APPLIED);
+    CHECK(kvr_free(&client, reply.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_free(&client, reply.booking, NULL) == KVR_OK);
+}
+
+static void hashes_of_the_caller_are_the_same_prompt(const char *listed) {
+    kvr_route_request request = asking(NULL);
+    uint64_t hashes[4];
+    char *at = (char *)listed;
+    int predicted = 0, i;
+    for (i = 0; i < 4; i++) hashes[i] = strtoull(at, &at, 16);
+    request.tokens = NULL;
+    request.local_hashes = hashes;
+    request.local_hash_count = 4;
+    request.block_size = space.block_size;
+    /* What was booked above is predicted a moment later, under the same adapter and salt. */
+    for (i = 0; i < 5000 && !predicted; i++) {
+        size_t j;
+        struct timespec rest = {0, 2000000};
+        CHECK(kvr_route(&client, &request, &reply) == KVR_OK && reply.request_blocks == 4);
+        CHECK(reply.booking.generation == 0);
+        for (j = 0; j < reply.candidate_count; j++) predicted |= reply.candidates[j].device_blocks == 4;
+        nanosleep(&rest, NULL);
+    }
+    CHECK(predicted);
+    request.lora = "adapter";
+    request.salt = "tenant";
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    request.block_size = 32;
+    request.local_hash_count = 2;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 8);
+}
+
+static void what_means_nothing_is_refused_unsent(void) {
+    kvr_route_request request = asking("");
+    kvr_space other;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_INVALID);
+    request = asking(NULL);
+    request.tokens = NULL;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_INVALID);
+    request = asking(NULL);
+    request.token_count = (size_t)client.prompt_tokens_max + 1;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_INVALID);
+    CHECK(kvr_find_space(&client, "other", NULL, &other) == KVR_UNKNOWN);
+}
+
+/* Under the sanitizers: nothing outside of a body is read, however it is broken. */
+static void broken_replies_are_read_within_their_bytes(void) {
+    kvr_route_request request = asking(NULL);
+    size_t frame_bytes, length, at, cut;
+    uint64_t id = client.next_id++;
+    unsigned read = 0;
+    uint8_t *body;
+    CHECK(kvr__encode_route(&client, &request, id) == KVR_OK);
+    CHECK(kvr__exchange(&client, id, 4, &frame_bytes) == KVR_OK);
+    length = frame_bytes - KVR__HEADER_BYTES;
+    for (at = 0; at < length; at++) {
+        static const uint8_t wrong[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+        size_t i;
+        for (i = 0; i < sizeof wrong; i++) {
+            body = (uint8_t *)malloc(length);
+            memcpy(body, client.in.bytes + KVR__HEADER_BYTES, length);
+            body[at] = wrong[i];
+            read += (unsigned)kvr__read_route(body, length, &reply);
+            free(body);
+        }
+    }
+    for (cut = 0; cut < length; cut++) {
+        body = (uint8_t *)malloc(cut + 1);
+        memcpy(body, client.in.bytes + KVR__HEADER_BYTES, cut);
+        read += (unsigned)kvr__read_route(body, cut, &reply);
+        free(body);
+    }
+    CHECK(read > 0);
+    kvr__consume(&client.in, frame_bytes);
+}
+
+static void a_late_booking_is_freed(void) {
+    kvr_route_request request = asking("late");
+    client.timeout_ms = 50;
+    ask_for("stop");
+    CHECK(kvr_route(&client, &request, &reply) == KVR_TIMEOUT);
+    ask_for("go on");
+    client.timeout_ms = 60000;
+    request.request_id = NULL;
+    /* Read past the late reply, and past the free that it leads to. */
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    request.request_id = "late";
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    CHECK(kvr_free(&client, reply.booking, NULL) == KVR_OK);
+}
+
+int main(int count, char **arguments) {
+    kvr_route_request request;
+    size_t i;
+    if (count != 3) return 64;
+    for (i = 0; i < 70; i++) tokens[i] = (uint32_t)(i * 31);
+    CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_OK);
+    CHECK(client.instance_id != 0 && (client.features & 7) == 7);
+    CHECK(kvr_find_space(&client, "m", NULL, &space) == KVR_OK);
+    CHECK(space.block_size == 16 && space.window == 0 && space.role == 0);
+
+    a_booking_lives_from_its_route_to_its_free();
+    hashes_of_the_caller_are_the_same_prompt(arguments[2]);
+    what_means_nothing_is_refused_unsent();
+    broken_replies_are_read_within_their_bytes();
+    a_late_booking_is_freed();
+
+    request = asking(NULL);
+    ask_for("kill");
+    CHECK(kvr_route(&client, &request, &reply) == KVR_CLOSED);
+    kvr_close(&client);
+    CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_SYSTEM);
+    kvr_close(&client);
+    ask_for("start");
+    CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_OK);
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    kvr_close(&client);
+    return 0;
+}

@@ -199,12 +199,15 @@ class AsyncClient:
         self._writer.write(data)
         try:
             reply = await asyncio.wait_for(coming, max(deadline - time.monotonic(), 0))
-        except asyncio.TimeoutError as error:
+        except (asyncio.TimeoutError, asyncio.CancelledError) as error:
+            # From here on its reply is one that nobody waits for, also if it came in this very moment.
+            self._waiting.pop(correlation_id, None)
+            if coming.done() and not coming.cancelled() and coming.exception() is None:
+                self._nobody_waits(correlation_id, coming.result())
+            if isinstance(error, asyncio.CancelledError):
+                raise
             self._core.failed(time.monotonic())
             raise DeadlineExceeded("the daemon did not answer in time") from error
-        finally:
-            # From here on its reply is one that nobody waits for.
-            self._waiting.pop(correlation_id, None)
         if isinstance(reply, ProtocolError):
             raise reply
         return reply
@@ -261,6 +264,9 @@ class AsyncClient:
             self._core.claimed(correlation_id)
             coming.set_result(reply)
             return
+        self._nobody_waits(correlation_id, reply)
+
+    def _nobody_waits(self, correlation_id: int, reply: _Answer) -> None:
         follow_up = self._core.stray(correlation_id, reply)
         if follow_up and self._writer is not None and not self._writer.is_closing():
             self._writer.write(follow_up)

@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from . import fallback, frames
@@ -82,6 +83,8 @@ class Core:
     _booking: dict[int, RouteRequest] = field(default_factory=dict)
     #: To be said when the daemon is back.
     _owed: deque[Callable[[int], bytes]] = field(default_factory=lambda: deque(maxlen=OWED_MAX))
+    #: Said of bookings, and not yet answered: said again if the connection ends first.
+    _saying: dict[int, Callable[[int], bytes]] = field(default_factory=dict)
     #: The page of workers that was asked for: correlation id and cursor.
     _page: tuple[int, int] | None = None
     _refreshed_at: float | None = None
@@ -121,6 +124,7 @@ class Core:
         if self.hello is not None and self.hello.instance_id != reply.instance_id:
             # Another daemon: it knows nothing of what the last one held.
             self._owed.clear()
+            self._saying.clear()
         self.hello, self._spaces = reply, reply.spaces
         self._other_scheme.clear()
 
@@ -128,13 +132,15 @@ class Core:
         """The connection has ended. Whatever was being booked is freed by name when there is another."""
         self._received.clear()
         self._page, self._refreshed_at = None, None
+        self._owed.extendleft(reversed(self._saying.values()))
+        self._saying.clear()
         for request in self._booking.values():
             self._owe_free_of(request)
         self._booking.clear()
 
     def _owe_free_of(self, request: RouteRequest) -> None:
-        name, attempt = request.book or "", request.attempt
-        self._owed.append(lambda correlation_id: frames.encode_free_request(correlation_id, name, attempt))
+        say = partial(frames.encode_free_request, request_id=request.book or "", attempt=request.attempt)
+        self._owed.append(say)
 
     def owe(self, booking: Booking, say: Callable[[int], bytes]) -> None:
         """Something to be said of a booking when its daemon can be reached again."""
@@ -178,9 +184,10 @@ class Core:
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
         """A reply that no caller waits for; answers with what is to be sent because of it."""
         self._booking.pop(correlation_id, None)
+        self._saying.pop(correlation_id, None)
         if isinstance(reply, RouteReply) and reply.booking is not None:
             # Whoever asked has given up: nobody else would ever free it.
-            return frames.encode_free(self.take_id(), reply.booking)
+            return self._say(partial(frames.encode_free, booking=reply.booking))
         if self._page is None or self._page[0] != correlation_id:
             return b""
         cursor = self._page[1]
@@ -188,6 +195,11 @@ class Core:
         if isinstance(reply, WorkersPage):
             return self._ask_page(self.fleet.take_page(reply, cursor))
         return b""
+
+    def _say(self, say: Callable[[int], bytes]) -> bytes:
+        correlation_id = self.take_id()
+        self._saying[correlation_id] = say
+        return say(correlation_id)
 
     def _ask_page(self, cursor: int) -> bytes:
         if cursor == 0:
@@ -197,7 +209,7 @@ class Core:
 
     def ahead(self, now: float) -> bytes:
         """What is to be sent before the next request: what is owed, and the question who there is."""
-        owed = b"".join(say(self.take_id()) for say in self._owed)
+        owed = b"".join(map(self._say, self._owed))
         self._owed.clear()
         moved = self._fleet_version_seen not in (0, self.fleet.version)
         age = now - self._refreshed_at if self._refreshed_at is not None else None

@@ -1,0 +1,127 @@
+"""What a client remembers, without any socket: bytes of a daemon's replies in, bytes of requests out."""
+
+import unittest
+
+import flatbuffers
+
+from kvrouted import Booking, Hello, Limits, Options, PoolRole, RouteRequest, Scheme, Space, Unreachable, frames
+from kvrouted.core import Core
+from kvrouted.schema_generated import routing_generated as fb
+
+
+def hello(instance_id: int) -> Hello:
+    return Hello(1, instance_id, Limits(1, 1, 1, 1, 1), frozenset(), (Space(0, "m", "", PoolRole.BOTH, Scheme(16)),), None)
+
+
+def connected(instance_id: int = 1) -> Core:
+    core = Core(Options(fallback=False))
+    core.opened(hello(instance_id))
+    return core
+
+
+def frame(correlation_id: int, kind: int, builder: flatbuffers.Builder, root: int) -> bytes:
+    builder.Finish(root, file_identifier=b"KVRT")
+    body = bytes(builder.Output())
+    body += bytes(-len(body) % 8)
+    return frames._HEADER.pack(len(body), kind, 0, 1, correlation_id) + body
+
+
+def route_reply(correlation_id: int, slot: int) -> bytes:
+    builder = flatbuffers.Builder(64)
+    fb.RouteReplyStartCandidatesVector(builder, 0)
+    candidates = builder.EndVector()
+    fb.RouteReplyStart(builder)
+    fb.RouteReplyAddCandidates(builder, candidates)
+    fb.RouteReplyAddBooking(builder, fb.CreateBookingHandle(builder, slot, 1))
+    return frame(correlation_id, fb.Kind.RouteReply, builder, fb.RouteReplyEnd(builder))
+
+
+def free_reply(correlation_id: int) -> bytes:
+    builder = flatbuffers.Builder(64)
+    fb.FreeReplyStart(builder)
+    return frame(correlation_id, fb.Kind.FreeReply, builder, fb.FreeReplyEnd(builder))
+
+
+def freed(data: bytes) -> list[tuple[int, object]]:
+    """Id and booking, by slot or name, of each free in what is to be sent."""
+    found = []
+    while data:
+        header = frames.parse_header(data)
+        table = fb.Free.GetRootAs(data[16 : 16 + header.body_bytes])
+        assert header.kind == fb.Kind.Free, header
+        name = table.RequestId().decode() if table.Booking() is None else table.Booking().Slot()
+        found.append((header.correlation_id, name))
+        data = data[16 + header.body_bytes :]
+    return found
+
+
+class Replies(unittest.TestCase):
+    def test_replies_are_found_however_their_bytes_come(self):
+        core = connected()
+        stream = route_reply(5, 1) + free_reply(6) + route_reply(7, 2)
+        found = []
+        for at in range(len(stream)):
+            core.feed(stream[at : at + 1])
+            while (reply := core.next_reply()) is not None:
+                found.append(reply[0])
+        self.assertEqual(found, [5, 6, 7])
+
+    def test_a_broken_body_is_its_own_requests_failure_or_some_other_value(self):
+        whole = route_reply(5, 1)
+        for at in range(16, len(whole)):
+            for wrong in (0x00, 0x01, 0x7F, 0x80, 0xFF):
+                core = connected()
+                core.feed(whole[:at] + bytes([wrong]) + whole[at + 1 :] + free_reply(6))
+                self.assertEqual(core.next_reply()[0], 5)
+                self.assertEqual(core.next_reply()[0], 6)
+
+
+class Bookings(unittest.TestCase):
+    def test_a_booking_that_nobody_waits_for_is_freed_until_that_is_answered(self):
+        core = connected()
+        core.feed(route_reply(5, 77))
+        [(asked, slot)] = freed(core.stray(*core.next_reply()))
+        self.assertEqual(slot, 77)
+        # The connection ends before the answer, twice.
+        for _ in range(2):
+            core.closed()
+            core.opened(hello(1))
+            [(asked, slot)] = freed(core.ahead(0.0))
+            self.assertEqual(slot, 77)
+        core.feed(free_reply(asked))
+        self.assertEqual(core.stray(*core.next_reply()), b"")
+        core.closed()
+        core.opened(hello(1))
+        self.assertEqual(core.ahead(0.0), b"")
+
+    def test_what_was_being_booked_when_the_connection_ended_is_freed_by_name(self):
+        core = connected()
+        for at, name in enumerate(("one", "two", None)):
+            core.route(at + 50, RouteRequest(model="m", tokens=[1], book=name))
+        core.claimed(50)
+        core.closed()
+        core.opened(hello(1))
+        self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["two"])
+
+    def test_another_daemon_is_told_nothing_of_the_last_ones_bookings(self):
+        core = connected()
+        booking = Booking(1, 1, instance_id=1)
+        core.owe(booking, lambda at: frames.encode_free(at, booking))
+        core.closed()
+        core.opened(hello(2))
+        self.assertEqual(core.ahead(0.0), b"")
+        core.owe(booking, lambda at: frames.encode_free(at, booking))
+        self.assertEqual(core.ahead(0.0), b"")
+
+
+class Backoff(unittest.TestCase):
+    def test_waits_double_up_to_the_longest_and_end_with_an_answer(self):
+        core = Core(Options(backoff_s=(1.0, 8.0)))
+        for wait in (1.0, 2.0, 4.0, 8.0, 8.0):
+            core.failed(100.0)
+            with self.assertRaises(Unreachable):
+                core.check_backoff(100.0 + wait * 0.7)
+            core.check_backoff(100.0 + wait * 1.3)
+        core.feed(free_reply(1))
+        core.next_reply()
+        core.check_backoff(100.0)

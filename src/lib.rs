@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config} → route
+//! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
 //!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, trust, finding, metrics, reasons}
 //! ```
 //!
@@ -55,6 +55,7 @@ pub mod queue;
 pub mod route;
 pub mod schema_generated;
 pub mod serve;
+pub mod shadow;
 pub mod wire;
 
 // The process, and those who talk to it.

@@ -103,3 +103,26 @@ fn a_sample_is_a_share_and_no_directory_is_no_journal() {
     let output = process::run(&["replay", text(run.journal.parent().expect("a folder"))]);
     assert_eq!(output.status.code(), Some(64), "a folder without a journal");
 }
+
+#[test]
+fn a_shadow_policy_of_the_configuration_is_held_to_what_was_chosen() {
+    let daemon = Daemon::configured(
+        "[[worker]]\nid = 1\n[[worker]]\nid = 2\n[shadow]\nshare = 1.0\npolicy = [\"mode=round-robin\"]\n",
+    );
+    let mut client = daemon.client();
+    let space = client.space("m", None).expect("the space").id;
+    for at in 0..20 {
+        let (tokens, name) = (prompt(at, 100), format!("r{at}"));
+        let book = Some(BookingRequest { request_id: &name, attempt: 0 });
+        client
+            .route(&RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) })
+            .expect("a decision");
+    }
+    until("the shadow has judged them", || daemon.counter("shadow_decisions") == 20);
+    let (agreements, disagreements) = (daemon.counter("shadow_agreements"), daemon.counter("shadow_disagreements"));
+    assert_eq!(agreements + disagreements, 20);
+    assert_eq!(daemon.counter("shadow_blocks_saved") + daemon.counter("shadow_blocks_lost"), 0);
+    let line = process::run(&["status", "--socket", text(&daemon.socket())]);
+    let line = String::from_utf8_lossy(&line.stdout).into_owned();
+    assert!(line.contains("of 20 decisions; its workers held 0 prompt blocks more and 0 fewer"), "{line}");
+}

@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["fleet", "load", "index", "event", "hash", "queue"],
     &["predict"],
     &["route"],
-    &["wire", "config"],
+    &["wire", "config", "shadow"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot", "journal"],
     &["daemon", "demo", "relay"],

@@ -53,6 +53,9 @@ struct StatusJson {
     workers: Vec<WorkerJson>,
     sources: Vec<Value>,
     findings: Vec<FindingJson>,
+    /// Where a shadow policy has judged.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    shadow: Map<String, Value>,
 }
 
 #[derive(Serialize)]
@@ -86,7 +89,8 @@ fn json(page: &StatusPage) -> serde_json::Result<String> {
         counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
     };
     let (workers, findings) = (page.workers.iter().map(worker).collect(), page.findings.iter().map(finding).collect());
-    serde_json::to_string(&StatusJson { workers, sources: sources_json(&page.sources), findings })
+    let (sources, shadow) = (sources_json(&page.sources), shadow_json(page));
+    serde_json::to_string(&StatusJson { workers, sources, findings, shadow })
 }
 
 pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
@@ -119,10 +123,40 @@ fn text(page: &StatusPage) -> String {
             parts.push(format!("{}: to do: {remedy}", line.worker));
         }
     }
+    parts.extend(shadow_line(page));
     parts.extend(source_lines(&page.sources));
     let finding = |of: &Finding| format!("{} {}: {}", of.harm.name(), of.name, of.what);
     parts.extend(page.findings.iter().map(finding));
     parts.join("\n")
+}
+
+/// What a shadow policy has shown, by name; nothing where none has judged.
+fn shadow_json(page: &StatusPage) -> Map<String, Value> {
+    if shadow_count(page, "shadow_decisions") == 0 {
+        return Map::new();
+    }
+    let named = |(name, count): &(String, u64)| Some((name.strip_prefix("shadow_")?.to_owned(), (*count).into()));
+    page.counters.iter().filter_map(named).collect()
+}
+
+fn shadow_count(page: &StatusPage, name: &str) -> u64 {
+    page.counters.iter().find(|(of, _)| of == name).map_or(0, |(_, count)| *count)
+}
+
+/// The same in a line.
+fn shadow_line(page: &StatusPage) -> Option<String> {
+    let count = |name| shadow_count(page, name);
+    let (decisions, agreements) = (count("shadow_decisions"), count("shadow_agreements"));
+    (decisions > 0).then(|| {
+        let share = agreements as f64 / decisions as f64 * 100.0;
+        format!(
+            "shadow policy: agrees on {share:.1} % of {decisions} decisions; its workers held {} prompt blocks more and {} \
+             fewer; the chosen workers cost it {} blocks above its best",
+            count("shadow_blocks_saved"),
+            count("shadow_blocks_lost"),
+            count("shadow_cost_regret")
+        )
+    })
 }
 
 fn cells(line: &WorkerStatus) -> Vec<Cell> {

@@ -50,8 +50,8 @@ use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::RouteRequest;
 use crate::wire::{
-    HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, ResetDone, RouteReply, SpaceInfo, StatusPage,
-    WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
+    HelloReply, OverlapReply, PROTOCOL_VERSION, PolicyDone, PolicyOrder, RequestEncoder, ResetDone, RouteReply,
+    SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
 };
 pub use crate::wire::{RemoteError, Reply};
 
@@ -359,6 +359,19 @@ impl Client {
         match self.reply_to(id)? {
             Reply::Reset(done) => Ok(done),
             other => Err(unexpected("reset", &other)),
+        }
+    }
+
+    /// Sets, promotes or ends a shadow policy. Only on the admin socket.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's.
+    pub fn set_policy(&mut self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
+        let id = self.take_id();
+        self.encoder.set_policy(id, order, &mut self.unsent);
+        match self.reply_to(id)? {
+            Reply::SetPolicy(done) => Ok(done),
+            other => Err(unexpected("set_policy", &other)),
         }
     }
 

@@ -10,10 +10,10 @@ use super::fields::WorkerDraft;
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
-use super::{Config, Named, PolicyConfig, ServeConfig, SpaceConfig};
+use super::{Config, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
 use crate::ids::SpaceId;
 use crate::limits;
-use crate::route::Mode;
+use crate::route::{Mode, Policy};
 
 /// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
 /// appended.
@@ -38,6 +38,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         booking: draft.booking.value.clone(),
         snapshot: draft.snapshot.value.clone(),
         journal: draft.journal.value.clone(),
+        shadow: shadow(draft, problems),
         policy: policy(draft, problems),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),
@@ -116,6 +117,18 @@ fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
         spaces.push(own.value.weights);
     }
     PolicyConfig { spaces, ..general.clone() }
+}
+
+/// `[shadow]`, whose settings any policy has to take.
+fn shadow(draft: &Draft, problems: &mut Vec<Problem>) -> ShadowConfig {
+    let entry = &draft.shadow;
+    if let Err(refused) = policy_with(&Policy::default(), "shadow", &entry.value.policy) {
+        problems.extend(refused.list.into_iter().map(|problem| {
+            let Problem { place, path, message, nearest } = problem;
+            entry.problem("policy", format!("{place}: {path}: {message}")).suggest(nearest.as_deref())
+        }));
+    }
+    entry.value.clone()
 }
 
 fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {

@@ -23,6 +23,7 @@ pub fn example() -> String {
     section(&mut text, &fields::BOOKING);
     section(&mut text, &fields::SNAPSHOT);
     section(&mut text, &fields::JOURNAL);
+    section(&mut text, &fields::SHADOW);
     section(&mut text, &fields::POLICY);
     section(&mut text, &fields::DISCOVERY);
     section(&mut text, &fields::RELAY);

@@ -11,7 +11,7 @@ use super::field::{Field, Kind, Preset};
 
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
-pub(super) use journal::JOURNAL;
+pub(super) use journal::{JOURNAL, SHADOW};
 pub(super) use policy::POLICY;
 pub(super) use relay::RELAY;
 

@@ -97,6 +97,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
             "snapshot" => apply(&fields::SNAPSHOT, &mut draft.snapshot, setting, problems),
             "journal" => apply(&fields::JOURNAL, &mut draft.journal, setting, problems),
+            "shadow" => apply(&fields::SHADOW, &mut draft.shadow, setting, problems),
             "policy" => apply(&fields::POLICY, &mut draft.policy, setting, problems),
             "relay" => apply(&fields::RELAY, &mut draft.relay, setting, problems),
             "discovery" => apply(&fields::DISCOVERY, &mut draft.discovery, setting, problems),

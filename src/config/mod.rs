@@ -14,6 +14,7 @@ mod load;
 mod named;
 mod problem;
 mod reload;
+mod settings;
 mod walk;
 mod workers;
 
@@ -30,6 +31,7 @@ pub use example::example;
 pub use load::{Flags, Setting, load, parse, socket_default};
 pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, ranks_of};
 pub use problem::{Place, Problem, Problems, nearest};
+pub use settings::policy_with;
 
 /// Everything the daemon is told at its start, validated.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +50,8 @@ pub struct Config {
     pub snapshot: SnapshotConfig,
     /// What is kept of decisions.
     pub journal: JournalConfig,
+    /// What judges decisions beside the policy.
+    pub shadow: ShadowConfig,
     /// How workers are chosen.
     pub policy: PolicyConfig,
     /// The spaces; a [`SpaceId`] is a place in this list.
@@ -280,6 +284,15 @@ pub struct JournalConfig {
     pub files_max: usize,
     /// Decisions of one core that may wait to be written.
     pub ring_records_max: usize,
+}
+
+/// `[shadow]`: a second policy, which decides nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShadowConfig {
+    /// The share of decisions that it judges, 0 to 1; 0 = none.
+    pub share: f64,
+    /// What differs from each space's policy, `field=value` each.
+    pub policy: Vec<String>,
 }
 
 /// `[policy]`: how workers are chosen.

@@ -30,6 +30,7 @@ impl Config {
         compare("ingest.silence_ms_max", was.silence_ms_max != is.silence_ms_max);
         compare("ingest.receive_messages_max", was.receive_messages_max != is.receive_messages_max);
         compare("journal", self.journal != next.journal);
+        compare("shadow", self.shadow != next.shadow);
         compare("booking", self.booking != next.booking);
         compare("policy.seed", self.policy.seed != next.policy.seed);
         let (was, is) = (self.policy.queue_requests_max, next.policy.queue_requests_max);

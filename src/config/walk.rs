@@ -10,7 +10,7 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
     BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig, PolicyConfig, RelayConfig,
-    ServeConfig, SnapshotConfig, SpaceConfig,
+    ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -112,6 +112,7 @@ pub(super) struct Draft {
     pub(super) booking: Entry<BookingConfig>,
     pub(super) snapshot: Entry<SnapshotConfig>,
     pub(super) journal: Entry<JournalConfig>,
+    pub(super) shadow: Entry<ShadowConfig>,
     pub(super) policy: Entry<PolicyConfig>,
     pub(super) discovery: Entry<DiscoveryConfig>,
     pub(super) relay: Entry<RelayConfig>,
@@ -139,6 +140,7 @@ impl Draft {
             booking: preset(&fields::BOOKING),
             snapshot: preset(&fields::SNAPSHOT),
             journal: preset(&fields::JOURNAL),
+            shadow: preset(&fields::SHADOW),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
             relay: preset(&fields::RELAY),
@@ -150,7 +152,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 12] {
+fn sections() -> [(&'static str, Vec<&'static str>); 13] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -162,6 +164,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 12] {
         of(&fields::BOOKING),
         of(&fields::SNAPSHOT),
         of(&fields::JOURNAL),
+        of(&fields::SHADOW),
         of(&fields::POLICY),
         of(&fields::DISCOVERY),
         of(&fields::RELAY),
@@ -231,6 +234,7 @@ impl Walk<'_> {
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
                 "snapshot" => self.single(&fields::SNAPSHOT, item, place, &mut draft.snapshot),
                 "journal" => self.single(&fields::JOURNAL, item, place, &mut draft.journal),
+                "shadow" => self.single(&fields::SHADOW, item, place, &mut draft.shadow),
                 "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
                 "relay" => self.single(&fields::RELAY, item, place, &mut draft.relay),
                 "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),

@@ -15,7 +15,7 @@ use super::predicting::Predicting;
 use super::recording::Recording;
 use super::service::Shared;
 use super::views::Views;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Space};
 use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
@@ -25,6 +25,7 @@ use crate::metrics::{
     QueueCounter, RouteCounter, SnapshotCounter,
 };
 use crate::serve::WaitingRoom;
+use crate::shadow::ShadowTally;
 use crate::snapshot::SnapshotStats;
 
 /// What one serving core counts.
@@ -110,6 +111,7 @@ impl Collector for Gatherer {
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
         self.queue(&mut encoder)?;
+        self.shadow(&mut encoder)?;
         self.snapshots(&mut encoder)
     }
 }
@@ -266,6 +268,28 @@ impl Gatherer {
         metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
+    /// By space, as far as the shadow policy has judged there.
+    fn shadow(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (table, tallies) = (self.0.fleet.load(), self.0.recording.shadowing.tallies());
+        let tallies: Vec<_> =
+            tallies.iter().filter_map(|(id, tally)| Some((space_labels(table.space(*id)?), tally))).collect();
+        for (at, (name, help, _)) in ShadowTally::default().counts().into_iter().enumerate() {
+            let name = format!("kvrouted_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+            for (labels, tally) in &tallies {
+                let (_, _, value) = tally.counts()[at];
+                family.encode_family(labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+            }
+        }
+        let name = "kvrouted_shadow_cost_regret";
+        let help = "What the chosen workers cost the shadow policy above its least, summed. Blocks, where its mode counts in blocks.";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, tally) in &tallies {
+            family.encode_family(labels)?.encode_counter::<NoLabelSet, f64, u64>(&tally.cost_regret, None)?;
+        }
+        Ok(())
+    }
+
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stats = &self.0.snapshots;
         for counter in SnapshotCounter::ALL {
@@ -288,6 +312,10 @@ impl Gatherer {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         stats.oldest_age_seconds(now_unix_ms).map_or(Ok(()), |age| metric.encode_gauge(&age))
     }
+}
+
+fn space_labels(space: &Space) -> [(&'static str, String); 3] {
+    [("model", space.model.clone()), ("namespace", space.namespace.clone()), ("role", space.role.name().to_owned())]
 }
 
 #[cfg(test)]

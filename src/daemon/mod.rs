@@ -18,6 +18,7 @@ mod reload;
 mod roster;
 mod servers;
 mod service;
+mod shadowing;
 mod snapshots;
 mod status;
 mod streams;

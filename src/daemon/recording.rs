@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::shadowing::Shadowing;
 use crate::config::Config;
 use crate::error::Result;
 use crate::fleet::Space;
-use crate::journal::{FilesPlan, Judge, Origin, Record, Recorder, Ring, Shares, SpaceLabel, WriterPlan, WriterThread};
+use crate::journal::{FilesPlan, Origin, Recorder, Ring, Shares, SpaceLabel, WriterPlan, WriterThread};
 use crate::metrics::{CounterSet, JournalCounter};
 
 /// What cores note decisions in.
@@ -15,20 +16,35 @@ pub(super) struct Recording {
     /// By core.
     rings: Vec<Arc<Ring>>,
     pub(super) counters: Arc<CounterSet<JournalCounter>>,
-}
-
-/// Nothing is judged.
-struct NoJudge;
-
-impl Judge for NoJudge {
-    fn judge(&mut self, _: &mut Record) {}
+    pub(super) shadowing: Shadowing,
 }
 
 impl Recording {
     /// A ring for each of `cores`, into which nothing is noted yet.
     pub(super) fn new(config: &Config, cores: usize) -> Self {
         let ring = |_| Arc::new(Ring::new(config.journal.ring_records_max));
-        Self { shares: Arc::default(), rings: (0..cores).map(ring).collect(), counters: Arc::default() }
+        Self { rings: (0..cores).map(ring).collect(), ..Self::default() }
+    }
+
+    /// Has a shadow policy judge a share of the decisions from now on, 0 to 1; what was counted of another is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with everything that is wrong with the settings; nothing changes then.
+    pub(super) fn shadow(&self, settings: &[String], share: f64) -> Result<()> {
+        self.shadowing.replace(settings)?;
+        self.shares.set_shadow(share);
+        Ok(())
+    }
+
+    /// What the shadow policy sets otherwise, where one judges.
+    pub(super) fn shadow_settings(&self) -> Option<Vec<String>> {
+        (self.shadow_share() > 0.0).then(|| self.shadowing.settings())
+    }
+
+    /// The share of decisions that a shadow policy judges, 0 to 1.
+    pub(super) fn shadow_share(&self) -> f64 {
+        self.shares.shadow()
     }
 
     /// A core's end.
@@ -67,7 +83,9 @@ impl Recording {
         });
         let is_kept = files.is_some();
         let (rings, counters) = (self.rings.clone(), Arc::clone(&self.counters));
-        let plan = WriterPlan { origin, files, rings, judge: Box::new(NoJudge), counters };
+        self.shadow(&config.shadow.policy, config.shadow.share)?;
+        let judge = Box::new(self.shadowing.clone());
+        let plan = WriterPlan { origin, files, rings, judge, counters };
         let shares = Arc::clone(&self.shares);
         let thread = WriterThread::start(plan, move || shares.is_off())?;
         if is_kept {

@@ -9,6 +9,7 @@ use arc_swap::Guard;
 use super::exposition::Sources;
 use super::roster::Roster;
 use super::service::Shared;
+use super::shadowing;
 use super::snapshots::Snapshots;
 use super::streams::Streams;
 use crate::error::{Error, Kind, Result};
@@ -22,7 +23,7 @@ use crate::metrics::{
     SnapshotCounter, WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
-use crate::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
+use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
 /// Answers administration from the tables the daemon runs on.
 pub(super) struct Administration {
@@ -90,6 +91,38 @@ impl AdminService for Administration {
         tracing::info!(workers, snapshots, "reset, as was asked for");
         Ok(ResetDone { workers, snapshots })
     }
+
+    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
+        let recording = &self.shared.recording;
+        match order {
+            PolicyOrder::Shadow { settings, share } => {
+                let settings: Vec<_> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                recording.shadow(&settings, *share)?;
+                tracing::info!(?settings, share, "a shadow policy judges, as was asked for");
+            }
+            PolicyOrder::EndShadow => {
+                recording.shadow(&[], 0.0)?;
+                tracing::info!("the shadow policy has ended, as was asked for");
+            }
+            PolicyOrder::Promote => {
+                let settings = recording.shadow_settings().ok_or_else(no_shadow)?;
+                let before = self.shared.policies.load();
+                let table = before.map(|policy| shadowing::with(policy, &settings));
+                tracing::info!(?settings, version = table.version(), "the shadow policy decides, as was asked for");
+                self.sources.daemon.bump(DaemonCounter::PoliciesReplaced);
+                self.shared.policies.store(Arc::new(table));
+                recording.shadow(&[], 0.0)?;
+            }
+        }
+        let (policy_version, shadow_share) = (self.shared.policies.load().version(), recording.shadow_share());
+        Ok(PolicyDone { policy_version, shadow_share })
+    }
+}
+
+/// No shadow policy judges.
+fn no_shadow() -> Error {
+    let remedy = "set one first: [shadow], or kvrouted tune JOURNAL --shadow";
+    Error::new(Kind::InvalidArgument, "there is no shadow policy to promote", remedy)
 }
 
 /// What to do for each worker: the remedy of the worst that is found of it.
@@ -155,11 +188,22 @@ impl Administration {
         let recording = &self.sources.recording.counters;
         let journal = JournalCounter::ALL.iter();
         let journal = journal.map(|counter| (counter.name().to_owned(), recording.get(*counter)));
+        let tally = self.sources.recording.shadowing.total();
+        let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);
+        let shadow = tally.counts().map(|(name, _, count)| (name.to_owned(), count)).into_iter().chain([regret]);
         let snapshots = &self.sources.snapshots;
         let kept = SnapshotCounter::ALL.iter();
         let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
         let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
-        cores.chain(daemon).chain(queue).chain(predictor).chain(journal).chain(kept).chain(refused).collect()
+        cores
+            .chain(daemon)
+            .chain(queue)
+            .chain(predictor)
+            .chain(journal)
+            .chain(shadow)
+            .chain(kept)
+            .chain(refused)
+            .collect()
     }
 }
 

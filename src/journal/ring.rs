@@ -51,6 +51,12 @@ impl Shares {
         self.widen();
     }
 
+    /// The share of decisions that a shadow policy judges, 0 to 1.
+    #[must_use]
+    pub fn shadow(&self) -> f64 {
+        self.shadow.load(Ordering::Relaxed) as f64 / u64::MAX as f64
+    }
+
     fn widen(&self) {
         let any = self.journal.load(Ordering::Relaxed).max(self.shadow.load(Ordering::Relaxed));
         self.any.store(any, Ordering::Relaxed);

@@ -24,6 +24,8 @@ pub const JOURNAL_REST_MS: u64 = 10;
 pub const JOURNAL_OFF_REST_MS: u64 = 1_000;
 /// Turns of the journal's writer until it tries again to write after that failed.
 pub const JOURNAL_RETRY_TURNS: u32 = 100;
+/// Fields of a policy that may be set otherwise for a shadow policy.
+pub const POLICY_SETTINGS_MAX: usize = 64;
 /// Largest load that a journal is believed: sums over a fleet stay exact.
 pub const JOURNAL_NUMBER_MAX: u64 = 1 << 40;
 

@@ -179,6 +179,13 @@ impl PolicyTable {
         Self { fallback: versioned(fallback), spaces: spaces.iter().map(versioned).collect() }
     }
 
+    /// The policies with something changed, as the next version.
+    #[must_use]
+    pub fn map(&self, change: impl Fn(&Policy) -> Policy) -> Self {
+        let spaces: Vec<_> = self.spaces.iter().map(&change).collect();
+        Self::new(self.version() + 1, &change(&self.fallback), &spaces)
+    }
+
     /// Whether it says the same, whatever the versions.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
@@ -232,6 +239,10 @@ mod tests {
         assert!([0, 1, 2].iter().all(|id| table.of(SpaceId(*id)).version == 7));
         let later = PolicyTable::new(8, &table.fallback, &table.spaces);
         assert!(later.says_the_same(&table) && later != table);
+        let decayed = table.map(|policy| Policy { credit_decay: 0.5, ..*policy });
+        assert_eq!(decayed.version(), 8);
+        assert_eq!([0, 1, 2].map(|id| decayed.of(SpaceId(id)).credit_decay), [0.5; 3]);
+        assert_eq!(decayed.of(SpaceId(1)).device_credit, 3.0);
         assert!(!later.says_the_same(&PolicyTable::new(8, &table.fallback, &[])));
     }
 }

@@ -18,7 +18,7 @@ pub const ENUM_MIN_KIND: u8 = 0;
 pub const ENUM_MAX_KIND: u8 = 254;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_KIND: [Kind; 32] = [
+pub const ENUM_VALUES_KIND: [Kind; 34] = [
   Kind::None,
   Kind::Hello,
   Kind::HelloReply,
@@ -50,6 +50,8 @@ pub const ENUM_VALUES_KIND: [Kind; 32] = [
   Kind::ChangeWorkerReply,
   Kind::Reset,
   Kind::ResetReply,
+  Kind::SetPolicy,
+  Kind::SetPolicyReply,
   Kind::Error,
 ];
 
@@ -89,6 +91,8 @@ impl Kind {
   pub const ChangeWorkerReply: Self = Self(28);
   pub const Reset: Self = Self(29);
   pub const ResetReply: Self = Self(30);
+  pub const SetPolicy: Self = Self(31);
+  pub const SetPolicyReply: Self = Self(32);
   pub const Error: Self = Self(254);
 
   pub const ENUM_MIN: u8 = 0;
@@ -125,6 +129,8 @@ impl Kind {
     Self::ChangeWorkerReply,
     Self::Reset,
     Self::ResetReply,
+    Self::SetPolicy,
+    Self::SetPolicyReply,
     Self::Error,
   ];
   /// Returns the variant's name or "" if unknown.
@@ -161,6 +167,8 @@ impl Kind {
       Self::ChangeWorkerReply => Some("ChangeWorkerReply"),
       Self::Reset => Some("Reset"),
       Self::ResetReply => Some("ResetReply"),
+      Self::SetPolicy => Some("SetPolicy"),
+      Self::SetPolicyReply => Some("SetPolicyReply"),
       Self::Error => Some("Error"),
       _ => None,
     }
@@ -1212,6 +1220,94 @@ impl<'a> ::flatbuffers::Verifiable for WorkerOp {
 }
 
 impl ::flatbuffers::SimpleToVerifyInSlice for WorkerOp {}
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MIN_POLICY_OP: u8 = 0;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MAX_POLICY_OP: u8 = 2;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+#[allow(non_camel_case_types)]
+pub const ENUM_VALUES_POLICY_OP: [PolicyOp; 3] = [
+  PolicyOp::Shadow,
+  PolicyOp::Promote,
+  PolicyOp::EndShadow,
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct PolicyOp(pub u8);
+#[allow(non_upper_case_globals)]
+impl PolicyOp {
+  pub const Shadow: Self = Self(0);
+  pub const Promote: Self = Self(1);
+  pub const EndShadow: Self = Self(2);
+
+  pub const ENUM_MIN: u8 = 0;
+  pub const ENUM_MAX: u8 = 2;
+  pub const ENUM_VALUES: &'static [Self] = &[
+    Self::Shadow,
+    Self::Promote,
+    Self::EndShadow,
+  ];
+  /// Returns the variant's name or "" if unknown.
+  pub fn variant_name(self) -> Option<&'static str> {
+    match self {
+      Self::Shadow => Some("Shadow"),
+      Self::Promote => Some("Promote"),
+      Self::EndShadow => Some("EndShadow"),
+      _ => None,
+    }
+  }
+}
+impl ::core::fmt::Debug for PolicyOp {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    if let Some(name) = self.variant_name() {
+      f.write_str(name)
+    } else {
+      f.write_fmt(format_args!("<UNKNOWN {:?}>", self.0))
+    }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for PolicyOp {
+  type Inner = Self;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    let b = unsafe { ::flatbuffers::read_scalar_at::<u8>(buf, loc) };
+    Self(b)
+  }
+}
+
+impl ::flatbuffers::Push for PolicyOp {
+    type Output = PolicyOp;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        unsafe { ::flatbuffers::emplace_scalar::<u8>(dst, self.0) };
+    }
+}
+
+impl ::flatbuffers::EndianScalar for PolicyOp {
+  type Scalar = u8;
+  #[inline]
+  fn to_little_endian(self) -> u8 {
+    self.0.to_le()
+  }
+  #[inline]
+  #[allow(clippy::wrong_self_convention)]
+  fn from_little_endian(v: u8) -> Self {
+    let b = u8::from_le(v);
+    Self(b)
+  }
+}
+
+impl<'a> ::flatbuffers::Verifiable for PolicyOp {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    u8::run_verifier(v, pos)
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for PolicyOp {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_ERROR_SIDE: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
@@ -10154,6 +10250,381 @@ impl ::core::fmt::Debug for ResetReply<'_> {
     let mut ds = f.debug_struct("ResetReply");
       ds.field("workers", &self.workers());
       ds.field("snapshots", &self.snapshots());
+      ds.finish()
+  }
+}
+pub enum PolicyFieldOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct PolicyField<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for PolicyField<'a> {
+  type Inner = PolicyField<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> PolicyField<'a> {
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 4;
+  pub const VT_VALUE: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    PolicyField { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args PolicyFieldArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<PolicyField<'bldr>> {
+    let mut builder = PolicyFieldBuilder::new(_fbb);
+    if let Some(x) = args.value { builder.add_value(x); }
+    if let Some(x) = args.name { builder.add_name(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(PolicyField::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn value(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(PolicyField::VT_VALUE, None).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for PolicyField<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("value", Self::VT_VALUE, true)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct PolicyFieldArgs<'a> {
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub value: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for PolicyFieldArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    PolicyFieldArgs {
+      name: None, // required field
+      value: None, // required field
+    }
+  }
+}
+
+pub struct PolicyFieldBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> PolicyFieldBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(PolicyField::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_value(&mut self, value: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(PolicyField::VT_VALUE, value);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> PolicyFieldBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    PolicyFieldBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<PolicyField<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, PolicyField::VT_NAME,"name");
+    self.fbb_.required(o, PolicyField::VT_VALUE,"value");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for PolicyField<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("PolicyField");
+      ds.field("name", &self.name());
+      ds.field("value", &self.value());
+      ds.finish()
+  }
+}
+pub enum SetPolicyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct SetPolicy<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for SetPolicy<'a> {
+  type Inner = SetPolicy<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> SetPolicy<'a> {
+  pub const VT_OP: ::flatbuffers::VOffsetT = 4;
+  pub const VT_SETTINGS: ::flatbuffers::VOffsetT = 6;
+  pub const VT_SHARE: ::flatbuffers::VOffsetT = 8;
+  pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 10;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    SetPolicy { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args SetPolicyArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<SetPolicy<'bldr>> {
+    let mut builder = SetPolicyBuilder::new(_fbb);
+    builder.add_must_understand(args.must_understand);
+    builder.add_share(args.share);
+    if let Some(x) = args.settings { builder.add_settings(x); }
+    builder.add_op(args.op);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn op(&self) -> PolicyOp {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<PolicyOp>(SetPolicy::VT_OP, Some(PolicyOp::Shadow)).unwrap()}
+  }
+  #[inline]
+  pub fn settings(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PolicyField<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PolicyField>>>>(SetPolicy::VT_SETTINGS, None)}
+  }
+  #[inline]
+  pub fn share(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(SetPolicy::VT_SHARE, Some(1.0)).unwrap()}
+  }
+  #[inline]
+  pub fn must_understand(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(SetPolicy::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for SetPolicy<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<PolicyOp>("op", Self::VT_OP, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<PolicyField>>>>("settings", Self::VT_SETTINGS, false)?
+     .visit_field::<f64>("share", Self::VT_SHARE, false)?
+     .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct SetPolicyArgs<'a> {
+    pub op: PolicyOp,
+    pub settings: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PolicyField<'a>>>>>,
+    pub share: f64,
+    pub must_understand: u64,
+}
+impl<'a> Default for SetPolicyArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    SetPolicyArgs {
+      op: PolicyOp::Shadow,
+      settings: None,
+      share: 1.0,
+      must_understand: 0,
+    }
+  }
+}
+
+pub struct SetPolicyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> SetPolicyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_op(&mut self, op: PolicyOp) {
+    self.fbb_.push_slot::<PolicyOp>(SetPolicy::VT_OP, op, PolicyOp::Shadow);
+  }
+  #[inline]
+  pub fn add_settings(&mut self, settings: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<PolicyField<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(SetPolicy::VT_SETTINGS, settings);
+  }
+  #[inline]
+  pub fn add_share(&mut self, share: f64) {
+    self.fbb_.push_slot::<f64>(SetPolicy::VT_SHARE, share, 1.0);
+  }
+  #[inline]
+  pub fn add_must_understand(&mut self, must_understand: u64) {
+    self.fbb_.push_slot::<u64>(SetPolicy::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> SetPolicyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    SetPolicyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<SetPolicy<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for SetPolicy<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("SetPolicy");
+      ds.field("op", &self.op());
+      ds.field("settings", &self.settings());
+      ds.field("share", &self.share());
+      ds.field("must_understand", &self.must_understand());
+      ds.finish()
+  }
+}
+pub enum SetPolicyReplyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct SetPolicyReply<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for SetPolicyReply<'a> {
+  type Inner = SetPolicyReply<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> SetPolicyReply<'a> {
+  pub const VT_POLICY_VERSION: ::flatbuffers::VOffsetT = 4;
+  pub const VT_SHADOW_SHARE: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    SetPolicyReply { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args SetPolicyReplyArgs
+  ) -> ::flatbuffers::WIPOffset<SetPolicyReply<'bldr>> {
+    let mut builder = SetPolicyReplyBuilder::new(_fbb);
+    builder.add_shadow_share(args.shadow_share);
+    builder.add_policy_version(args.policy_version);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn policy_version(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(SetPolicyReply::VT_POLICY_VERSION, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn shadow_share(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(SetPolicyReply::VT_SHADOW_SHARE, Some(0.0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for SetPolicyReply<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u64>("policy_version", Self::VT_POLICY_VERSION, false)?
+     .visit_field::<f64>("shadow_share", Self::VT_SHADOW_SHARE, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct SetPolicyReplyArgs {
+    pub policy_version: u64,
+    pub shadow_share: f64,
+}
+impl<'a> Default for SetPolicyReplyArgs {
+  #[inline]
+  fn default() -> Self {
+    SetPolicyReplyArgs {
+      policy_version: 0,
+      shadow_share: 0.0,
+    }
+  }
+}
+
+pub struct SetPolicyReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> SetPolicyReplyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_policy_version(&mut self, policy_version: u64) {
+    self.fbb_.push_slot::<u64>(SetPolicyReply::VT_POLICY_VERSION, policy_version, 0);
+  }
+  #[inline]
+  pub fn add_shadow_share(&mut self, shadow_share: f64) {
+    self.fbb_.push_slot::<f64>(SetPolicyReply::VT_SHADOW_SHARE, shadow_share, 0.0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> SetPolicyReplyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    SetPolicyReplyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<SetPolicyReply<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for SetPolicyReply<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("SetPolicyReply");
+      ds.field("policy_version", &self.policy_version());
+      ds.field("shadow_share", &self.shadow_share());
       ds.finish()
   }
 }

@@ -24,7 +24,8 @@ use crate::ids::{CorrelationId, Worker};
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, FRAME_BODY_BYTES_MAX_DEFAULT, WORKERS_PAGE_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::wire::{
-    FrameHeader, ReplyEncoder, Request, RequestScratch, ResetDone, StatusPage, WorkerChange, decode_request,
+    FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, StatusPage, WorkerChange,
+    decode_request,
 };
 
 /// What answers on the admin socket.
@@ -51,6 +52,12 @@ pub trait AdminService {
     /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if it cannot be asked for now,
     /// [`Kind::System`] if a snapshot cannot be removed.
     fn reset(&self, worker: Option<Worker>) -> Result<ResetDone>;
+
+    /// Sets, promotes or ends a shadow policy.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] if a setting is refused, or there is no shadow policy to promote; nothing changes then.
+    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone>;
 }
 
 /// Answers the frames of admin connections.
@@ -90,6 +97,10 @@ impl AdminResponder {
             Request::Reset(worker) => {
                 let done = self.service.reset(worker)?;
                 self.encoder.reset(id, done, out);
+            }
+            Request::SetPolicy(order) => {
+                let done = self.service.set_policy(&order)?;
+                self.encoder.set_policy(id, done, out);
             }
             _ => {
                 let remedy = "ask on the routing socket";

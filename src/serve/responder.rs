@@ -150,7 +150,9 @@ impl<S: Service> RoutingResponder<S> {
                 }
                 self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
             }
-            Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) => return Err(self.admin_only()),
+            Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) | Request::SetPolicy(_) => {
+                return Err(self.admin_only());
+            }
         }
         Ok(Replied::Now)
     }

@@ -9,6 +9,7 @@ use super::convert::{
 use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, ServerLimits, SourceStatus, StatusPage, WorkerStatus};
+use super::policy::PolicyDone;
 use crate::error::{Error, Kind};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
@@ -244,6 +245,13 @@ impl ReplyEncoder {
         let args = fb::ResetReplyArgs { workers: done.workers, snapshots: done.snapshots };
         let root = fb::ResetReply::create(&mut self.builder, &args);
         self.finish(FrameKind::ResetReply, id, root, out);
+    }
+
+    /// Answers an order about the policy.
+    pub fn set_policy(&mut self, id: CorrelationId, done: PolicyDone, out: &mut Vec<u8>) {
+        let args = fb::SetPolicyReplyArgs { policy_version: done.policy_version, shadow_share: done.shadow_share };
+        let root = fb::SetPolicyReply::create(&mut self.builder, &args);
+        self.finish(FrameKind::SetPolicyReply, id, root, out);
     }
 
     /// Answers anything with an error.

@@ -6,6 +6,7 @@ use super::constraints;
 use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::WorkerChange;
+use super::policy::{self, PolicyOrder};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
@@ -205,6 +206,12 @@ impl RequestEncoder {
         let args = fb::ResetArgs { worker: worker.as_ref(), ..fb::ResetArgs::default() };
         let root = fb::Reset::create(&mut self.builder, &args);
         self.finish(FrameKind::Reset, id, root, out);
+    }
+
+    /// Appends an order about the policy.
+    pub fn set_policy(&mut self, id: CorrelationId, order: &PolicyOrder<'_>, out: &mut Vec<u8>) {
+        let root = policy::encode(&mut self.builder, order);
+        self.finish(FrameKind::SetPolicy, id, root, out);
     }
 
     fn question(&mut self, request: &RouteRequest<'_>) -> Question {

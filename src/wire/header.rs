@@ -94,6 +94,10 @@ frame_kinds! {
     Reset = "reset";
     /// What was forgotten.
     ResetReply = "reset_reply";
+    /// Set, promote or end a shadow policy. Admin socket only.
+    SetPolicy = "set_policy";
+    /// What decides and what judges now.
+    SetPolicyReply = "set_policy_reply";
     /// A request failed.
     Error = "error";
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::policy::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
@@ -39,6 +40,8 @@ pub enum Reply {
     ChangeWorker(u32),
     /// To reset.
     Reset(ResetDone),
+    /// What decides and what judges now.
+    SetPolicy(PolicyDone),
     /// To anything that failed.
     Error(RemoteError),
 }

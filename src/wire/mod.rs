@@ -10,6 +10,7 @@ mod encode_reply;
 mod encode_request;
 mod header;
 mod message;
+mod policy;
 mod reply;
 mod reports;
 mod request;
@@ -25,6 +26,7 @@ pub use message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
     SourceStatus, SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
 };
+pub use policy::{PolicyDone, PolicyOrder};
 pub use reply::decode_reply;
 pub(crate) use request::unsupported_version;
 pub use request::{Hello, Request, RequestScratch, decode_request};

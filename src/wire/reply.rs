@@ -10,6 +10,7 @@ use super::message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
     SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
+use super::policy::PolicyDone;
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
 use crate::finding::{Finding, Harm};
@@ -49,6 +50,10 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         FrameKind::ResetReply => {
             let table = root::<fb::ResetReply<'_>>(body)?;
             Reply::Reset(ResetDone { workers: table.workers(), snapshots: table.snapshots() })
+        }
+        FrameKind::SetPolicyReply => {
+            let table = root::<fb::SetPolicyReply<'_>>(body)?;
+            Reply::SetPolicy(PolicyDone { policy_version: table.policy_version(), shadow_share: table.shadow_share() })
         }
         FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
         other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),

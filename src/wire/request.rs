@@ -11,6 +11,7 @@ use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::message::WorkerChange;
+use super::policy::{self, PolicyOrder};
 use super::reports;
 use super::verify;
 use crate::error::{Error, Kind, Result, counted};
@@ -132,6 +133,8 @@ pub enum Request<'a> {
     ChangeWorker(WorkerChange<'a>),
     /// Forget the blocks of a worker; `None` = of every worker. Admin socket only.
     Reset(Option<Worker>),
+    /// Set, promote or end a shadow policy. Admin socket only.
+    SetPolicy(PolicyOrder<'a>),
 }
 
 /// The request in a body, given the kind in its header.
@@ -178,6 +181,11 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             let table = root::<fb::Reset<'a>>(body)?;
             understood(table.must_understand())?;
             Request::Reset(table.worker().map(worker_from_wire))
+        }
+        FrameKind::SetPolicy => {
+            let table = root::<fb::SetPolicy<'a>>(body)?;
+            understood(table.must_understand())?;
+            Request::SetPolicy(policy::decode(&table, &mut scratch.fields)?)
         }
         other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
     })

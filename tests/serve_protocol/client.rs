@@ -10,7 +10,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
-use kvrouted::wire::{RequestEncoder, ResetDone};
+use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone};
 
 use crate::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
 use crate::service::WORKERS;
@@ -97,6 +97,9 @@ fn status_is_found_from_either_socket_and_merged() {
         assert_eq!(client.route(&question(&[])).unwrap_err().kind(), Kind::Unsupported);
         assert_eq!(client.reset(None).unwrap(), ResetDone { workers: WORKERS, snapshots: 1 });
         assert_eq!(client.reset(Some(Worker::new(3, 0))).unwrap().workers, 1);
+        let shadow = PolicyOrder::Shadow { settings: &[], share: 0.25 };
+        assert_eq!(client.set_policy(&shadow).unwrap(), PolicyDone { policy_version: 1, shadow_share: 0.25 });
+        assert_eq!(client.set_policy(&PolicyOrder::EndShadow).unwrap_err().kind(), Kind::InvalidArgument);
     }
     let mut raw = Raw::connect(&admin_path(&daemon.path));
     raw.send(&encode(|out| RequestEncoder::default().status(CorrelationId(7), 0, 0, out)));

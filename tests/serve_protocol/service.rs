@@ -14,7 +14,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionT
 use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
 use kvrouted::trust::Trust;
-use kvrouted::wire::{ResetDone, StatusPage, WorkerChange, WorkerStatus};
+use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
 pub(crate) const INSTANCE: u64 = 77;
 
@@ -182,5 +182,13 @@ impl AdminService for FakeAdmin {
         let workers =
             self.fleet.load().workers.iter().filter(|record| worker.is_none_or(|of| of == record.worker)).count();
         Ok(ResetDone { workers: workers as u32, snapshots: 1 })
+    }
+
+    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
+        match order {
+            PolicyOrder::Shadow { share, .. } => Ok(PolicyDone { policy_version: 1, shadow_share: *share }),
+            PolicyOrder::Promote => Ok(PolicyDone { policy_version: 2, shadow_share: 0.0 }),
+            PolicyOrder::EndShadow => Err(Error::new(Kind::InvalidArgument, "no shadow", "none")),
+        }
     }
 }

@@ -1,13 +1,13 @@
-//! `[journal]`: the fields about what is kept of decisions.
+//! `[journal]` and `[shadow]`: the fields about what is kept of decisions, and what judges them once more.
 
 use std::path::PathBuf;
 
 use super::field;
-use crate::config::JournalConfig;
 use crate::config::field::{Kind, Preset, Reload, Section};
+use crate::config::{JournalConfig, ShadowConfig};
 use crate::limits;
 
-use Kind::{Integer, Number, Text};
+use Kind::{Integer, List, Number, Text};
 use Preset::{Absent, Value};
 
 pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
@@ -28,7 +28,7 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             "",
             Value("1.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.sample = v },
-            "The share of decisions that are kept, drawn by chance. About 40 bytes a worker and decision.",
+            "The share of decisions that are kept, drawn by chance. About 45 bytes a worker and decision.",
         ),
         field(
             "file_bytes_max",
@@ -56,6 +56,29 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             Value("1024"),
             Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
             "Decisions of one core that wait to be written. Beyond it they are left out, counted, and the gap is marked.",
+        ),
+    ],
+};
+
+pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
+    name: "shadow",
+    reload: Reload::Never,
+    repeated: false,
+    doc: "A second policy that judges decisions after they were made and decides nothing. `kvrouted tune` sets it, too.",
+    fields: &[
+        field(
+            "share",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.share = v },
+            "The share of decisions that it judges, drawn by chance. 0: none.",
+        ),
+        field(
+            "policy",
+            "",
+            Absent("device_credit=0.5+mode=kv"),
+            List { items_max: limits::POLICY_SETTINGS_MAX, bytes_max: 128, set: |c, v| c.policy = v },
+            "What differs from each space's policy, `field=value` each. Absent: it is the policy, and never disagrees.",
         ),
     ],
 };

@@ -115,7 +115,9 @@ fn small_requests_round_trip() {
     let fields = [("id".to_owned(), "7".to_owned()), ("url".to_owned(), "http://h:1".to_owned())];
     let add = WorkerChange { op: WorkerOp::Add, worker: None, fields: &fields };
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
-    let cases: [(Encode<'_>, Request<'_>); 14] = [
+    let settings = [("mode".to_owned(), "kv".to_owned())];
+    let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.25 };
+    let cases: [(Encode<'_>, Request<'_>); 17] = [
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),
@@ -147,6 +149,9 @@ fn small_requests_round_trip() {
         ),
         (&|e, out| e.status(ID, 6, 7, out), Request::Status { cursor: 6, limit: 7 }),
         (&|e, out| e.reset(ID, None, out), Request::Reset(None)),
+        (&|e, out| e.set_policy(ID, &shadow, out), Request::SetPolicy(shadow)),
+        (&|e, out| e.set_policy(ID, &PolicyOrder::Promote, out), Request::SetPolicy(PolicyOrder::Promote)),
+        (&|e, out| e.set_policy(ID, &PolicyOrder::EndShadow, out), Request::SetPolicy(PolicyOrder::EndShadow)),
         (&|e, out| e.reset(ID, Some(Worker::new(9, 2)), out), Request::Reset(Some(Worker::new(9, 2)))),
     ];
     for (encode, expected) in cases {
@@ -181,6 +186,7 @@ fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
         body!(Status, StatusArgs),
         body!(ChangeWorker, ChangeWorkerArgs),
         body!(Reset, ResetArgs),
+        body!(SetPolicy, SetPolicyArgs),
     ];
     for (kind, body) in bodies {
         let error = decode_request(kind as u8, &body, &mut RequestScratch::default()).unwrap_err();

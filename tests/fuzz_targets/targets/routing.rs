@@ -3,13 +3,14 @@
 use kvrouted::error::Error;
 use kvrouted::ids::CorrelationId;
 use kvrouted::limits::{
-    ALLOW_LIST_MAX, CANDIDATES_MAX, FRAME_HEADER_BYTES, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
-    RECEIVE_BUFFER_BYTES_MIN, WORKER_FIELDS_MAX,
+    ALLOW_LIST_MAX, CANDIDATES_MAX, FRAME_HEADER_BYTES, MEDIA_HASHES_MAX, NAME_BYTES_MAX, POLICY_SETTINGS_MAX,
+    PROMPT_TOKENS_MAX, RECEIVE_BUFFER_BYTES_MIN, WORKER_FIELDS_MAX,
 };
 use kvrouted::load::BookingRef;
 use kvrouted::serve::{Connection, Flow, Peer, Respond};
 use kvrouted::wire::{
-    FrameHeader, FrameKind, PROTOCOL_VERSION, Request, RequestEncoder, RequestScratch, decode_reply, decode_request,
+    FrameHeader, FrameKind, PROTOCOL_VERSION, PolicyOrder, Request, RequestEncoder, RequestScratch, decode_reply,
+    decode_request,
 };
 
 /// Largest body of the connections under test.
@@ -57,6 +58,10 @@ fn within_bounds(request: &Request<'_>) {
             }
         }
         Request::ChangeWorker(change) => assert!(change.fields.len() <= WORKER_FIELDS_MAX),
+        Request::SetPolicy(PolicyOrder::Shadow { settings, share }) => {
+            assert!(settings.len() <= POLICY_SETTINGS_MAX && (0.0..=1.0).contains(share));
+        }
+        Request::SetPolicy(PolicyOrder::Promote | PolicyOrder::EndShadow) => {}
         Request::Workers { .. }
         | Request::ReportLoad { .. }
         | Request::ReportFailure { .. }
@@ -122,6 +127,10 @@ fn goes_round(request: &Request<'_>) {
         Request::Reset(worker) => {
             encoder.reset(id, *worker, &mut out);
             FrameKind::Reset
+        }
+        Request::SetPolicy(order) => {
+            encoder.set_policy(id, order, &mut out);
+            FrameKind::SetPolicy
         }
     };
     let (head, body) = out.split_first_chunk().expect("a header");

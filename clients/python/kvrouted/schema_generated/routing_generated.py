@@ -38,6 +38,8 @@ class Kind(object):
     ChangeWorkerReply = 28
     Reset = 29
     ResetReply = 30
+    SetPolicy = 31
+    SetPolicyReply = 32
     Error = 254
 
 
@@ -112,6 +114,12 @@ class WorkerOp(object):
     Add = 0
     Remove = 1
     Set = 2
+
+
+class PolicyOp(object):
+    Shadow = 0
+    Promote = 1
+    EndShadow = 2
 
 
 class ErrorSide(object):
@@ -4917,6 +4925,199 @@ def ResetReplyAddSnapshots(builder, snapshots):
     builder.PrependUint32Slot(1, snapshots, 0)
 
 def ResetReplyEnd(builder):
+    return builder.EndObject()
+
+
+
+class PolicyField(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = PolicyField()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsPolicyField(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def PolicyFieldBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # PolicyField
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # PolicyField
+    def Name(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # PolicyField
+    def Value(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def PolicyFieldStart(builder):
+    builder.StartObject(2)
+
+def PolicyFieldAddName(builder, name):
+    builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+
+def PolicyFieldAddValue(builder, value):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(value), 0)
+
+def PolicyFieldEnd(builder):
+    return builder.EndObject()
+
+
+
+class SetPolicy(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = SetPolicy()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsSetPolicy(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def SetPolicyBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # SetPolicy
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # SetPolicy
+    def Op(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # SetPolicy
+    def Settings(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = PolicyField()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # SetPolicy
+    def SettingsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # SetPolicy
+    def SettingsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        return o == 0
+
+    # SetPolicy
+    def Share(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 1.0
+
+    # SetPolicy
+    def MustUnderstand(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+def SetPolicyStart(builder):
+    builder.StartObject(4)
+
+def SetPolicyAddOp(builder, op):
+    builder.PrependUint8Slot(0, op, 0)
+
+def SetPolicyAddSettings(builder, settings):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(settings), 0)
+
+def SetPolicyStartSettingsVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def SetPolicyCreateSettingsVector(builder, data):
+    return builder.CreateVectorOfTables(data)
+
+def SetPolicyAddShare(builder, share):
+    builder.PrependFloat64Slot(2, share, 1.0)
+
+def SetPolicyAddMustUnderstand(builder, mustUnderstand):
+    builder.PrependUint64Slot(3, mustUnderstand, 0)
+
+def SetPolicyEnd(builder):
+    return builder.EndObject()
+
+
+
+class SetPolicyReply(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = SetPolicyReply()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsSetPolicyReply(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def SetPolicyReplyBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # SetPolicyReply
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # SetPolicyReply
+    def PolicyVersion(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # SetPolicyReply
+    def ShadowShare(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+def SetPolicyReplyStart(builder):
+    builder.StartObject(2)
+
+def SetPolicyReplyAddPolicyVersion(builder, policyVersion):
+    builder.PrependUint64Slot(0, policyVersion, 0)
+
+def SetPolicyReplyAddShadowShare(builder, shadowShare):
+    builder.PrependFloat64Slot(1, shadowShare, 0.0)
+
+def SetPolicyReplyEnd(builder):
     return builder.EndObject()
 
 

@@ -1,0 +1,99 @@
+//! Contrasts of small fleets.
+
+use super::*;
+use crate::fleet::{DeviceClass, WorkerState};
+use crate::ids::{TierBlocks, Worker, WorkerIndex};
+use crate::load::Load;
+use crate::route::{Asked, Mode, Observation, Observed, Policy};
+use crate::trust::Trust;
+
+fn observed(index: u32, device: u32, prefill_tokens: u64) -> Observed {
+    Observed {
+        index: WorkerIndex(index),
+        worker: Worker::new(u64::from(index), 0),
+        overlap: TierBlocks { device, ..TierBlocks::default() },
+        active_depth_blocks: 0,
+        load: Load { prefill_tokens, requests: prefill_tokens / 100, ..Load::default() },
+        trust: Trust::default(),
+        state: WorkerState::Ready,
+        device_class: DeviceClass::Gpu,
+        weight: 1.0,
+        capacity_blocks: 0,
+        batched_tokens_max: 8192,
+        allowed: true,
+        shared_blocks: 0,
+        backing_off: false,
+        is_pinned: true,
+        has_adapter: false,
+        has_required_taints: true,
+        taint_weight: 0.0,
+    }
+}
+
+/// Worker 0 holds 8 of the 10 blocks and is busy with 5; worker 1 holds 2 and is idle; worker 2 holds none.
+fn observation() -> Observation {
+    let asked = Asked { prompt_tokens: 160, block_size: 16, whole_blocks: 10, candidates_max: 1, ..Asked::default() };
+    let workers = vec![observed(0, 8, 80), observed(1, 2, 0), observed(2, 0, 0)];
+    Observation { asked, workers, ..Observation::default() }
+}
+
+#[test]
+fn a_policy_that_chooses_otherwise_is_held_to_the_choice_that_was_made() {
+    let mut contrasting = Contrasting::default();
+    let (mut seen, before) = (observation(), observation());
+    let mut contrast = |policy: &Policy, chosen| contrasting.contrast(policy, &mut seen, 1, chosen);
+    let kv = Policy::default();
+    // 10 + 5 blocks of backlog less 8 of credit are 7, 10 less 2 are 8.
+    assert_eq!(contrast(&kv, Some(WorkerIndex(0))), Contrast::Same);
+    assert_eq!(contrast(&kv, Some(WorkerIndex(1))), Contrast::Other { overlap_blocks: 6, cost_regret: 1.0 });
+    let less = Policy { device_credit: 0.5, ..kv };
+    assert_eq!(contrast(&less, Some(WorkerIndex(0))), Contrast::Other { overlap_blocks: -6, cost_regret: 2.0 });
+    assert_eq!(contrast(&kv, None), Contrast::Nobody);
+    assert_eq!(seen, before, "it is as it was");
+}
+
+#[test]
+fn who_is_out_of_the_running_costs_nothing_that_could_be_named() {
+    let mut seen = observation();
+    seen.workers[1].state = WorkerState::Draining;
+    let contrast = Contrasting::default().contrast(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
+    assert_eq!(contrast, Contrast::Excluded { overlap_blocks: 6 });
+    seen.workers.iter_mut().for_each(|observed| observed.allowed = false);
+    assert_eq!(Contrasting::default().contrast(&Policy::default(), &mut seen, 1, None), Contrast::Same);
+}
+
+#[test]
+fn a_pick_says_what_is_left_to_compute() {
+    let mut seen = observation();
+    let pick = Contrasting::default().pick(&Policy::default(), &mut seen, 1).expect("somebody");
+    assert_eq!((pick.index, pick.overlap_blocks, pick.prefill_tokens, pick.busy), (WorkerIndex(0), 8, 32, (80, 0)));
+}
+
+#[test]
+fn workers_take_turns_under_a_policy_that_says_so() {
+    let (mut seen, mut contrasting) = (observation(), Contrasting::default());
+    let policy = Policy { mode: Mode::RoundRobin, ..Policy::default() };
+    let picks = [1, 2, 3, 4].map(|seed| contrasting.pick(&policy, &mut seen, seed).expect("somebody").index.0);
+    assert_eq!(picks, [0, 1, 2, 0]);
+    assert_eq!(seen, observation());
+}
+
+#[test]
+fn contrasts_add_up() {
+    let mut tally = ShadowTally::default();
+    for contrast in [
+        Contrast::Same,
+        Contrast::Other { overlap_blocks: 6, cost_regret: 1.5 },
+        Contrast::Other { overlap_blocks: -2, cost_regret: 0.25 },
+        Contrast::Excluded { overlap_blocks: -1 },
+        Contrast::Nobody,
+    ] {
+        tally.add(contrast);
+    }
+    assert_eq!((tally.decisions, tally.agreements, tally.disagreements, tally.excluded, tally.nobody), (5, 1, 3, 1, 1));
+    assert_eq!((tally.blocks_saved, tally.blocks_lost, tally.cost_regret), (6, 3, 1.75));
+    let mut twice = tally;
+    twice.merge(&tally);
+    assert_eq!((twice.decisions, twice.blocks_saved, twice.cost_regret), (10, 12, 3.5));
+    assert_eq!(tally.counts().iter().map(|(_, _, count)| count).sum::<u64>(), 5 + 1 + 3 + 1 + 1 + 6 + 3);
+}

@@ -20,7 +20,7 @@
 //! # Who may depend on whom
 //!
 //! ```text
-//! main → cli → {daemon, demo, relay} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
+//! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
 //!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, trust, finding, metrics, reasons}
 //! ```
 //!
@@ -66,3 +66,4 @@ pub mod daemon;
 pub mod demo;
 pub mod discovery;
 pub mod relay;
+pub mod trial;

@@ -104,6 +104,36 @@ fn a_sample_is_a_share_and_no_directory_is_no_journal() {
     assert_eq!(output.status.code(), Some(64), "a folder without a journal");
 }
 
+fn said(arguments: &[&str]) -> Value {
+    let output = run(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("a number: {value}"))
+}
+
+#[test]
+fn other_weights_are_tried_on_what_was_recorded() {
+    let run = run_of_a_daemon("");
+    let journal = text(&run.journal);
+    let same = said(&["what-if", journal, "--set", "active_request_weight=0"]);
+    assert_eq!((&same["decisions"], &same["changed"]), (&Value::from(DECISIONS), &Value::from(0)), "{same}");
+    assert_eq!(same["recorded"], same["what_if"]);
+    let other = said(&["what-if", journal, "--set", "device_credit=0", "--set", "mode=least-loaded"]);
+    assert!(number(&other["changed"]) > 0.0, "{other}");
+    assert!(number(&other["what_if"]["hit_rate"]) < number(&other["recorded"]["hit_rate"]), "{other}");
+    assert!(number(&other["prefill_tokens_saved"]) < 0.0, "{other}");
+    let table = process::run(&["what-if", journal, "--set", "mode=round-robin"]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains("tokens to prefill") && table.contains('█') && table.contains("An estimate"), "{table}");
+    for wrong in ["device_credits=1", "mode=fastest", "mode=approximate", "x"] {
+        let output = process::run(&["what-if", journal, "--set", wrong]);
+        assert_eq!(output.status.code(), Some(64), "{wrong}");
+    }
+}
+
 #[test]
 fn a_shadow_policy_of_the_configuration_is_held_to_what_was_chosen() {
     let daemon = Daemon::configured(

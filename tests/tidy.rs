@@ -21,7 +21,7 @@ const LAYERS: &[&[&str]] = &[
     &["wire", "config", "shadow"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot", "journal"],
-    &["daemon", "demo", "relay"],
+    &["daemon", "demo", "relay", "trial"],
     &["cli"],
 ];
 /// Where unsafe code may be.

@@ -2,6 +2,7 @@
 //!
 //! Data goes to standard output, everything else to standard error; exit codes are [`Exit`]'s.
 
+mod chart;
 mod doctor;
 mod exit;
 mod logging;
@@ -16,6 +17,7 @@ mod reset;
 mod serve;
 mod status;
 mod terms;
+mod what_if;
 mod worker;
 
 use std::ffi::OsString;
@@ -34,6 +36,7 @@ pub use replay::ReplayArgs;
 pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
+pub use what_if::WhatIfArgs;
 pub use worker::{WorkerAction, WorkerArgs};
 
 /// Tells an LLM gateway which worker should run a prompt.
@@ -62,6 +65,8 @@ pub enum Command {
     Worker(WorkerArgs),
     /// Judge the recorded decisions of a journal again: do they come out the same?
     Replay(ReplayArgs),
+    /// Judge the recorded decisions of a journal by other weights: what would have been chosen?
+    WhatIf(WhatIfArgs),
     /// Let a running daemon forget what it knows of its workers' blocks.
     Reset(ResetArgs),
     /// The whole system on this machine: daemon, simulated engines and a gateway.

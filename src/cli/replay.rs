@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
 use crate::error::counted;
-use crate::journal::{self, Ending, Reader, Replayed};
+use crate::journal::{self, Ending, Entry, Reader, Record, Replayed};
 
 /// Judges the decisions of a journal again and says whether they come out the same, bit for bit.
 #[derive(Debug, clap::Args)]
@@ -63,11 +63,33 @@ pub(super) fn journal_files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> 
     Ok(files)
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+/// Hands every decision of the files to `each`; answers with what is to be said of the files.
+pub(super) fn decisions(
+    files: &[PathBuf],
+    mut each: impl FnMut(&mut Record) -> Result<(), Failure>,
+) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
+    for path in files {
+        let bytes = read(path)?;
+        let mut reader = open(path, &bytes)?;
+        let mut record = Record::default();
+        let ending = loop {
+            match reader.next(&mut record) {
+                Entry::Decision { .. } => each(&mut record)?,
+                Entry::Gap { .. } => {}
+                Entry::End(ending) => break ending,
+            }
+        };
+        lines.extend(remarks(path, &reader, ending));
+    }
+    Ok(lines)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| unusable(path, &error.to_string()))
 }
 
-pub(super) fn open<'a>(path: &Path, bytes: &'a [u8]) -> Result<Reader<'a>, Failure> {
+fn open<'a>(path: &Path, bytes: &'a [u8]) -> Result<Reader<'a>, Failure> {
     Reader::open(bytes).map_err(|error| unusable(path, &format!("{} ({})", error.message(), error.remedy())))
 }
 
@@ -92,7 +114,7 @@ const fn unused(ending: Ending) -> u64 {
 }
 
 /// What is to be said of a file that is not as it should be.
-pub(super) fn remarks(path: &Path, reader: &Reader<'_>, ending: Ending) -> Vec<String> {
+fn remarks(path: &Path, reader: &Reader<'_>, ending: Ending) -> Vec<String> {
     let mut lines = Vec::new();
     let path = path.display();
     match ending {

@@ -1,0 +1,216 @@
+//! `kvrouted what-if`: recorded decisions under other weights.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde_json::{Value, json};
+
+use super::chart::bars;
+use super::exit::{Exit, Failure};
+use super::replay::{decisions, journal_files};
+use crate::config::policy_with;
+use crate::ids::{SpaceId, Worker};
+use crate::journal::Record;
+use crate::route::{Mode, Policy};
+use crate::shadow::Contrasting;
+use crate::trial::{Spread, WorkerShare};
+
+/// Workers that the chart shows; those with the most prompts.
+const CHART_WORKERS_MAX: usize = 16;
+
+/// What is said under every table of estimates.
+const ESTIMATE: &str =
+    "An estimate: had these decisions been made, caches and loads would have been others for the decisions after them.";
+
+/// Judges the decisions of a journal by other weights, and says what would have been chosen.
+#[derive(Debug, clap::Args)]
+pub struct WhatIfArgs {
+    /// Files of a journal, or folders of them
+    #[arg(value_name = "JOURNAL", required = true)]
+    pub files: Vec<PathBuf>,
+    /// A field of [policy] and its value; the others are as they were recorded. May be repeated
+    #[arg(long, value_name = "FIELD=VALUE", required = true)]
+    pub set: Vec<String>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was recorded, and what would have been.
+#[derive(Debug, Default)]
+struct Comparison {
+    decisions: u64,
+    changed: u64,
+    recorded: Spread,
+    other: Spread,
+}
+
+/// The recorded policy with settings, made once for each.
+struct Variant<'a> {
+    settings: &'a [String],
+    made: HashMap<SpaceId, (Policy, Policy)>,
+}
+
+impl Variant<'_> {
+    fn of(&mut self, record: &Record) -> Result<Policy, Failure> {
+        match self.made.get(&record.space) {
+            Some((base, policy)) if *base == record.policy => Ok(*policy),
+            _ => {
+                let policy = policy_with(&record.policy, "--set", self.settings)
+                    .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+                self.made.insert(record.space, (record.policy, policy));
+                Ok(policy)
+            }
+        }
+    }
+}
+
+impl WhatIfArgs {
+    /// Judges and prints.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no journal, a setting that no policy has, a closed standard output.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        // Also where the journal holds no decision.
+        let policy = policy_with(&Policy::default(), "--set", &self.set)
+            .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+        if policy.mode == Mode::Approximate {
+            let what = "mode approximate: a journal says what workers held, not what would have been predicted of them";
+            return Err(Failure::new(Exit::Usage, what));
+        }
+        let mut variant = Variant { settings: &self.set, made: HashMap::new() };
+        let (mut comparison, mut contrasting) = (Comparison::default(), Contrasting::default());
+        let lines = decisions(&journal_files(&self.files)?, |record| {
+            comparison.add(&variant.of(record)?, record, &mut contrasting);
+            Ok(())
+        })?;
+        let mut stdout = std::io::stdout().lock();
+        if self.json {
+            writeln!(stdout, "{}", comparison.json(&self.set))?;
+        } else {
+            writeln!(stdout, "{}", comparison.text(&self.set))?;
+            lines.iter().try_for_each(|line| writeln!(stdout, "{line}"))?;
+        }
+        stdout.flush()?;
+        Ok(Exit::Done)
+    }
+}
+
+impl Comparison {
+    fn add(&mut self, policy: &Policy, record: &mut Record, contrasting: &mut Contrasting) {
+        let was = Contrasting::chosen(&record.observation, record.outcome.chosen());
+        let is = contrasting.pick(policy, &mut record.observation, record.outcome.seed);
+        self.decisions += 1;
+        self.changed += u64::from(was.map(|pick| pick.index) != is.map(|pick| pick.index));
+        self.recorded.add(record.space, &record.observation, was);
+        self.other.add(record.space, &record.observation, is);
+    }
+
+    fn text(&self, settings: &[String]) -> String {
+        let changed = percent(self.changed as f64 / self.decisions.max(1) as f64);
+        let title =
+            format!("{} decisions; {changed} would have gone elsewhere with {}", self.decisions, settings.join(", "));
+        [title, spread_table(&self.recorded, &self.other), self.chart(), ESTIMATE.to_owned()].join("\n")
+    }
+
+    /// The workers with the most prompts, as they were and as they would have been.
+    fn chart(&self) -> String {
+        let mut workers: Vec<_> = self.recorded.workers.keys().collect();
+        workers
+            .sort_by_key(|worker| std::cmp::Reverse(prompts(&self.recorded, worker).max(prompts(&self.other, worker))));
+        let left_out = workers.len().saturating_sub(CHART_WORKERS_MAX);
+        workers.truncate(CHART_WORKERS_MAX);
+        workers.sort();
+        let line = |name: String, prompts: u64| (name, prompts as f64, prompts.to_string());
+        let both = |worker: &(SpaceId, Worker)| {
+            let (was, is) = (prompts(&self.recorded, worker), prompts(&self.other, worker));
+            [line(format!("{} recorded", worker.1), was), line(format!("{} what if", worker.1), is)]
+        };
+        let lines: Vec<_> = workers.into_iter().flat_map(both).collect();
+        let more = if left_out > 0 { format!("\n{left_out} workers with fewer are not shown") } else { String::new() };
+        format!("prompts by worker\n{}{more}", bars(&lines))
+    }
+
+    fn json(&self, settings: &[String]) -> Value {
+        json!({
+            "set": settings,
+            "decisions": self.decisions,
+            "changed": self.changed,
+            "recorded": spread_json(&self.recorded),
+            "what_if": spread_json(&self.other),
+            "prefill_tokens_saved": self.recorded.prefill_tokens as i64 - self.other.prefill_tokens as i64,
+        })
+    }
+}
+
+/// Prompts that were sent to a worker.
+fn prompts(spread: &Spread, worker: &(SpaceId, Worker)) -> u64 {
+    spread.workers.get(worker).map_or(0, |share| share.prompts)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// What two sets of choices add up to, side by side.
+fn spread_table(recorded: &Spread, other: &Spread) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(["", "recorded", "what if", "change"]);
+    let mut row = |name: &str, was: String, is: String, change: String| {
+        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        table.add_row([Cell::new(name), right(was), right(is), right(change)]);
+    };
+    let both = |of: fn(&Spread) -> f64| (of(recorded), of(other));
+    let (was, is) = both(Spread::overlap_mean);
+    row("blocks found on the worker, a decision", format!("{was:.2}"), format!("{is:.2}"), format!("{:+.2}", is - was));
+    let (was, is) = both(Spread::hit_rate);
+    row("prompt blocks found", percent(was), percent(is), format!("{:+.1} points", (is - was) * 100.0));
+    type Count = fn(&Spread) -> u64;
+    let counts: [(&str, Count); 3] = [
+        ("tokens to prefill", |of| of.prefill_tokens),
+        ("tokens waiting before them", |of| of.waiting_tokens),
+        ("decisions that found nobody", |of| of.nobody),
+    ];
+    for (name, of) in counts {
+        let (was, is) = (of(recorded), of(other));
+        row(name, was.to_string(), is.to_string(), format!("{:+}", is as i64 - was as i64));
+    }
+    let (was, is) = both(Spread::prompts_imbalance);
+    row(
+        "prompts of the busiest worker over the mean",
+        format!("{was:.2}"),
+        format!("{is:.2}"),
+        format!("{:+.2}", is - was),
+    );
+    let (was, is) = both(Spread::prefill_imbalance);
+    row(
+        "prefill of the busiest worker over the mean",
+        format!("{was:.2}"),
+        format!("{is:.2}"),
+        format!("{:+.2}", is - was),
+    );
+    table.to_string()
+}
+
+fn spread_json(spread: &Spread) -> Value {
+    let worker = |((space, worker), share): (&(SpaceId, Worker), &WorkerShare)| {
+        json!({
+            "space": space.0, "worker_id": worker.id.0, "dp_rank": worker.rank.0,
+            "prompts": share.prompts, "prefill_tokens": share.prefill_tokens,
+        })
+    };
+    json!({
+        "picks": spread.picks,
+        "nobody": spread.nobody,
+        "overlap_blocks_mean": spread.overlap_mean(),
+        "hit_rate": spread.hit_rate(),
+        "prefill_tokens": spread.prefill_tokens,
+        "waiting_tokens": spread.waiting_tokens,
+        "prompts_imbalance": spread.prompts_imbalance(),
+        "prefill_imbalance": spread.prefill_imbalance(),
+        "workers": spread.workers.iter().map(worker).collect::<Vec<_>>(),
+    })
+}

@@ -27,6 +27,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Worker(args) => args.run(),
         Command::Replay(args) => args.run(),
         Command::WhatIf(args) => args.run(),
+        Command::Tune(args) => args.run(),
         Command::Reset(args) => args.run(),
         Command::Demo(args) => done(demo::run(args)),
         Command::DemoEngine(args) => done(demo::engine::run(args)),

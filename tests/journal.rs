@@ -135,6 +135,39 @@ fn other_weights_are_tried_on_what_was_recorded() {
 }
 
 #[test]
+fn weights_that_are_found_are_tried_as_a_shadow_and_promoted() {
+    let recorded = run_of_a_daemon("");
+    let journal = text(&recorded.journal);
+    let fragment = recorded.journal.with_file_name("fragment.toml");
+    let found = said(&["tune", journal, "--trials", "40", "--seed", "3", "--write", text(&fragment)]);
+    assert_eq!((&found["trials"], &found["decisions"]), (&Value::from(40), &Value::from(DECISIONS)), "{found}");
+    assert!(number(&found["best"]["tokens"]) <= number(&found["before"]["tokens"]), "{found}");
+    assert_eq!(said(&["tune", journal, "--trials", "40", "--seed", "3"]), found, "the same seed finds the same");
+
+    let daemon = Daemon::configured(&format!(
+        "[[worker]]\nid = 1\n[[worker]]\nid = 2\n{}",
+        std::fs::read_to_string(&fragment).expect("a fragment of a configuration")
+    ));
+    let socket = daemon.socket();
+    let tune = |arguments: &[&str]| process::run(&[&["tune", "--socket", text(&socket)], arguments].concat());
+    assert_eq!(tune(&["--promote"]).status.code(), Some(1), "there is none to promote");
+    assert!(tune(&[journal, "--trials", "5", "--shadow", "1"]).status.success());
+    let mut client = daemon.client();
+    let space = client.space("m", None).expect("the space").id;
+    let tokens = prompt(1, 100);
+    let request = RouteRequest::new(space, Prompt::of_tokens(&tokens));
+    let version = client.route(&request).expect("a decision").policy_version;
+    until("the shadow has judged it", || daemon.counter("shadow_decisions") == 1);
+    assert_eq!(daemon.said(&["status"])["shadow"]["decisions"], 1);
+    assert!(tune(&["--promote"]).status.success());
+    let after = client.route(&request).expect("a decision").policy_version;
+    assert_eq!(after, version + 1, "it decides now");
+    assert_eq!(tune(&["--end-shadow"]).status.code(), Some(0));
+    assert_eq!(daemon.counter("shadow_decisions"), 0, "and judges no more");
+    assert_eq!(tune(&[]).status.code(), Some(64));
+}
+
+#[test]
 fn a_shadow_policy_of_the_configuration_is_held_to_what_was_chosen() {
     let daemon = Daemon::configured(
         "[[worker]]\nid = 1\n[[worker]]\nid = 2\n[shadow]\nshare = 1.0\npolicy = [\"mode=round-robin\"]\n",

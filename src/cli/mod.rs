@@ -17,6 +17,7 @@ mod reset;
 mod serve;
 mod status;
 mod terms;
+mod tune;
 mod what_if;
 mod worker;
 
@@ -36,6 +37,7 @@ pub use replay::ReplayArgs;
 pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
 pub use status::StatusArgs;
+pub use tune::TuneArgs;
 pub use what_if::WhatIfArgs;
 pub use worker::{WorkerAction, WorkerArgs};
 
@@ -67,6 +69,8 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Judge the recorded decisions of a journal by other weights: what would have been chosen?
     WhatIf(WhatIfArgs),
+    /// Search better weights on the recorded decisions of a journal, and have a running daemon try them.
+    Tune(Box<TuneArgs>),
     /// Let a running daemon forget what it knows of its workers' blocks.
     Reset(ResetArgs),
     /// The whole system on this machine: daemon, simulated engines and a gateway.

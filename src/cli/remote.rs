@@ -71,6 +71,12 @@ pub(super) fn reset(socket: &Path, worker: Option<Worker>) -> Result<wire::Reset
     Ok(client.reset(worker)?)
 }
 
+/// Gives a daemon an order about its policy. `socket` is as for [`status`].
+pub(super) fn set_policy(socket: &Path, order: &wire::PolicyOrder<'_>) -> Result<wire::PolicyDone, Failure> {
+    let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
+    Ok(client.set_policy(order)?)
+}
+
 /// What every question of a command has in common beside its space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct How {

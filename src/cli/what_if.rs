@@ -22,7 +22,7 @@ use crate::trial::{Spread, WorkerShare};
 const CHART_WORKERS_MAX: usize = 16;
 
 /// What is said under every table of estimates.
-const ESTIMATE: &str =
+pub(super) const ESTIMATE: &str =
     "An estimate: had these decisions been made, caches and loads would have been others for the decisions after them.";
 
 /// Judges the decisions of a journal by other weights, and says what would have been chosen.
@@ -156,7 +156,7 @@ fn percent(share: f64) -> String {
 }
 
 /// What two sets of choices add up to, side by side.
-fn spread_table(recorded: &Spread, other: &Spread) -> String {
+pub(super) fn spread_table(recorded: &Spread, other: &Spread) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(["", "recorded", "what if", "change"]);
     let mut row = |name: &str, was: String, is: String, change: String| {
@@ -195,7 +195,7 @@ fn spread_table(recorded: &Spread, other: &Spread) -> String {
     table.to_string()
 }
 
-fn spread_json(spread: &Spread) -> Value {
+pub(super) fn spread_json(spread: &Spread) -> Value {
     let worker = |((space, worker), share): (&(SpaceId, Worker), &WorkerShare)| {
         json!({
             "space": space.0, "worker_id": worker.id.0, "dp_rank": worker.rank.0,

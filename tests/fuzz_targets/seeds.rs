@@ -1,5 +1,7 @@
 //! What mutations begin with, made by the project's own encoders and from recordings of engines.
 
+mod journals;
+
 use std::path::{Path, PathBuf};
 
 use kvrouted::event::{
@@ -17,7 +19,8 @@ use kvrouted::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use kvrouted::snapshot::{Encoder, Header, SpaceName};
 use kvrouted::trust::{Trust, TrustLevel, TrustReasons};
 use kvrouted::wire::{
-    FrameHeader, FrameKind, HelloFacts, ReplyEncoder, RequestEncoder, ServerLimits, StatusPage, WorkerChange, WorkerOp,
+    FrameHeader, FrameKind, HelloFacts, PolicyOrder, ReplyEncoder, RequestEncoder, ServerLimits, StatusPage,
+    WorkerChange, WorkerOp,
 };
 use kvrouted::{config, error, fleet};
 
@@ -38,6 +41,7 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "reply" => replies().iter().map(|frame| kind_and_body(frame)).collect(),
         "frames" => frame_streams(),
         "snapshot" => snapshots(),
+        "journal" => journals::journals(),
         "config" => configurations(),
         _ => Vec::new(),
     }
@@ -228,6 +232,9 @@ fn requests() -> Vec<Vec<u8>> {
     let change = WorkerChange { op: WorkerOp::Set, worker: Some(Worker::new(1, 0)), fields: &fields };
     frame(&mut |encoder, out| encoder.change_worker(id, &change, out));
     frame(&mut |encoder, out| encoder.reset(id, None, out));
+    let settings = [("device_credit".to_owned(), "0.5".to_owned())];
+    let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.5 };
+    frame(&mut |encoder, out| encoder.set_policy(id, &shadow, out));
     frames
 }
 

@@ -6,6 +6,7 @@ mod config;
 mod engine;
 mod events;
 mod gate;
+mod journal;
 mod recovery;
 mod routing;
 mod snapshot;
@@ -24,5 +25,6 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("reply", routing::reply),
     ("frames", routing::frames),
     ("snapshot", snapshot::snapshot),
+    ("journal", journal::journal),
     ("config", config::config),
 ];

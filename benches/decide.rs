@@ -9,7 +9,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 use kvrouted::trust::Trust;
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
@@ -77,7 +77,7 @@ fn route(c: &mut Criterion) {
         let fleet = FleetTable { version: 1, spaces: vec![space()], workers };
         let indexes = [IndexReader::new(vec![reader])];
         let loads = Loads::new(count as usize, LoadsConfig::default());
-        let policy = Policy::default();
+        let (policy, affinities) = (Policy::default(), Affinities::new(8, 0));
         let Ok(session) = loads.open_session(None, 0) else { return };
         let view = View {
             fleet: &fleet,
@@ -86,6 +86,7 @@ fn route(c: &mut Criterion) {
             loads: &loads,
             policy: &policy,
             turns: &[],
+            affinities: &affinities,
             now_ns: 0,
         };
         let mut seed = 0;

@@ -292,6 +292,10 @@ pub const PREFILL_SAMPLES_MIN: u32 = 4;
 pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
 pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
+/// Sessions that can be configured to be bound to workers; each takes 40 bytes, bound or not.
+pub const AFFINITY_SESSIONS_CEILING: usize = 1 << 24;
+/// Longest configurable life of a binding that is not used, seconds: a year.
+pub const AFFINITY_TTL_S_CEILING: u64 = 31_536_000;
 /// Requests that may wait for a worker, unless it is configured otherwise.
 pub const QUEUE_REQUESTS_MAX_DEFAULT: usize = 4096;
 /// Requests that can be configured to wait.

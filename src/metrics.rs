@@ -139,27 +139,21 @@ counters! {
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";
         JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
+        AffinityNew = "affinity_new", "Bookings that bound a session which was bound to nobody.";
+        AffinityKept = "affinity_kept", "Bookings for a session on the worker that it was bound to.";
+        AffinityMovedIneligible = "affinity_moved_ineligible", "Bookings that bound a session elsewhere because its worker could not be chosen.";
+        AffinityMovedOverloaded = "affinity_moved_overloaded", "Bookings that bound a session elsewhere because its worker had too many requests in flight.";
+        AffinityMovedOutweighed = "affinity_moved_outweighed", "Bookings that bound a session elsewhere because another worker was cheaper in spite of the factor.";
+        AffinityMovedPinned = "affinity_moved_pinned", "Bookings that bound a session elsewhere because the request was pinned to another worker.";
+        AffinityEvicted = "affinity_evicted", "Sessions that lost their binding to another because there was no room for more.";
+        AffinitySkipped = "affinity_skipped", "Bookings whose session stayed bound as it was because others were binding theirs.";
         RequestBlocks = "request_blocks", "Prompt blocks looked up.";
         ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
     }
 }
 
-counters! {
-    /// Once per daemon, counted by whichever thread it happens on: requests that waited for a worker.
-    QueueCounter {
-        Queued = "queue_queued", "Requests that found every worker busy and began to wait.";
-        Woken = "queue_woken", "Requests that had waited and were answered: by a decision, or by an error of deciding.";
-        PutBack = "queue_put_back", "Times a request was to be decided, found every worker busy again and waited on.";
-        Expired = "queue_expired", "Requests given up because no worker had room by their deadline.";
-        Cancelled = "queue_cancelled", "Requests that waited when their connection ended.";
-        Undelivered = "queue_undelivered", "Decisions about requests that had waited whose connection had just ended; what they booked was freed.";
-        Drained = "queue_drained", "Requests that waited when the daemon began to drain, and were told so.";
-        RefusedRequests = "queue_refused_requests", "Requests refused because every worker was busy and as many waited as may.";
-        RefusedBytes = "queue_refused_bytes", "Requests refused because every worker was busy and those that waited took as much memory as they may.";
-        RefusedSets = "queue_refused_sets", "Requests refused because every worker was busy and requests waited for too many different sets of workers.";
-        RepliesUnread = "queue_replies_unread", "Connections closed because they left too many replies to requests that had waited unread.";
-    }
-}
+mod queue;
+pub use queue::QueueCounter;
 
 counters! {
     /// Per worker and serving core: what decisions show of the worker.

@@ -184,6 +184,7 @@ fn reply_notes_are_documented() {
         ("scheme_unknown", ReplyNotes::SCHEME_UNKNOWN),
         ("read_contended", ReplyNotes::READ_CONTENDED),
         ("all_down", ReplyNotes::ALL_DOWN),
+        ("affinity_off", ReplyNotes::AFFINITY_OFF),
     ];
     let expected: Vec<Vec<String>> =
         notes.iter().map(|(name, note)| vec![note.0.trailing_zeros().to_string(), (*name).into()]).collect();
@@ -216,6 +217,7 @@ fn feature_bits_are_documented() {
         ("progress", features::PROGRESS),
         ("reports", features::REPORTS),
         ("queue", features::QUEUE),
+        ("affinity", features::AFFINITY),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

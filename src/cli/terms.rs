@@ -13,7 +13,7 @@ const COLUMNS_MAX: usize = 8;
 type Term = (&'static str, &'static str, fn(&CostTerms) -> f64);
 
 /// Every term, in the order in which they are applied.
-const TERMS: [Term; 18] = [
+const TERMS: [Term; 19] = [
     ("request_blocks", "blocks", |terms| terms.request_blocks),
     ("cached_tokens", "tokens", |terms| terms.cached_tokens),
     ("effective_overlap", "blocks", |terms| terms.effective_overlap),
@@ -31,6 +31,7 @@ const TERMS: [Term; 18] = [
     ("active_requests_cost", "blocks", |terms| terms.active_requests_cost),
     ("capability_weight", "divisor", |terms| terms.capability_weight),
     ("taint_factor", "factor", |terms| terms.taint_factor),
+    ("affinity_factor", "factor", |terms| terms.affinity_factor),
     ("cost", "", |terms| terms.cost),
 ];
 

@@ -304,6 +304,8 @@ pub struct PolicyConfig {
     pub spaces: Vec<Policy>,
     /// Requests of all spaces that may wait for a worker.
     pub queue_requests_max: usize,
+    /// Sessions of all spaces that may be bound to a worker.
+    pub affinity_sessions_max: usize,
     /// Seed of the draws between equal costs; 0 = drawn at the start.
     pub seed: u64,
 }

@@ -35,6 +35,8 @@ impl Config {
         compare("policy.seed", self.policy.seed != next.policy.seed);
         let (was, is) = (self.policy.queue_requests_max, next.policy.queue_requests_max);
         compare("policy.queue_requests_max", was != is);
+        let (was, is) = (self.policy.affinity_sessions_max, next.policy.affinity_sessions_max);
+        compare("policy.affinity_sessions_max", was != is);
         compare("discovery.path", self.discovery.path != next.discovery.path);
         compare("discovery.rescan_ms", self.discovery.rescan_ms != next.discovery.rescan_ms);
         compare("space", self.spaces != next.spaces);

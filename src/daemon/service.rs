@@ -23,7 +23,10 @@ use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, Loads, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
-use crate::route::{Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, Wait, decide, demand, overlaps};
+use crate::route::{
+    Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, Wait, decide,
+    demand, overlaps, seconds,
+};
 use crate::serve::{HelloInfo, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
 
@@ -46,6 +49,8 @@ pub(super) struct Shared {
     pub(super) recording: Recording,
     /// Where requests wait that find every worker busy.
     pub(super) room: Arc<WaitingRoom>,
+    /// Whom sessions are bound to.
+    pub(super) affinities: Arc<Affinities>,
     /// Where the clock of bookings starts.
     pub(super) started: Instant,
 }
@@ -71,6 +76,7 @@ impl Shared {
             policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
+            affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
             room: Arc::new(WaitingRoom::new(CORES_MAX, config.policy.queue_requests_max, started)),
             started,
         }
@@ -104,6 +110,7 @@ impl Shared {
             loads: &self.loads,
             policy: policies.of(space),
             turns: &self.turns,
+            affinities: &self.affinities,
             now_ns: self.now_ns(),
         }
     }
@@ -199,11 +206,33 @@ impl CoreService {
         }
         decision.booking = Some(booked.handle);
         self.predict(request, decision, now_ns / 1_000_000);
+        self.bind(request, decision, now_ns);
         Ok(Routed::Decided)
     }
 }
 
 impl CoreService {
+    /// Binds the request's session to the worker that was just booked.
+    fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, now_ns: u64) {
+        let (Some(session), Some(chosen)) = (request.affinity_session, decision.candidates.first()) else { return };
+        let counter = match decision.affinity {
+            Affinity::None => return,
+            Affinity::New => CoreCounter::AffinityNew,
+            Affinity::Kept => CoreCounter::AffinityKept,
+            Affinity::Ineligible => CoreCounter::AffinityMovedIneligible,
+            Affinity::Overloaded => CoreCounter::AffinityMovedOverloaded,
+            Affinity::Outweighed => CoreCounter::AffinityMovedOutweighed,
+            Affinity::Pinned => CoreCounter::AffinityMovedPinned,
+        };
+        self.metrics.counters.bump(counter);
+        let ttl_s = self.shared.policies.load().of(request.space).affinity.ttl_s;
+        match self.shared.affinities.bind(request.space, session, chosen.worker, seconds(now_ns), ttl_s) {
+            Bound::Done => {}
+            Bound::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
+            Bound::Skipped => self.metrics.counters.bump(CoreCounter::AffinitySkipped),
+        }
+    }
+
     /// Hands over what was just booked, if the worker's cache is predicted from it.
     fn predict(&self, request: &RouteRequest<'_>, decision: &Decision, now_ms: u64) {
         let Some(hand_over) = self.shared.predicting.of(request.space) else { return };

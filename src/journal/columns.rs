@@ -6,7 +6,7 @@ use super::word::Word;
 use crate::fleet::{DeviceClass, WorkerState};
 use crate::ids::{TierBlocks, Worker, WorkerIndex};
 use crate::load::{EngineLoad, Load};
-use crate::route::{Asked, Observed, Policy};
+use crate::route::{Asked, Observed, Policy, Session};
 use crate::trust::Trust;
 
 /// One value of a row: its name, and how it is read and set.
@@ -54,6 +54,10 @@ pub(super) const POLICY: &[Column<Policy>] = columns! {
     "busy_decode_blocks_share": busy.decode_blocks_share;
     "busy_prefill_tokens": busy.prefill_tokens;
     "busy_prefill_steps": busy.prefill_steps;
+    "affinity": affinity.mode;
+    "affinity_ttl_s": affinity.ttl_s;
+    "affinity_factor": affinity.factor;
+    "affinity_load_max": affinity.load_max;
 };
 
 pub(super) const ASKED: &[Column<Asked>] = &[
@@ -82,6 +86,33 @@ pub(super) const ASKED: &[Column<Asked>] = &[
     column!("prefers_taints": prefers_taints),
     column!("shared_blocks": shared_blocks),
     column!("turn": turn),
+    Column {
+        name: "session",
+        get: |asked| match asked.session {
+            Session::None => 0,
+            Session::Unbound => 1,
+            Session::Bound(_) => 2,
+        },
+        set: |asked, word| {
+            asked.session = match word {
+                0 => Session::None,
+                1 => Session::Unbound,
+                2 => Session::Bound(Worker::default()),
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Column {
+        name: "session_worker_id",
+        get: |asked| bound(asked).id.to_word(),
+        set: |asked, word| set_bound(asked, Worker { id: Word::from_word(word)?, ..bound(asked) }),
+    },
+    Column {
+        name: "session_dp_rank",
+        get: |asked| bound(asked).rank.to_word(),
+        set: |asked, word| set_bound(asked, Worker { rank: Word::from_word(word)?, ..bound(asked) }),
+    },
     column!("override_mode": overrides.mode),
     column!("override_device_credit": overrides.device_credit),
     column!("override_prefill_load_scale": overrides.prefill_load_scale),
@@ -166,6 +197,22 @@ pub(super) const REMOVED: &[Column<Removed>] = columns! {
     "worker_id": worker.id;
     "dp_rank": worker.rank;
 };
+
+/// Whom the session is bound to, if it is.
+const fn bound(asked: &Asked) -> Worker {
+    match asked.session {
+        Session::Bound(worker) => worker,
+        Session::None | Session::Unbound => Worker::new(0, 0),
+    }
+}
+
+/// Sets whom it is bound to, if it is.
+fn set_bound(asked: &mut Asked, worker: Worker) -> Option<()> {
+    if let Session::Bound(bound) = &mut asked.session {
+        *bound = worker;
+    }
+    Some(())
+}
 
 /// Sets a part of what a worker says of itself, if it says it.
 fn say<T: Word>(observed: &mut Observed, word: u64, set: fn(&mut EngineLoad, T)) -> Option<()> {

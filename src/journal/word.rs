@@ -2,7 +2,7 @@
 
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{DpRank, EventSeq, WorkerId, WorkerIndex};
-use crate::route::{MatchStatus, Mode, ReplyNotes};
+use crate::route::{AffinityMode, MatchStatus, Mode, ReplyNotes};
 use crate::trust::{TrustLevel, TrustReasons};
 
 /// The bytes of the longest number.
@@ -146,6 +146,7 @@ numbered! {
         DeviceAwareWeighted = 9, Lmetric = 10
     }
     MatchStatus { Matched = 0, Unmatchable = 1 }
+    AffinityMode { Off = 0, Soft = 1, Hard = 2 }
 }
 
 impl Word for TrustReasons {

@@ -43,6 +43,8 @@ pub struct CostTerms {
     pub capability_weight: f64,
     /// Factor of the preferred taints; 1 = none.
     pub taint_factor: f64,
+    /// Factor of a session that is bound to the worker; 1 = none.
+    pub affinity_factor: f64,
     /// What decides, and in `kv` the sum: blocks there, in other modes what the mode counts.
     pub cost: f64,
 }
@@ -142,6 +144,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
         active_requests_cost,
         capability_weight,
         taint_factor,
+        affinity_factor: 1.0,
         cost: sum / capability_weight * taint_factor,
         ..held
     }

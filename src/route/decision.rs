@@ -1,5 +1,6 @@
 //! What was decided, and everything a reply, an explanation or a metric says of it.
 
+use super::bound::Affinity;
 use super::cost::CostTerms;
 use super::mode::Mode;
 use super::observation::{Observation, Observed};
@@ -44,6 +45,8 @@ impl ReplyNotes {
 
     /// Every worker that could have been in the running is down or backing off; they were ranked all the same.
     pub const ALL_DOWN: Self = Self(1 << 2);
+    /// The request names a session, and the space keeps none with a worker.
+    pub const AFFINITY_OFF: Self = Self(1 << 3);
 
     /// Adds `other`'s bits.
     pub const fn insert(&mut self, other: Self) {
@@ -120,6 +123,8 @@ pub struct Decision {
     pub shares_blocks: bool,
     /// Engines with a rank that is not busy, ascending, where there are busy thresholds.
     pub engines_idle: Vec<WorkerId>,
+    /// What became of the session's binding.
+    pub affinity: Affinity,
 }
 
 impl Decision {
@@ -130,6 +135,7 @@ impl Decision {
         self.running.clear();
         self.engines_idle.clear();
         (self.mode, self.nobody, self.shares_blocks) = (policy.mode, None, policy.assume_kv_reuse);
+        self.affinity = Affinity::None;
         (self.eligible, self.ties, self.seed) = (0, 0, 0);
         self.matched = observation.matched;
         self.notes = observation.notes;

@@ -8,6 +8,8 @@
 //! arguments, and draws from one number: an [`Observation`] that is kept can be judged again, bit for bit, or under
 //! another policy. [`decide`] is the one after the other.
 
+mod affinity;
+mod bound;
 mod cost;
 mod decide;
 mod decision;
@@ -28,6 +30,8 @@ mod tests;
 mod wait;
 
 pub use crate::load::BookingHandle;
+pub use affinity::{Affinities, Bound};
+pub use bound::{Affinity, AffinityMode, AffinityPolicy, Session};
 pub use cost::{Among, CostTerms, cost};
 pub use decide::{Scratch, decide, demand, overlaps};
 pub use decision::{Decision, MatchStatus, ReplyNotes, Scored};
@@ -36,7 +40,7 @@ pub use judge::judge;
 pub use mode::Mode;
 pub use names::{Names, Preferences};
 pub use observation::{Asked, Observation, Observed};
-pub use observe::{Buffers, View, observe};
+pub use observe::{Buffers, View, observe, seconds};
 pub use policy::{BusyThresholds, Overrides, Policy, PolicyTable, QueuePolicy};
 pub use repeats::Repeats;
 pub use request::{BookingRequest, Prompt, RouteRequest};

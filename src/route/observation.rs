@@ -1,5 +1,6 @@
 //! What a decision is made from, read at once and kept as plain values.
 
+use super::bound::Session;
 use super::decision::{MatchStatus, ReplyNotes};
 use super::policy::Overrides;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
@@ -30,6 +31,8 @@ pub struct Asked {
     pub overrides: Overrides,
     /// Whose turn it is, where workers take turns: counts decisions of the space.
     pub turn: u64,
+    /// Whom the session that it names is bound to.
+    pub session: Session,
 }
 
 impl Default for Asked {
@@ -45,6 +48,7 @@ impl Default for Asked {
             shared_blocks: 0,
             overrides: Overrides::default(),
             turn: 0,
+            session: Session::None,
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::affinity::Affinities;
+use super::bound::{AffinityMode, Session};
 use super::decision::{MatchStatus, ReplyNotes};
 use super::mode::Mode;
 use super::observation::{Asked, Observation, Observed};
@@ -35,6 +37,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// Counts the turns of a space's workers, by `SpaceId`; the first turn for ever where the list ends.
     pub turns: &'a [AtomicU64],
+    /// Whom sessions are bound to.
+    pub affinities: &'a Affinities,
     /// When it looks, nanoseconds of the clock of bookings.
     pub now_ns: u64,
 }
@@ -76,6 +80,7 @@ pub fn observe(
     observation.fleet_version = view.fleet.version;
     observation.index_epoch = 0;
     buffers.active_locked = false;
+    observation.asked.session = session(view, request, observation);
     list(view, request, buffers, observation);
     look_up(view, request, scheme, mode, buffers, observation)?;
     share(request, scheme, buffers, observation)?;
@@ -83,6 +88,24 @@ pub fn observe(
         observation.asked.turn = turn(view, request);
     }
     Ok(())
+}
+
+/// Whom the session that a request names is bound to.
+fn session(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> Session {
+    let Some(name) = request.affinity_session else { return Session::None };
+    let affinity = &view.policy.affinity;
+    if affinity.mode == AffinityMode::Off {
+        observation.notes.insert(ReplyNotes::AFFINITY_OFF);
+        return Session::None;
+    }
+    let bound = view.affinities.worker_of(request.space, name, seconds(view.now_ns), affinity.ttl_s);
+    bound.map_or(Session::Unbound, Session::Bound)
+}
+
+/// A time of the clock of bookings as bindings of sessions have it.
+#[must_use]
+pub const fn seconds(now_ns: u64) -> u32 {
+    (now_ns / 1_000_000_000) as u32
 }
 
 /// Whose turn it is. Whoever only asks why takes no turn.
@@ -135,6 +158,7 @@ fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> A
         shared_blocks: 0,
         overrides: request.overrides,
         turn: 0,
+        session: Session::None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a decision is made, as one versioned value.
 
+use super::bound::AffinityPolicy;
 use super::mode::Mode;
 use crate::ids::SpaceId;
 use crate::queue::Discipline;
@@ -45,6 +46,8 @@ pub struct Policy {
     pub busy: BusyThresholds,
     /// When a request waits for a worker, and for how long.
     pub queue: QueuePolicy,
+    /// How sessions are kept with their workers.
+    pub affinity: AffinityPolicy,
 }
 
 /// When requests that are booked wait for a worker.
@@ -106,6 +109,7 @@ impl Default for Policy {
             credit_trust_min: TrustLevel::None,
             busy: BusyThresholds::default(),
             queue: QueuePolicy::default(),
+            affinity: AffinityPolicy::default(),
         }
     }
 }

@@ -81,6 +81,8 @@ pub struct RouteRequest<'a> {
     pub shared_hits: &'a [(u32, u32)],
     /// What is set in place of the space's policy.
     pub overrides: Overrides,
+    /// The conversation it belongs to, whose requests are to come to one worker; `None` or empty = none.
+    pub affinity_session: Option<&'a str>,
     /// How many output tokens the gateway expects; 0 = no idea.
     pub expected_output_tokens: u32,
     /// Before requests of a lower one, where they wait for a worker.
@@ -111,6 +113,7 @@ impl<'a> RouteRequest<'a> {
             preferred_taints: Preferences { names: Names::NONE, weights: &[] },
             shared_hits: &[],
             overrides: Overrides::NONE,
+            affinity_session: None,
             expected_output_tokens: 0,
             priority: 0,
             priority_jump: 0.0,

@@ -28,6 +28,8 @@ pub enum Rule {
     Busy,
     /// Believed less than the policy wants.
     Trust,
+    /// The request's session is bound to another, which it is not to leave.
+    BoundElsewhere,
 }
 
 impl Rule {
@@ -42,6 +44,7 @@ impl Rule {
         Self::Taints,
         Self::Busy,
         Self::Trust,
+        Self::BoundElsewhere,
     ];
 
     /// The name used in replies and metrics.
@@ -57,6 +60,7 @@ impl Rule {
             Self::Taints => "taints",
             Self::Busy => "busy",
             Self::Trust => "trust",
+            Self::BoundElsewhere => "bound_elsewhere",
         }
     }
 

@@ -92,6 +92,7 @@ impl World {
             loads: &self.loads,
             policy: &self.policy,
             turns: &[],
+            affinities: &Affinities::new(8, 0),
             now_ns: 0,
         };
         self.draw += 1;
@@ -216,6 +217,7 @@ fn rules_remove_workers_and_say_so() {
         loads: &world.loads,
         policy: &world.policy,
         turns: &[],
+        affinities: &Affinities::new(8, 0),
         now_ns: 0,
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
@@ -373,7 +375,16 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
             }
         });
         for _ in 0..DECISIONS {
-            let view = View { fleet, indexes, predictions, loads, policy, turns: &[], now_ns: 0 };
+            let view = View {
+                fleet,
+                indexes,
+                predictions,
+                loads,
+                policy,
+                turns: &[],
+                affinities: &Affinities::new(8, 0),
+                now_ns: 0,
+            };
             decide(&view, &ask(&prompt), scratch, Draws::new(*draw), decision).unwrap();
             let worker = &decision.candidates[0];
             if worker.trust.level == TrustLevel::Exact {

@@ -4093,6 +4093,7 @@ impl<'a> CostTerms<'a> {
   pub const VT_CAPABILITY_WEIGHT: ::flatbuffers::VOffsetT = 34;
   pub const VT_TAINT_FACTOR: ::flatbuffers::VOffsetT = 36;
   pub const VT_COST: ::flatbuffers::VOffsetT = 38;
+  pub const VT_AFFINITY_FACTOR: ::flatbuffers::VOffsetT = 40;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4104,6 +4105,7 @@ impl<'a> CostTerms<'a> {
     args: &'args CostTermsArgs
   ) -> ::flatbuffers::WIPOffset<CostTerms<'bldr>> {
     let mut builder = CostTermsBuilder::new(_fbb);
+    builder.add_affinity_factor(args.affinity_factor);
     builder.add_cost(args.cost);
     builder.add_taint_factor(args.taint_factor);
     builder.add_capability_weight(args.capability_weight);
@@ -4252,6 +4254,13 @@ impl<'a> CostTerms<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<f64>(CostTerms::VT_COST, Some(0.0)).unwrap()}
   }
+  #[inline]
+  pub fn affinity_factor(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_AFFINITY_FACTOR, Some(1.0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for CostTerms<'_> {
@@ -4278,6 +4287,7 @@ impl ::flatbuffers::Verifiable for CostTerms<'_> {
      .visit_field::<f64>("capability_weight", Self::VT_CAPABILITY_WEIGHT, false)?
      .visit_field::<f64>("taint_factor", Self::VT_TAINT_FACTOR, false)?
      .visit_field::<f64>("cost", Self::VT_COST, false)?
+     .visit_field::<f64>("affinity_factor", Self::VT_AFFINITY_FACTOR, false)?
      .finish();
     Ok(())
   }
@@ -4301,6 +4311,7 @@ pub struct CostTermsArgs {
     pub capability_weight: f64,
     pub taint_factor: f64,
     pub cost: f64,
+    pub affinity_factor: f64,
 }
 impl<'a> Default for CostTermsArgs {
   #[inline]
@@ -4324,6 +4335,7 @@ impl<'a> Default for CostTermsArgs {
       capability_weight: 0.0,
       taint_factor: 0.0,
       cost: 0.0,
+      affinity_factor: 1.0,
     }
   }
 }
@@ -4406,6 +4418,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> CostTermsBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<f64>(CostTerms::VT_COST, cost, 0.0);
   }
   #[inline]
+  pub fn add_affinity_factor(&mut self, affinity_factor: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_AFFINITY_FACTOR, affinity_factor, 1.0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> CostTermsBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     CostTermsBuilder {
@@ -4441,6 +4457,7 @@ impl ::core::fmt::Debug for CostTerms<'_> {
       ds.field("capability_weight", &self.capability_weight());
       ds.field("taint_factor", &self.taint_factor());
       ds.field("cost", &self.cost());
+      ds.field("affinity_factor", &self.affinity_factor());
       ds.finish()
   }
 }

@@ -148,5 +148,6 @@ cost_terms!(
     active_requests_cost,
     capability_weight,
     taint_factor,
+    affinity_factor,
     cost
 );

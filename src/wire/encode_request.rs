@@ -71,6 +71,7 @@ impl RequestEncoder {
     pub fn route(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
         check_lengths(request)?;
         let question = self.question(request);
+        let affinity_session = request.affinity_session.map(|session| self.builder.create_string(session));
         let request_id = request.book.map(|book| self.builder.create_string(book.request_id));
         let allow = request.allow.map(|workers| {
             self.allow.clear();
@@ -100,6 +101,7 @@ impl RequestEncoder {
             shared_hits: constraints.shared_hits,
             overrides: constraints.overrides,
             expected_output_tokens: request.expected_output_tokens,
+            affinity_session,
             priority: request.priority,
             priority_jump: request.priority_jump,
             deadline_us: request.deadline_us,

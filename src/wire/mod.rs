@@ -59,6 +59,8 @@ pub mod features {
     pub const REPORTS: u64 = 1 << 11;
     /// Waiting for a worker: `priority`, `priority_jump`, `deadline_us`.
     pub const QUEUE: u64 = 1 << 12;
+    /// Sessions that are kept with a worker.
+    pub const AFFINITY: u64 = 1 << 13;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -72,5 +74,6 @@ pub mod features {
         | SHARED_HITS
         | PROGRESS
         | REPORTS
-        | QUEUE;
+        | QUEUE
+        | AFFINITY;
 }

@@ -261,7 +261,7 @@ pub(super) fn booking_ref<'a>(
 }
 
 fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
-    refuse_unserved(&table)?;
+    understood(table.must_understand())?;
     let request_id = name("request_id", table.request_id())?;
     let book = match (table.book(), request_id) {
         (false, _) => None,
@@ -304,6 +304,7 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         shared_hits,
         overrides: constraints::overrides(table.overrides())?,
         expected_output_tokens: table.expected_output_tokens(),
+        affinity_session: name("affinity_session", table.affinity_session())?,
         priority: table.priority(),
         priority_jump: priority_jump(table.priority_jump())?,
         deadline_us: table.deadline_us(),
@@ -351,16 +352,6 @@ pub(super) fn understood(must_understand: u64) -> Result<()> {
     match must_understand & !features::SERVED {
         0 => Ok(()),
         unknown => Err(unsupported(format!("must_understand bit {}", unknown.trailing_zeros()))),
-    }
-}
-
-/// Names the first field that is set and not served. Absent and default values pass.
-fn refuse_unserved(table: &fb::Route<'_>) -> Result<()> {
-    understood(table.must_understand())?;
-    let fields = [("affinity_session", table.affinity_session().is_some_and(|session| !session.is_empty()))];
-    match fields.iter().find(|(_, set)| *set) {
-        Some((field, _)) => Err(unsupported(format!("route.{field}"))),
-        None => Ok(()),
     }
 }
 

@@ -85,6 +85,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             shared_blocks: (prompt_tokens / 32) as u32,
             overrides,
             turn,
+            ..Asked::default()
         },
     )
 }

@@ -5,7 +5,7 @@ use crate::config::PolicyConfig;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::limits;
 use crate::queue::Discipline;
-use crate::route::Mode;
+use crate::route::{AffinityMode, Mode};
 use crate::trust::TrustLevel;
 
 use Kind::{Choice, Flag, Integer, Number};
@@ -17,7 +17,7 @@ const TRUST_NAMES: [&str; 5] = ["none", "predicted", "unproven", "lower_bound", 
 
 pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
     name: "policy",
-    reload: Reload::AllBut(&["seed", "queue_requests_max"]),
+    reload: Reload::AllBut(&["seed", "queue_requests_max", "affinity_sessions_max"]),
     repeated: false,
     doc: "How workers are chosen, in every space unless its [space.policy] says otherwise. Costs are in blocks; the lowest wins.",
     fields: &[
@@ -157,6 +157,45 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Absent("2.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.busy.prefill_steps = Some(v) },
             "A worker with more tokens to prefill than so many times its batched_tokens_max takes no requests. Absent: no bound.",
+        ),
+        field(
+            "affinity",
+            "",
+            Value("off"),
+            Choice { names: &AffinityMode::NAMES, set: |c, at| c.weights.affinity.mode = AffinityMode::ALL[at] },
+            "Whether the requests of a session come to the worker it last booked. soft: it costs less. hard: it is taken while it may be and is not overloaded.",
+        ),
+        field(
+            "affinity_factor",
+            "",
+            Value("0.5"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.affinity.factor = v },
+            "What the cost of a session's worker is multiplied by where affinity is soft. 1: no preference.",
+        ),
+        field(
+            "affinity_load_max",
+            "",
+            Value("1.25"),
+            Number { min: 1.0, max: f64::MAX, set: |c, v| c.weights.affinity.load_max = v },
+            "A session leaves a worker that would have more requests in flight than so many times the average of those that may be chosen.",
+        ),
+        field(
+            "affinity_ttl_s",
+            "seconds",
+            Value("3600"),
+            Integer { min: 1, max: limits::AFFINITY_TTL_S_CEILING, set: |c, v| c.weights.affinity.ttl_s = v as u32 },
+            "A session that books nothing for this long is bound no more.",
+        ),
+        field(
+            "affinity_sessions_max",
+            "sessions",
+            Value("65536"),
+            Integer {
+                min: 8,
+                max: limits::AFFINITY_SESSIONS_CEILING as u64,
+                set: |c, v| c.affinity_sessions_max = v as usize,
+            },
+            "Sessions that can be bound at once, 40 bytes each; beyond it those used least recently are not. Only in [policy] itself.",
         ),
         field(
             "queue_threshold",

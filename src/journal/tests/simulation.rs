@@ -13,8 +13,8 @@ use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::journal::{Encoder, Origin, Record};
 use crate::load::{BookingHandle, BookingRef, Loads, LoadsConfig, SessionId};
 use crate::route::{
-    BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation, Overrides, Policy, Prompt, RouteRequest,
-    Scratch, View, decide, demand,
+    Affinities, AffinityMode, AffinityPolicy, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
+    Overrides, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, seconds,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
@@ -34,6 +34,7 @@ pub(crate) struct Simulation {
     loads: Loads,
     session: SessionId,
     turns: [AtomicU64; 1],
+    affinities: Affinities,
     live: Vec<BookingHandle>,
     scratch: Scratch,
     steps: u64,
@@ -107,6 +108,7 @@ impl Simulation {
             loads,
             session,
             turns: Default::default(),
+            affinities: Affinities::new(64, 0),
             live: Vec::new(),
             scratch: Scratch::default(),
             steps: 0,
@@ -164,6 +166,11 @@ impl Simulation {
                 capability: self.rng.random(),
                 trust_min: if self.rng.random() { TrustLevel::Exact } else { TrustLevel::None },
                 busy: BusyThresholds { decode_blocks_share: Some(0.05), ..BusyThresholds::default() },
+                affinity: AffinityPolicy {
+                    mode: AffinityMode::ALL[self.rng.random_range(0..AffinityMode::ALL.len())],
+                    load_max: f64::from(self.rng.random_range(4..12)) / 4.0,
+                    ..self.policy.affinity
+                },
                 ..self.policy
             };
         }
@@ -181,8 +188,10 @@ impl Simulation {
         let pin = (self.rng.random_range(0..9) == 0).then(|| Worker { rank: DpRank(u32::MAX), ..allowed[1] });
         let device_credit = (self.rng.random_range(0..4) == 0).then_some(0.3);
         let overrides = Overrides { device_credit, ..Overrides::NONE };
-        let request =
-            RouteRequest { book, allow, pin, overrides, ..RouteRequest::new(SpaceId(0), Prompt::of_tokens(&prompt)) };
+        let session = format!("s{}", self.rng.random_range(0..4));
+        let affinity_session = self.rng.random::<bool>().then_some(session.as_str());
+        let plain = RouteRequest::new(SpaceId(0), Prompt::of_tokens(&prompt));
+        let request = RouteRequest { book, allow, pin, overrides, affinity_session, ..plain };
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,
@@ -190,6 +199,7 @@ impl Simulation {
             loads: &self.loads,
             policy: &self.policy,
             turns: &self.turns,
+            affinities: &self.affinities,
             now_ns: self.steps * STEP_NS,
         };
         let mut decision = Decision::default();
@@ -202,6 +212,8 @@ impl Simulation {
             let handle = booked.expect("room").handle;
             self.live.push(handle);
             decision.booking = Some(handle);
+            let ttl_s = self.policy.affinity.ttl_s;
+            self.affinities.bind(SpaceId(0), &session, chosen.worker, seconds(now_ns), ttl_s);
         }
         decision
     }

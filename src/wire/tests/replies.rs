@@ -9,6 +9,7 @@ fn terms(seed: f64) -> CostTerms {
         prefill: seed + 1.0,
         decay: 0.5,
         taint_factor: 1.0,
+        affinity_factor: 0.5,
         cost: seed * 2.0,
         ..CostTerms::default()
     }
@@ -51,7 +52,7 @@ fn decision() -> (Decision, FleetTable) {
         mode: Mode::LeastLoaded,
         nobody: None,
         shares_blocks: true,
-        engines_idle: Vec::new(),
+        ..Decision::default()
     };
     let space = Space {
         id: SpaceId(0),

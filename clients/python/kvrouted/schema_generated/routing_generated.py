@@ -1488,8 +1488,15 @@ class CostTerms(object):
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return 0.0
 
+    # CostTerms
+    def AffinityFactor(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(40))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 1.0
+
 def CostTermsStart(builder):
-    builder.StartObject(18)
+    builder.StartObject(19)
 
 def CostTermsAddRequestBlocks(builder, requestBlocks):
     builder.PrependFloat64Slot(0, requestBlocks, 0.0)
@@ -1544,6 +1551,9 @@ def CostTermsAddTaintFactor(builder, taintFactor):
 
 def CostTermsAddCost(builder, cost):
     builder.PrependFloat64Slot(17, cost, 0.0)
+
+def CostTermsAddAffinityFactor(builder, affinityFactor):
+    builder.PrependFloat64Slot(18, affinityFactor, 1.0)
 
 def CostTermsEnd(builder):
     return builder.EndObject()

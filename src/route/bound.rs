@@ -1,0 +1,258 @@
+//! What it means to a decision that the request's session is bound to a worker.
+
+use super::cost::CostTerms;
+use super::decision::Decision;
+use super::mode::Mode;
+use super::observation::{Observation, Observed};
+use super::policy::Policy;
+use super::rule::Rule;
+use crate::ids::Worker;
+
+/// How far a session is kept with its worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AffinityMode {
+    /// Not at all.
+    #[default]
+    Off,
+    /// Its worker's cost is lessened by a factor.
+    Soft,
+    /// Its worker is taken, as long as it may be chosen and is not overloaded.
+    Hard,
+}
+
+impl AffinityMode {
+    /// The names used in the configuration.
+    pub const NAMES: [&'static str; 3] = ["off", "soft", "hard"];
+    /// Every mode, in the order of [`AffinityMode::NAMES`].
+    pub const ALL: [Self; 3] = [Self::Off, Self::Soft, Self::Hard];
+}
+
+/// How sessions are kept with their workers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AffinityPolicy {
+    /// How far.
+    pub mode: AffinityMode,
+    /// How long a session is bound that nothing is booked for, seconds.
+    pub ttl_s: u32,
+    /// Factor of the bound worker's cost where that is only lessened, 0 to 1.
+    pub factor: f64,
+    /// A worker is overloaded beyond so many times the average of requests in flight, this one included; at least 1.
+    pub load_max: f64,
+}
+
+impl Default for AffinityPolicy {
+    fn default() -> Self {
+        Self { mode: AffinityMode::Off, ttl_s: 3600, factor: 0.5, load_max: 1.25 }
+    }
+}
+
+/// What is known of the session that a request names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Session {
+    /// It names none, or sessions are not kept.
+    #[default]
+    None,
+    /// It is bound to nobody yet, or no more.
+    Unbound,
+    /// It is bound to this worker.
+    Bound(Worker),
+}
+
+/// What became of a session's binding in a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// There is no session to keep.
+    #[default]
+    None,
+    /// It was bound to nobody.
+    New,
+    /// It stays with its worker.
+    Kept,
+    /// Its worker is not in the running.
+    Ineligible,
+    /// Its worker has more in flight than the average allows.
+    Overloaded,
+    /// Another was cheaper in spite of the factor.
+    Outweighed,
+    /// The request is pinned to another.
+    Pinned,
+}
+
+/// Whether the worker that a session is bound to is preferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Favour {
+    /// Nobody is.
+    Nobody,
+    /// It may not be chosen, or is overloaded.
+    Lost(Affinity),
+    /// The one at this place of the observation is cheaper.
+    Cheaper(u32),
+    /// Only it stays in the running.
+    Only(u32),
+}
+
+impl Favour {
+    /// Who is preferred among those in the running.
+    pub(super) fn of(policy: &Policy, observation: &Observation, decision: &Decision) -> Self {
+        let affinity = &policy.affinity;
+        let Session::Bound(worker) = observation.asked.session else { return Self::Nobody };
+        // A pin says more than a habit.
+        if affinity.mode == AffinityMode::Off || observation.asked.pin.is_some() {
+            return Self::Nobody;
+        }
+        let running = || decision.running.iter().filter_map(|place| observation.workers.get(*place as usize));
+        let Some(at) = running().position(|observed| observed.worker == worker) else {
+            return Self::Lost(Affinity::Ineligible);
+        };
+        let place = decision.running[at];
+        if running().nth(at).is_some_and(|bound| is_overloaded(affinity.load_max, bound, running())) {
+            return Self::Lost(Affinity::Overloaded);
+        }
+        match affinity.mode {
+            AffinityMode::Soft if has_weighable_cost(policy.mode) => Self::Cheaper(place),
+            _ => Self::Only(place),
+        }
+    }
+
+    /// What the worker at a place costs, if it is preferred. A cost below nothing cannot be lessened by a factor.
+    pub(super) fn lessened(self, policy: &Policy, place: u32, terms: CostTerms) -> CostTerms {
+        if self != Self::Cheaper(place) {
+            return terms;
+        }
+        let affinity_factor = if terms.cost > 0.0 { policy.affinity.factor } else { 1.0 };
+        CostTerms { affinity_factor, cost: terms.cost * affinity_factor, ..terms }
+    }
+
+    /// Takes the others out of the running, where only one may stay.
+    pub(super) fn apply(self, observation: &Observation, decision: &mut Decision) {
+        let Self::Only(only) = self else { return };
+        let others = decision.running.iter().filter(|place| **place != only);
+        let others = others.filter_map(|place| observation.workers.get(*place as usize));
+        decision.removed.extend(others.map(|observed| (Rule::BoundElsewhere, observed.worker)));
+        decision.running.clear();
+        decision.running.push(only);
+    }
+
+    /// What became of the binding, once somebody is chosen.
+    pub(super) fn outcome(self, observation: &Observation, chosen: Option<Worker>) -> Affinity {
+        match (observation.asked.session, self) {
+            (Session::None, _) => Affinity::None,
+            (Session::Unbound, _) => Affinity::New,
+            (Session::Bound(worker), _) if chosen == Some(worker) => Affinity::Kept,
+            (Session::Bound(_), Self::Lost(why)) => why,
+            (Session::Bound(_), _) if observation.asked.pin.is_some() => Affinity::Pinned,
+            (Session::Bound(_), _) => Affinity::Outweighed,
+        }
+    }
+}
+
+/// Whether one more request is more than `load_max` times the average of all in the running with it: consistent hashing
+/// with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) has the same bound.
+fn is_overloaded<'a>(load_max: f64, bound: &Observed, running: impl Iterator<Item = &'a Observed>) -> bool {
+    let (mut requests, mut workers) = (1_u64, 0_u64);
+    for observed in running {
+        requests += observed.load.requests;
+        workers += 1;
+    }
+    let allowed = (load_max * requests as f64 / workers.max(1) as f64).ceil();
+    (bound.load.requests + 1) as f64 > allowed
+}
+
+/// Whether a lower cost is what a mode chooses by, so that a factor of it says something. Elsewhere a preference is to
+/// be chosen.
+const fn has_weighable_cost(mode: Mode) -> bool {
+    matches!(mode, Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::LeastLoaded | Mode::Lmetric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{DeviceClass, WorkerState};
+    use crate::ids::{TierBlocks, WorkerIndex};
+    use crate::load::Load;
+    use crate::route::{Asked, Draws, Overrides, judge};
+    use crate::trust::Trust;
+
+    /// Workers 0, 1 and so on with so many requests in flight each, and a session that is bound to worker 0.
+    fn observed(requests: &[u64]) -> Observation {
+        let worker = |(place, requests): (usize, &u64)| Observed {
+            index: WorkerIndex(place as u32),
+            worker: Worker::new(place as u64, 0),
+            overlap: TierBlocks::default(),
+            active_depth_blocks: 0,
+            shared_blocks: 0,
+            load: Load { requests: *requests, decode_blocks: *requests * 10, ..Load::default() },
+            trust: Trust::default(),
+            state: WorkerState::Ready,
+            device_class: DeviceClass::Gpu,
+            weight: 1.0,
+            capacity_blocks: 0,
+            batched_tokens_max: 8192,
+            allowed: true,
+            backing_off: false,
+            is_pinned: true,
+            has_adapter: true,
+            has_required_taints: true,
+            taint_weight: 0.0,
+        };
+        let asked = Asked {
+            prompt_tokens: 160,
+            block_size: 16,
+            whole_blocks: 10,
+            candidates_max: 8,
+            session: Session::Bound(Worker::new(0, 0)),
+            ..Asked::default()
+        };
+        Observation { asked, workers: requests.iter().enumerate().map(worker).collect(), ..Observation::default() }
+    }
+
+    fn policy(mode: AffinityMode, load_max: f64) -> Policy {
+        Policy { affinity: AffinityPolicy { mode, load_max, ..AffinityPolicy::default() }, ..Policy::default() }
+    }
+
+    fn judged(policy: &Policy, observation: &Observation) -> (u64, Affinity, u32) {
+        let mut decision = Decision::default();
+        judge(policy, observation, Draws::new(1), &mut decision);
+        (decision.candidates[0].worker.id.0, decision.affinity, decision.eligible)
+    }
+
+    #[test]
+    fn a_hard_session_stays_until_its_worker_is_overloaded_or_out_of_the_running() {
+        let hard = policy(AffinityMode::Hard, 2.0);
+        // 4 requests, the next one included, on 2 workers: 4 are allowed on one.
+        assert_eq!(judged(&hard, &observed(&[3, 0])), (0, Affinity::Kept, 1));
+        // On 3 workers 3 are.
+        let (chosen, affinity, eligible) = judged(&hard, &observed(&[3, 0, 0]));
+        assert!(chosen != 0 && (affinity, eligible) == (Affinity::Overloaded, 3));
+        let mut drains = observed(&[0, 9]);
+        drains.workers[0].state = WorkerState::Draining;
+        assert_eq!(judged(&hard, &drains), (1, Affinity::Ineligible, 1));
+        let mut pinned = observed(&[0, 9]);
+        (pinned.asked.pin, pinned.workers[0].is_pinned) = (Some(Worker::new(1, 0)), false);
+        assert_eq!(judged(&hard, &pinned), (1, Affinity::Pinned, 1));
+        assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &observed(&[3, 0])).0, 1, "nobody is preferred");
+    }
+
+    #[test]
+    fn a_soft_session_stays_while_its_worker_is_cheap_enough() {
+        let soft = policy(AffinityMode::Soft, f64::MAX);
+        // 10 to prefill and 10 to decode, 20 in all; half of 20 + 10 is less, half of 20 + 30 is not.
+        assert_eq!(judged(&soft, &observed(&[1, 0])), (0, Affinity::Kept, 2));
+        assert_eq!(judged(&soft, &observed(&[3, 0])), (1, Affinity::Outweighed, 2));
+        // Where a cost is nothing that can be weighed, it stays as a hard one does.
+        for mode in [Mode::Random, Mode::RoundRobin, Mode::PowerOfTwo, Mode::DeviceAwareWeighted] {
+            let mut observation = observed(&[3, 0]);
+            observation.asked.overrides = Overrides { mode: Some(mode), ..Overrides::default() };
+            assert_eq!(judged(&soft, &observation), (0, Affinity::Kept, 1), "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_that_is_new_says_so() {
+        let mut observation = observed(&[0, 0]);
+        observation.asked.session = Session::Unbound;
+        assert_eq!(judged(&policy(AffinityMode::Hard, 1.0), &observation).1, Affinity::New);
+        observation.asked.session = Session::None;
+        assert_eq!(judged(&policy(AffinityMode::Hard, 1.0), &observation).1, Affinity::None);
+    }
+}

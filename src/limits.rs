@@ -292,6 +292,8 @@ pub const PREFILL_SAMPLES_MIN: u32 = 4;
 pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
 pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
+/// What stands behind a request's name in the name of what its prefill half is booked under.
+pub const PREFILL_BOOKING_SUFFIX: &str = "/prefill";
 /// Sessions that can be configured to be bound to workers; each takes 40 bytes, bound or not.
 pub const AFFINITY_SESSIONS_CEILING: usize = 1 << 24;
 /// Longest configurable life of a binding that is not used, seconds: a year.

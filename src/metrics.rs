@@ -147,6 +147,9 @@ counters! {
         AffinityMovedPinned = "affinity_moved_pinned", "Bookings that bound a session elsewhere because the request was pinned to another worker.";
         AffinityEvicted = "affinity_evicted", "Sessions that lost their binding to another because there was no room for more.";
         AffinitySkipped = "affinity_skipped", "Bookings whose session stayed bound as it was because others were binding theirs.";
+        Pairs = "pairs", "Decisions that chose a worker to prefill and one to decode.";
+        PairsLocal = "pairs_local", "Decisions that were to choose a pair and had one worker do both, as the policy wants.";
+        PairsNobody = "pairs_nobody", "Decisions that were to choose a pair and found nobody to prefill.";
         RequestBlocks = "request_blocks", "Prompt blocks looked up.";
         ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
     }

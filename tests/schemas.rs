@@ -185,6 +185,8 @@ fn reply_notes_are_documented() {
         ("read_contended", ReplyNotes::READ_CONTENDED),
         ("all_down", ReplyNotes::ALL_DOWN),
         ("affinity_off", ReplyNotes::AFFINITY_OFF),
+        ("prefill_local", ReplyNotes::PREFILL_LOCAL),
+        ("prefill_nobody", ReplyNotes::PREFILL_NOBODY),
     ];
     let expected: Vec<Vec<String>> =
         notes.iter().map(|(name, note)| vec![note.0.trailing_zeros().to_string(), (*name).into()]).collect();
@@ -218,6 +220,7 @@ fn feature_bits_are_documented() {
         ("reports", features::REPORTS),
         ("queue", features::QUEUE),
         ("affinity", features::AFFINITY),
+        ("pairs", features::PAIRS),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

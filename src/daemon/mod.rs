@@ -11,6 +11,7 @@ mod doctor;
 mod evidence;
 mod exposition;
 mod muster;
+mod pair;
 mod predicting;
 mod recording;
 mod records;

@@ -118,9 +118,9 @@ impl Shared {
 
 /// One core's own half: readers, buffers, chance and counters.
 pub(super) struct CoreService {
-    shared: Shared,
-    metrics: Arc<CoreMetrics>,
-    scratch: Scratch,
+    pub(super) shared: Shared,
+    pub(super) metrics: Arc<CoreMetrics>,
+    pub(super) scratch: Scratch,
     evidence: Evidence,
     recorder: Recorder,
     /// What the last decision was judged by, where somebody notes it.
@@ -137,7 +137,7 @@ impl CoreService {
         Self { shared, metrics, scratch: Scratch::default(), evidence, recorder, judged_by: None, rng }
     }
 
-    fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+    pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
@@ -154,7 +154,7 @@ impl CoreService {
         policies.of(request.space).queue.wait(request, self.scratch.observation(), decision, self.shared.now_ns())
     }
 
-    fn decide_and_book(
+    pub(super) fn decide_and_book(
         &mut self,
         session: SessionId,
         request: &RouteRequest<'_>,
@@ -195,8 +195,12 @@ impl CoreService {
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.observation().asked.block_size;
-        let demand = demand(request, chosen, block_size, self.scratch.shared_locals(decision));
+        let mut demand = demand(request, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.shared.now_ns();
+        if request.overrides.track_prefill_tokens == Some(false) {
+            // It is prefilled elsewhere.
+            demand.prefill_tokens = 0;
+        }
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
@@ -280,7 +284,11 @@ impl Service for CoreService {
 
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
         let began = Instant::now();
-        if let busy @ Routed::Busy(_) = self.decide_and_book(session, request, decision)? {
+        let routed = match request.disaggregate {
+            false => self.decide_and_book(session, request, decision)?,
+            true => self.route_pair(session, request, decision)?,
+        };
+        if let busy @ Routed::Busy(_) = routed {
             return Ok(busy);
         }
         let now_ms = began.duration_since(self.shared.started).as_millis() as u64;
@@ -361,7 +369,13 @@ impl Service for CoreService {
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        Ok(self.shared.loads.free(session, *booking, self.shared.now_ns()))
+        let now_ns = self.shared.now_ns();
+        if let BookingRef::Request { request_id, attempt } = booking {
+            // By its name a request ends as a whole; most have no other half.
+            let prefill = super::pair::prefill_name(request_id);
+            self.shared.loads.free(session, BookingRef::Request { request_id: &prefill, attempt: *attempt }, now_ns);
+        }
+        Ok(self.shared.loads.free(session, *booking, now_ns))
     }
 }
 

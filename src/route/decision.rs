@@ -47,6 +47,10 @@ impl ReplyNotes {
     pub const ALL_DOWN: Self = Self(1 << 2);
     /// The request names a session, and the space keeps none with a worker.
     pub const AFFINITY_OFF: Self = Self(1 << 3);
+    /// The chosen worker prefills too, as the policy wants: it is not worth the way to another.
+    pub const PREFILL_LOCAL: Self = Self(1 << 4);
+    /// The chosen worker prefills too: the model has no pool for that, or nobody in it is eligible.
+    pub const PREFILL_NOBODY: Self = Self(1 << 5);
 
     /// Adds `other`'s bits.
     pub const fn insert(&mut self, other: Self) {
@@ -125,6 +129,8 @@ pub struct Decision {
     pub engines_idle: Vec<WorkerId>,
     /// What became of the session's binding.
     pub affinity: Affinity,
+    /// Who prefills, where that is another than the chosen one, who then only decodes.
+    pub prefill: Option<Box<Decision>>,
 }
 
 impl Decision {
@@ -135,7 +141,7 @@ impl Decision {
         self.running.clear();
         self.engines_idle.clear();
         (self.mode, self.nobody, self.shares_blocks) = (policy.mode, None, policy.assume_kv_reuse);
-        self.affinity = Affinity::None;
+        (self.affinity, self.prefill) = (Affinity::None, None);
         (self.eligible, self.ties, self.seed) = (0, 0, 0);
         self.matched = observation.matched;
         self.notes = observation.notes;

@@ -1,6 +1,7 @@
 //! How a decision is made, as one versioned value.
 
 use super::bound::AffinityPolicy;
+use super::disaggregate::DisaggregationPolicy;
 use super::mode::Mode;
 use crate::ids::SpaceId;
 use crate::queue::Discipline;
@@ -48,6 +49,8 @@ pub struct Policy {
     pub queue: QueuePolicy,
     /// How sessions are kept with their workers.
     pub affinity: AffinityPolicy,
+    /// When the pool that prefills is passed by.
+    pub disaggregation: DisaggregationPolicy,
 }
 
 /// When requests that are booked wait for a worker.
@@ -110,6 +113,7 @@ impl Default for Policy {
             busy: BusyThresholds::default(),
             queue: QueuePolicy::default(),
             affinity: AffinityPolicy::default(),
+            disaggregation: DisaggregationPolicy::default(),
         }
     }
 }

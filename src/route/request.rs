@@ -83,6 +83,8 @@ pub struct RouteRequest<'a> {
     pub overrides: Overrides,
     /// The conversation it belongs to, whose requests are to come to one worker; `None` or empty = none.
     pub affinity_session: Option<&'a str>,
+    /// Choose a worker of the model's prefill pool too, and the one here for decode alone.
+    pub disaggregate: bool,
     /// How many output tokens the gateway expects; 0 = no idea.
     pub expected_output_tokens: u32,
     /// Before requests of a lower one, where they wait for a worker.
@@ -114,6 +116,7 @@ impl<'a> RouteRequest<'a> {
             shared_hits: &[],
             overrides: Overrides::NONE,
             affinity_session: None,
+            disaggregate: false,
             expected_output_tokens: 0,
             priority: 0,
             priority_jump: 0.0,

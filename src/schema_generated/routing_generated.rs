@@ -3596,6 +3596,7 @@ impl<'a> Route<'a> {
   pub const VT_PRIORITY: ::flatbuffers::VOffsetT = 48;
   pub const VT_PRIORITY_JUMP: ::flatbuffers::VOffsetT = 50;
   pub const VT_DEADLINE_US: ::flatbuffers::VOffsetT = 52;
+  pub const VT_DISAGGREGATE: ::flatbuffers::VOffsetT = 54;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3630,6 +3631,7 @@ impl<'a> Route<'a> {
     builder.add_attempt(args.attempt);
     if let Some(x) = args.request_id { builder.add_request_id(x); }
     builder.add_space_id(args.space_id);
+    builder.add_disaggregate(args.disaggregate);
     builder.add_explain(args.explain);
     builder.add_book(args.book);
     builder.finish()
@@ -3811,6 +3813,13 @@ impl<'a> Route<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u32>(Route::VT_DEADLINE_US, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn disaggregate(&self) -> bool {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<bool>(Route::VT_DISAGGREGATE, Some(false)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Route<'_> {
@@ -3844,6 +3853,7 @@ impl ::flatbuffers::Verifiable for Route<'_> {
      .visit_field::<i32>("priority", Self::VT_PRIORITY, false)?
      .visit_field::<f64>("priority_jump", Self::VT_PRIORITY_JUMP, false)?
      .visit_field::<u32>("deadline_us", Self::VT_DEADLINE_US, false)?
+     .visit_field::<bool>("disaggregate", Self::VT_DISAGGREGATE, false)?
      .finish();
     Ok(())
   }
@@ -3874,6 +3884,7 @@ pub struct RouteArgs<'a> {
     pub priority: i32,
     pub priority_jump: f64,
     pub deadline_us: u32,
+    pub disaggregate: bool,
 }
 impl<'a> Default for RouteArgs<'a> {
   #[inline]
@@ -3904,6 +3915,7 @@ impl<'a> Default for RouteArgs<'a> {
       priority: 0,
       priority_jump: 0.0,
       deadline_us: 0,
+      disaggregate: false,
     }
   }
 }
@@ -4014,6 +4026,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouteBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<u32>(Route::VT_DEADLINE_US, deadline_us, 0);
   }
   #[inline]
+  pub fn add_disaggregate(&mut self, disaggregate: bool) {
+    self.fbb_.push_slot::<bool>(Route::VT_DISAGGREGATE, disaggregate, false);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouteBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     RouteBuilder {
@@ -4056,6 +4072,7 @@ impl ::core::fmt::Debug for Route<'_> {
       ds.field("priority", &self.priority());
       ds.field("priority_jump", &self.priority_jump());
       ds.field("deadline_us", &self.deadline_us());
+      ds.field("disaggregate", &self.disaggregate());
       ds.finish()
   }
 }
@@ -4821,6 +4838,8 @@ impl<'a> RouteReply<'a> {
   pub const VT_NOBODY: ::flatbuffers::VOffsetT = 26;
   pub const VT_RETRY_AFTER_US: ::flatbuffers::VOffsetT = 28;
   pub const VT_MODE: ::flatbuffers::VOffsetT = 30;
+  pub const VT_PREFILL: ::flatbuffers::VOffsetT = 32;
+  pub const VT_PREFILL_BOOKING: ::flatbuffers::VOffsetT = 34;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4836,6 +4855,8 @@ impl<'a> RouteReply<'a> {
     builder.add_fleet_version(args.fleet_version);
     builder.add_policy_version(args.policy_version);
     builder.add_notes(args.notes);
+    if let Some(x) = args.prefill_booking { builder.add_prefill_booking(x); }
+    if let Some(x) = args.prefill { builder.add_prefill(x); }
     builder.add_retry_after_us(args.retry_after_us);
     builder.add_ties(args.ties);
     if let Some(x) = args.removed { builder.add_removed(x); }
@@ -4948,6 +4969,20 @@ impl<'a> RouteReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<Mode>(RouteReply::VT_MODE, Some(Mode::Default)).unwrap()}
   }
+  #[inline]
+  pub fn prefill(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Candidate<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Candidate>>>>(RouteReply::VT_PREFILL, None)}
+  }
+  #[inline]
+  pub fn prefill_booking(&self) -> Option<&'a BookingHandle> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<BookingHandle>(RouteReply::VT_PREFILL_BOOKING, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for RouteReply<'_> {
@@ -4970,6 +5005,8 @@ impl ::flatbuffers::Verifiable for RouteReply<'_> {
      .visit_field::<u16>("nobody", Self::VT_NOBODY, false)?
      .visit_field::<u32>("retry_after_us", Self::VT_RETRY_AFTER_US, false)?
      .visit_field::<Mode>("mode", Self::VT_MODE, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Candidate>>>>("prefill", Self::VT_PREFILL, false)?
+     .visit_field::<BookingHandle>("prefill_booking", Self::VT_PREFILL_BOOKING, false)?
      .finish();
     Ok(())
   }
@@ -4989,6 +5026,8 @@ pub struct RouteReplyArgs<'a> {
     pub nobody: u16,
     pub retry_after_us: u32,
     pub mode: Mode,
+    pub prefill: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Candidate<'a>>>>>,
+    pub prefill_booking: Option<&'a BookingHandle>,
 }
 impl<'a> Default for RouteReplyArgs<'a> {
   #[inline]
@@ -5008,6 +5047,8 @@ impl<'a> Default for RouteReplyArgs<'a> {
       nobody: 0,
       retry_after_us: 0,
       mode: Mode::Default,
+      prefill: None,
+      prefill_booking: None,
     }
   }
 }
@@ -5074,6 +5115,14 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouteReplyBuilder<'a, 'b, A> 
     self.fbb_.push_slot::<Mode>(RouteReply::VT_MODE, mode, Mode::Default);
   }
   #[inline]
+  pub fn add_prefill(&mut self, prefill: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<Candidate<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouteReply::VT_PREFILL, prefill);
+  }
+  #[inline]
+  pub fn add_prefill_booking(&mut self, prefill_booking: &BookingHandle) {
+    self.fbb_.push_slot_always::<&BookingHandle>(RouteReply::VT_PREFILL_BOOKING, prefill_booking);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouteReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     RouteReplyBuilder {
@@ -5106,6 +5155,8 @@ impl ::core::fmt::Debug for RouteReply<'_> {
       ds.field("nobody", &self.nobody());
       ds.field("retry_after_us", &self.retry_after_us());
       ds.field("mode", &self.mode());
+      ds.field("prefill", &self.prefill());
+      ds.field("prefill_booking", &self.prefill_booking());
       ds.finish()
   }
 }

@@ -317,12 +317,12 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
                 // A task of its own: if deciding panics, the core goes on.
                 tokio::task::spawn_local(async move { core.responder.borrow_mut().serve_waiting(None) });
             }
-            Late::Reply { connection, ticket, frame, booked } => {
+            Late::Reply { connection, ticket, frame, session, booked } => {
                 self.responder.borrow_mut().unpark(connection, ticket);
                 let link = self.open.borrow().get(&connection).map(Rc::clone);
                 match link {
                     Some(link) => self.deliver(link, &frame),
-                    None => self.responder.borrow_mut().undelivered(booked),
+                    None => self.responder.borrow_mut().undo(session, booked),
                 }
             }
         }

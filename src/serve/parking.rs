@@ -6,12 +6,12 @@ use rustc_hash::FxHashMap;
 
 use super::connection::Peer;
 use super::responder::RoutingResponder;
-use super::room::{Answered, InHand, LateBox, Parked, WaitingRoom};
+use super::room::{Answered, Booked, InHand, LateBox, Parked, WaitingRoom};
 use super::service::{Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::ids::WorkerIndex;
 use crate::limits::{QUEUE_LOOKS_MAX, QUEUE_SERVED_PER_TURN_MAX};
-use crate::load::{BookingHandle, BookingRef, SessionId};
+use crate::load::{BookingRef, SessionId};
 use crate::metrics::QueueCounter;
 use crate::queue::{Claim, Ticket};
 use crate::route::Wait;
@@ -150,10 +150,10 @@ impl<S: Service> RoutingResponder<S> {
         }
         let booked = match decided {
             Ok(Routed::Busy(wait)) => return in_hand.put_back(&wait.workers).map(|ticket| (ticket, wait.workers)),
-            Ok(Routed::Decided) => self.booking(),
+            Ok(Routed::Decided) => self.booked(),
             Err(error) => {
                 self.refuse_with(parked.id, &error, &mut frame);
-                None
+                Booked::default()
             }
         };
         let session = parked.session;
@@ -185,17 +185,13 @@ impl<S: Service> RoutingResponder<S> {
     }
 
     /// A reply could not be given to anybody: what it booked is freed.
-    pub(super) fn undelivered(&mut self, booked: Option<(SessionId, BookingHandle)>) {
-        if let Some((session, handle)) = booked {
-            self.undo(session, Some(handle));
-        }
-    }
-
-    fn undo(&mut self, session: SessionId, booked: Option<BookingHandle>) {
-        let (Some(handle), Some(parking)) = (booked, &self.parking) else { return };
+    pub(super) fn undo(&mut self, session: SessionId, booked: Booked) {
+        let Some(parking) = self.parking.as_ref().filter(|_| booked != Booked::default()) else { return };
         parking.room.counters().bump(QueueCounter::Undelivered);
-        if let Err(error) = self.service.free(session, &BookingRef::Handle(handle)) {
-            tracing::warn!(%error, "what was booked for a connection that has gone stays booked until it is too old");
+        for handle in booked.into_iter().flatten() {
+            if let Err(error) = self.service.free(session, &BookingRef::Handle(handle)) {
+                tracing::warn!(%error, "what was booked for a connection that has gone stays booked until it is too old");
+            }
         }
         // In another turn: whoever undoes may be serving who waits.
         parking.late.serve();

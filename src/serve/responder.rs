@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::connection::{Peer, Phase, Respond};
 use super::parking::Parking;
-use super::room::LateBox;
+use super::room::{Booked, LateBox};
 use super::service::{HelloInfo, Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::CorrelationId;
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::{BookingHandle, BookingOutcome, SessionId};
+use crate::load::{BookingOutcome, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::route::{Decision, MatchStatus, ReplyNotes, RouteRequest};
 use crate::wire::{
@@ -58,9 +58,9 @@ impl<S: Service> RoutingResponder<S> {
         self
     }
 
-    /// What the last decision booked.
-    pub(super) fn booking(&self) -> Option<BookingHandle> {
-        self.decision.booking
+    /// What the last decision booked, for either half of the request.
+    pub(super) fn booked(&self) -> Booked {
+        [self.decision.booking, self.decision.prefill.as_ref().and_then(|prefill| prefill.booking)]
     }
 
     /// What is counted.
@@ -200,6 +200,7 @@ impl<S: Service> RoutingResponder<S> {
             (CoreCounter::RoutesAllDown, decision.notes.contains(ReplyNotes::ALL_DOWN)),
             (CoreCounter::RoutesContended, decision.notes.contains(ReplyNotes::READ_CONTENDED)),
             (CoreCounter::Bookings, decision.booking.is_some()),
+            (CoreCounter::Bookings, decision.prefill.as_ref().is_some_and(|prefill| prefill.booking.is_some())),
         ];
         for (counter, _) in seen.iter().filter(|(_, is_so)| *is_so) {
             counters.bump(*counter);

@@ -37,6 +37,9 @@ pub(super) struct Parked {
     pub(super) body: Box<[u8]>,
 }
 
+/// What was booked for a request: where it is decoded, or both, and where it is prefilled.
+pub(super) type Booked = [Option<BookingHandle>; 2];
+
 /// What a core is told about requests that wait.
 #[derive(Debug)]
 pub(super) enum Late {
@@ -45,8 +48,9 @@ pub(super) enum Late {
         connection: u64,
         ticket: Ticket,
         frame: Vec<u8>,
+        session: SessionId,
         /// What was booked for it, to be undone if nobody can be told.
-        booked: Option<(SessionId, BookingHandle)>,
+        booked: Booked,
     },
     /// Somebody who waits may find room.
     Serve,
@@ -258,13 +262,13 @@ impl WaitingRoom {
     fn refuse(&self, ticket: Ticket, parked: &Parked, error: &Error) {
         let mut frame = Vec::new();
         ReplyEncoder::default().error(parked.id, error, &mut frame);
-        self.reply(ticket, parked, frame, None);
+        self.reply(ticket, parked, frame, Booked::default());
     }
 
-    fn reply(&self, ticket: Ticket, parked: &Parked, frame: Vec<u8>, booked: Option<(SessionId, BookingHandle)>) {
+    fn reply(&self, ticket: Ticket, parked: &Parked, frame: Vec<u8>, booked: Booked) {
         // It is there: nobody is let in of a core that is not.
         if let Some(core) = self.cores.get(parked.core).and_then(OnceLock::get) {
-            core.put(Late::Reply { connection: parked.connection, ticket, frame, booked });
+            core.put(Late::Reply { connection: parked.connection, ticket, frame, session: parked.session, booked });
         }
     }
 
@@ -344,7 +348,7 @@ impl InHand {
     }
 
     /// Answers it. `booked` is what its decision booked.
-    pub(super) fn answer(mut self, frame: Vec<u8>, booked: Option<BookingHandle>) -> Answered {
+    pub(super) fn answer(mut self, frame: Vec<u8>, booked: Booked) -> Answered {
         let Some(taken) = self.taken.take() else { return Answered::Unwanted };
         let now_ns = self.room.now_ns();
         if self.room.with(|queue| queue.finish(taken.ticket, now_ns)) {
@@ -353,7 +357,6 @@ impl InHand {
         }
         self.room.counters.bump(QueueCounter::Woken);
         self.room.waited.record(now_ns.saturating_sub(taken.since_ns) / 1000);
-        let booked = booked.map(|handle| (taken.what.session, handle));
         self.room.reply(taken.ticket, &taken.what, frame, booked);
         Answered::Sent
     }

@@ -15,11 +15,12 @@ use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, TierBlocks};
 use crate::limits::{ERROR_TEXT_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::BookingOutcome;
+use crate::load::{BookingHandle, BookingOutcome};
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
 
 type Builder = FlatBufferBuilder<'static>;
+type Candidates = WIPOffset<flatbuffers::Vector<'static, flatbuffers::ForwardsUOffset<fb::Candidate<'static>>>>;
 
 /// What a hello reply says besides the spaces.
 #[derive(Clone, Copy, Debug)]
@@ -90,16 +91,14 @@ impl ReplyEncoder {
         fleet: &FleetTable,
         out: &mut Vec<u8>,
     ) {
-        self.candidates.clear();
-        for scored in &decision.candidates {
-            let name = fleet.worker(scored.index).map(|record| record.name.as_str());
-            let candidate = encode_candidate(&mut self.builder, scored, name, explain);
-            self.candidates.push(candidate);
-        }
+        let candidates = self.encode_candidates(decision, explain, fleet);
+        let prefill = decision.prefill.as_deref();
+        let prefill_candidates = prefill.map(|prefill| self.encode_candidates(prefill, explain, fleet));
         let removed = (explain || decision.candidates.is_empty()).then(|| self.encode_removed(decision));
         let builder = &mut self.builder;
-        let candidates = builder.create_vector(&self.candidates);
-        let booking = decision.booking.map(|handle| fb::BookingHandle::new(handle.slot, handle.generation));
+        let handle = |handle: BookingHandle| fb::BookingHandle::new(handle.slot, handle.generation);
+        let booking = decision.booking.map(handle);
+        let prefill_booking = prefill.and_then(|prefill| prefill.booking).map(handle);
         let args = fb::RouteReplyArgs {
             candidates: Some(candidates),
             eligible: decision.eligible,
@@ -115,9 +114,21 @@ impl ReplyEncoder {
             nobody: decision.nobody.map_or(0, |kind| kind as u16),
             retry_after_us: decision.nobody.map_or(0, retry_after_us),
             mode: mode_to_wire(decision.mode),
+            prefill: prefill_candidates,
+            prefill_booking: prefill_booking.as_ref(),
         };
         let root = fb::RouteReply::create(builder, &args);
         self.finish(FrameKind::RouteReply, id, root, out);
+    }
+
+    fn encode_candidates(&mut self, decision: &Decision, explain: bool, fleet: &FleetTable) -> Candidates {
+        self.candidates.clear();
+        for scored in &decision.candidates {
+            let name = fleet.worker(scored.index).map(|record| record.name.as_str());
+            let candidate = encode_candidate(&mut self.builder, scored, name, explain);
+            self.candidates.push(candidate);
+        }
+        self.builder.create_vector(&self.candidates)
     }
 
     /// One entry per rule that removed somebody, in the rules' order.

@@ -102,6 +102,7 @@ impl RequestEncoder {
             overrides: constraints.overrides,
             expected_output_tokens: request.expected_output_tokens,
             affinity_session,
+            disaggregate: request.disaggregate,
             priority: request.priority,
             priority_jump: request.priority_jump,
             deadline_us: request.deadline_us,

@@ -143,6 +143,10 @@ pub struct RouteReply {
     pub retry_after_us: u32,
     /// How the first was chosen; `None` = the daemon does not say, or knows modes that this version does not.
     pub mode: Option<Mode>,
+    /// Who prefills, the chosen one first; empty = who is chosen above does both.
+    pub prefill: Vec<Candidate>,
+    /// What the prefill half is booked as, if it is.
+    pub prefill_booking: Option<BookingHandle>,
 }
 
 impl RouteReply {

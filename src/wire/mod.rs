@@ -61,6 +61,8 @@ pub mod features {
     pub const QUEUE: u64 = 1 << 12;
     /// Sessions that are kept with a worker.
     pub const AFFINITY: u64 = 1 << 13;
+    /// A worker to prefill and one to decode in one reply.
+    pub const PAIRS: u64 = 1 << 14;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -75,5 +77,6 @@ pub mod features {
         | PROGRESS
         | REPORTS
         | QUEUE
-        | AFFINITY;
+        | AFFINITY
+        | PAIRS;
 }

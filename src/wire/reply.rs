@@ -113,6 +113,8 @@ fn route(table: fb::RouteReply<'_>) -> Result<RouteReply> {
         };
         removed.iter().map(rule).collect()
     });
+    let handle = |handle: &fb::BookingHandle| BookingHandle { slot: handle.slot(), generation: handle.generation() };
+    let prefill = table.prefill().map(|prefill| prefill.iter().map(candidate).collect::<Result<_>>());
     Ok(RouteReply {
         candidates: table.candidates().iter().map(candidate).collect::<Result<_>>()?,
         eligible: table.eligible(),
@@ -123,11 +125,13 @@ fn route(table: fb::RouteReply<'_>) -> Result<RouteReply> {
         policy_version: table.policy_version(),
         fleet_version: table.fleet_version(),
         index_epoch: table.index_epoch(),
-        booking: table.booking().map(|handle| BookingHandle { slot: handle.slot(), generation: handle.generation() }),
+        booking: table.booking().map(handle),
         removed: removed.unwrap_or_default(),
         nobody: table.nobody(),
         retry_after_us: table.retry_after_us(),
         mode: mode_from_wire(table.mode()),
+        prefill: prefill.transpose()?.unwrap_or_default(),
+        prefill_booking: table.prefill_booking().map(handle),
     })
 }
 

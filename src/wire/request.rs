@@ -305,6 +305,7 @@ fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<Ro
         overrides: constraints::overrides(table.overrides())?,
         expected_output_tokens: table.expected_output_tokens(),
         affinity_session: name("affinity_session", table.affinity_session())?,
+        disaggregate: table.disaggregate(),
         priority: table.priority(),
         priority_jump: priority_jump(table.priority_jump())?,
         deadline_us: table.deadline_us(),

@@ -5,7 +5,7 @@ use crate::config::PolicyConfig;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::limits;
 use crate::queue::Discipline;
-use crate::route::{AffinityMode, Mode};
+use crate::route::{AffinityMode, Bypass, Mode};
 use crate::trust::TrustLevel;
 
 use Kind::{Choice, Flag, Integer, Number};
@@ -196,6 +196,45 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
                 set: |c, v| c.affinity_sessions_max = v as usize,
             },
             "Sessions that can be bound at once, 40 bytes each; beyond it those used least recently are not. Only in [policy] itself.",
+        ),
+        field(
+            "prefill_bypass",
+            "",
+            Value("off"),
+            Choice { names: &Bypass::NAMES, set: |c, at| c.weights.disaggregation.bypass = Bypass::ALL[at] },
+            "When a request that asks for a pair is prefilled where it is decoded: if little of it is new there (isl_bounding), if prefill is busy, or either.",
+        ),
+        field(
+            "prefill_bypass_tokens",
+            "tokens",
+            Value("2048"),
+            Integer {
+                min: 0,
+                max: limits::PROMPT_TOKENS_MAX as u64,
+                set: |c, v| c.weights.disaggregation.new_tokens_max = v,
+            },
+            "Little is fewer new tokens than this, and less than prefill_bypass_share of the prompt.",
+        ),
+        field(
+            "prefill_bypass_share",
+            "",
+            Value("0.7"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disaggregation.new_share_max = v },
+            "The share of the prompt that goes with prefill_bypass_tokens.",
+        ),
+        field(
+            "prefill_bypass_busy_steps",
+            "",
+            Absent("4.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.disaggregation.prefill_busy_steps = Some(v) },
+            "Prefill is busy where the worker that would do it has more tokens to prefill than so many times its batched_tokens_max. Absent: never.",
+        ),
+        field(
+            "prefill_bypass_decode_share",
+            "",
+            Absent("0.8"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disaggregation.decode_busy_share = Some(v) },
+            "Nothing is prefilled on a worker that decodes with more active blocks than this share of its capacity_blocks. Absent: wherever.",
         ),
         field(
             "queue_threshold",

@@ -82,6 +82,7 @@ fn requests_round_trip() {
         },
         expected_output_tokens: 99,
         affinity_session: Some("conversation"),
+        disaggregate: true,
         priority: -3,
         priority_jump: 1.5,
         deadline_us: 70,

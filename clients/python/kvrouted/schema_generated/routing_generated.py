@@ -1195,8 +1195,15 @@ class Route(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
         return 0
 
+    # Route
+    def Disaggregate(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
 def RouteStart(builder):
-    builder.StartObject(25)
+    builder.StartObject(26)
 
 def RouteAddSpaceId(builder, spaceId):
     builder.PrependUint32Slot(0, spaceId, 0)
@@ -1334,6 +1341,9 @@ def RouteAddPriorityJump(builder, priorityJump):
 
 def RouteAddDeadlineUs(builder, deadlineUs):
     builder.PrependUint32Slot(24, deadlineUs, 0)
+
+def RouteAddDisaggregate(builder, disaggregate):
+    builder.PrependBoolSlot(25, disaggregate, 0)
 
 def RouteEnd(builder):
     return builder.EndObject()
@@ -1912,8 +1922,42 @@ class RouteReply(object):
             return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
         return 0
 
+    # RouteReply
+    def Prefill(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Candidate()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # RouteReply
+    def PrefillLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # RouteReply
+    def PrefillIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        return o == 0
+
+    # RouteReply
+    def PrefillBooking(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(34))
+        if o != 0:
+            x = o + self._tab.Pos
+            obj = BookingHandle()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
 def RouteReplyStart(builder):
-    builder.StartObject(14)
+    builder.StartObject(16)
 
 def RouteReplyAddCandidates(builder, candidates):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(candidates), 0)
@@ -1968,6 +2012,18 @@ def RouteReplyAddRetryAfterUs(builder, retryAfterUs):
 
 def RouteReplyAddMode(builder, mode):
     builder.PrependUint8Slot(13, mode, 0)
+
+def RouteReplyAddPrefill(builder, prefill):
+    builder.PrependUOffsetTRelativeSlot(14, flatbuffers.number_types.UOffsetTFlags.py_type(prefill), 0)
+
+def RouteReplyStartPrefillVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def RouteReplyCreatePrefillVector(builder, data):
+    return builder.CreateVectorOfTables(data)
+
+def RouteReplyAddPrefillBooking(builder, prefillBooking):
+    builder.PrependStructSlot(15, flatbuffers.number_types.UOffsetTFlags.py_type(prefillBooking), 0)
 
 def RouteReplyEnd(builder):
     return builder.EndObject()

@@ -1,0 +1,98 @@
+//! One request, two workers: one that prefills the prompt and one that decodes it.
+
+use super::service::CoreService;
+use crate::error::Result;
+use crate::ids::SpaceId;
+use crate::limits::PREFILL_BOOKING_SUFFIX;
+use crate::load::{BookingRef, SessionId};
+use crate::metrics::CoreCounter;
+use crate::route::{
+    BookingRequest, Bypass, Decision, Half, Mode, Overrides, ReplyNotes, RouteRequest, decode_overrides, prefill_pool,
+};
+use crate::serve::Routed;
+
+/// The name under which the prefill half of a request is booked.
+pub(super) fn prefill_name(request_id: &str) -> String {
+    format!("{request_id}{PREFILL_BOOKING_SUFFIX}")
+}
+
+impl CoreService {
+    /// Decides and books who prefills, then who decodes; or one worker for both, where nobody is there to prefill, or
+    /// the policy says that it is not worth the way.
+    pub(super) fn route_pair(
+        &mut self,
+        session: SessionId,
+        request: &RouteRequest<'_>,
+        decision: &mut Decision,
+    ) -> Result<Routed> {
+        let alone = RouteRequest { disaggregate: false, ..*request };
+        let pool = prefill_pool(&self.shared.fleet.load(), request.space)?;
+        let Some(pool) = pool else { return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision) };
+        let name = request.book.map(|book| prefill_name(book.request_id));
+        let prefills = prefill_half(&alone, pool, name.as_deref());
+        if self.bypasses(&alone, &prefills, decision)? {
+            return self.route_alone(session, &alone, ReplyNotes::PREFILL_LOCAL, decision);
+        }
+        let mut prefill = Box::<Decision>::default();
+        if let busy @ Routed::Busy(_) = self.decide_and_book(session, &prefills, &mut prefill)? {
+            return Ok(busy);
+        }
+        if prefill.candidates.is_empty() {
+            return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision);
+        }
+        let decodes = RouteRequest { overrides: decode_overrides(&alone.overrides), ..alone };
+        let decided = self.decide_and_book(session, &decodes, decision);
+        if matches!(decided, Ok(Routed::Decided)) && !decision.candidates.is_empty() {
+            self.metrics.counters.bump(CoreCounter::Pairs);
+            decision.prefill = Some(prefill);
+        } else if let Some(handle) = prefill.booking {
+            // Nobody decodes, or not yet: what would be prefilled would be for nobody.
+            self.shared.loads.free(session, BookingRef::Handle(handle), self.shared.now_ns());
+        }
+        decided
+    }
+
+    /// One worker for both halves; the reply says why.
+    fn route_alone(
+        &mut self,
+        session: SessionId,
+        request: &RouteRequest<'_>,
+        why: ReplyNotes,
+        decision: &mut Decision,
+    ) -> Result<Routed> {
+        let decided = self.decide_and_book(session, request, decision)?;
+        if decided == Routed::Decided {
+            let is_local = why == ReplyNotes::PREFILL_LOCAL;
+            self.metrics.counters.bump(if is_local { CoreCounter::PairsLocal } else { CoreCounter::PairsNobody });
+            decision.notes.insert(why);
+        }
+        Ok(decided)
+    }
+
+    /// Whether who would decode, unpaired, is to prefill too. Nothing is booked.
+    fn bypasses(
+        &mut self,
+        alone: &RouteRequest<'_>,
+        prefills: &RouteRequest<'_>,
+        decision: &mut Decision,
+    ) -> Result<bool> {
+        let policy = self.shared.policies.load().of(alone.space).disaggregation;
+        if policy.bypass == Bypass::Off {
+            return Ok(false);
+        }
+        self.decide(&RouteRequest { book: None, ..*prefills }, decision)?;
+        let Some(prefill) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
+        self.decide(&RouteRequest { book: None, ..*alone }, decision)?;
+        let Some(decode) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
+        Ok(policy.bypasses(&decode, &prefill))
+    }
+}
+
+/// What is asked of the pool that prefills. Whom the request names, it names among those that decode.
+fn prefill_half<'a>(alone: &RouteRequest<'a>, pool: SpaceId, name: Option<&'a str>) -> RouteRequest<'a> {
+    let book = alone.book.zip(name).map(|(book, request_id)| BookingRequest { request_id, ..book });
+    // Where the other half is pinned this one is not.
+    let mode = alone.overrides.mode.filter(|mode| *mode != Mode::Direct);
+    let overrides = Overrides { mode, ..alone.overrides };
+    RouteRequest { space: pool, book, overrides, pin: None, allow: None, ..*alone }
+}

@@ -1,0 +1,147 @@
+//! One request, two workers: who prefills and who decodes come in one reply.
+
+use kvrouted::client::Client;
+use kvrouted::error::Kind;
+use kvrouted::fleet::PoolRole;
+use kvrouted::ids::{SpaceId, Worker};
+use kvrouted::load::{BookingOutcome, BookingRef};
+use kvrouted::route::{BookingRequest, Prompt, ReplyNotes, RouteRequest};
+use kvrouted::wire::{Reply, RouteReply};
+
+mod process;
+use process::{Daemon, prompt, until};
+
+/// Worker 1 prefills, worker 2 decodes.
+fn daemon(policy: &str) -> Daemon {
+    let folder = process::folder();
+    let tables = format!(
+        "role = \"decode\"\n[[space]]\nmodel = \"m\"\nblock_size = 16\nrole = \"prefill\"\n[policy]\n{policy}\n\
+         [[worker]]\nid = 1\nrole = \"prefill\"\nbatched_tokens_max = 100\n\
+         [[worker]]\nid = 2\nrole = \"decode\"\nbatched_tokens_max = 100\n"
+    );
+    let config = process::configure(folder.path(), &tables);
+    Daemon::serve(folder, &["--config", process::text(&config)])
+}
+
+fn space(client: &Client, role: PoolRole) -> SpaceId {
+    client.hello().spaces.iter().find(|space| space.role == role).expect("the space").id
+}
+
+fn pair<'a>(client: &Client, request_id: &'a str, tokens: &'a [u32]) -> RouteRequest<'a> {
+    let book = Some(BookingRequest { request_id, attempt: 0 });
+    let decode = space(client, PoolRole::Decode);
+    RouteRequest { book, disaggregate: true, explain: true, ..RouteRequest::new(decode, Prompt::of_tokens(tokens)) }
+}
+
+fn workers(reply: &RouteReply) -> (Option<u64>, Option<u64>) {
+    let first = |list: &[kvrouted::wire::Candidate]| list.first().map(|candidate| candidate.worker.id.0);
+    (first(&reply.prefill), first(&reply.candidates))
+}
+
+/// Requests and tokens to prefill of each worker.
+fn loads(daemon: &Daemon) -> Vec<(u64, u64)> {
+    let status = daemon.status();
+    let of = |counters: &[(String, u64)], name: &str| {
+        counters.iter().find(|(of, _)| of == name).map_or(0, |(_, value)| *value)
+    };
+    let load = |counters: &[(String, u64)]| (of(counters, "active_requests"), of(counters, "active_prefill_tokens"));
+    status.workers.iter().map(|worker| load(&worker.counters)).collect()
+}
+
+#[test]
+fn both_halves_come_in_one_reply_and_end_apart_or_together() {
+    let daemon = daemon("");
+    let mut client = daemon.client();
+    let tokens = prompt(1, 64);
+    let reply = client.route(&pair(&client, "a", &tokens)).expect("a decision");
+    assert_eq!((workers(&reply), reply.notes), ((Some(1), Some(2)), ReplyNotes::default()));
+    let (prefill, decode) = (reply.prefill_booking.expect("booked"), reply.booking.expect("booked"));
+    assert_eq!(loads(&daemon), [(1, 64), (1, 0)], "nothing is prefilled where it is decoded");
+    let terms = reply.candidates[0].terms.expect("terms");
+    assert_eq!((terms.device_credit, terms.prefill), (0.0, 0.0));
+    assert_eq!(client.free(&BookingRef::Handle(prefill)).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(0, 0), (1, 0)]);
+    assert_eq!(client.free(&BookingRef::Handle(decode)).expect("told"), BookingOutcome::Applied);
+
+    client.route(&pair(&client, "b", &tokens)).expect("a decision");
+    assert_eq!(loads(&daemon), [(1, 64), (1, 0)]);
+    let half = BookingRef::Request { request_id: "b/prefill", attempt: 0 };
+    assert_eq!(client.prefill_complete(&half).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(1, 0), (1, 0)]);
+    let whole = BookingRef::Request { request_id: "b", attempt: 0 };
+    assert_eq!(client.free(&whole).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(0, 0), (0, 0)]);
+
+    let only_asked = RouteRequest { book: None, ..pair(&client, "", &tokens) };
+    let reply = client.route(&only_asked).expect("a decision");
+    assert_eq!((workers(&reply), reply.prefill_booking, reply.booking), ((Some(1), Some(2)), None, None));
+    let wrong = RouteRequest { space: space(&client, PoolRole::Prefill), ..only_asked };
+    assert_eq!(client.route(&wrong).expect_err("no pair").kind(), Kind::InvalidArgument);
+    assert_eq!(daemon.counter("pairs"), 3);
+}
+
+#[test]
+fn without_anybody_to_prefill_one_worker_does_both_and_without_anybody_to_decode_nothing_is_booked() {
+    let daemon = daemon("");
+    let mut client = daemon.client();
+    let tokens = prompt(1, 64);
+    daemon.worker_ok(&["set", "1", "draining=true"]);
+    until("the only one that prefills drains", || {
+        let asked = RouteRequest { book: None, ..pair(&client, "", &tokens) };
+        client.route(&asked).expect("a decision").prefill.is_empty()
+    });
+    let reply = client.route(&pair(&client, "a", &tokens)).expect("a decision");
+    assert_eq!((workers(&reply), reply.notes), ((None, Some(2)), ReplyNotes::PREFILL_NOBODY));
+    assert_eq!(loads(&daemon), [(0, 0), (1, 64)], "it prefills too");
+
+    daemon.worker_ok(&["set", "1", "draining=false"]);
+    until("it is back", || {
+        let asked = RouteRequest { book: None, ..pair(&client, "", &tokens) };
+        !client.route(&asked).expect("a decision").prefill.is_empty()
+    });
+    let nobody = RouteRequest { allow: Some(&[]), ..pair(&client, "b", &tokens) };
+    let reply = client.route(&nobody).expect("a decision");
+    assert_eq!((workers(&reply), reply.prefill_booking), ((None, None), None));
+    assert_eq!(loads(&daemon), [(0, 0), (1, 64)], "what was booked for the other half is freed");
+}
+
+#[test]
+fn what_is_not_worth_the_way_is_prefilled_where_it_is_decoded() {
+    let daemon = daemon(
+        "prefill_bypass = \"isl_or_load\"\nprefill_bypass_tokens = 100\nprefill_bypass_share = 1.0\nprefill_bypass_busy_steps = 1.0",
+    );
+    let mut client = daemon.client();
+    let (short, long) = (prompt(1, 96), prompt(2, 160));
+    let whole = RouteRequest { explain: false, ..pair(&client, "long", &long) };
+    assert_eq!(workers(&client.route(&whole).expect("a decision")), (Some(1), Some(2)));
+    // 160 tokens are more than the 100 of a batch: who prefills is busy.
+    let busy = client.route(&pair(&client, "busy", &long)).expect("a decision");
+    assert_eq!((workers(&busy), busy.notes), ((None, Some(2)), ReplyNotes::PREFILL_LOCAL));
+    let named = BookingRef::Request { request_id: "long", attempt: 0 };
+    assert_eq!(client.free(&named).expect("told"), BookingOutcome::Applied);
+    let again = client.route(&pair(&client, "again", &long)).expect("a decision");
+    assert_eq!(workers(&again), (Some(1), Some(2)));
+    client.free(&BookingRef::Request { request_id: "again", attempt: 0 }).expect("told");
+    // All 96 are new, fewer than 100, but that is all of it: a share of 1 is not below 1.
+    let all_new = client.route(&pair(&client, "short", &short)).expect("a decision");
+    assert_eq!(workers(&all_new), (Some(1), Some(2)));
+}
+
+#[test]
+fn a_pair_waits_for_who_prefills_and_is_booked_whole() {
+    let daemon = daemon("queue_threshold = 0.5");
+    let (mut holder, mut waiter) = (daemon.client(), daemon.client());
+    let tokens = prompt(1, 64);
+    let held = holder.route(&pair(&holder, "held", &tokens)).expect("a decision");
+    let asked = pair(&waiter, "next", &tokens);
+    waiter.send_route(&asked).expect("queued");
+    waiter.flush().expect("sent");
+    until("it waits", || daemon.counter("queue_waiting") == 1);
+    assert_eq!(loads(&daemon), [(1, 64), (1, 0)], "no half of it is booked");
+    let prefill = held.prefill_booking.expect("booked");
+    holder.prefill_complete(&BookingRef::Handle(prefill)).expect("told");
+    let (_, Reply::Route(reply)) = waiter.recv().expect("a reply") else { panic!("no decision") };
+    assert_eq!((workers(&reply), reply.prefill_booking.is_some()), ((Some(1), Some(2)), true));
+    assert_eq!(reply.candidates[0].worker, Worker::new(2, 0));
+    assert_eq!(loads(&daemon), [(2, 64), (2, 0)]);
+}

@@ -14,7 +14,7 @@ use super::replay::{decisions, journal_files};
 use crate::config::policy_with;
 use crate::ids::{SpaceId, Worker};
 use crate::journal::Record;
-use crate::route::{Mode, Policy};
+use crate::route::Policy;
 use crate::shadow::Contrasting;
 use crate::trial::{Spread, WorkerShare};
 
@@ -75,12 +75,8 @@ impl WhatIfArgs {
     /// A file that cannot be read or is no journal, a setting that no policy has, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         // Also where the journal holds no decision.
-        let policy = policy_with(&Policy::default(), "--set", &self.set)
+        policy_with(&Policy::default(), "--set", &self.set)
             .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
-        if policy.mode == Mode::Approximate {
-            let what = "mode approximate: a journal says what workers held, not what would have been predicted of them";
-            return Err(Failure::new(Exit::Usage, what));
-        }
         let mut variant = Variant { settings: &self.set, made: HashMap::new() };
         let (mut comparison, mut contrasting) = (Comparison::default(), Contrasting::default());
         let lines = decisions(&journal_files(&self.files)?, |record| {

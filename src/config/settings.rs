@@ -1,10 +1,11 @@
-//! A policy with some of its fields set otherwise, each as `field=value`.
+//! A policy with some of its fields set otherwise, each as `field=value`: what recorded decisions are judged by once
+//! more.
 
 use super::fields;
 use super::load::set;
 use super::problem::{Place, Problem, Problems};
 use super::walk::Entry;
-use crate::route::Policy;
+use crate::route::{Mode, Policy};
 
 /// `base` with what `settings` say, each `field=value` with a field of `[policy]`; `source` names them in problems.
 ///
@@ -23,7 +24,12 @@ pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) ->
                 problems.push(Problem::new(place, "policy.seed", "is one for all policies and belongs to [policy]"));
             }
             Some((name, value)) => {
-                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), place, &mut problems);
+                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), place.clone(), &mut problems);
+                if name.trim() == "mode" && entry.value.weights.mode == Mode::Approximate {
+                    let message =
+                        "approximate judges by what would have been predicted, which no decision that was made says";
+                    problems.push(Problem::new(place, "policy.mode", message));
+                }
             }
         }
     }
@@ -47,9 +53,11 @@ mod tests {
 
     #[test]
     fn all_that_is_wrong_is_named() {
-        let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing"];
+        let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing", "mode=approximate"];
         let problems = policy_with(&Policy::default(), "t", &wrong).unwrap_err();
         assert_eq!(problems.list.len(), wrong.len(), "{problems}");
+        let approximate = Policy { mode: Mode::Approximate, ..Policy::default() };
+        assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "what is decided by is not in question");
         assert_eq!(problems.list[0].nearest.as_deref(), Some("device_credit"));
     }
 }

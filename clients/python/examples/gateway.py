@@ -142,12 +142,19 @@ class Gateway:
                     else:
                         yield {"tokens": output[1:], "finish_reason": "length"}
                 return
-            except EngineGone:
+            except EngineGone as gone:
+                await self._failed(candidate.worker, gone)
                 if first_token:
                     # Half an answer cannot be taken back.
                     yield {"error": f"worker {candidate.worker.worker_id} was lost"}
                     return
         yield {"error": f"no worker can run it ({reply.nobody or 'none of them answers'})"}
+
+    async def _failed(self, worker: Worker, why: EngineGone) -> None:
+        try:
+            await self.client.report_failure(self.model, worker, f"cannot be reached: {why}")
+        except KvroutedError:
+            pass  # without the daemon there is nobody to warn
 
     async def _prefilled(self, reply: RouteReply, worker: Worker, prefill_us: int) -> None:
         if reply.best is not None and worker != reply.best.worker:

@@ -17,8 +17,12 @@ from .messages import (
     Booking,
     BookingOutcome,
     BookingReport,
+    EngineLoad,
+    FailureReport,
     Hello,
+    LoadReport,
     OverlapReply,
+    PoolRole,
     Prompt,
     RouteReply,
     RouteRequest,
@@ -86,7 +90,7 @@ class AsyncClient:
         """As `Client.route`."""
         deadline = self._deadline(timeout_s)
         try:
-            return await self._ask(lambda at: self._core.route(at, request), RouteReply, deadline, hashed=request)
+            return await self._ask(partial(self._route, request, deadline), RouteReply, deadline, hashed=request)
         except Unreachable as why:
             return self._core.decide_alone(request, why)
         except RemoteError as why:
@@ -139,7 +143,46 @@ class AsyncClient:
         told = booking
         return await self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
 
+    async def report_failure(
+        self,
+        model: str,
+        worker: Worker,
+        reason: str = "",
+        *,
+        namespace: str | None = None,
+        role: PoolRole | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `Client.report_failure`."""
+
+        def say(correlation_id: int) -> bytes:
+            space = self._core.space(model, namespace, role)
+            return frames.encode_report_failure(correlation_id, space.space_id, worker, reason)
+
+        return (await self._ask(say, FailureReport, self._deadline(timeout_s))).back_off_ms
+
+    async def report_load(
+        self,
+        model: str,
+        worker: Worker,
+        load: EngineLoad,
+        *,
+        namespace: str | None = None,
+        role: PoolRole | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """As `Client.report_load`."""
+
+        def say(correlation_id: int) -> bytes:
+            space = self._core.space(model, namespace, role)
+            return frames.encode_report_load(correlation_id, space.space_id, worker, load)
+
+        return (await self._ask(say, LoadReport, self._deadline(timeout_s))).accepted
+
     # ---- underneath --------------------------------------------------------------------------------
+
+    def _route(self, request: RouteRequest, deadline: float, correlation_id: int) -> bytes:
+        return self._core.route(correlation_id, request, deadline - time.monotonic())
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)

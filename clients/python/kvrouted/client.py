@@ -17,8 +17,12 @@ from .messages import (
     Booking,
     BookingOutcome,
     BookingReport,
+    EngineLoad,
+    FailureReport,
     Hello,
+    LoadReport,
     OverlapReply,
+    PoolRole,
     Prompt,
     RouteReply,
     RouteRequest,
@@ -85,7 +89,7 @@ class Client:
         """
         deadline = self._deadline(timeout_s)
         try:
-            reply = self._ask(lambda at: self._core.route(at, request), RouteReply, deadline, hashed=request)
+            reply = self._ask(partial(self._route, request, deadline), RouteReply, deadline, hashed=request)
         except Unreachable as why:
             return self._core.decide_alone(request, why)
         except RemoteError as why:
@@ -142,7 +146,46 @@ class Client:
         told = booking
         return self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
 
+    def report_failure(
+        self,
+        model: str,
+        worker: Worker,
+        reason: str = "",
+        *,
+        namespace: str | None = None,
+        role: PoolRole | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Reports that a worker failed a request (EVERY_RANK: every rank of it). How long it is left alone, milliseconds."""
+
+        def say(correlation_id: int) -> bytes:
+            space = self._core.space(model, namespace, role)
+            return frames.encode_report_failure(correlation_id, space.space_id, worker, reason)
+
+        return self._ask(say, FailureReport, self._deadline(timeout_s)).back_off_ms
+
+    def report_load(
+        self,
+        model: str,
+        worker: Worker,
+        load: EngineLoad,
+        *,
+        namespace: str | None = None,
+        role: PoolRole | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Passes on what a worker says of its own load. Whether that was taken."""
+
+        def say(correlation_id: int) -> bytes:
+            space = self._core.space(model, namespace, role)
+            return frames.encode_report_load(correlation_id, space.space_id, worker, load)
+
+        return self._ask(say, LoadReport, self._deadline(timeout_s)).accepted
+
     # ---- underneath --------------------------------------------------------------------------------
+
+    def _route(self, request: RouteRequest, deadline: float, correlation_id: int) -> bytes:
+        return self._core.route(correlation_id, request, deadline - time.monotonic())
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)

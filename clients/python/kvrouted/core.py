@@ -16,6 +16,7 @@ from .hashing import local_hashes, token_bytes
 from .messages import (
     Booking,
     Hello,
+    PoolRole,
     Prompt,
     RouteReply,
     RouteRequest,
@@ -28,6 +29,8 @@ AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 #: Reports that wait for the daemon's return; beyond it the oldest are forgotten, and its bookings end by age.
 OWED_MAX = 65_536
+#: Of a call's time, how much the request may wait for a worker.
+QUEUE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,36 +227,41 @@ class Core:
 
     # ---- requests ----------------------------------------------------------------------------------
 
-    def space(self, prompt: Prompt) -> Space:
-        """The space of a prompt, by the last hello."""
+    def space(self, model: str, namespace: str | None, role: PoolRole | None) -> Space:
+        """A space, by the last hello."""
         fits = [
             space
             for space in self._spaces
-            if space.model == prompt.model
-            and prompt.namespace in (None, space.namespace)
-            and prompt.role in (None, space.role)
+            if space.model == model and namespace in (None, space.namespace) and role in (None, space.role)
         ]
         if len(fits) == 1:
             return fits[0]
         if fits:
             names = ", ".join(f"{space.namespace!r} ({space.role.name.lower()})" for space in fits)
-            raise UnknownSpace(f"{prompt.model!r} is served in several spaces: name namespace or role of {names}")
+            raise UnknownSpace(f"{model!r} is served in several spaces: name namespace or role of {names}")
         models = ", ".join(sorted({repr(space.model) for space in self._spaces})) or "none"
-        raise UnknownSpace(f"the daemon has no model {prompt.model!r} as asked for; it has {models}")
+        raise UnknownSpace(f"the daemon has no model {model!r} as asked for; it has {models}")
 
-    def route(self, correlation_id: int, request: RouteRequest) -> bytes:
-        """The frame of a route."""
-        space = self.space(request)
+    def _space_of(self, prompt: Prompt) -> Space:
+        return self.space(prompt.model, prompt.namespace, prompt.role)
+
+    def route(self, correlation_id: int, request: RouteRequest, left_s: float) -> bytes:
+        """The frame of a route for which its caller has so much time left."""
+        space = self._space_of(request)
         if request.book == "":
             raise InvalidRequest("a booking needs a name")
-        frame = frames.encode_route(correlation_id, space.space_id, self._hashed(space, request))
+        hashed = self._hashed(space, request)
+        if request.book is not None and request.deadline_us == 0 and self.hello and "queue" in self.hello.features:
+            # The daemon is to say that no worker had room, before the caller takes its silence for its end.
+            hashed = replace(hashed, deadline_us=max(int(left_s * QUEUE_SHARE * 1e6), 1))
+        frame = frames.encode_route(correlation_id, space.space_id, hashed)
         if request.book is not None:
             self._booking[correlation_id] = request
         return frame
 
     def overlap(self, correlation_id: int, prompt: Prompt) -> bytes:
         """The frame of an overlap."""
-        space = self.space(prompt)
+        space = self._space_of(prompt)
         return frames.encode_overlap(correlation_id, space.space_id, self._hashed(space, prompt))
 
     def _hashed(self, space: Space, prompt: AnyPrompt) -> AnyPrompt:
@@ -270,7 +278,7 @@ class Core:
 
     def hashes_refused(self, prompt: Prompt, error: RemoteError) -> bool:
         """Whether a request failed because this client hashed it, and goes as tokens from now on."""
-        space = self.space(prompt)
+        space = self._space_of(prompt)
         if error.kind != "scheme_mismatch" or prompt.tokens is None or space.space_id in self._other_scheme:
             return False
         self._other_scheme.add(space.space_id)
@@ -280,7 +288,7 @@ class Core:
         """A decision without the daemon. Raises `why` if none can be made."""
         if not self.options.fallback or not self._spaces:
             raise why
-        decided = fallback.decide(self.fleet, self.space(request).space_id, request, str(why))
+        decided = fallback.decide(self.fleet, self._space_of(request).space_id, request, str(why))
         if decided is None:
             raise why
         return decided

@@ -28,6 +28,8 @@ ERROR_NAMES: dict[int, str] = {
     22: "all_busy",
     23: "all_filtered",
     24: "nobody_available",
+    25: "queue_full",
+    26: "deadline_passed",
 }
 
 

@@ -20,8 +20,11 @@ from .messages import (
     Candidate,
     CostTerms,
     DeviceClass,
+    EngineLoad,
+    FailureReport,
     Hello,
     Limits,
+    LoadReport,
     MatchStatus,
     Mode,
     OverlapEntry,
@@ -57,7 +60,9 @@ _ALIGN_BYTES = 8
 _HEADER = struct.Struct("<IBBHQ")
 _SIDES = ("gateway", "worker", "kernel", "config", "daemon")
 
-Reply = Hello | RouteReply | BookingReport | OverlapReply | WorkersPage | RemoteError
+Reply = (
+    Hello | RouteReply | BookingReport | FailureReport | LoadReport | OverlapReply | WorkersPage | RemoteError
+)
 
 
 class Header(NamedTuple):
@@ -273,6 +278,33 @@ def encode_served(correlation_id: int, booking: Booking, worker: Worker) -> byte
     return builder.frame(fb.Kind.Served, correlation_id, fb.ServedEnd(builder))
 
 
+def encode_report_failure(correlation_id: int, space_id: int, worker: Worker, reason: str) -> bytes:
+    builder = _Builder(256)
+    said = builder.text(reason)
+    fb.ReportFailureStart(builder)
+    fb.ReportFailureAddSpaceId(builder, space_id)
+    if said:
+        fb.ReportFailureAddReason(builder, said)
+    fb.ReportFailureAddWorker(builder, fb.CreateWorkerRef(builder, *worker))
+    return builder.frame(fb.Kind.ReportFailure, correlation_id, fb.ReportFailureEnd(builder))
+
+
+def encode_report_load(correlation_id: int, space_id: int, worker: Worker, load: EngineLoad) -> bytes:
+    builder = _Builder(256)
+    fb.ReportLoadStart(builder)
+    numbers = [
+        ("SpaceId", space_id),
+        ("ActivePrefillTokens", load.active_prefill_tokens),
+        ("ActiveDecodeBlocks", load.active_decode_blocks),
+        ("RunningRequests", load.running_requests),
+        ("WaitingRequests", load.waiting_requests),
+        ("KvUsage", load.kv_usage),
+    ]
+    _add(builder, "ReportLoad", numbers)
+    fb.ReportLoadAddWorker(builder, fb.CreateWorkerRef(builder, *worker))
+    return builder.frame(fb.Kind.ReportLoad, correlation_id, fb.ReportLoadEnd(builder))
+
+
 def encode_workers(correlation_id: int, space_id: int | None, cursor: int) -> bytes:
     builder = _Builder(128)
     fb.WorkersStart(builder)
@@ -412,6 +444,14 @@ def _report(reply: Any) -> Callable[[bytes, int], BookingReport]:
     return decode
 
 
+def _failure(body: bytes, _: int) -> FailureReport:
+    return FailureReport(fb.ReportFailureReply.GetRootAs(body).BackOffMs())
+
+
+def _load(body: bytes, _: int) -> LoadReport:
+    return LoadReport(bool(fb.ReportLoadReply.GetRootAs(body).Accepted()))
+
+
 def _overlap(body: bytes, _: int) -> OverlapReply:
     table = fb.OverlapReply.GetRootAs(body)
 
@@ -462,6 +502,8 @@ _DECODERS: dict[int, Callable[[bytes, int], Any]] = {
     fb.Kind.FreeReply: _report(fb.FreeReply),
     fb.Kind.OutputProgressReply: _report(fb.OutputProgressReply),
     fb.Kind.ServedReply: _report(fb.ServedReply),
+    fb.Kind.ReportFailureReply: _failure,
+    fb.Kind.ReportLoadReply: _load,
     fb.Kind.OverlapReply: _overlap,
     fb.Kind.WorkersReply: _workers,
     fb.Kind.Error: _error,

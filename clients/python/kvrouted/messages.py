@@ -28,6 +28,7 @@ TRUST_REASONS = (
 FEATURES = (
     "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",
     "overrides", "constraints", "shared_hits", "progress",
+    "reports", "queue",
 )  # fmt: skip
 REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down")
 
@@ -266,7 +267,7 @@ class RouteRequest(Prompt):
     affinity_session: str | None = None
     priority: int = 0
     priority_jump: float = 0.0
-    #: How long the daemon may queue it, microseconds; 0 = the space's default.
+    #: How long it may wait for a worker, microseconds; 0 = most of the call's own time.
     deadline_us: int = 0
     #: Bits of `features` that a daemon must know to answer this.
     must_understand: int = 0
@@ -432,6 +433,33 @@ class WorkersPage:
     #: Where the next page starts; 0 = this was the last.
     next_cursor: int
     fleet_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """What a worker says of its own load."""
+
+    active_prefill_tokens: int = 0
+    active_decode_blocks: int = 0
+    running_requests: int = 0
+    waiting_requests: int = 0
+    #: Share of its KV blocks in use, 0 to 1.
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """The answer to a reported failure."""
+
+    #: How long the worker is left alone while others can run requests.
+    back_off_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The answer to a reported load."""
+
+    accepted: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,3 +122,26 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
                 return False
 
         await until(answers)
+
+
+class Queued(unittest.IsolatedAsyncioTestCase):
+    async def test_a_booking_that_waits_for_a_worker_holds_up_nobody_else(self):
+        daemon = Daemon(
+            "[[space]]\nmodel = 'm'\nblock_size = 16\n[policy]\nqueue_threshold = 1.0\n"
+            "[[worker]]\nid = 1\nbatched_tokens_max = 64\n"
+        )
+        self.addCleanup(daemon.remove)
+        async with AsyncClient(daemon.socket, Options(timeout_s=PATIENCE_S)) as client:
+            first = await client.route(ask(tokens=prompt(1, 640), book="first"))
+            with self.assertRaises(RemoteError) as refused:
+                await client.route(ask(tokens=prompt(2), book="hasty", deadline_us=20_000))
+            self.assertEqual((refused.exception.kind, refused.exception.retryable), ("deadline_passed", True))
+            waiting = asyncio.create_task(client.route(ask(tokens=prompt(3), book="waits")))
+            # Asked later, answered earlier.
+            await client.route(ask(tokens=prompt(4)))
+            self.assertFalse(waiting.done())
+            await client.prefill_complete(first.booking)
+            second = await waiting
+            self.assertEqual((second.decided_by, second.best.worker), (DecidedBy.DAEMON, Worker(1)))
+            freed = [await client.free(reply.booking) for reply in (first, second)]
+            self.assertEqual(freed, [BookingOutcome.APPLIED] * 2)

@@ -12,6 +12,7 @@ from kvrouted import (
     Client,
     DeadlineExceeded,
     DecidedBy,
+    EngineLoad,
     InvalidRequest,
     MatchStatus,
     Options,
@@ -157,6 +158,16 @@ class Requests(WithDaemon):
             client.served(reply.booking, Worker(99))
         self.assertIs(client.free(reply.booking), BookingOutcome.APPLIED)
 
+    def test_what_is_known_of_a_worker_is_reported(self):
+        client = self.client()
+        taken = client.report_load("m", Worker(1), EngineLoad(running_requests=1, kv_usage=0.25))
+        self.assertIsInstance(taken, bool)
+        with self.assertRaises(RemoteError) as refused:
+            client.report_load("m", Worker(1), EngineLoad(kv_usage=2.0))
+        self.assertEqual(refused.exception.kind, "invalid_argument")
+        with self.assertRaises(UnknownSpace):
+            client.report_failure("other", Worker(1))
+
     def test_nobody_who_is_eligible_is_an_answer_with_its_reason(self):
         reply = self.client().route(ask(tokens=prompt(8), allow=[Worker(99)], book="nobody"))
         self.assertEqual((reply.candidates, reply.best, reply.booking), ((), None, None))
@@ -205,6 +216,11 @@ class Troubles(WithDaemon):
     def setUp(self):
         self.daemon.kill()
         self.daemon.start()
+
+    def test_a_worker_that_failed_is_left_alone(self):
+        client = self.client()
+        self.assertGreater(client.report_failure("m", Worker(1), "connection refused"), 0)
+        self.assertEqual(client.route(ask(tokens=prompt(1))).best.worker, Worker(2))
 
     def test_a_client_decides_alone_while_the_daemon_is_gone_and_finds_it_again(self):
         client = self.client(Options(timeout_s=PATIENCE_S, backoff_s=(0.01, 0.05)))

@@ -1,6 +1,7 @@
 """What a client remembers, without any socket: bytes of a daemon's replies in, bytes of requests out."""
 
 import unittest
+from dataclasses import replace
 
 import flatbuffers
 
@@ -97,7 +98,7 @@ class Bookings(unittest.TestCase):
     def test_what_was_being_booked_when_the_connection_ended_is_freed_by_name(self):
         core = connected()
         for at, name in enumerate(("one", "two", None)):
-            core.route(at + 50, RouteRequest(model="m", tokens=[1], book=name))
+            core.route(at + 50, RouteRequest(model="m", tokens=[1], book=name), 1.0)
         core.claimed(50)
         core.closed()
         core.opened(hello(1))
@@ -112,6 +113,20 @@ class Bookings(unittest.TestCase):
         self.assertEqual(core.ahead(0.0), b"")
         core.owe(booking, lambda at: frames.encode_free(at, booking))
         self.assertEqual(core.ahead(0.0), b"")
+
+
+class Queues(unittest.TestCase):
+    def deadline_us(self, features: set[str], **fields) -> int:
+        core = Core(Options())
+        core.opened(replace(hello(1), features=frozenset(features)))
+        data = core.route(5, RouteRequest(model="m", tokens=[1], **fields), 2.0)
+        return fb.Route.GetRootAs(data[16:]).DeadlineUs()
+
+    def test_a_booking_waits_for_a_worker_within_its_callers_time_where_it_may_wait(self):
+        self.assertEqual(self.deadline_us({"queue"}, book="r"), 1_600_000)
+        self.assertEqual(self.deadline_us({"queue"}, book="r", deadline_us=7), 7)
+        self.assertEqual(self.deadline_us({"queue"}), 0)
+        self.assertEqual(self.deadline_us(set(), book="r"), 0)
 
 
 class Backoff(unittest.TestCase):

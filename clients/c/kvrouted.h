@@ -107,9 +107,10 @@ typedef struct kvr_route_request {
     const char *salt; /* NULL = none */
     uint32_t candidates_max;
     uint32_t expected_output_tokens;
+    uint32_t deadline_us; /* how long a booking may wait for a worker; 0 = most of the connection's timeout */
 } kvr_route_request;
 
-#define KVR_ROUTE_REQUEST_INIT {0, NULL, 0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 8, 0}
+#define KVR_ROUTE_REQUEST_INIT {0, NULL, 0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 8, 0, 0}
 
 typedef struct kvr_candidate {
     uint64_t worker_id;
@@ -162,6 +163,7 @@ typedef struct kvr_client {
 
 enum { KVR__HEADER_BYTES = 16, KVR__TABLE_BYTES = 160 };
 #define KVR__BODY_BYTES_CEILING (64u << 20)
+#define KVR__FEATURE_QUEUE (1u << 12)
 
 static inline void kvr__put(uint8_t *at, uint64_t value, size_t bytes) {
     size_t i;
@@ -719,9 +721,13 @@ static inline kvr_status kvr_find_space(
 
 static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_request *request, uint64_t id) {
     kvr_buffer *out = &client->out;
-    kvr__table table = kvr__begin(out, 19);
+    kvr__table table = kvr__begin(out, 25);
     size_t strings[3] = {2, 8, 9}, from, at, i;
     const char *texts[3];
+    uint64_t deadline_us = request->deadline_us;
+    /* Where it may wait, the daemon is to say that nobody had room before its silence is taken for its end. */
+    if (deadline_us == 0 && request->request_id != NULL && (client->features & KVR__FEATURE_QUEUE) != 0)
+        deadline_us = (uint64_t)client->timeout_ms * 800;
     texts[0] = request->request_id;
     texts[1] = request->lora;
     texts[2] = request->salt;
@@ -730,6 +736,7 @@ static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_r
     kvr__number(out, &table, 11, request->request_id != NULL, 1);
     kvr__number(out, &table, 13, request->candidates_max, 4);
     kvr__number(out, &table, 18, request->expected_output_tokens, 4);
+    if (deadline_us != 0) kvr__number(out, &table, 24, deadline_us > UINT32_MAX ? UINT32_MAX : deadline_us, 4);
     if (request->local_hashes == NULL) {
         from = kvr__field(out, &table, 4, 4, 4);
         at = kvr__elements(out, from, request->token_count, 4);

@@ -80,6 +80,18 @@ static void hashes_of_the_caller_are_the_same_prompt(const char *listed) {
     CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 8);
 }
 
+static void a_booking_waits_within_the_connections_timeout(void) {
+    kvr_route_request request = asking("waits");
+    uint64_t features = client.features;
+    kvr__view view = {NULL, 0, 0};
+    client.features |= KVR__FEATURE_QUEUE;
+    CHECK(kvr__encode_route(&client, &request, 1) == KVR_OK);
+    client.features = features;
+    view.bytes = client.out.bytes + KVR__HEADER_BYTES;
+    view.length = client.out.used - KVR__HEADER_BYTES;
+    CHECK(kvr__read(&view, kvr__root(&view), 24, 4) == 48000000 && !view.bad);
+}
+
 static void what_means_nothing_is_refused_unsent(void) {
     kvr_route_request request = asking("");
     kvr_space other;
@@ -152,6 +164,7 @@ int main(int count, char **arguments) {
 
     a_booking_lives_from_its_route_to_its_free();
     hashes_of_the_caller_are_the_same_prompt(arguments[2]);
+    a_booking_waits_within_the_connections_timeout();
     what_means_nothing_is_refused_unsent();
     broken_replies_are_read_within_their_bytes();
     a_late_booking_is_freed();

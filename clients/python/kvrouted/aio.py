@@ -50,6 +50,8 @@ class AsyncClient:
         self.options = options or Options()
         self._core = Core(self.options)
         self._writer: asyncio.StreamWriter | None = None
+        #: The hello of the connection; None = there is none that is ready.
+        self._greeted: Hello | None = None
         self._reading: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[_Answer]] = {}
@@ -256,23 +258,35 @@ class AsyncClient:
         return reply
 
     async def _connected(self, deadline: float) -> Hello:
-        async with self._connecting:
-            if self._writer is not None and self._writer.is_closing():
-                # A send failed; that the stream has ended is still to be read.
-                self._lose(ConnectionLost("the connection to the daemon broke"))
-            if self._writer is not None and self._core.hello is not None:
-                return self._core.hello
-            self._core.check_backoff(time.monotonic())
-            try:
-                await self._open(deadline)
-                correlation_id, frame = self._core.opening()
-                self._core.opened(await self._exchange(frame, correlation_id, deadline))
-            except BaseException as error:
+        if self._writer is not None and self._writer.is_closing():
+            # A send failed; that the stream has ended is still to be read.
+            self._lose(ConnectionLost("the connection to the daemon broke"))
+        if self._greeted is not None:
+            return self._greeted
+        try:
+            await asyncio.wait_for(self._connecting.acquire(), max(deadline - time.monotonic(), 0))
+        except asyncio.TimeoutError as error:
+            raise DeadlineExceeded("another task is still connecting") from error
+        try:
+            return self._greeted or await self._connect(deadline)
+        finally:
+            self._connecting.release()
+
+    async def _connect(self, deadline: float) -> Hello:
+        self._core.check_backoff(time.monotonic())
+        try:
+            await self._open(deadline)
+            correlation_id, frame = self._core.opening()
+            self._core.opened(await self._exchange(frame, correlation_id, deadline))
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):
                 self._core.failed(time.monotonic())
-                self._lose(error if isinstance(error, ConnectionLost) else ConnectionLost("no hello"))
-                raise
-            assert self._core.hello is not None
-            return self._core.hello
+            self._lose(error if isinstance(error, ConnectionLost) else ConnectionLost("no hello came"))
+            raise
+        if self._core.hello is None or self._writer is None:
+            raise ConnectionLost("the daemon has closed the connection")
+        self._greeted = self._core.hello
+        return self._greeted
 
     async def _open(self, deadline: float) -> None:
         opening = asyncio.open_unix_connection(self.path)
@@ -315,7 +329,7 @@ class AsyncClient:
             self._writer.write(follow_up)
 
     def _lose(self, why: BaseException) -> None:
-        writer, self._writer = self._writer, None
+        writer, self._writer, self._greeted = self._writer, None, None
         if writer is None:
             return
         writer.close()

@@ -61,6 +61,9 @@ class _Backoff:
     until: float = 0.0
 
     def failed(self, now: float) -> None:
+        if now < self.until:
+            # One silence, however many requests it met.
+            return
         wait = min(self.first_s * 2**min(self.failures, 30), self.most_s)
         self.failures += 1
         # Gateways that lost the daemon together do not come back together.
@@ -68,6 +71,11 @@ class _Backoff:
 
     def succeeded(self) -> None:
         self.failures, self.until = 0, 0.0
+
+
+def _name(space: Space) -> tuple[int, str, str, PoolRole]:
+    """What tells spaces apart; how one hashes may be learnt later."""
+    return space.space_id, space.model, space.namespace, space.role
 
 
 @dataclass(slots=True)
@@ -128,6 +136,9 @@ class Core:
             # Another daemon: it knows nothing of what the last one held.
             self._owed.clear()
             self._saying.clear()
+        if [_name(space) for space in self._spaces] != [_name(space) for space in reply.spaces]:
+            # The workers that are remembered are of spaces of other numbers.
+            self.fleet = fallback.Fleet()
         self.hello, self._spaces = reply, reply.spaces
         self._other_scheme.clear()
 

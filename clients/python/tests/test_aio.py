@@ -108,6 +108,16 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         self.assertNotEqual((await client.hello()).instance_id, first)
         self.assertEqual(await busy(client), 0)
 
+    async def test_a_deadline_holds_while_another_task_connects(self):
+        client = await self.client(fallback=False)
+        with self.daemon.silent():
+            patient = asyncio.create_task(client.connect())
+            await asyncio.sleep(0)
+            with self.assertRaises(DeadlineExceeded):
+                await client.route(ask(tokens=prompt(1)), timeout_s=0.05)
+        await patient
+        self.assertIsNotNone((await client.route(ask(tokens=prompt(1)))).best)
+
     async def test_a_deadline_is_the_callers(self):
         client = await self.client(fallback=False, backoff_s=(0.001, 0.001))
         await client.connect()

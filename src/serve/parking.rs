@@ -118,6 +118,7 @@ impl<S: Service> RoutingResponder<S> {
 
     /// Decides who waits and finds room, with this worker or with any; a bounded number, the rest in another turn.
     pub(super) fn serve_waiting(&mut self, worker: Option<WorkerIndex>) {
+        let mut answered = 0;
         for _ in 0..QUEUE_SERVED_PER_TURN_MAX {
             let (Some(parking), service) = (&self.parking, &self.service) else { return };
             if worker.is_some_and(|worker| !service.has_room(worker)) {
@@ -132,9 +133,12 @@ impl<S: Service> RoutingResponder<S> {
                 if worker.is_some() {
                     return;
                 }
+            } else {
+                answered += 1;
             }
         }
-        if let Some(parking) = &self.parking {
+        // A whole turn in vain is not followed by another at once, unless there are some who are to be decided anyhow.
+        if let Some(parking) = self.parking.as_ref().filter(|parking| answered > 0 || parking.room.reconsiders()) {
             parking.late.serve();
         }
     }

@@ -227,6 +227,11 @@ impl WaitingRoom {
         Some(InHand { room: Arc::clone(self), taken: Some(taken) })
     }
 
+    /// Whether there are some who are to be decided again whatever room there is.
+    pub(super) fn reconsiders(&self) -> bool {
+        !self.reconsidered.lock().is_empty()
+    }
+
     fn next_reconsidered(&self, queue: &mut Queue<Parked>) -> Option<Taken<Parked>> {
         let mut tickets = self.reconsidered.lock();
         while let Some(ticket) = tickets.pop_front() {

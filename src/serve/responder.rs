@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::CorrelationId;
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::{BookingOutcome, SessionId};
+use crate::load::{BookingOutcome, BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::route::{Decision, MatchStatus, ReplyNotes, RouteRequest};
 use crate::wire::{
@@ -104,11 +104,7 @@ impl<S: Service> RoutingResponder<S> {
                 self.encoder.overlap(id, &self.decision, out);
             }
             Request::PrefillComplete { booking, prefill_us } => {
-                let worker = self.about_to_end(session, booking);
-                let outcome = self.service.prefill_complete(session, booking, *prefill_us)?;
-                self.count_outcome(outcome);
-                self.encoder.prefill_complete(id, outcome, self.service.hello().instance_id, out);
-                self.on_room(worker);
+                self.prefill_complete(session, id, (booking, *prefill_us), out)?;
             }
             Request::OutputProgress { booking, output_tokens } => {
                 let outcome = self.service.output_progress(session, booking, *output_tokens)?;
@@ -133,16 +129,7 @@ impl<S: Service> RoutingResponder<S> {
                 self.counters.bump(CoreCounter::FailuresReported);
                 self.encoder.report_failure(id, back_off_ms, out);
             }
-            Request::Free(booking) => {
-                let worker = self.about_to_end(session, booking);
-                let outcome = self.service.free(session, booking)?;
-                self.count_outcome(outcome);
-                if outcome == BookingOutcome::Applied {
-                    self.counters.bump(CoreCounter::BookingsFreed);
-                }
-                self.encoder.free(id, outcome, self.service.hello().instance_id, out);
-                self.on_room(worker);
-            }
+            Request::Free(booking) => self.free(session, id, booking, out)?,
             Request::Workers { space, cursor, limit } => {
                 let fleet = self.service.fleet();
                 if space.is_some_and(|space| fleet.space(space).is_none()) {
@@ -155,6 +142,39 @@ impl<S: Service> RoutingResponder<S> {
             }
         }
         Ok(Replied::Now)
+    }
+
+    fn prefill_complete(
+        &mut self,
+        session: SessionId,
+        id: CorrelationId,
+        (booking, prefill_us): (&BookingRef<'_>, u64),
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let worker = self.about_to_end(session, booking);
+        let outcome = self.service.prefill_complete(session, booking, prefill_us)?;
+        self.count_outcome(outcome);
+        self.encoder.prefill_complete(id, outcome, self.service.hello().instance_id, out);
+        self.on_room(worker);
+        Ok(())
+    }
+
+    fn free(
+        &mut self,
+        session: SessionId,
+        id: CorrelationId,
+        booking: &BookingRef<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let worker = self.about_to_end(session, booking);
+        let outcome = self.service.free(session, booking)?;
+        self.count_outcome(outcome);
+        if outcome == BookingOutcome::Applied {
+            self.counters.bump(CoreCounter::BookingsFreed);
+        }
+        self.encoder.free(id, outcome, self.service.hello().instance_id, out);
+        self.on_room(worker);
+        Ok(())
     }
 
     fn hello(&mut self, peer: &mut Peer, id: CorrelationId, hello: &Hello<'_>, out: &mut Vec<u8>) -> Result<()> {

@@ -69,7 +69,7 @@ fn ask(tokens: &[u32]) -> RouteRequest<'_> {
 fn route(c: &mut Criterion) {
     let tokens: Vec<u32> = (0..PROMPT_TOKENS).map(|token| token.wrapping_mul(2_654_435_761)).collect();
     let mut group = c.benchmark_group("decide/route_and_free");
-    for count in [8, 64, 512] {
+    for count in [8, 64, 512, 1024, 4096] {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let workers: Vec<_> =
             (0..count).filter_map(|index| writer.add_worker().map(|slot| record(index, slot))).collect();
@@ -99,8 +99,14 @@ fn route(c: &mut Criterion) {
                 assert!(decided.is_ok(), "{decided:?}");
                 let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
                 let block_size = scratch.observation().asked.block_size;
-                let booked =
-                    loads.book(session, "r", 0, chosen.index, demand(&request, &chosen, block_size, locals), 0);
+                let booked = loads.book(
+                    session,
+                    "r",
+                    0,
+                    chosen.index,
+                    demand(&request, &decision, &chosen, block_size, locals),
+                    0,
+                );
                 booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
             });
         });

@@ -195,12 +195,8 @@ impl CoreService {
         }
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.observation().asked.block_size;
-        let mut demand = demand(request, chosen, block_size, self.scratch.shared_locals(decision));
+        let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.shared.now_ns();
-        if request.overrides.track_prefill_tokens == Some(false) {
-            // It is prefilled elsewhere.
-            demand.prefill_tokens = 0;
-        }
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);

@@ -99,7 +99,13 @@ pub fn overlaps(
 /// ([`Scratch::shared_locals`]); without them it shares nothing. `block_size` is the
 /// observation's, by which output becomes blocks.
 #[must_use]
-pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, block_size: u32, locals: &'a [LocalHash]) -> Demand<'a> {
+pub fn demand<'a>(
+    request: &RouteRequest<'_>,
+    decision: &Decision,
+    chosen: &Scored,
+    block_size: u32,
+    locals: &'a [LocalHash],
+) -> Demand<'a> {
     let prompt_tokens = request.prompt.token_count() as u64;
     let blocks = match locals {
         [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
@@ -108,7 +114,8 @@ pub fn demand<'a>(request: &RouteRequest<'_>, chosen: &Scored, block_size: u32, 
     let cached_tokens = prompt_tokens.min(chosen.terms.cached_tokens as u64);
     Demand {
         space: request.space,
-        prefill_tokens: prompt_tokens - cached_tokens,
+        // As there: a request whose prefill does not count is none to those that count theirs.
+        prefill_tokens: if decision.tracks_prefill { prompt_tokens - cached_tokens } else { 0 },
         cached_tokens,
         blocks,
         block_size,

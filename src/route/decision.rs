@@ -125,6 +125,8 @@ pub struct Decision {
     pub nobody: Option<Kind>,
     /// Whether the prompt is taken to share its blocks with others in flight, once booked.
     pub shares_blocks: bool,
+    /// Whether its prefill counts for its worker, once booked.
+    pub tracks_prefill: bool,
     /// Engines with a rank that is not busy, ascending, where there are busy thresholds.
     pub engines_idle: Vec<WorkerId>,
     /// What became of the session's binding.
@@ -140,7 +142,8 @@ impl Decision {
         self.removed.clear();
         self.running.clear();
         self.engines_idle.clear();
-        (self.mode, self.nobody, self.shares_blocks) = (policy.mode, None, policy.assume_kv_reuse);
+        (self.mode, self.nobody) = (policy.mode, None);
+        (self.shares_blocks, self.tracks_prefill) = (policy.assume_kv_reuse, policy.track_prefill_tokens);
         (self.affinity, self.prefill) = (Affinity::None, None);
         (self.eligible, self.ties, self.seed) = (0, 0, 0);
         self.matched = observation.matched;

@@ -126,6 +126,19 @@ fn the_longest_prefix_wins_on_an_idle_fleet() {
 }
 
 #[test]
+fn a_request_whose_prefill_does_not_count_adds_none_to_its_worker() {
+    let mut world = World::new(1, Some(SCHEME));
+    let prompt = tokens(16);
+    let untracked = Overrides { track_prefill_tokens: Some(false), ..Overrides::default() };
+    for (overrides, added) in [(Overrides::default(), 16), (untracked, 0)] {
+        let request = RouteRequest { overrides, ..ask(&prompt) };
+        world.decide(&request).unwrap();
+        let demand = demand(&request, &world.decision, &world.decision.candidates[0], SCHEME.block_size, &[]);
+        assert_eq!((demand.prefill_tokens, demand.cached_tokens), (added, 0));
+    }
+}
+
+#[test]
 fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix() {
     let mut world = World::new(2, Some(SCHEME));
     let prompt = tokens(16);
@@ -135,8 +148,8 @@ fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix(
     assert_eq!(world.order()[0], 1);
     let chosen = world.decision.candidates[0];
     let cold = Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen };
-    let cold = demand(&ask(&prompt), &cold, SCHEME.block_size, &[]);
-    assert_eq!(demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]).prefill_tokens, 0);
+    let cold = demand(&ask(&prompt), &world.decision, &cold, SCHEME.block_size, &[]);
+    assert_eq!(demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]).prefill_tokens, 0);
     assert_eq!((cold.prefill_tokens, cold.blocks), (16, PromptBlocks::Alone(4)));
     world.loads.book(session, "a", 0, chosen.index, cold, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
@@ -150,7 +163,8 @@ fn what_a_worker_runs_already_is_not_added_to_its_decode() {
     let session = world.loads.open_session(None, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     let chosen = world.decision.candidates[0];
-    let demand = demand(&ask(&prompt), &chosen, SCHEME.block_size, world.scratch.locals(&world.decision));
+    let demand =
+        demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, world.scratch.locals(&world.decision));
     let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     world.loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 0);
     let decode = |world: &World| {
@@ -173,7 +187,10 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
     world.decide(&ask(&prompt)).unwrap();
     assert!(!world.scratch.chosen_moved(&world.decision, &world.loads));
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]), 0).unwrap();
+    world
+        .loads
+        .book(session, "a", 0, chosen.index, demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]), 0)
+        .unwrap();
     assert!(world.scratch.chosen_moved(&world.decision, &world.loads));
 }
 
@@ -267,7 +284,10 @@ fn without_a_scheme_load_decides_and_the_reply_says_so() {
     assert!(world.decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN));
     assert_eq!(world.decision.ties, 2);
     let chosen = world.decision.candidates[0];
-    world.loads.book(session, "a", 0, chosen.index, demand(&ask(&prompt), &chosen, SCHEME.block_size, &[]), 0).unwrap();
+    world
+        .loads
+        .book(session, "a", 0, chosen.index, demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]), 0)
+        .unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_ne!(world.order()[0], chosen.worker.id.0);
 }

@@ -108,7 +108,8 @@ impl<'a> Ours<'a> {
         self.decide(&request, now_ns)?;
         let chosen =
             *self.decision.candidates.first().ok_or_else(|| Failure::Contract("no pinned worker".to_owned()))?;
-        let demand = demand(&request, &chosen, self.scratch.shared_locals(&self.decision));
+        let demand =
+            demand(&request, &self.decision, &chosen, self.case.block_size, self.scratch.shared_locals(&self.decision));
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }

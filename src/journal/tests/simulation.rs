@@ -206,7 +206,7 @@ impl Simulation {
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
             let block_size = self.scratch.observation().asked.block_size;
-            let demand = demand(&request, chosen, block_size, self.scratch.shared_locals(&decision));
+            let demand = demand(&request, &decision, chosen, block_size, self.scratch.shared_locals(&decision));
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);
             let handle = booked.expect("room").handle;

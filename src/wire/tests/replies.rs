@@ -52,6 +52,7 @@ fn decision() -> (Decision, FleetTable) {
         mode: Mode::LeastLoaded,
         nobody: None,
         shares_blocks: true,
+        tracks_prefill: true,
         ..Decision::default()
     };
     let space = Space {

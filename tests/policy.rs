@@ -161,3 +161,44 @@ fn policies_are_replaced_by_sighup_under_the_next_version_or_not_at_all() {
     until("the file is read", || daemon.counter("config_reloads") == 2);
     assert_eq!((seen(&mut gateway), daemon.counter("policies_replaced")), ((2, Mode::LeastLoaded), 1));
 }
+
+#[test]
+fn a_gateway_that_chooses_by_itself_is_told_what_every_worker_would_have_to_do() {
+    let daemon = Daemon::configured(&format!("[space.policy]\nmode = \"round-robin\"\n{WORKERS}"));
+    let mut gateway = Gateway::new(&daemon);
+    assert_eq!(gateway.client.hello().features & features::POTENTIAL_LOADS, features::POTENTIAL_LOADS);
+    let space = gateway.client.space("m", None).expect("the space").id;
+    let question = RouteRequest::new(space, Prompt::of_tokens(gateway.tokens));
+    let asked = |gateway: &mut Gateway| {
+        let loads = gateway.client.potential_loads(&question).expect("loads");
+        assert_eq!(loads.request_blocks, 4);
+        let values = loads.workers.iter();
+        values.map(|it| (it.worker.id.0, it.active_requests, it.prefill_tokens, it.decode_blocks)).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&mut gateway), [(1, 0, 64, 4), (2, 0, 64, 4), (3, 0, 64, 4)]);
+    assert_eq!(gateway.book(Mode::RoundRobin), 1, "a question takes no turn");
+    daemon.worker_ok(&["set", "3", "draining=true"]);
+    until("worker 3 drains", || gateway.ask(|request| request.pin = Some(Worker::new(3, 0))).candidates.is_empty());
+    // The first runs the prompt already: its blocks are there, its tokens are still to be computed. Who drains is listed.
+    let loads = [(1, 1, 128, 4), (2, 0, 64, 4), (3, 0, 64, 4)];
+    assert_eq!(asked(&mut gateway), loads);
+    let tokens = gateway.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let said = daemon.said(&["query", "--model", "m", "--tokens", &tokens, "--potential-loads"]);
+    let line = |at: usize, name: &str| said["workers"][at][name].as_u64().expect("a number");
+    for (at, (worker, requests, prefill, decode)) in loads.into_iter().enumerate() {
+        assert_eq!((line(at, "worker_id"), line(at, "active_requests")), (worker, requests));
+        assert_eq!((line(at, "prefill_tokens"), line(at, "decode_blocks")), (prefill, decode));
+    }
+    let unknown = RouteRequest { space: kvrouted::ids::SpaceId(9), ..question };
+    assert_eq!(gateway.client.potential_loads(&unknown).expect_err("no space").kind(), Kind::UnknownSpace);
+}
+
+#[test]
+fn loads_can_be_asked_for_where_only_pinned_requests_are_decided() {
+    let daemon = Daemon::configured(&format!("[space.policy]\nmode = \"direct\"\n{WORKERS}"));
+    let mut client = daemon.client();
+    let space = client.space("m", None).expect("the space").id;
+    let tokens = prompt(1, 64);
+    let loads = client.potential_loads(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).expect("loads");
+    assert_eq!(loads.workers.len(), 3);
+}

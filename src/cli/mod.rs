@@ -7,6 +7,7 @@ mod doctor;
 mod exit;
 mod logging;
 mod pipeline;
+mod potential;
 mod prompts;
 mod query;
 mod ranking;

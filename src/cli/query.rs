@@ -4,6 +4,7 @@ use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use super::exit::{Exit, Failure};
+use super::potential::{self, Loads};
 use super::prompts::{self, Question};
 use super::ranking::{self, Answer};
 use super::worker::worker;
@@ -49,6 +50,9 @@ pub struct QueryArgs {
     /// Print what every cost was made of, term by term
     #[arg(long, conflicts_with = "json")]
     pub explain: bool,
+    /// Print what every worker would have to do if it took the prompt, instead of who is chosen
+    #[arg(long, conflicts_with_all = ["explain", "mode", "pin"])]
+    pub potential_loads: bool,
     /// Print one JSON object a prompt instead of a table
     #[arg(long)]
     pub json: bool,
@@ -64,17 +68,53 @@ impl QueryArgs {
         // Flushed when the last answer is out: `Stdout` itself flushes at every line.
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
+        if self.potential_loads {
+            let namespace = self.namespace.as_deref();
+            remote::potential_loads(&self.socket, &self.model, namespace, &questions, &mut |place, loads| {
+                refused += usize::from(loads.is_err());
+                self.print_loads(&mut out, place, &questions[place], loads)
+            })?;
+            return self.end(out, refused, questions.len());
+        }
         let how = remote::How { mode: self.mode, pin: self.pin };
         remote::ask(&self.socket, &self.model, self.namespace.as_deref(), how, &questions, &mut |place, answer| {
             refused += usize::from(matches!(answer, Answer::Refused(_)));
             self.print(&mut out, place, &questions[place], answer)
         })?;
+        self.end(out, refused, questions.len())
+    }
+
+    fn end(&self, mut out: impl Write, refused: usize, asked: usize) -> Result<Exit, Failure> {
         out.flush()?;
         drop(out);
         match refused {
             0 => Ok(Exit::Done),
-            _ => Err(Failure::new(Exit::Refused, format!("{refused} of {} queries were refused", questions.len()))),
+            _ => Err(Failure::new(Exit::Refused, format!("{refused} of {asked} queries were refused"))),
         }
+    }
+
+    fn print_loads(
+        &self,
+        out: &mut dyn Write,
+        place: usize,
+        question: &Question,
+        loads: &Loads,
+    ) -> Result<(), Failure> {
+        if self.json {
+            writeln!(out, "{}", potential::json(loads)?)?;
+            return Ok(());
+        }
+        self.print_place(out, place)?;
+        out.write_all(potential::text(loads, question.token_count()).as_bytes())?;
+        Ok(())
+    }
+
+    /// Says which prompt of many comes next.
+    fn print_place(&self, out: &mut dyn Write, place: usize) -> Result<(), Failure> {
+        if self.batch.is_some() {
+            writeln!(out, "{}query {}:", if place == 0 { "" } else { "\n" }, place + 1)?;
+        }
+        Ok(())
     }
 
     fn print(&self, out: &mut dyn Write, place: usize, question: &Question, answer: &Answer) -> Result<(), Failure> {
@@ -83,9 +123,7 @@ impl QueryArgs {
             writeln!(out, "{line}")?;
             return Ok(());
         }
-        if self.batch.is_some() {
-            writeln!(out, "{}query {}:", if place == 0 { "" } else { "\n" }, place + 1)?;
-        }
+        self.print_place(out, place)?;
         out.write_all(ranking::text(answer, question.token_count()).as_bytes())?;
         if let (Answer::Ranking(ranking), true) = (answer, self.explain) {
             out.write_all(terms::text(ranking).as_bytes())?;

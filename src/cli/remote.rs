@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::exit::{Exit, Failure};
 use super::pipeline::{self, Exchange};
+use super::potential::Loads;
 use super::prompts::Question;
 use super::ranking::{Answer, Ranking, Row};
 use crate::client::{Client, ClientOptions, Reply};
@@ -44,6 +45,27 @@ pub(super) fn ask(
     let client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     let space = client.space(model, namespace)?.id;
     pipeline::run(&mut Asking { client, space, how, known: None }, questions, deliver)
+}
+
+/// Asks a daemon what every worker would have to do with each prompt, and hands over the answers in the order asked.
+pub(super) fn potential_loads(
+    socket: &Path,
+    model: &str,
+    namespace: Option<&str>,
+    questions: &[Question],
+    deliver: &mut dyn FnMut(usize, &Loads) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
+    let space = client.space(model, namespace)?.id;
+    for (place, question) in questions.iter().enumerate() {
+        let loads = client.potential_loads(&request(space, How::default(), question));
+        match &loads {
+            // No daemon is none to ask the rest.
+            Err(error) if error.kind() == Kind::Connection => return Err(unavailable(socket, error)),
+            _ => deliver(place, &loads)?,
+        }
+    }
+    Ok(())
 }
 
 /// Asks a daemon about every worker, and who names them. `socket` is its administration socket, or its routing socket, which then

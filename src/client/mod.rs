@@ -37,6 +37,7 @@
 //! ```
 
 mod link;
+mod questions;
 mod reports;
 
 use std::collections::VecDeque;

@@ -24,8 +24,8 @@ use crate::load::{BookingOutcome, BookingRef, EngineLoad, Loads, SessionId, Sess
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
-    Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, RouteRequest, Scratch, View, Wait, decide,
-    demand, overlaps, seconds,
+    Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, PotentialLoads, RouteRequest, Scratch, View,
+    Wait, decide, demand, overlaps, potential_loads, seconds,
 };
 use crate::serve::{HelloInfo, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
@@ -312,6 +312,11 @@ impl Service for CoreService {
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)
+    }
+
+    fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
+        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        potential_loads(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, potential)
     }
 
     fn prefill_complete(

@@ -14,8 +14,8 @@ use crate::load::{Demand, Loads, PromptBlocks};
 /// Buffers reused from one decision to the next.
 #[derive(Default)]
 pub struct Scratch {
-    buffers: Buffers,
-    observation: Observation,
+    pub(super) buffers: Buffers,
+    pub(super) observation: Observation,
 }
 
 impl Scratch {

@@ -7218,6 +7218,9 @@ impl<'a> ::flatbuffers::Follow<'a> for PotentialLoadsReply<'a> {
 
 impl<'a> PotentialLoadsReply<'a> {
   pub const VT_LOADS: ::flatbuffers::VOffsetT = 4;
+  pub const VT_MATCH_: ::flatbuffers::VOffsetT = 6;
+  pub const VT_REQUEST_BLOCKS: ::flatbuffers::VOffsetT = 8;
+  pub const VT_NOTES: ::flatbuffers::VOffsetT = 10;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -7229,7 +7232,10 @@ impl<'a> PotentialLoadsReply<'a> {
     args: &'args PotentialLoadsReplyArgs<'args>
   ) -> ::flatbuffers::WIPOffset<PotentialLoadsReply<'bldr>> {
     let mut builder = PotentialLoadsReplyBuilder::new(_fbb);
+    builder.add_notes(args.notes);
+    builder.add_request_blocks(args.request_blocks);
     if let Some(x) = args.loads { builder.add_loads(x); }
+    builder.add_match_(args.match_);
     builder.finish()
   }
 
@@ -7241,6 +7247,27 @@ impl<'a> PotentialLoadsReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PotentialLoad>>>>(PotentialLoadsReply::VT_LOADS, None).unwrap()}
   }
+  #[inline]
+  pub fn match_(&self) -> MatchStatus {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<MatchStatus>(PotentialLoadsReply::VT_MATCH_, Some(MatchStatus::Matched)).unwrap()}
+  }
+  #[inline]
+  pub fn request_blocks(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(PotentialLoadsReply::VT_REQUEST_BLOCKS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn notes(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(PotentialLoadsReply::VT_NOTES, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for PotentialLoadsReply<'_> {
@@ -7250,18 +7277,27 @@ impl ::flatbuffers::Verifiable for PotentialLoadsReply<'_> {
   ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
     v.visit_table(pos)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<PotentialLoad>>>>("loads", Self::VT_LOADS, true)?
+     .visit_field::<MatchStatus>("match_", Self::VT_MATCH_, false)?
+     .visit_field::<u32>("request_blocks", Self::VT_REQUEST_BLOCKS, false)?
+     .visit_field::<u64>("notes", Self::VT_NOTES, false)?
      .finish();
     Ok(())
   }
 }
 pub struct PotentialLoadsReplyArgs<'a> {
     pub loads: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PotentialLoad<'a>>>>>,
+    pub match_: MatchStatus,
+    pub request_blocks: u32,
+    pub notes: u64,
 }
 impl<'a> Default for PotentialLoadsReplyArgs<'a> {
   #[inline]
   fn default() -> Self {
     PotentialLoadsReplyArgs {
       loads: None, // required field
+      match_: MatchStatus::Matched,
+      request_blocks: 0,
+      notes: 0,
     }
   }
 }
@@ -7274,6 +7310,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> PotentialLoadsReplyBuilder<'a
   #[inline]
   pub fn add_loads(&mut self, loads: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<PotentialLoad<'b >>>>) {
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(PotentialLoadsReply::VT_LOADS, loads);
+  }
+  #[inline]
+  pub fn add_match_(&mut self, match_: MatchStatus) {
+    self.fbb_.push_slot::<MatchStatus>(PotentialLoadsReply::VT_MATCH_, match_, MatchStatus::Matched);
+  }
+  #[inline]
+  pub fn add_request_blocks(&mut self, request_blocks: u32) {
+    self.fbb_.push_slot::<u32>(PotentialLoadsReply::VT_REQUEST_BLOCKS, request_blocks, 0);
+  }
+  #[inline]
+  pub fn add_notes(&mut self, notes: u64) {
+    self.fbb_.push_slot::<u64>(PotentialLoadsReply::VT_NOTES, notes, 0);
   }
   #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> PotentialLoadsReplyBuilder<'a, 'b, A> {
@@ -7295,6 +7343,9 @@ impl ::core::fmt::Debug for PotentialLoadsReply<'_> {
   fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
     let mut ds = f.debug_struct("PotentialLoadsReply");
       ds.field("loads", &self.loads());
+      ds.field("match_", &self.match_());
+      ds.field("request_blocks", &self.request_blocks());
+      ds.field("notes", &self.notes());
       ds.finish()
   }
 }

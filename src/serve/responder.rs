@@ -12,7 +12,7 @@ use crate::ids::CorrelationId;
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
 use crate::load::{BookingOutcome, BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
-use crate::route::{Decision, MatchStatus, ReplyNotes, RouteRequest};
+use crate::route::{Decision, MatchStatus, PotentialLoads, ReplyNotes, RouteRequest};
 use crate::wire::{
     FrameHeader, FrameKind, Hello, HelloFacts, ReplyEncoder, Request, RequestScratch, ServerLimits, decode_request,
 };
@@ -25,6 +25,7 @@ pub struct RoutingResponder<S> {
     frame_body_bytes_max: u32,
     scratch: RequestScratch,
     decision: Decision,
+    potential: PotentialLoads,
     encoder: ReplyEncoder,
     /// Where requests wait; `None` = nowhere.
     pub(super) parking: Option<Parking>,
@@ -47,6 +48,7 @@ impl<S: Service> RoutingResponder<S> {
             frame_body_bytes_max,
             scratch: RequestScratch::default(),
             decision: Decision::default(),
+            potential: PotentialLoads::default(),
             encoder: ReplyEncoder::default(),
             parking: None,
         }
@@ -103,6 +105,25 @@ impl<S: Service> RoutingResponder<S> {
                 self.service.overlap(session, route, &mut self.decision)?;
                 self.encoder.overlap(id, &self.decision, out);
             }
+            Request::PotentialLoads(route) => {
+                self.service.potential_loads(route, &mut self.potential)?;
+                self.encoder.potential_loads(id, &self.potential, out);
+            }
+            Request::Workers { space, cursor, limit } => {
+                let fleet = self.service.fleet();
+                if space.is_some_and(|space| fleet.space(space).is_none()) {
+                    return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello for the spaces there are"));
+                }
+                self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
+            }
+            told => self.told(session, id, told, out)?,
+        }
+        Ok(Replied::Now)
+    }
+
+    /// What gateways tell of bookings and of workers; who administers is sent elsewhere.
+    fn told(&mut self, session: SessionId, id: CorrelationId, told: &Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+        match told {
             Request::PrefillComplete { booking, prefill_us } => {
                 self.prefill_complete(session, id, (booking, *prefill_us), out)?;
             }
@@ -130,18 +151,17 @@ impl<S: Service> RoutingResponder<S> {
                 self.encoder.report_failure(id, back_off_ms, out);
             }
             Request::Free(booking) => self.free(session, id, booking, out)?,
-            Request::Workers { space, cursor, limit } => {
-                let fleet = self.service.fleet();
-                if space.is_some_and(|space| fleet.space(space).is_none()) {
-                    return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello for the spaces there are"));
-                }
-                self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
-            }
             Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) | Request::SetPolicy(_) => {
                 return Err(self.admin_only());
             }
+            // Answered where this is called.
+            Request::Hello(_)
+            | Request::Route(_)
+            | Request::Overlap(_)
+            | Request::PotentialLoads(_)
+            | Request::Workers { .. } => {}
         }
-        Ok(Replied::Now)
+        Ok(())
     }
 
     fn prefill_complete(

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
-use crate::route::{Decision, RouteRequest, Wait};
+use crate::route::{Decision, PotentialLoads, RouteRequest, Wait};
 
 /// What a hello reply says that only the daemon knows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,6 +88,12 @@ pub trait Service {
     fn overlap(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         self.route(session, request, decision).map(drop)
     }
+
+    /// Overwrites `potential` with what every worker of the space would have to do if it took the prompt of `request`.
+    ///
+    /// # Errors
+    /// Unknown space, scheme mismatch.
+    fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()>;
 
     /// The prefill of a booked request is done, after `prefill_us` microseconds (0 = not said).
     ///

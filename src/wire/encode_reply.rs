@@ -42,6 +42,7 @@ pub struct ReplyEncoder {
     pub(super) builder: Builder,
     candidates: Vec<WIPOffset<fb::Candidate<'static>>>,
     entries: Vec<WIPOffset<fb::OverlapEntry<'static>>>,
+    pub(super) loads: Vec<WIPOffset<fb::PotentialLoad<'static>>>,
     removals: Vec<WIPOffset<fb::Removal<'static>>>,
     workers: Vec<fb::WorkerRef>,
 }

@@ -31,14 +31,14 @@ impl std::fmt::Debug for RequestEncoder {
 }
 
 /// The encoded fields that every question about a prompt has.
-struct Question {
-    tokens: Option<WIPOffset<Vector<'static, u32>>>,
-    local_hashes: Option<WIPOffset<Vector<'static, u64>>>,
-    scheme: Option<WIPOffset<fb::Scheme<'static>>>,
-    token_count: u32,
-    lora: Option<WIPOffset<&'static str>>,
-    salt: Option<WIPOffset<&'static str>>,
-    media: Option<WIPOffset<Vector<'static, fb::MediaHash>>>,
+pub(super) struct Question {
+    pub(super) tokens: Option<WIPOffset<Vector<'static, u32>>>,
+    pub(super) local_hashes: Option<WIPOffset<Vector<'static, u64>>>,
+    pub(super) scheme: Option<WIPOffset<fb::Scheme<'static>>>,
+    pub(super) token_count: u32,
+    pub(super) lora: Option<WIPOffset<&'static str>>,
+    pub(super) salt: Option<WIPOffset<&'static str>>,
+    pub(super) media: Option<WIPOffset<Vector<'static, fb::MediaHash>>>,
 }
 
 impl RequestEncoder {
@@ -217,7 +217,7 @@ impl RequestEncoder {
         self.finish(FrameKind::SetPolicy, id, root, out);
     }
 
-    fn question(&mut self, request: &RouteRequest<'_>) -> Question {
+    pub(super) fn question(&mut self, request: &RouteRequest<'_>) -> Question {
         let builder = &mut self.builder;
         let mut question = Question {
             tokens: None,
@@ -270,7 +270,7 @@ impl RequestEncoder {
 }
 
 /// Keeps a request within what a frame can hold at all; finer checks are the daemon's.
-fn check_lengths(request: &RouteRequest<'_>) -> Result<()> {
+pub(super) fn check_lengths(request: &RouteRequest<'_>) -> Result<()> {
     let hashes = match request.prompt {
         Prompt::Tokens(_) => 0,
         Prompt::LocalHashes { hashes, .. } => hashes.len() / 8,

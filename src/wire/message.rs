@@ -8,7 +8,7 @@ use crate::finding::Finding;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
 use crate::load::BookingOutcome;
-use crate::route::{BookingHandle, CostTerms, MatchStatus, Mode, ReplyNotes};
+use crate::route::{BookingHandle, CostTerms, MatchStatus, Mode, PotentialLoads, ReplyNotes};
 use crate::trust::Trust;
 
 /// Any frame a daemon sends.
@@ -32,6 +32,8 @@ pub enum Reply {
     ReportFailure(u32),
     /// To overlap.
     Overlap(OverlapReply),
+    /// To potential loads.
+    PotentialLoads(PotentialLoads),
     /// To workers.
     Workers(WorkersPage),
     /// To status.

@@ -11,6 +11,7 @@ mod encode_request;
 mod header;
 mod message;
 mod policy;
+mod questions;
 mod reply;
 mod reports;
 mod request;
@@ -63,6 +64,8 @@ pub mod features {
     pub const AFFINITY: u64 = 1 << 13;
     /// A worker to prefill and one to decode in one reply.
     pub const PAIRS: u64 = 1 << 14;
+    /// What every worker would have to do if it took a prompt.
+    pub const POTENTIAL_LOADS: u64 = 1 << 15;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -78,5 +81,6 @@ pub mod features {
         | REPORTS
         | QUEUE
         | AFFINITY
-        | PAIRS;
+        | PAIRS
+        | POTENTIAL_LOADS;
 }

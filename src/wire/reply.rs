@@ -11,6 +11,7 @@ use super::message::{
     SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
 use super::policy::PolicyDone;
+use super::questions;
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
 use crate::finding::{Finding, Harm};
@@ -44,6 +45,9 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         FrameKind::ReportLoadReply => Reply::ReportLoad(root::<fb::ReportLoadReply<'_>>(body)?.accepted()),
         FrameKind::ReportFailureReply => Reply::ReportFailure(root::<fb::ReportFailureReply<'_>>(body)?.back_off_ms()),
         FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
+        FrameKind::PotentialLoadsReply => {
+            Reply::PotentialLoads(questions::potential_loads_reply(root::<fb::PotentialLoadsReply<'_>>(body)?)?)
+        }
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
         FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),

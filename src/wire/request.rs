@@ -12,6 +12,7 @@ use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::message::WorkerChange;
 use super::policy::{self, PolicyOrder};
+use super::questions;
 use super::reports;
 use super::verify;
 use crate::error::{Error, Kind, Result, counted};
@@ -30,7 +31,7 @@ const EVERY_SPACE: u32 = u32::MAX;
 /// Where the lists of a request are put, reused from one request to the next.
 #[derive(Debug, Default)]
 pub struct RequestScratch {
-    media: Vec<(u32, u64)>,
+    pub(super) media: Vec<(u32, u64)>,
     allow: Vec<Worker>,
     fields: Vec<(String, String)>,
     constraints: ConstraintScratch,
@@ -113,6 +114,8 @@ pub enum Request<'a> {
     Free(BookingRef<'a>),
     /// Who holds how much of a prompt? A route that books nothing and lists everybody.
     Overlap(RouteRequest<'a>),
+    /// What would every worker have to do if it took a prompt? As an overlap.
+    PotentialLoads(RouteRequest<'a>),
     /// Who is there?
     Workers {
         /// Of this space; `None` = of every space.
@@ -164,7 +167,10 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
         FrameKind::Served => reports::served(root::<fb::Served<'a>>(body)?)?,
         FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
         FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
-        FrameKind::Overlap => Request::Overlap(overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
+        FrameKind::Overlap => Request::Overlap(questions::overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
+        FrameKind::PotentialLoads => {
+            Request::PotentialLoads(questions::potential_loads(root::<fb::PotentialLoads<'a>>(body)?, scratch)?)
+        }
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
             understood(table.must_understand())?;
@@ -320,23 +326,6 @@ fn priority_jump(jump: f64) -> Result<f64> {
     Err(invalid("priority_jump is not a finite number", "give seconds, or leave it out"))
 }
 
-fn overlap<'a>(table: fb::Overlap<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
-    understood(table.must_understand())?;
-    let question = Question {
-        tokens: table.tokens(),
-        local_hashes: table.local_hashes(),
-        scheme: table.scheme(),
-        token_count: table.token_count(),
-    };
-    Ok(RouteRequest {
-        lora: name("lora", table.lora())?,
-        salt: name("salt", table.salt())?,
-        media: read_media(table.media(), &mut scratch.media)?,
-        candidates_max: CANDIDATES_MAX,
-        ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
-    })
-}
-
 fn change_worker<'a>(table: fb::ChangeWorker<'_>, scratch: &'a mut RequestScratch) -> Result<WorkerChange<'a>> {
     understood(table.must_understand())?;
     let op = op_from_wire(table.op()).ok_or_else(|| unsupported(format!("change_worker.op {}", table.op().0)))?;
@@ -357,14 +346,14 @@ pub(super) fn understood(must_understand: u64) -> Result<()> {
 }
 
 /// The fields that say what the prompt is, the same in every request that has one.
-struct Question<'a> {
-    tokens: Option<Vector<'a, u32>>,
-    local_hashes: Option<Vector<'a, u64>>,
-    scheme: Option<fb::Scheme<'a>>,
-    token_count: u32,
+pub(super) struct Question<'a> {
+    pub(super) tokens: Option<Vector<'a, u32>>,
+    pub(super) local_hashes: Option<Vector<'a, u64>>,
+    pub(super) scheme: Option<fb::Scheme<'a>>,
+    pub(super) token_count: u32,
 }
 
-fn prompt<'a>(question: &Question<'a>) -> Result<Prompt<'a>> {
+pub(super) fn prompt<'a>(question: &Question<'a>) -> Result<Prompt<'a>> {
     match (question.tokens, question.local_hashes) {
         (Some(tokens), None) => {
             bounded("tokens", tokens.len(), PROMPT_TOKENS_MAX)?;
@@ -418,7 +407,7 @@ const fn whole_blocks(token_count: u32, scheme: Scheme) -> usize {
     (tokens / scheme.block_size) as usize
 }
 
-fn read_media<'a>(
+pub(super) fn read_media<'a>(
     listed: Option<Vector<'_, fb::MediaHash>>,
     media: &'a mut Vec<(u32, u64)>,
 ) -> Result<&'a [(u32, u64)]> {

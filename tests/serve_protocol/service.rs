@@ -11,7 +11,7 @@ use kvrouted::fleet::{
 };
 use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
-use kvrouted::route::{BookingHandle, CostTerms, Decision, RouteRequest, Scored};
+use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
 use kvrouted::trust::Trust;
 use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -104,6 +104,11 @@ impl Service for FakeService {
         };
         decision.booking = request.book.map(|_| BookingHandle { slot: 3, generation: 4 });
         Ok(Routed::Decided)
+    }
+
+    fn potential_loads(&mut self, _: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
+        *potential = PotentialLoads { request_blocks: 1, ..PotentialLoads::default() };
+        Ok(())
     }
 
     fn prefill_complete(&mut self, _: SessionId, booking: &BookingRef<'_>, _: u64) -> Result<BookingOutcome> {

@@ -27,8 +27,8 @@ TRUST_REASONS = (
 )  # fmt: skip
 FEATURES = (
     "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",
-    "overrides", "constraints", "shared_hits", "progress",
-    "reports", "queue",
+    "overrides", "constraints", "shared_hits", "progress", "reports", "queue", "affinity", "pairs",
+    "potential_loads",
 )  # fmt: skip
 REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down")
 

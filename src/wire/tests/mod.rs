@@ -102,6 +102,10 @@ fn requests_round_trip() {
         let RouteRequest { space, prompt, lora, salt, media, .. } = request;
         let asked = RouteRequest { space, lora, salt, media, candidates_max: CANDIDATES_MAX, ..question(prompt) };
         assert_eq!(decode_request(header.kind, body, &mut scratch).unwrap(), Request::Overlap(asked));
+        let mut out = Vec::new();
+        encoder.potential_loads(ID, &request, &mut out).unwrap();
+        let (header, body) = split(&out);
+        assert_eq!(decode_request(header.kind, body, &mut scratch).unwrap(), Request::PotentialLoads(asked));
     }
 }
 
@@ -224,7 +228,7 @@ fn what_is_not_served_is_refused_by_name() {
         a.affinity_session = Some(b.create_string(""));
     });
     assert!(decode_request(FrameKind::Route as u8, &defaults, &mut RequestScratch::default()).is_ok());
-    let unserved = [FrameKind::PotentialLoads, FrameKind::Watch];
+    let unserved = [FrameKind::Watch];
     for kind in unserved.map(|kind| kind as u8).into_iter().chain([FrameKind::RouteReply as u8, 201]) {
         let error = decode_request(kind, &defaults, &mut RequestScratch::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::finding::{Finding, Symptom};
+use crate::route::{PotentialLoad, PotentialLoads};
 
 fn terms(seed: f64) -> CostTerms {
     CostTerms {
@@ -150,6 +151,14 @@ fn the_other_replies_round_trip() {
     let limits = ServerLimits { frame_body_bytes_max: 1, prompt_tokens_max: 2, ..Default::default() };
     let facts = HelloFacts { version: 1, instance_id: 8, limits, admin_socket: Some("/run/a") };
     let page = status_page();
+    let load =
+        PotentialLoad { worker: Worker::new(9, 1), active_requests: 3, prefill_tokens: u64::MAX, decode_blocks: 5 };
+    let potential = PotentialLoads {
+        workers: vec![load, PotentialLoad { worker: Worker::new(9, 2), ..load }],
+        matched: MatchStatus::Unmatchable,
+        request_blocks: 6,
+        notes: ReplyNotes::SCHEME_UNKNOWN,
+    };
     let refusal = Error::new(Kind::Overloaded, "full", "wait");
     let mut replies = Vec::new();
     let mut encode = |encode: &mut dyn FnMut(&mut ReplyEncoder, &mut Vec<u8>)| {
@@ -166,6 +175,7 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.report_failure(ID, 500, out));
     encode(&mut |e, out| e.served(ID, BookingOutcome::AlreadyApplied, 8, out));
     encode(&mut |e, out| e.overlap(ID, &decision, out));
+    encode(&mut |e, out| e.potential_loads(ID, &potential, out));
     encode(&mut |e, out| e.status(ID, &page, out));
     encode(&mut |e, out| e.change_worker(ID, 4, out));
     encode(&mut |e, out| e.error(ID, &refusal, out));
@@ -178,6 +188,7 @@ fn the_other_replies_round_trip() {
         Reply::ReportFailure(500),
         Reply::Served(BookingOutcome::AlreadyApplied),
         Reply::Overlap(overlap),
+        Reply::PotentialLoads(loads),
         Reply::Status(got),
         Reply::ChangeWorker(4),
         Reply::Error(error),
@@ -195,7 +206,7 @@ fn the_other_replies_round_trip() {
     assert_eq!((*done, *freed), (BookingOutcome::Superseded, BookingOutcome::Unknown));
     let overlaps: Vec<_> = overlap.workers.iter().map(|entry| entry.overlap.device).collect();
     assert_eq!((overlaps, overlap.matched, overlap.request_blocks), (vec![0, 1, 2], MatchStatus::Unmatchable, 12));
-    assert_eq!(*got, page);
+    assert_eq!((loads, got), (&potential, &page));
     assert_eq!((error.kind, error.side, error.retryable), (Some(Kind::Overloaded), Side::Daemon, true));
     assert!(error.retry_after_us > 0);
     let error = Error::from(error.clone());

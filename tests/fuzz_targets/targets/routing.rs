@@ -42,7 +42,7 @@ fn within_bounds(request: &Request<'_>) {
     let name = |text: &str| assert!(text.len() <= NAME_BYTES_MAX);
     match request {
         Request::Hello(hello) => name(hello.client_name),
-        Request::Route(route) | Request::Overlap(route) => {
+        Request::Route(route) | Request::Overlap(route) | Request::PotentialLoads(route) => {
             assert!(route.prompt.token_count() <= PROMPT_TOKENS_MAX && route.media.len() <= MEDIA_HASHES_MAX);
             assert!((1..=CANDIDATES_MAX).contains(&route.candidates_max));
             assert!(route.allow.is_none_or(|allow| allow.len() <= ALLOW_LIST_MAX));
@@ -70,6 +70,37 @@ fn within_bounds(request: &Request<'_>) {
     }
 }
 
+/// Encodes what gateways tell of bookings and workers.
+fn encode_told(encoder: &mut RequestEncoder, id: CorrelationId, told: &Request<'_>, out: &mut Vec<u8>) -> FrameKind {
+    match told {
+        Request::PrefillComplete { booking, prefill_us } => {
+            encoder.prefill_complete(id, booking, *prefill_us, out);
+            FrameKind::PrefillComplete
+        }
+        Request::OutputProgress { booking, output_tokens } => {
+            encoder.output_progress(id, booking, *output_tokens, out);
+            FrameKind::OutputProgress
+        }
+        Request::ReportLoad { space, worker, load } => {
+            encoder.report_load(id, (*space, *worker), load, out);
+            FrameKind::ReportLoad
+        }
+        Request::ReportFailure { space, worker, reason } => {
+            encoder.report_failure(id, (*space, *worker), reason, out);
+            FrameKind::ReportFailure
+        }
+        Request::Served { booking, worker } => {
+            encoder.served(id, booking, *worker, out);
+            FrameKind::Served
+        }
+        Request::Free(booking) => {
+            encoder.free(id, booking, out);
+            FrameKind::Free
+        }
+        question => panic!("nothing that is told: {question:?}"),
+    }
+}
+
 /// A gateway that asks the same is understood the same.
 fn goes_round(request: &Request<'_>) {
     let (mut encoder, mut out, id) = (RequestEncoder::default(), Vec::new(), CorrelationId(7));
@@ -88,29 +119,9 @@ fn goes_round(request: &Request<'_>) {
             sent(encoder.overlap(id, route, &mut out));
             FrameKind::Overlap
         }
-        Request::PrefillComplete { booking, prefill_us } => {
-            encoder.prefill_complete(id, booking, *prefill_us, &mut out);
-            FrameKind::PrefillComplete
-        }
-        Request::OutputProgress { booking, output_tokens } => {
-            encoder.output_progress(id, booking, *output_tokens, &mut out);
-            FrameKind::OutputProgress
-        }
-        Request::ReportLoad { space, worker, load } => {
-            encoder.report_load(id, (*space, *worker), load, &mut out);
-            FrameKind::ReportLoad
-        }
-        Request::ReportFailure { space, worker, reason } => {
-            encoder.report_failure(id, (*space, *worker), reason, &mut out);
-            FrameKind::ReportFailure
-        }
-        Request::Served { booking, worker } => {
-            encoder.served(id, booking, *worker, &mut out);
-            FrameKind::Served
-        }
-        Request::Free(booking) => {
-            encoder.free(id, booking, &mut out);
-            FrameKind::Free
+        Request::PotentialLoads(route) => {
+            sent(encoder.potential_loads(id, route, &mut out));
+            FrameKind::PotentialLoads
         }
         Request::Workers { space, cursor, limit } => {
             encoder.workers(id, *space, *cursor, *limit, &mut out);
@@ -132,6 +143,7 @@ fn goes_round(request: &Request<'_>) {
             encoder.set_policy(id, order, &mut out);
             FrameKind::SetPolicy
         }
+        told => encode_told(&mut encoder, id, told, &mut out),
     };
     let (head, body) = out.split_first_chunk().expect("a header");
     let header = FrameHeader::parse(head).expect("a header that is sound");

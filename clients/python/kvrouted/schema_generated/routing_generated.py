@@ -3156,8 +3156,29 @@ class PotentialLoadsReply(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
         return o == 0
 
+    # PotentialLoadsReply
+    def Match(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # PotentialLoadsReply
+    def RequestBlocks(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # PotentialLoadsReply
+    def Notes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
 def PotentialLoadsReplyStart(builder):
-    builder.StartObject(1)
+    builder.StartObject(4)
 
 def PotentialLoadsReplyAddLoads(builder, loads):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(loads), 0)
@@ -3167,6 +3188,15 @@ def PotentialLoadsReplyStartLoadsVector(builder, numElems):
 
 def PotentialLoadsReplyCreateLoadsVector(builder, data):
     return builder.CreateVectorOfTables(data)
+
+def PotentialLoadsReplyAddMatch(builder, match):
+    builder.PrependUint8Slot(1, match, 0)
+
+def PotentialLoadsReplyAddRequestBlocks(builder, requestBlocks):
+    builder.PrependUint32Slot(2, requestBlocks, 0)
+
+def PotentialLoadsReplyAddNotes(builder, notes):
+    builder.PrependUint64Slot(3, notes, 0)
 
 def PotentialLoadsReplyEnd(builder):
     return builder.EndObject()

@@ -1,0 +1,150 @@
+//! What every worker would have to do if it took a prompt: for gateways that choose by a rule of their own.
+
+use super::cost::{Among, cost};
+use super::decide::Scratch;
+use super::decision::{MatchStatus, ReplyNotes};
+use super::mode::Mode;
+use super::observation::Observation;
+use super::observe::{View, observe};
+use super::policy::{Overrides, Policy};
+use super::request::RouteRequest;
+use crate::error::Result;
+use crate::ids::Worker;
+
+/// One worker's load as it would be with the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PotentialLoad {
+    /// Who.
+    pub worker: Worker,
+    /// Requests in flight there now, without the prompt.
+    pub active_requests: u64,
+    /// Tokens it would have to prefill: those under way, and those of the prompt that it does not hold.
+    pub prefill_tokens: u64,
+    /// Blocks of the prompts that it would run, those that several share counted once.
+    pub decode_blocks: u64,
+}
+
+/// What every worker of a space would have to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PotentialLoads {
+    /// Every worker, eligible or not, in table order.
+    pub workers: Vec<PotentialLoad>,
+    /// Whether what they hold of the prompt means anything.
+    pub matched: MatchStatus,
+    /// Whole blocks of the prompt that were looked up.
+    pub request_blocks: u32,
+    /// Remarks on what was read.
+    pub notes: ReplyNotes,
+}
+
+impl PotentialLoads {
+    /// Overwrites all of it with what an observation gives: the terms that a cost is made of, before they are weighed.
+    /// What the space's policy does not track is 0.
+    pub fn of(&mut self, policy: &Policy, observation: &Observation) {
+        let (policy, asked) = (&policy.under(&observation.asked.overrides), &observation.asked);
+        (self.matched, self.request_blocks) = (observation.matched, observation.request_blocks);
+        self.notes = observation.notes;
+        self.workers.clear();
+        // A cost in blocks depends on the others by the decay of credits alone, and no credit is taken off here.
+        let alone = Among::default();
+        self.workers.extend(observation.workers.iter().map(|observed| {
+            let terms = cost(policy, asked, observed, &alone, 0);
+            let uncached_tokens = asked.prompt_tokens.saturating_sub(terms.cached_tokens as u64);
+            let prefill_tokens = observed.load.prefill_tokens.saturating_add(uncached_tokens);
+            PotentialLoad {
+                worker: observed.worker,
+                active_requests: observed.load.requests,
+                prefill_tokens: if policy.track_prefill_tokens { prefill_tokens } else { 0 },
+                decode_blocks: terms.decode as u64,
+            }
+        }));
+    }
+}
+
+/// Overwrites `potential` with what every worker of the space would have to do if it took the request's prompt.
+/// Decides nothing, and takes nobody's turn.
+///
+/// # Errors
+/// Those of [`observe`].
+pub fn potential_loads(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scratch: &mut Scratch,
+    potential: &mut PotentialLoads,
+) -> Result<()> {
+    // Where only pinned requests are decided, loads may still be asked for.
+    let mode = if view.policy.mode == Mode::Direct { Some(Mode::Kv) } else { request.overrides.mode };
+    let overrides = Overrides { mode, ..request.overrides };
+    let request = RouteRequest { explain: true, book: None, overrides, ..*request };
+    observe(view, &request, &mut scratch.buffers, &mut scratch.observation)?;
+    potential.of(view.policy, &scratch.observation);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{DeviceClass, WorkerState};
+    use crate::ids::{TierBlocks, WorkerIndex};
+    use crate::load::Load;
+    use crate::route::{Asked, Observed};
+    use crate::trust::{Trust, TrustLevel};
+
+    /// A prompt of 100 tokens, 16 a block, and workers of so many requests, prefill tokens, decode blocks, device blocks
+    /// that they hold and leading blocks that they run.
+    fn observation(workers: &[(u64, u64, u64, u32, u32)]) -> Observation {
+        let observed = |(place, &(requests, prefill_tokens, decode_blocks, device, active_depth_blocks))| Observed {
+            index: WorkerIndex(place as u32),
+            worker: Worker::new(place as u64, 0),
+            overlap: TierBlocks { device, host: 1, ..TierBlocks::default() },
+            active_depth_blocks,
+            shared_blocks: 0,
+            load: Load { requests, prefill_tokens, decode_blocks, ..Load::default() },
+            trust: Trust { level: TrustLevel::Exact, ..Trust::default() },
+            state: WorkerState::Draining,
+            device_class: DeviceClass::Gpu,
+            weight: 2.0,
+            capacity_blocks: 0,
+            batched_tokens_max: 8192,
+            allowed: true,
+            backing_off: true,
+            is_pinned: true,
+            has_adapter: true,
+            has_required_taints: true,
+            taint_weight: 0.0,
+        };
+        Observation {
+            asked: Asked { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..Asked::default() },
+            workers: workers.iter().enumerate().map(observed).collect(),
+            request_blocks: 6,
+            ..Observation::default()
+        }
+    }
+
+    fn loads(policy: &Policy, observation: &Observation) -> Vec<(u64, u64, u64)> {
+        let mut potential = PotentialLoads { matched: MatchStatus::Unmatchable, ..PotentialLoads::default() };
+        potential.of(policy, observation);
+        assert_eq!((potential.matched, potential.request_blocks), (MatchStatus::Matched, 6));
+        let values = |load: &PotentialLoad| (load.active_requests, load.prefill_tokens, load.decode_blocks);
+        potential.workers.iter().map(values).collect()
+    }
+
+    #[test]
+    fn a_prompt_adds_what_is_not_held_and_the_blocks_that_are_not_run() {
+        let observation = observation(&[(0, 0, 0, 0, 0), (3, 500, 40, 2, 1), (1, u64::MAX, 7, 6, 6)]);
+        // A block in host memory spares three quarters of its tokens.
+        let expected = [(0, 100 - 12, 6), (3, 500 + 100 - 44, 40 + 5), (1, u64::MAX, 7)];
+        assert_eq!(loads(&Policy::default(), &observation), expected);
+    }
+
+    #[test]
+    fn what_is_not_tracked_is_no_load() {
+        let observation = observation(&[(3, 500, 40, 2, 1)]);
+        let prefill = Policy { track_prefill_tokens: false, ..Policy::default() };
+        assert_eq!(loads(&prefill, &observation), [(3, 0, 45)]);
+        let decode = Policy { track_active_blocks: false, ..Policy::default() };
+        assert_eq!(loads(&decode, &observation), [(3, 556, 0)]);
+        let alone = Policy { assume_kv_reuse: false, ..Policy::default() };
+        assert_eq!(loads(&alone, &observation), [(3, 556, 46)]);
+    }
+}

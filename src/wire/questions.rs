@@ -1,0 +1,103 @@
+//! Questions about a prompt that decide nothing, both directions.
+
+use super::convert::{match_from_wire, match_to_wire, unknown_value};
+use super::encode_reply::ReplyEncoder;
+use super::encode_request::{RequestEncoder, check_lengths};
+use super::header::FrameKind;
+use super::request::{Question, RequestScratch, name, prompt, read_media, understood};
+use crate::error::Result;
+use crate::ids::{CorrelationId, SpaceId, Worker};
+use crate::limits::CANDIDATES_MAX;
+use crate::route::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
+use crate::schema_generated::routing as fb;
+
+/// Two tables of the same fields: which prompt, in which space.
+macro_rules! question {
+    ($name:ident, $table:ident) => {
+        pub(super) fn $name<'a>(table: fb::$table<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
+            understood(table.must_understand())?;
+            let question = Question {
+                tokens: table.tokens(),
+                local_hashes: table.local_hashes(),
+                scheme: table.scheme(),
+                token_count: table.token_count(),
+            };
+            Ok(RouteRequest {
+                lora: name("lora", table.lora())?,
+                salt: name("salt", table.salt())?,
+                media: read_media(table.media(), &mut scratch.media)?,
+                candidates_max: CANDIDATES_MAX,
+                ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
+            })
+        }
+    };
+}
+
+question!(overlap, Overlap);
+question!(potential_loads, PotentialLoads);
+
+impl RequestEncoder {
+    /// Appends a request for potential loads; only what says which prompt in which space is sent.
+    ///
+    /// # Errors
+    /// As [`RequestEncoder::route`].
+    pub fn potential_loads(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
+        check_lengths(request)?;
+        let question = self.question(request);
+        let args = fb::PotentialLoadsArgs {
+            space_id: request.space.0,
+            tokens: question.tokens,
+            local_hashes: question.local_hashes,
+            scheme: question.scheme,
+            token_count: question.token_count,
+            lora: question.lora,
+            salt: question.salt,
+            media: question.media,
+            ..fb::PotentialLoadsArgs::default()
+        };
+        let root = fb::PotentialLoads::create(&mut self.builder, &args);
+        self.finish(FrameKind::PotentialLoads, id, root, out);
+        Ok(())
+    }
+}
+
+impl ReplyEncoder {
+    /// Answers a request for potential loads.
+    pub fn potential_loads(&mut self, id: CorrelationId, potential: &PotentialLoads, out: &mut Vec<u8>) {
+        self.loads.clear();
+        for load in &potential.workers {
+            let args = fb::PotentialLoadArgs {
+                worker_id: load.worker.id.0,
+                dp_rank: load.worker.rank.0,
+                active_requests: u32::try_from(load.active_requests).unwrap_or(u32::MAX),
+                prefill_tokens: load.prefill_tokens,
+                decode_blocks: load.decode_blocks,
+            };
+            self.loads.push(fb::PotentialLoad::create(&mut self.builder, &args));
+        }
+        let loads = self.builder.create_vector(&self.loads);
+        let args = fb::PotentialLoadsReplyArgs {
+            loads: Some(loads),
+            match_: match_to_wire(potential.matched),
+            request_blocks: potential.request_blocks,
+            notes: potential.notes.0,
+        };
+        let root = fb::PotentialLoadsReply::create(&mut self.builder, &args);
+        self.finish(FrameKind::PotentialLoadsReply, id, root, out);
+    }
+}
+
+pub(super) fn potential_loads_reply(table: fb::PotentialLoadsReply<'_>) -> Result<PotentialLoads> {
+    let load = |load: fb::PotentialLoad<'_>| PotentialLoad {
+        worker: Worker::new(load.worker_id(), load.dp_rank()),
+        active_requests: u64::from(load.active_requests()),
+        prefill_tokens: load.prefill_tokens(),
+        decode_blocks: load.decode_blocks(),
+    };
+    Ok(PotentialLoads {
+        workers: table.loads().iter().map(load).collect(),
+        matched: match_from_wire(table.match_()).ok_or_else(|| unknown_value("match", table.match_().0))?,
+        request_blocks: table.request_blocks(),
+        notes: ReplyNotes(table.notes()),
+    })
+}

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Soak(SoakArgs),
     /// Feed kvrouted's ingest thread and its peer's decoder and index over ZeroMQ.
     Ingest(IngestArgs),
+    /// Time kvrouted's decision with its booking beside its peer's, in process.
+    Decide(DecideArgs),
     /// Ask kvrouted's decision and its peer's the same random questions; fails where the answers differ.
     Parity(ParityArgs),
     /// Publish prepared messages; `ingest` starts these.
@@ -200,6 +202,32 @@ pub(crate) struct IngestArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
     /// Print one JSON object in place of the tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also write NAME.json and NAME.txt into this folder.
+    #[arg(long, value_name = "DIR", requires = "name")]
+    pub(crate) save: Option<PathBuf>,
+    /// The name of what `--save` writes.
+    #[arg(long, value_name = "NAME", requires = "save")]
+    pub(crate) name: Option<String>,
+}
+
+/// Arguments of `decide`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DecideArgs {
+    /// What decides the tape.
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+    /// Also fleets of so many workers, all of which together hold 1.28 M blocks.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) fleets: Vec<u16>,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 256)]
+    pub(crate) in_flight: usize,
+    /// Times everything is measured; medians are reported.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// Print one JSON object in place of the table.
     #[arg(long)]
     pub(crate) json: bool,
     /// Also write NAME.json and NAME.txt into this folder.

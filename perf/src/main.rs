@@ -1,12 +1,14 @@
-//! kvrouted beside its peer: the indexes on one tape of operations, and ingest over ZeroMQ; both sides in turns, equal
-//! terms.
+//! kvrouted beside its peer: the indexes on one tape of operations, ingest over ZeroMQ, and decisions; both sides in turns,
+//! equal terms.
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
-//! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets. What the figures mean is in the README.
+//! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.
+//! `decide` times decisions on both sides, `parity` compares them. What the figures mean is in the README.
 
 mod args;
 mod chart;
 mod compare;
+mod decide;
 mod failure;
 mod fleet;
 mod generator;
@@ -35,7 +37,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, IndexArgs, IngestArgs, ParityArgs};
+use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, ParityArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Index(args) => index(args, &mut out),
         Command::Ingest(args) => ingest_over_sockets(args, &mut out),
+        Command::Decide(args) => time_decisions(args, &mut out),
         Command::Parity(args) => compare_decisions(args, &mut out),
         Command::IngestSend(args) => {
             // The child speaks for itself.
@@ -72,6 +75,13 @@ fn ended(done: Result<(), Failure>) -> ExitCode {
 
 fn ingest_over_sockets(args: &IngestArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = ingest::run(args)?;
+    let (json, table) = (json(&report)?, report.table());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
+    print(out, if args.json { &json } else { &table })
+}
+
+fn time_decisions(args: &DecideArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = decide::run(args)?;
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })

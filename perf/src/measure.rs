@@ -84,7 +84,8 @@ pub(crate) struct Percentiles {
 }
 
 impl Percentiles {
-    fn of(histogram: &Histogram<u64>, clock_ns: f64) -> Self {
+    /// Of these times.
+    pub(crate) fn of(histogram: &Histogram<u64>, clock_ns: f64) -> Self {
         let at = |quantile| (histogram.value_at_quantile(quantile) as f64 - clock_ns).max(1.0);
         Self { p50: at(0.5), p99: at(0.99) }
     }

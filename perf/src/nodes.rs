@@ -58,6 +58,11 @@ impl Nodes {
         }
     }
 
+    /// Gives every content another name.
+    pub(crate) fn rename(&mut self, mut name: impl FnMut(u64) -> u64) {
+        self.nodes.iter_mut().for_each(|node| node.local = name(node.local));
+    }
+
     /// The block before.
     #[must_use]
     pub(crate) fn parent(&self, node: NodeId) -> Option<NodeId> {

@@ -137,6 +137,18 @@ impl Ours {
         OurReader { reader: self.reader.clone(), depths: Depths::new(), places: self.places.clone(), contended: 0 }
     }
 
+    /// The index as a decision reads it.
+    #[must_use]
+    pub(crate) fn index(&self) -> IndexReader {
+        self.reader.clone()
+    }
+
+    /// Where a worker is in its shard.
+    #[must_use]
+    pub(crate) fn slot(&self, worker: u16) -> WorkerSlot {
+        self.places[usize::from(worker)].slot
+    }
+
     /// Applies some batches by direct calls.
     ///
     /// # Panics

@@ -165,9 +165,10 @@ impl Compared {
     }
 }
 
-/// Both refuse, for the same reason as far as that matters to a gateway: whom it did not allow, whom it may ask again.
+/// Both refuse, for the same reason; or the request is pinned to an engine that is neither there nor allowed, of which
+/// the peer says the second and kvrouted the first.
 fn refusals_agree(ours: Option<Refusal>, theirs: Option<Refusal>) -> bool {
-    ours == theirs
+    ours == theirs || (ours, theirs) == (Some(Refusal::Nobody), Some(Refusal::PinNotAllowed))
 }
 
 /// The number from 0 to 1 by which kvrouted samples from these candidates: the next that the seed draws after one for

@@ -1,0 +1,129 @@
+//! kvrouted's decision, as its serving thread makes it: decide, book, and later free.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use kvrouted::fleet::{FleetTable, PoolRole};
+use kvrouted::ids::{Scheme, Window, Worker};
+use kvrouted::index::IndexReader;
+use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
+use kvrouted::route::{Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+
+use super::prompts::Prompts;
+use super::{Decider, Given, Timed, since};
+use crate::args::TapeArgs;
+use crate::failure::Failure;
+use crate::ours::{Feed, Ours as Index};
+use crate::table::{SPACE, record, table};
+use crate::tape::Tape;
+
+/// A filled index, a fleet and its loads.
+pub(crate) struct Ours {
+    scheme: Scheme,
+    fleet: FleetTable,
+    indexes: [IndexReader; 1],
+    loads: Loads,
+    session: SessionId,
+    scratch: Scratch,
+    decision: Decision,
+    began: Instant,
+    asked: u64,
+    _index: Index,
+}
+
+impl Ours {
+    /// Holds what the tape says.
+    ///
+    /// # Errors
+    /// There is no room for the workers.
+    pub(crate) fn new(tape: &Tape, args: &TapeArgs) -> Result<Self, Failure> {
+        let scheme = Scheme { block_size: args.block_size, window: Window::Plain };
+        let mut index = Index::new(args.workers, 1)?;
+        let feed = Feed::new(&tape.nodes, &tape.script);
+        index.apply(&feed, 0..feed.batches());
+        let workers = (0..args.workers)
+            .map(|worker| record(u32::from(worker), Worker::new(u64::from(worker), 0), index.slot(worker)))
+            .collect();
+        let loads = Loads::new(usize::from(args.workers), LoadsConfig::default());
+        let session = loads.open_session(None, 0).map_err(contract)?;
+        Ok(Self {
+            scheme,
+            fleet: table(scheme, PoolRole::Both, workers),
+            indexes: [index.index()],
+            loads,
+            session,
+            scratch: Scratch::default(),
+            decision: Decision::default(),
+            began: Instant::now(),
+            asked: 0,
+            _index: index,
+        })
+    }
+
+    fn decide(&mut self, prompt: Prompt<'_>, request_id: &str, now_ns: u64) -> Result<(), Failure> {
+        let request = RouteRequest::new(SPACE, prompt);
+        let policy = Policy::default();
+        let view = View {
+            fleet: &self.fleet,
+            indexes: &self.indexes,
+            predictions: &[],
+            loads: &self.loads,
+            policy: &policy,
+            turns: &[],
+            now_ns,
+        };
+        let (scratch, decision) = (&mut self.scratch, &mut self.decision);
+        decide(&view, &request, scratch, Draws::new(self.asked), decision).map_err(contract)?;
+        let chosen = decision.candidates.first().ok_or_else(|| contract("nobody was chosen"))?;
+        let demand = demand(&request, decision, chosen, self.scheme.block_size, scratch.shared_locals(decision));
+        self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
+        Ok(())
+    }
+
+    fn free(&self, request_id: &str) {
+        let reference = BookingRef::Request { request_id, attempt: 0 };
+        self.loads.free(self.session, reference, since(self.began));
+    }
+}
+
+impl Decider for Ours {
+    fn run(&mut self, prompts: &Prompts, given: Given, in_flight: usize, timed: &mut Timed) -> Result<(), Failure> {
+        let mut running: VecDeque<String> = VecDeque::with_capacity(in_flight + 1);
+        let mut copied = Vec::new();
+        for prompt in prompts.iter() {
+            self.asked += 1;
+            let request_id = format!("request-{}", self.asked);
+            // Just read: what is in a connection's buffer.
+            copied.clear();
+            match given {
+                Given::Tokens => copied.extend(prompt.tokens.iter().flat_map(|token| token.to_le_bytes())),
+                Given::Hashes => copied.extend_from_slice(&prompt.hashes),
+            }
+            let asked = match given {
+                Given::Tokens => Prompt::Tokens(&copied),
+                Given::Hashes => Prompt::LocalHashes {
+                    hashes: &copied,
+                    scheme: self.scheme,
+                    token_count: prompt.tokens.len() as u32,
+                },
+            };
+            let start = Instant::now();
+            self.decide(asked, &request_id, (start - self.began).as_nanos() as u64)?;
+            let decide_ns = since(start);
+            running.push_back(request_id);
+            if running.len() > in_flight
+                && let Some(oldest) = running.pop_front()
+            {
+                let start = Instant::now();
+                self.free(&oldest);
+                timed.take(decide_ns, since(start));
+            }
+        }
+        running.iter().for_each(|request_id| self.free(request_id));
+        Ok(())
+    }
+}
+
+fn contract(error: impl std::fmt::Display) -> Failure {
+    Failure::Contract(error.to_string())
+}

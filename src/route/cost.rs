@@ -86,6 +86,7 @@ impl Among {
 /// The formula of `kv` is Dynamo 1.6.1's (`scheduling/selector/reference.rs` there), every tier told apart; the
 /// lowest cost wins. In other modes the terms say the same of the worker, and only the cost is another.
 #[must_use]
+#[inline]
 pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, place: u32) -> CostTerms {
     let terms = blocks(policy, asked, observed, among.prefill_tokens_min);
     let cost = match policy.mode.cost_model() {
@@ -103,6 +104,7 @@ pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, 
 }
 
 /// The terms, and the cost in blocks.
+#[inline]
 fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
     let load = &observed.load;
     let block_size = f64::from(asked.block_size);
@@ -151,6 +153,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
 }
 
 /// How much a backlog lessens the device credit.
+#[inline]
 fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> f64 {
     if !policy.track_prefill_tokens || policy.credit_decay <= 0.0 {
         return 1.0;
@@ -161,6 +164,7 @@ fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min
 }
 
 /// Adds what the worker holds, and the credit it is worth, to `terms`.
+#[inline]
 fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms) -> CostTerms {
     let is_believed = observed.trust.level >= policy.credit_trust_min;
     let (overlap, shared) = match is_believed {
@@ -183,6 +187,7 @@ fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms
 }
 
 /// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
+#[inline]
 fn taint_factor(asked: &Asked, observed: &Observed) -> f64 {
     match asked.prefers_taints && asked.pin.is_none() {
         // Not the system's functions: those differ in their last bit from one machine to the next.

@@ -90,6 +90,17 @@ impl Scored {
     }
 }
 
+/// What somebody in the running would cost, as far as choosing goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Priced {
+    /// A place among those in the running.
+    pub place: u32,
+    /// What decides.
+    pub cost: f64,
+    /// Requests in flight, which decide among equals in one mode.
+    pub active_requests: f64,
+}
+
 /// The record of one decision, reused from one to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
@@ -119,6 +130,8 @@ pub struct Decision {
     pub removed: Vec<(Rule, Worker)>,
     /// Who was in the running, however many are listed: places in the observation, ascending.
     pub running: Vec<u32>,
+    /// Those of them who are listed, as they were chosen: in the order of `candidates`.
+    pub priced: Vec<Priced>,
     /// What the draws of it follow from.
     pub seed: u64,
     /// Why nobody is in the running; `None` = somebody is.
@@ -141,6 +154,7 @@ impl Decision {
         self.candidates.clear();
         self.removed.clear();
         self.running.clear();
+        self.priced.clear();
         self.engines_idle.clear();
         (self.mode, self.nobody) = (policy.mode, None);
         (self.shares_blocks, self.tracks_prefill) = (policy.assume_kv_reuse, policy.track_prefill_tokens);

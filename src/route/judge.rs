@@ -2,8 +2,8 @@
 //! draws give the same bits.
 
 use super::bound::Favour;
-use super::cost::{Among, cost};
-use super::decision::{Decision, Scored};
+use super::cost::{Among, CostTerms, cost};
+use super::decision::{Decision, Priced, Scored};
 use super::draws::Draws;
 use super::observation::{Observation, Observed};
 use super::policy::Policy;
@@ -20,24 +20,25 @@ pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision:
     decision.nobody = nobody(observation, decision);
     let favour = Favour::of(policy, observation, decision);
     favour.apply(observation, decision);
-    price(policy, observation, favour, decision);
-    decision.eligible = decision.candidates.len() as u32;
-    let listed = observation.asked.candidates_max as usize;
-    let pick = policy.mode.pick(policy.temperature);
-    decision.ties = choose(&mut decision.candidates, listed, pick, &mut draws.begin());
-    let chosen = decision.candidates.first().map(|chosen| chosen.worker);
-    decision.affinity = favour.outcome(observation, chosen);
-}
-
-/// Makes a candidate of everybody in the running, with what it would cost.
-fn price(policy: &Policy, observation: &Observation, favour: Favour, decision: &mut Decision) {
     let running = || decision.running.iter().filter_map(|place| observation.workers.get(*place as usize));
     let among = Among::of(observation.asked.turn, running());
-    let Decision { candidates, running: places, .. } = decision;
-    let priced = |(at, observed): (usize, &Observed)| {
-        let terms = cost(policy, &observation.asked, observed, &among, at as u32);
-        Scored::of(observed, favour.lessened(policy, places[at], terms))
+    let terms = |at: u32, observed: &Observed| {
+        let terms = cost(policy, &observation.asked, observed, &among, at);
+        let place = decision.running.get(at as usize).copied().unwrap_or_default();
+        favour.lessened(policy, place, terms)
     };
-    let observed = places.iter().filter_map(|place| observation.workers.get(*place as usize));
-    candidates.extend(observed.enumerate().map(priced));
+    // Most are not listed: of them nothing is kept but what choosing needs.
+    decision.priced.extend(running().zip(0_u32..).map(|(observed, place)| {
+        let CostTerms { cost, active_requests, .. } = terms(place, observed);
+        Priced { place, cost, active_requests }
+    }));
+    decision.eligible = decision.priced.len() as u32;
+    let listed = observation.asked.candidates_max as usize;
+    let pick = policy.mode.pick(policy.temperature);
+    decision.ties = choose(&mut decision.priced, listed, pick, &mut draws.begin());
+    let of = |place: u32| observation.workers.get(*decision.running.get(place as usize)? as usize);
+    let scored = |priced: &Priced| of(priced.place).map(|observed| Scored::of(observed, terms(priced.place, observed)));
+    decision.candidates.extend(decision.priced.iter().filter_map(scored));
+    let chosen = decision.candidates.first().map(|chosen| chosen.worker);
+    decision.affinity = favour.outcome(observation, chosen);
 }

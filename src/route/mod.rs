@@ -36,7 +36,7 @@ pub use affinity::{Affinities, Bound};
 pub use bound::{Affinity, AffinityMode, AffinityPolicy, Session};
 pub use cost::{Among, CostTerms, cost};
 pub use decide::{Scratch, decide, demand, overlaps};
-pub use decision::{Decision, MatchStatus, ReplyNotes, Scored};
+pub use decision::{Decision, MatchStatus, Priced, ReplyNotes, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
 pub use draws::Draws;
 pub use judge::judge;

@@ -2,17 +2,17 @@
 
 use std::cmp::Ordering;
 
-use super::decision::Scored;
+use super::decision::Priced;
 use super::draws::Drawing;
 use super::mode::Pick;
 
 /// Puts the chosen candidate first and the next `listed - 1` in ascending cost behind it; the rest is cut
 /// off. Equal costs behind the first stand in table order. Returns how many shared the lowest cost.
-pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, pick: Pick, drawing: &mut Drawing) -> u32 {
+pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, drawing: &mut Drawing) -> u32 {
     if candidates.is_empty() {
         return 0;
     }
-    let order = |a: &Scored, b: &Scored| compare(pick, a, b).then(a.index.place().cmp(&b.index.place()));
+    let order = |a: &Priced, b: &Priced| compare(pick, a, b).then(a.place.cmp(&b.place));
     let (lowest, ties) = lowest(candidates, pick, drawing);
     let chosen = match pick {
         Pick::Lowest | Pick::LowestThenIdlest => lowest,
@@ -30,16 +30,16 @@ pub(super) fn choose(candidates: &mut Vec<Scored>, listed: usize, pick: Pick, dr
     ties
 }
 
-fn compare(pick: Pick, a: &Scored, b: &Scored) -> Ordering {
-    let by_cost = a.terms.cost.total_cmp(&b.terms.cost);
+fn compare(pick: Pick, a: &Priced, b: &Priced) -> Ordering {
+    let by_cost = a.cost.total_cmp(&b.cost);
     match pick {
-        Pick::LowestThenIdlest => by_cost.then(a.terms.active_requests.total_cmp(&b.terms.active_requests)),
+        Pick::LowestThenIdlest => by_cost.then(a.active_requests.total_cmp(&b.active_requests)),
         _ => by_cost,
     }
 }
 
 /// The place of the lowest, each of equals as likely as the others, and how many they are.
-fn lowest(candidates: &[Scored], pick: Pick, drawing: &mut Drawing) -> (usize, u32) {
+fn lowest(candidates: &[Priced], pick: Pick, drawing: &mut Drawing) -> (usize, u32) {
     // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
     let (mut chosen, mut ties) = (0, 1);
     for place in 1..candidates.len() {
@@ -59,9 +59,9 @@ fn lowest(candidates: &[Scored], pick: Pick, drawing: &mut Drawing) -> (usize, u
 
 /// One by one is drawn with a probability proportional to e to the power of -(how far its cost is from the lowest, as
 /// a share of how far the highest is) / temperature. `None` where all are equal: then any of the lowest is as good.
-fn sampled(candidates: &[Scored], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
+fn sampled(candidates: &[Priced], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
     // What costs infinitely much is never drawn as long as something does not.
-    let costs = || candidates.iter().map(|scored| scored.terms.cost).filter(|cost| cost.is_finite());
+    let costs = || candidates.iter().map(|priced| priced.cost).filter(|cost| cost.is_finite());
     let (low, high) = costs().fold((f64::MAX, f64::MIN), |(low, high), cost| (low.min(cost), high.max(cost)));
     // Costs may be so far apart that their difference is no number: then all are scaled.
     let scale = if (high - low).is_finite() { 1.0 } else { low.abs().max(high.abs()) };
@@ -69,7 +69,7 @@ fn sampled(candidates: &[Scored], temperature: f64, drawing: &mut Drawing) -> Op
     if step.is_nan() || step <= 0.0 {
         return None;
     }
-    let weight = |scored: &Scored| match scored.terms.cost {
+    let weight = |priced: &Priced| match priced.cost {
         cost if cost.is_finite() => libm::exp(-((cost / scale - low / scale) / step)),
         _ => 0.0,
     };
@@ -77,8 +77,8 @@ fn sampled(candidates: &[Scored], temperature: f64, drawing: &mut Drawing) -> Op
     let drawn = drawing.unit();
     let mut cumulated = 0.0;
     let mut last = None;
-    for (place, scored) in candidates.iter().enumerate().filter(|(_, scored)| scored.terms.cost.is_finite()) {
-        cumulated += weight(scored) / sum;
+    for (place, priced) in candidates.iter().enumerate().filter(|(_, priced)| priced.cost.is_finite()) {
+        cumulated += weight(priced) / sum;
         if drawn <= cumulated {
             return Some(place);
         }
@@ -88,51 +88,40 @@ fn sampled(candidates: &[Scored], temperature: f64, drawing: &mut Drawing) -> Op
 }
 
 /// Two different places are drawn; the lower of them, of equals the first drawn.
-fn better_of_two(candidates: &[Scored], drawing: &mut Drawing) -> usize {
+fn better_of_two(candidates: &[Priced], drawing: &mut Drawing) -> usize {
     let first = drawing.below(candidates.len());
     if candidates.len() == 1 {
         return first;
     }
     let second = drawing.below(candidates.len() - 1);
     let second = second + usize::from(second >= first);
-    if candidates[second].terms.cost < candidates[first].terms.cost { second } else { first }
+    if candidates[second].cost < candidates[first].cost { second } else { first }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::WorkerState;
-    use crate::ids::{TierBlocks, Worker, WorkerIndex};
-    use crate::route::CostTerms;
     use crate::route::Draws;
-    use crate::trust::Trust;
 
-    fn scored(costs: &[f64]) -> Vec<Scored> {
-        let one = |(index, cost): (usize, &f64)| Scored {
-            index: WorkerIndex(index as u32),
-            worker: Worker::new(index as u64, 0),
-            overlap: TierBlocks::default(),
-            trust: Trust::default(),
-            state: WorkerState::Ready,
-            terms: CostTerms { cost: *cost, ..CostTerms::default() },
-        };
-        costs.iter().enumerate().map(one).collect()
+    fn priced(costs: &[f64]) -> Vec<Priced> {
+        let one = |(place, cost): (u32, &f64)| Priced { place, cost: *cost, active_requests: 0.0 };
+        (0..).zip(costs).map(one).collect()
     }
 
-    fn order(candidates: &[Scored]) -> Vec<u32> {
-        candidates.iter().map(|scored| scored.index.0).collect()
+    fn order(candidates: &[Priced]) -> Vec<u32> {
+        candidates.iter().map(|priced| priced.place).collect()
     }
 
     #[test]
     fn the_lowest_comes_first_and_the_rest_by_cost() {
         let mut drawing = Draws::new(1).begin();
-        let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
+        let mut candidates = priced(&[3.0, 1.0, 2.0, 0.5]);
         assert_eq!(choose(&mut candidates, 8, Pick::Lowest, &mut drawing), 1);
         assert_eq!(order(&candidates), [3, 1, 2, 0]);
-        let mut candidates = scored(&[3.0, 1.0, 2.0, 0.5]);
+        let mut candidates = priced(&[3.0, 1.0, 2.0, 0.5]);
         choose(&mut candidates, 2, Pick::Lowest, &mut drawing);
         assert_eq!(order(&candidates), [3, 1]);
-        let mut candidates = scored(&[3.0, 1.0]);
+        let mut candidates = priced(&[3.0, 1.0]);
         choose(&mut candidates, 0, Pick::Lowest, &mut drawing);
         assert_eq!(order(&candidates), [1], "the chosen one is always listed");
         assert_eq!(choose(&mut Vec::new(), 8, Pick::Lowest, &mut drawing), 0);
@@ -144,9 +133,9 @@ mod tests {
             let mut drawing = Draws::new(seed).begin();
             let mut counts = [0_u32; 4];
             for _ in 0..9000 {
-                let mut candidates = scored(&[1.0, 2.0, 1.0, 1.0]);
+                let mut candidates = priced(&[1.0, 2.0, 1.0, 1.0]);
                 assert_eq!(choose(&mut candidates, 1, Pick::Lowest, &mut drawing), 3);
-                counts[candidates[0].index.0 as usize] += 1;
+                counts[candidates[0].place as usize] += 1;
             }
             counts
         };
@@ -163,9 +152,9 @@ mod tests {
     fn counts<const N: usize>(costs: [f64; N], pick: Pick) -> [f64; N] {
         let mut counts = [0.0; N];
         for seed in 0..30_000 {
-            let mut candidates = scored(&costs);
+            let mut candidates = priced(&costs);
             choose(&mut candidates, N, pick, &mut Draws::new(seed).begin());
-            counts[candidates[0].index.0 as usize] += 1.0 / 30_000.0;
+            counts[candidates[0].place as usize] += 1.0 / 30_000.0;
         }
         counts
     }
@@ -213,10 +202,10 @@ mod tests {
 
     #[test]
     fn of_equal_pools_the_idlest_worker_is_taken() {
-        let mut candidates = scored(&[1.0, 1.0, 1.0, 0.5]);
-        candidates[3].terms.cost = 1.0;
-        for (scored, requests) in candidates.iter_mut().zip([4.0, 2.0, 3.0, 9.0]) {
-            scored.terms.active_requests = requests;
+        let mut candidates = priced(&[1.0, 1.0, 1.0, 0.5]);
+        candidates[3].cost = 1.0;
+        for (priced, requests) in candidates.iter_mut().zip([4.0, 2.0, 3.0, 9.0]) {
+            priced.active_requests = requests;
         }
         assert_eq!(choose(&mut candidates, 3, Pick::LowestThenIdlest, &mut Draws::new(1).begin()), 1);
         assert_eq!(order(&candidates), [1, 2, 0]);

@@ -7,7 +7,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 use kvrouted::trust::Trust;
 
 /// How often this thread asks for memory within `run`.
@@ -26,6 +26,7 @@ struct World {
     loads: Loads,
     session: SessionId,
     prompts: Vec<Vec<u32>>,
+    affinities: Affinities,
     scratch: Scratch,
     decision: Decision,
     asked: u64,
@@ -96,6 +97,7 @@ impl World {
             loads,
             session,
             prompts,
+            affinities: Affinities::new(8, 0),
             scratch: Scratch::default(),
             decision: Decision::default(),
             asked: 0,
@@ -114,6 +116,7 @@ impl World {
             loads: &self.loads,
             policy: &policy,
             turns: &[],
+            affinities: &self.affinities,
             now_ns: self.asked,
         };
         decide(&view, &request, &mut self.scratch, Draws::new(self.asked), &mut self.decision).expect("a decision");

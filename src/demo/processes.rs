@@ -107,13 +107,15 @@ impl Processes {
         self.shared.children.lock().extract_if(.., has_ended).count() > 0
     }
 
-    /// The error of the first process that ended although it should not have.
+    /// The error of a process that ended although it should not have. The daemon's comes before all others: without it
+    /// the gateway ends, and without that the engines do.
     pub(crate) fn ended(&self) -> Option<Error> {
         let mut children = self.shared.children.lock();
-        let name = children.iter_mut().find_map(|named| match named.child.try_wait() {
+        let ended = children.iter_mut().filter_map(|named| match named.child.try_wait() {
             Ok(Some(status)) if named.name != "gateway" || !status.success() => Some(named.name.clone()),
             _ => None,
-        })?;
+        });
+        let name = ended.min_by_key(|name| name != "daemon")?;
         drop(children);
         Some(self.why(&format!("the {name} process ended"), &name))
     }

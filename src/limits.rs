@@ -316,6 +316,8 @@ pub const QUEUE_SERVED_PER_TURN_MAX: usize = 64;
 pub const QUEUE_LOOKS_MAX: usize = 4;
 /// How often somebody looks whether requests that wait find room that nobody told of, milliseconds.
 pub const QUEUE_RECHECK_MS: u64 = 100;
+/// How often a core looks whether the fleet has changed that one of its connections watches, milliseconds.
+pub const WATCH_LOOK_MS: u64 = 50;
 /// Longest configurable wait of a request for a worker, milliseconds.
 pub const QUEUE_WAIT_MS_CEILING: u64 = 3_600_000;
 /// How often the control thread looks whether the others still run.

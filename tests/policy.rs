@@ -1,13 +1,16 @@
 //! Modes, rules and policies as a gateway meets them: the binary, a real socket, SIGHUP.
 
+use std::sync::mpsc;
+
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
+use kvrouted::fleet::WorkerState;
 use kvrouted::ids::Worker;
 use kvrouted::route::{BookingRequest, Mode, Names, Overrides, Preferences, Prompt, RouteRequest};
-use kvrouted::wire::{RouteReply, features};
+use kvrouted::wire::{RouteReply, WatchReply, features};
 
 mod process;
-use process::{Daemon, prompt, until};
+use process::{Daemon, PATIENCE, prompt, until};
 
 /// Three workers of which one is a CPU, one has labels and an adapter.
 const WORKERS: &str = "[[worker]]\nid = 1\ntaints = [\"a\", \"b\"]\nloras = [\"poet\"]\n\
@@ -201,4 +204,57 @@ fn loads_can_be_asked_for_where_only_pinned_requests_are_decided() {
     let tokens = prompt(1, 64);
     let loads = client.potential_loads(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).expect("loads");
     assert_eq!(loads.workers.len(), 3);
+}
+
+/// A watch of a space whose replies wait to be taken, each at most for as long as anything here.
+fn watch(client: Client) -> impl FnMut() -> Option<WatchReply> {
+    let space = client.space("m", None).expect("the space").id;
+    let watch = client.watch(Some(space)).expect("a watch");
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || watch.map_while(Result::ok).try_for_each(|reply| tell.send(reply)));
+    move || match told.recv_timeout(PATIENCE) {
+        Ok(reply) => Some(reply),
+        Err(mpsc::RecvTimeoutError::Disconnected) => None,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("waited in vain for the fleet to change"),
+    }
+}
+
+#[test]
+fn a_watch_tells_of_the_fleet_at_once_and_after_each_change_until_the_daemon_ends() {
+    let mut daemon = Daemon::configured(WORKERS);
+    assert_eq!(daemon.client().hello().features & features::WATCH, features::WATCH);
+    let mut watches = [watch(daemon.client()), watch(daemon.client())];
+    let drains = |reply: &WatchReply, id: u64| {
+        reply.workers.iter().any(|info| info.worker.id.0 == id && info.state == WorkerState::Draining)
+    };
+    let mut versions = [0; 2];
+    for (next, version) in watches.iter_mut().zip(&mut versions) {
+        let first = next().expect("the fleet");
+        let ids: Vec<_> = first.workers.iter().map(|info| info.worker.id.0).collect();
+        assert_eq!((ids, drains(&first, 2)), (vec![1, 2, 3], false));
+        *version = first.fleet_version;
+    }
+    daemon.worker_ok(&["set", "2", "draining=true"]);
+    for (next, version) in watches.iter_mut().zip(&mut versions) {
+        loop {
+            let reply = next().expect("the fleet");
+            assert!(reply.fleet_version > *version, "no version is told twice");
+            *version = reply.fleet_version;
+            if drains(&reply, 2) {
+                break;
+            }
+        }
+    }
+    // The first has left; the other is still told.
+    let [_, mut other] = watches;
+    daemon.worker_ok(&["set", "3", "draining=true"]);
+    while !drains(&other().expect("the fleet"), 3) {}
+    assert!(daemon.counter("watches_told") >= 3);
+    let mut client = daemon.client();
+    let space = Some(kvrouted::ids::SpaceId(9));
+    assert_eq!(daemon.client().watch(space).expect_err("no such space").kind(), Kind::UnknownSpace);
+    assert_eq!(client.workers(None).expect("workers").len(), 3);
+    drop(client);
+    assert_eq!(daemon.process.end("-TERM"), Some(0), "who watches keeps no daemon from ending");
+    while other().is_some() {}
 }

@@ -222,6 +222,7 @@ fn feature_bits_are_documented() {
         ("affinity", features::AFFINITY),
         ("pairs", features::PAIRS),
         ("potential_loads", features::POTENTIAL_LOADS),
+        ("watch", features::WATCH),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

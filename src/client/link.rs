@@ -58,6 +58,11 @@ impl Link {
         Ok(Self { stream: socket.into(), timeout, received: Vec::new(), consumed: 0 })
     }
 
+    /// Waits for as long as it takes from now on.
+    pub(super) const fn wait_for_ever(&mut self) {
+        self.timeout = None;
+    }
+
     /// Sends all of `bytes`, reading what comes meanwhile.
     pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {

@@ -39,6 +39,7 @@
 mod link;
 mod questions;
 mod reports;
+mod watch;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,7 @@ use crate::wire::{
     SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
 };
 pub use crate::wire::{RemoteError, Reply};
+pub use watch::Watch;
 
 /// Bytes of queued requests that are sent without waiting for [`Client::flush`].
 const SEND_BUFFER_BYTES: usize = 64 << 10;

@@ -21,6 +21,7 @@ use super::probe::Engine;
 use super::responder::RoutingResponder;
 use super::room::{Late, LateBox};
 use super::service::Service;
+use super::watching::tell_of_changes;
 use super::{epoll, uring};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{DRAIN_GRACE_MS, MAILBOX_MESSAGES_MAX};
@@ -242,21 +243,21 @@ fn serve<S: Service + 'static>(
 }
 
 /// What the tasks of one core share.
-struct Shared<T, S: Service> {
+pub(super) struct Shared<T, S: Service> {
     options: CoreOptions,
     mailbox: Arc<Mailbox>,
     counters: Arc<CounterSet<CoreCounter>>,
-    responder: RefCell<RoutingResponder<S>>,
+    pub(super) responder: RefCell<RoutingResponder<S>>,
     /// Open connections by a number that is never used again.
-    open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
+    pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
     log_quota: LogQuota,
 }
 
 /// An open connection: its socket, and what is written to it.
-struct Link<T> {
+pub(super) struct Link<T> {
     stream: T,
-    outlet: Outlet,
+    pub(super) outlet: Outlet,
 }
 
 async fn run<T: Stream, S: Service + 'static>(
@@ -267,6 +268,7 @@ async fn run<T: Stream, S: Service + 'static>(
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
     let core: Rc<Shared<T, S>> = Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota });
+    let watching = tokio::task::spawn_local(tell_of_changes(Rc::clone(&core)));
     let mut next_id = 0;
     let deadline = loop {
         match core.mailbox.next().await {
@@ -279,6 +281,7 @@ async fn run<T: Stream, S: Service + 'static>(
         }
     };
     core.drain(deadline).await;
+    watching.abort();
 }
 
 impl<T: Stream, S: Service + 'static> Shared<T, S> {
@@ -321,7 +324,10 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
                 self.responder.borrow_mut().unpark(connection, ticket);
                 let link = self.open.borrow().get(&connection).map(Rc::clone);
                 match link {
-                    Some(link) => self.deliver(link, &frame),
+                    Some(link) => {
+                        self.counters.bump(CoreCounter::Requests);
+                        self.deliver(link, &frame);
+                    }
                     None => self.responder.borrow_mut().undo(session, booked),
                 }
             }
@@ -329,8 +335,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     }
 
     /// Writes a reply that comes late.
-    fn deliver(self: &Rc<Self>, link: Rc<Link<T>>, frame: &[u8]) {
-        self.counters.bump(CoreCounter::Requests);
+    pub(super) fn deliver(self: &Rc<Self>, link: Rc<Link<T>>, frame: &[u8]) {
         match link.outlet.push(frame) {
             Pushed::Queued => {}
             Pushed::ToFlush => {

@@ -28,6 +28,7 @@ mod room;
 mod service;
 mod socket_file;
 mod uring;
+mod watching;
 
 pub use acceptor::Acceptor;
 pub use admin::{AdminResponder, AdminServer, AdminService};

@@ -54,6 +54,11 @@ impl Outlet {
         if self.is_flushing.replace(true) { Pushed::Queued } else { Pushed::ToFlush }
     }
 
+    /// Whether a late reply is under way.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.is_flushing.get()
+    }
+
     /// Writes late replies until there are none; what cannot be written is dropped. Only after [`Pushed::ToFlush`].
     pub(super) async fn flush<S: Stream>(&self, stream: &S) -> io::Result<()> {
         let mut written = Ok(());
@@ -69,7 +74,7 @@ impl Outlet {
 
     /// Waits until no late reply is under way.
     pub(super) async fn flushed(&self) {
-        while self.is_flushing.get() {
+        while self.is_flushing() {
             self.changed().await;
         }
     }

@@ -6,9 +6,11 @@ use super::connection::{Peer, Phase, Respond};
 use super::parking::Parking;
 use super::room::{Booked, LateBox};
 use super::service::{HelloInfo, Routed, Service};
+use super::watching::Watches;
 use crate::error::{Error, Kind, Result};
+use crate::fleet::FleetTable;
 use crate::hash::TOKEN_BYTES;
-use crate::ids::CorrelationId;
+use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
 use crate::load::{BookingOutcome, BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
@@ -26,14 +28,15 @@ pub struct RoutingResponder<S> {
     scratch: RequestScratch,
     decision: Decision,
     potential: PotentialLoads,
-    encoder: ReplyEncoder,
+    pub(super) encoder: ReplyEncoder,
+    pub(super) watches: Watches,
     /// Where requests wait; `None` = nowhere.
     pub(super) parking: Option<Parking>,
 }
 
 /// When a request is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replied {
+pub(super) enum Replied {
     Now,
     Later,
 }
@@ -50,6 +53,7 @@ impl<S: Service> RoutingResponder<S> {
             decision: Decision::default(),
             potential: PotentialLoads::default(),
             encoder: ReplyEncoder::default(),
+            watches: Watches::default(),
             parking: None,
         }
     }
@@ -111,10 +115,11 @@ impl<S: Service> RoutingResponder<S> {
             }
             Request::Workers { space, cursor, limit } => {
                 let fleet = self.service.fleet();
-                if space.is_some_and(|space| fleet.space(space).is_none()) {
-                    return Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello for the spaces there are"));
-                }
+                require_space(&fleet, *space)?;
                 self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
+            }
+            Request::Watch { space, fleet_version_seen } => {
+                return self.watch(peer.connection, id, (*space, *fleet_version_seen), out);
             }
             told => self.told(session, id, told, out)?,
         }
@@ -159,7 +164,8 @@ impl<S: Service> RoutingResponder<S> {
             | Request::Route(_)
             | Request::Overlap(_)
             | Request::PotentialLoads(_)
-            | Request::Workers { .. } => {}
+            | Request::Workers { .. }
+            | Request::Watch { .. } => {}
         }
         Ok(())
     }
@@ -289,10 +295,19 @@ impl<S: Service> Respond for RoutingResponder<S> {
 
     fn closed(&mut self, peer: &mut Peer) {
         self.cancel_parked(peer.connection);
+        self.watches.end(peer.connection);
         if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited) {
             self.service.session_closed(session);
         }
     }
+}
+
+/// Refuses a space that there is not; `None` = every space.
+pub(super) fn require_space(fleet: &FleetTable, space: Option<SpaceId>) -> Result<()> {
+    if space.is_none_or(|space| fleet.space(space).is_some()) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::UnknownSpace, "no such space", "ask hello for the spaces there are"))
 }
 
 /// Lets nothing but hello through until it was said.

@@ -342,7 +342,7 @@ fn encode_candidate(
     fb::Candidate::create(builder, &args)
 }
 
-fn encode_worker(builder: &mut Builder, record: &WorkerRecord) -> WIPOffset<fb::WorkerInfo<'static>> {
+pub(super) fn encode_worker(builder: &mut Builder, record: &WorkerRecord) -> WIPOffset<fb::WorkerInfo<'static>> {
     let name = builder.create_string(&record.name);
     let taints: Vec<_> = record.taints.iter().map(|taint| builder.create_string(taint)).collect();
     let taints = builder.create_vector(&taints);

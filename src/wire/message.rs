@@ -36,6 +36,8 @@ pub enum Reply {
     PotentialLoads(PotentialLoads),
     /// To workers.
     Workers(WorkersPage),
+    /// To watch, each time.
+    Watch(WatchReply),
     /// To status.
     Status(StatusPage),
     /// To a change of workers: how many it is about.
@@ -233,6 +235,15 @@ pub struct WorkersPage {
     pub workers: Vec<WorkerInfo>,
     /// Where the next page starts; `None` = this is the last.
     pub next_cursor: Option<u32>,
+    /// Which fleet table it is from.
+    pub fleet_version: u64,
+}
+
+/// Who there is, as a watch tells it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WatchReply {
+    /// Every worker of what is watched, with its trust of that moment.
+    pub workers: Vec<WorkerInfo>,
     /// Which fleet table it is from.
     pub fleet_version: u64,
 }

@@ -25,7 +25,7 @@ pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
-    SourceStatus, SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
+    SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
 };
 pub use policy::{PolicyDone, PolicyOrder};
 pub use reply::decode_reply;
@@ -66,6 +66,8 @@ pub mod features {
     pub const PAIRS: u64 = 1 << 14;
     /// What every worker would have to do if it took a prompt.
     pub const POTENTIAL_LOADS: u64 = 1 << 15;
+    /// Watch requests.
+    pub const WATCH: u64 = 1 << 16;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -82,5 +84,6 @@ pub mod features {
         | QUEUE
         | AFFINITY
         | PAIRS
-        | POTENTIAL_LOADS;
+        | POTENTIAL_LOADS
+        | WATCH;
 }

@@ -1,11 +1,14 @@
 //! Questions about a prompt that decide nothing, both directions.
 
 use super::convert::{match_from_wire, match_to_wire, unknown_value};
-use super::encode_reply::ReplyEncoder;
+use super::encode_reply::{ReplyEncoder, encode_worker};
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
-use super::request::{Question, RequestScratch, name, prompt, read_media, understood};
+use super::message::WatchReply;
+use super::reply::worker_info;
+use super::request::{EVERY_SPACE, Question, Request, RequestScratch, name, prompt, read_media, understood};
 use crate::error::Result;
+use crate::fleet::FleetTable;
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::CANDIDATES_MAX;
 use crate::route::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
@@ -36,7 +39,21 @@ macro_rules! question {
 question!(overlap, Overlap);
 question!(potential_loads, PotentialLoads);
 
+pub(super) fn watch<'a>(table: &fb::Watch<'_>) -> Result<Request<'a>> {
+    understood(table.must_understand())?;
+    let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
+    Ok(Request::Watch { space, fleet_version_seen: table.fleet_version_seen() })
+}
+
 impl RequestEncoder {
+    /// Appends a watch, of every space or of one; `fleet_version_seen` 0 = answered at once.
+    pub fn watch(&mut self, id: CorrelationId, space: Option<SpaceId>, fleet_version_seen: u64, out: &mut Vec<u8>) {
+        let space_id = space.map_or(EVERY_SPACE, |space| space.0);
+        let args = fb::WatchArgs { space_id, fleet_version_seen, ..fb::WatchArgs::default() };
+        let root = fb::Watch::create(&mut self.builder, &args);
+        self.finish(FrameKind::Watch, id, root, out);
+    }
+
     /// Appends a request for potential loads; only what says which prompt in which space is sent.
     ///
     /// # Errors
@@ -85,6 +102,24 @@ impl ReplyEncoder {
         let root = fb::PotentialLoadsReply::create(&mut self.builder, &args);
         self.finish(FrameKind::PotentialLoadsReply, id, root, out);
     }
+}
+
+impl ReplyEncoder {
+    /// Answers a watch with the whole of a space, or of the fleet.
+    pub fn watch(&mut self, id: CorrelationId, fleet: &FleetTable, space: Option<SpaceId>, out: &mut Vec<u8>) {
+        let builder = &mut self.builder;
+        let watched = fleet.workers.iter().filter(|record| space.is_none_or(|space| record.space == space));
+        let workers: Vec<_> = watched.map(|record| encode_worker(builder, record)).collect();
+        let workers = builder.create_vector(&workers);
+        let args = fb::WatchReplyArgs { workers: Some(workers), fleet_version: fleet.version };
+        let root = fb::WatchReply::create(builder, &args);
+        self.finish(FrameKind::WatchReply, id, root, out);
+    }
+}
+
+pub(super) fn watch_reply(table: fb::WatchReply<'_>) -> Result<WatchReply> {
+    let workers = table.workers().iter().map(worker_info).collect::<Result<_>>()?;
+    Ok(WatchReply { workers, fleet_version: table.fleet_version() })
 }
 
 pub(super) fn potential_loads_reply(table: fb::PotentialLoadsReply<'_>) -> Result<PotentialLoads> {

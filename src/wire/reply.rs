@@ -49,6 +49,7 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
             Reply::PotentialLoads(questions::potential_loads_reply(root::<fb::PotentialLoadsReply<'_>>(body)?)?)
         }
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
+        FrameKind::WatchReply => Reply::Watch(questions::watch_reply(root::<fb::WatchReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
         FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),
         FrameKind::ResetReply => {
@@ -168,25 +169,26 @@ fn overlap(table: fb::OverlapReply<'_>) -> Result<OverlapReply> {
 }
 
 fn workers(table: fb::WorkersReply<'_>) -> Result<WorkersPage> {
-    let worker = |info: fb::WorkerInfo<'_>| {
-        Ok(WorkerInfo {
-            worker: Worker::new(info.worker_id(), info.dp_rank()),
-            space: SpaceId(info.space_id()),
-            name: info.name().unwrap_or_default().to_owned(),
-            state: state(info.state())?,
-            device_class: device_from_wire(info.device_class())
-                .ok_or_else(|| unknown_value("device_class", info.device_class().0))?,
-            weight: info.weight(),
-            capacity_blocks: info.capacity_blocks(),
-            batched_tokens_max: info.batched_tokens_max(),
-            taints: info.taints().map(|taints| taints.iter().map(str::to_owned).collect()).unwrap_or_default(),
-            trust: trust_from_wire(info.trust())?,
-        })
-    };
     Ok(WorkersPage {
-        workers: table.workers().iter().map(worker).collect::<Result<_>>()?,
+        workers: table.workers().iter().map(worker_info).collect::<Result<_>>()?,
         next_cursor: Some(table.next_cursor()).filter(|cursor| *cursor != 0),
         fleet_version: table.fleet_version(),
+    })
+}
+
+pub(super) fn worker_info(info: fb::WorkerInfo<'_>) -> Result<WorkerInfo> {
+    let device_class = info.device_class();
+    Ok(WorkerInfo {
+        worker: Worker::new(info.worker_id(), info.dp_rank()),
+        space: SpaceId(info.space_id()),
+        name: info.name().unwrap_or_default().to_owned(),
+        state: state(info.state())?,
+        device_class: device_from_wire(device_class).ok_or_else(|| unknown_value("device_class", device_class.0))?,
+        weight: info.weight(),
+        capacity_blocks: info.capacity_blocks(),
+        batched_tokens_max: info.batched_tokens_max(),
+        taints: info.taints().map(|taints| taints.iter().map(str::to_owned).collect()).unwrap_or_default(),
+        trust: trust_from_wire(info.trust())?,
     })
 }
 

@@ -26,7 +26,7 @@ use crate::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
 
 /// "Every space" on the wire.
-const EVERY_SPACE: u32 = u32::MAX;
+pub(super) const EVERY_SPACE: u32 = u32::MAX;
 
 /// Where the lists of a request are put, reused from one request to the next.
 #[derive(Debug, Default)]
@@ -125,6 +125,13 @@ pub enum Request<'a> {
         /// Workers in the page at most; 0 = as many as the daemon gives.
         limit: u32,
     },
+    /// Who is there, now and whenever that changes?
+    Watch {
+        /// Of this space; `None` = of every space.
+        space: Option<SpaceId>,
+        /// The fleet's version that the gateway has of this daemon's instance; 0 = none.
+        fleet_version_seen: u64,
+    },
     /// How is everybody? Admin socket only.
     Status {
         /// Where the page starts; 0 = at the beginning.
@@ -177,6 +184,7 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
             Request::Workers { space, cursor: table.cursor(), limit: table.limit() }
         }
+        FrameKind::Watch => questions::watch(&root::<fb::Watch<'a>>(body)?)?,
         FrameKind::Status => {
             let table = root::<fb::Status<'a>>(body)?;
             understood(table.must_understand())?;

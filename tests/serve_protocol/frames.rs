@@ -80,7 +80,7 @@ fn bad_bodies_get_typed_errors_and_the_connection_stays() {
         assert_eq!(raw.error(4), Kind::UnsupportedVersion);
         raw.send(&frame(FrameHeader { kind: 99, ..header(FrameKind::Route, 8, 5) }, &[0; 8]));
         assert_eq!(raw.error(5), Kind::Unsupported);
-        raw.send(&frame(header(FrameKind::Watch, 8, 6), &[0; 8]));
+        raw.send(&frame(header(FrameKind::WatchReply, 8, 6), &[0; 8]));
         assert_eq!(raw.error(6), Kind::Unsupported);
         raw.send(&encode(|out| RequestEncoder::default().status(CorrelationId(7), 0, 0, out)));
         assert_eq!(raw.error(7), Kind::AdminOnly);

@@ -28,7 +28,7 @@ TRUST_REASONS = (
 FEATURES = (
     "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",
     "overrides", "constraints", "shared_hits", "progress", "reports", "queue", "affinity", "pairs",
-    "potential_loads",
+    "potential_loads", "watch",
 )  # fmt: skip
 REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down")
 

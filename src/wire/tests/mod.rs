@@ -123,7 +123,12 @@ fn small_requests_round_trip() {
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
     let settings = [("mode".to_owned(), "kv".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.25 };
-    let cases: [(Encode<'_>, Request<'_>); 17] = [
+    let cases: [(Encode<'_>, Request<'_>); 19] = [
+        (&|e, out| e.watch(ID, None, 0, out), Request::Watch { space: None, fleet_version_seen: 0 }),
+        (
+            &|e, out| e.watch(ID, Some(SpaceId(3)), 9, out),
+            Request::Watch { space: Some(SpaceId(3)), fleet_version_seen: 9 },
+        ),
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),
         (&|e, out| e.hello(ID, "gw", Some(token), out), Request::Hello(hello)),
@@ -228,8 +233,7 @@ fn what_is_not_served_is_refused_by_name() {
         a.affinity_session = Some(b.create_string(""));
     });
     assert!(decode_request(FrameKind::Route as u8, &defaults, &mut RequestScratch::default()).is_ok());
-    let unserved = [FrameKind::Watch];
-    for kind in unserved.map(|kind| kind as u8).into_iter().chain([FrameKind::RouteReply as u8, 201]) {
+    for kind in [FrameKind::RouteReply as u8, FrameKind::WatchReply as u8, 201] {
         let error = decode_request(kind, &defaults, &mut RequestScratch::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.message().contains(&kind.to_string()), "{error}");

@@ -63,6 +63,7 @@ fn within_bounds(request: &Request<'_>) {
         }
         Request::SetPolicy(PolicyOrder::Promote | PolicyOrder::EndShadow) => {}
         Request::Workers { .. }
+        | Request::Watch { .. }
         | Request::ReportLoad { .. }
         | Request::ReportFailure { .. }
         | Request::Status { .. }
@@ -126,6 +127,10 @@ fn goes_round(request: &Request<'_>) {
         Request::Workers { space, cursor, limit } => {
             encoder.workers(id, *space, *cursor, *limit, &mut out);
             FrameKind::Workers
+        }
+        Request::Watch { space, fleet_version_seen } => {
+            encoder.watch(id, *space, *fleet_version_seen, &mut out);
+            FrameKind::Watch
         }
         Request::Status { cursor, limit } => {
             encoder.status(id, *cursor, *limit, &mut out);

@@ -59,7 +59,7 @@ impl World {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let workers: Vec<_> =
             (0..WORKERS).map(|index| record(index, writer.add_worker().expect("there is room"))).collect();
-        let token = |prompt: u32, at: u32| match prompt % 3 == 0 && at < BLOCKS * 8 {
+        let token = |prompt: u32, at: u32| match prompt.is_multiple_of(3) && at < BLOCKS * 8 {
             true => at,
             false => prompt * 100_000 + at,
         };

@@ -3,11 +3,9 @@
 
 use super::record::{Listed, Record, Removed};
 use super::word::Word;
-use crate::fleet::{DeviceClass, WorkerState};
-use crate::ids::{TierBlocks, Worker, WorkerIndex};
-use crate::load::{EngineLoad, Load};
+use crate::ids::Worker;
+use crate::load::EngineLoad;
 use crate::route::{Asked, Observed, Policy, Session};
-use crate::trust::Trust;
 
 /// One value of a row: its name, and how it is read and set.
 pub(super) struct Column<T> {
@@ -220,30 +218,6 @@ fn say<T: Word>(observed: &mut Observed, word: u64, set: fn(&mut EngineLoad, T))
         set(observed.load.engine.get_or_insert_default(), value);
     }
     Some(())
-}
-
-/// A worker of which a file says nothing: what the values are that a file does not have.
-pub(super) fn unsaid() -> Observed {
-    Observed {
-        index: WorkerIndex::default(),
-        worker: Worker::default(),
-        overlap: TierBlocks::default(),
-        active_depth_blocks: 0,
-        load: Load::default(),
-        trust: Trust::default(),
-        state: WorkerState::Ready,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        capacity_blocks: 0,
-        batched_tokens_max: 0,
-        allowed: true,
-        shared_blocks: 0,
-        backing_off: false,
-        is_pinned: true,
-        has_adapter: false,
-        has_required_taints: true,
-        taint_weight: 0.0,
-    }
 }
 
 /// The names of a list of columns.

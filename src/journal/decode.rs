@@ -214,7 +214,7 @@ impl Layout {
         };
         fill(&self.record, record, rest)?;
         fill(&self.asked, &mut record.observation.asked, rest)?;
-        all(&self.worker, columns::unsaid(), &mut record.observation.workers, rest)?;
+        all(&self.worker, Observed::default(), &mut record.observation.workers, rest)?;
         all(&self.listed, Listed::default(), &mut record.outcome.listed, rest)?;
         all(&self.removed, Removed::default(), &mut record.outcome.removed, rest)?;
         for removed in &mut record.outcome.removed {

@@ -167,33 +167,18 @@ const fn has_weighable_cost(mode: Mode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{DeviceClass, WorkerState};
-    use crate::ids::{TierBlocks, WorkerIndex};
+    use crate::fleet::WorkerState;
+    use crate::ids::WorkerIndex;
     use crate::load::Load;
     use crate::route::{Asked, Draws, Overrides, judge};
-    use crate::trust::Trust;
 
     /// Workers 0, 1 and so on with so many requests in flight each, and a session that is bound to worker 0.
     fn observed(requests: &[u64]) -> Observation {
         let worker = |(place, requests): (usize, &u64)| Observed {
             index: WorkerIndex(place as u32),
             worker: Worker::new(place as u64, 0),
-            overlap: TierBlocks::default(),
-            active_depth_blocks: 0,
-            shared_blocks: 0,
             load: Load { requests: *requests, decode_blocks: *requests * 10, ..Load::default() },
-            trust: Trust::default(),
-            state: WorkerState::Ready,
-            device_class: DeviceClass::Gpu,
-            weight: 1.0,
-            capacity_blocks: 0,
-            batched_tokens_max: 8192,
-            allowed: true,
-            backing_off: false,
-            is_pinned: true,
-            has_adapter: true,
-            has_required_taints: true,
-            taint_weight: 0.0,
+            ..Observed::default()
         };
         let asked = Asked {
             prompt_tokens: 160,

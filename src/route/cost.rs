@@ -199,7 +199,7 @@ fn taint_factor(asked: &Asked, observed: &Observed) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{DeviceClass, WorkerState};
+    use crate::fleet::DeviceClass;
     use crate::ids::{Worker, WorkerIndex};
     use crate::load::Load;
     use crate::route::Mode;
@@ -220,21 +220,7 @@ mod tests {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),
             overlap: TierBlocks { device, host, disk, external },
-            active_depth_blocks: 0,
-            shared_blocks: 0,
-            load: Load::default(),
-            trust: Trust::default(),
-            state: WorkerState::Ready,
-            device_class: DeviceClass::Gpu,
-            weight: 1.0,
-            capacity_blocks: 0,
-            batched_tokens_max: 8192,
-            allowed: true,
-            backing_off: false,
-            is_pinned: true,
-            has_adapter: true,
-            has_required_taints: true,
-            taint_weight: 0.0,
+            ..Observed::default()
         }
     }
 

@@ -102,6 +102,32 @@ pub struct Observed {
     pub taint_weight: f64,
 }
 
+/// An idle worker that holds nothing, of which nothing more is known, and that no rule takes out of the running.
+impl Default for Observed {
+    fn default() -> Self {
+        Self {
+            index: WorkerIndex::default(),
+            worker: Worker::default(),
+            overlap: TierBlocks::default(),
+            active_depth_blocks: 0,
+            shared_blocks: 0,
+            load: Load::default(),
+            trust: Trust::default(),
+            state: WorkerState::Ready,
+            device_class: DeviceClass::default(),
+            weight: 1.0,
+            capacity_blocks: 0,
+            batched_tokens_max: 0,
+            allowed: true,
+            backing_off: false,
+            is_pinned: true,
+            has_adapter: false,
+            has_required_taints: true,
+            taint_weight: 0.0,
+        }
+    }
+}
+
 /// What one decision is made from: nothing else is looked at once it is there, so that the same observation under the
 /// same policy and draws is the same decision, whenever it is judged.
 #[derive(Clone, Debug, Default, PartialEq)]

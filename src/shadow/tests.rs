@@ -1,32 +1,18 @@
 //! Contrasts of small fleets.
 
 use super::*;
-use crate::fleet::{DeviceClass, WorkerState};
+use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker, WorkerIndex};
 use crate::load::Load;
 use crate::route::{Asked, Mode, Observation, Observed, Policy};
-use crate::trust::Trust;
 
 fn observed(index: u32, device: u32, prefill_tokens: u64) -> Observed {
     Observed {
         index: WorkerIndex(index),
         worker: Worker::new(u64::from(index), 0),
         overlap: TierBlocks { device, ..TierBlocks::default() },
-        active_depth_blocks: 0,
         load: Load { prefill_tokens, requests: prefill_tokens / 100, ..Load::default() },
-        trust: Trust::default(),
-        state: WorkerState::Ready,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        capacity_blocks: 0,
-        batched_tokens_max: 8192,
-        allowed: true,
-        shared_blocks: 0,
-        backing_off: false,
-        is_pinned: true,
-        has_adapter: false,
-        has_required_taints: true,
-        taint_weight: 0.0,
+        ..Observed::default()
     }
 }
 

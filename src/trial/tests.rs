@@ -1,13 +1,11 @@
 //! Trials on decisions of a small fleet.
 
 use super::*;
-use crate::fleet::{DeviceClass, WorkerState};
 use crate::ids::{SpaceId, TierBlocks, Worker, WorkerIndex};
 use crate::journal::Record;
 use crate::load::Load;
 use crate::route::{Asked, Decision, Draws, Observation, Observed, Policy, judge};
 use crate::shadow::Contrasting;
-use crate::trust::Trust;
 
 const WORKERS: u32 = 4;
 
@@ -16,21 +14,8 @@ fn observed(index: u32, device: u32, prefill_tokens: u64) -> Observed {
         index: WorkerIndex(index),
         worker: Worker::new(u64::from(index), 0),
         overlap: TierBlocks { device, ..TierBlocks::default() },
-        active_depth_blocks: 0,
-        shared_blocks: 0,
         load: Load { prefill_tokens, requests: prefill_tokens / 100, ..Load::default() },
-        trust: Trust::default(),
-        state: WorkerState::Ready,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        capacity_blocks: 0,
-        batched_tokens_max: 8192,
-        allowed: true,
-        backing_off: false,
-        is_pinned: true,
-        has_adapter: false,
-        has_required_taints: true,
-        taint_weight: 0.0,
+        ..Observed::default()
     }
 }
 

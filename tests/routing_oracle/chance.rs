@@ -1,10 +1,8 @@
 //! What is left to chance is as likely as it should be: by fixed seeds, so that the same is drawn every time.
 
-use kvrouted::fleet::{DeviceClass, WorkerState};
-use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};
+use kvrouted::ids::{Worker, WorkerIndex};
 use kvrouted::load::Load;
 use kvrouted::route::{Asked, Decision, Draws, Mode, Observation, Observed, Policy, judge};
-use kvrouted::trust::Trust;
 
 const DRAWS: u64 = 20_000;
 /// Of the sum of squared deviations with up to four degrees of freedom, exceeded by one in a thousand.
@@ -15,22 +13,8 @@ fn fleet(requests: &[u64]) -> Observation {
     let worker = |(place, requests): (usize, &u64)| Observed {
         index: WorkerIndex(place as u32),
         worker: Worker::new(place as u64, 0),
-        overlap: TierBlocks::default(),
-        active_depth_blocks: 0,
-        shared_blocks: 0,
         load: Load { decode_blocks: *requests, requests: *requests, ..Load::default() },
-        trust: Trust::default(),
-        state: WorkerState::Ready,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        capacity_blocks: 0,
-        batched_tokens_max: 8192,
-        allowed: true,
-        backing_off: false,
-        is_pinned: true,
-        has_adapter: false,
-        has_required_taints: true,
-        taint_weight: 0.0,
+        ..Observed::default()
     };
     let workers = requests.iter().enumerate().map(worker).collect();
     Observation { asked: Asked { block_size: 16, ..Asked::default() }, workers, ..Observation::default() }

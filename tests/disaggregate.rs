@@ -13,11 +13,16 @@ use process::{Daemon, prompt, until};
 
 /// Worker 1 prefills, worker 2 decodes.
 fn daemon(policy: &str) -> Daemon {
+    daemon_of(policy, "")
+}
+
+/// The same with more workers.
+fn daemon_of(policy: &str, workers: &str) -> Daemon {
     let folder = process::folder();
     let tables = format!(
         "role = \"decode\"\n[[space]]\nmodel = \"m\"\nblock_size = 16\nrole = \"prefill\"\n[policy]\n{policy}\n\
          [[worker]]\nid = 1\nrole = \"prefill\"\nbatched_tokens_max = 100\n\
-         [[worker]]\nid = 2\nrole = \"decode\"\nbatched_tokens_max = 100\n"
+         [[worker]]\nid = 2\nrole = \"decode\"\nbatched_tokens_max = 100\n{workers}"
     );
     let config = process::configure(folder.path(), &tables);
     Daemon::serve(folder, &["--config", process::text(&config)])
@@ -144,4 +149,25 @@ fn a_pair_waits_for_who_prefills_and_is_booked_whole() {
     assert_eq!((workers(&reply), reply.prefill_booking.is_some()), ((Some(1), Some(2)), true));
     assert_eq!(reply.candidates[0].worker, Worker::new(2, 0));
     assert_eq!(loads(&daemon), [(2, 64), (2, 0)]);
+}
+
+#[test]
+fn to_look_whether_the_way_is_worth_it_takes_no_turn() {
+    let daemon = daemon_of(
+        "mode = \"round-robin\"\nprefill_bypass = \"prefill_load\"\nprefill_bypass_busy_steps = 1.0",
+        "[[worker]]\nid = 3\nrole = \"decode\"\n",
+    );
+    let mut client = daemon.client();
+    let tokens = prompt(1, 160);
+    let mut decodes = |request_id| {
+        let asked = RouteRequest { explain: false, ..pair(&client, request_id, &tokens) };
+        workers(&client.route(&asked).expect("a decision"))
+    };
+    assert_eq!(decodes("pair").0, Some(1));
+    // Who prefills is busy from now on.
+    let turns = ["a", "b", "c", "d"].map(|request_id| decodes(request_id).1);
+    assert!(
+        turns == [Some(2), Some(3), Some(2), Some(3)] || turns == [Some(3), Some(2), Some(3), Some(2)],
+        "{turns:?}"
+    );
 }

@@ -69,7 +69,7 @@ impl CoreService {
         Ok(decided)
     }
 
-    /// Whether who would decode, unpaired, is to prefill too. Nothing is booked.
+    /// Whether who would decode, unpaired, is to prefill too. Nothing is booked, and nobody's turn is taken.
     fn bypasses(
         &mut self,
         alone: &RouteRequest<'_>,
@@ -80,9 +80,9 @@ impl CoreService {
         if policy.bypass == Bypass::Off {
             return Ok(false);
         }
-        self.decide(&RouteRequest { book: None, ..*prefills }, decision)?;
+        self.decide(&RouteRequest { book: None, explain: true, ..*prefills }, decision)?;
         let Some(prefill) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
-        self.decide(&RouteRequest { book: None, ..*alone }, decision)?;
+        self.decide(&RouteRequest { book: None, explain: true, ..*alone }, decision)?;
         let Some(decode) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
         Ok(policy.bypasses(&decode, &prefill))
     }

@@ -152,6 +152,25 @@ fn a_pair_waits_for_who_prefills_and_is_booked_whole() {
 }
 
 #[test]
+fn a_later_attempt_takes_over_both_halves_though_it_is_no_pair_itself() {
+    let daemon = daemon("");
+    let mut client = daemon.client();
+    let tokens = prompt(1, 64);
+    client.route(&pair(&client, "a", &tokens)).expect("a decision");
+    assert_eq!(loads(&daemon), [(1, 64), (1, 0)]);
+    let later = |attempt| Some(BookingRequest { request_id: "a", attempt });
+    let alone = RouteRequest { book: later(1), disaggregate: false, ..pair(&client, "a", &tokens) };
+    client.route(&alone).expect("a decision");
+    assert_eq!(loads(&daemon), [(0, 0), (1, 64)], "who prefilled the first attempt prefills no more");
+    let again = RouteRequest { book: later(2), ..pair(&client, "a", &tokens) };
+    client.route(&again).expect("a decision");
+    assert_eq!(loads(&daemon), [(1, 64), (1, 0)], "a pair keeps the half that it has just booked");
+    let whole = BookingRef::Request { request_id: "a", attempt: 2 };
+    assert_eq!(client.free(&whole).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(0, 0), (0, 0)]);
+}
+
+#[test]
 fn to_look_whether_the_way_is_worth_it_takes_no_turn() {
     let daemon = daemon_of(
         "mode = \"round-robin\"\nprefill_bypass = \"prefill_load\"\nprefill_bypass_busy_steps = 1.0",

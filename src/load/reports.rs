@@ -1,7 +1,7 @@
 //! What a gateway reports of its bookings and of workers.
 
 use super::active::blocks_to;
-use super::booking::{BookingOutcome, BookingRef, Held};
+use super::booking::{BookingOutcome, BookingRef, Held, Named};
 use super::cell::EngineLoad;
 use super::session::SessionId;
 use super::table::Loads;
@@ -54,6 +54,17 @@ impl Loads {
             }
             Err(outcome) => outcome,
         }
+    }
+
+    /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.
+    pub fn free_earlier(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
+        let mut books = self.books.lock();
+        let Some(Named::Live(slot)) = books.bookings.named(session, request_id) else { return false };
+        let is_earlier = books.bookings.get(slot).is_some_and(|booking| booking.attempt < attempt);
+        if is_earlier {
+            self.end(&mut books, slot, now_ns);
+        }
+        is_earlier
     }
 
     /// The gateway says how many tokens a request has put out so far; less than it said before changes nothing. Where

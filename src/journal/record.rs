@@ -112,6 +112,12 @@ impl Record {
         workers.clear();
         workers.extend_from_slice(&observation.workers);
         self.observation = Observation { workers, ..*observation };
+        // What is said of a pair follows from two decisions, not from judging this one.
+        for note in [ReplyNotes::PREFILL_LOCAL, ReplyNotes::PREFILL_NOBODY] {
+            if decision.notes.contains(note) {
+                self.observation.notes.insert(note);
+            }
+        }
         self.outcome.take_over(decision);
     }
 }

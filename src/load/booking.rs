@@ -66,7 +66,7 @@ pub struct Demand<'a> {
     pub space: SpaceId,
     /// Tokens to be prefilled: those of the prompt that are not cached.
     pub prefill_tokens: u64,
-    /// Those that are cached.
+    /// The others: those that are cached, or computed elsewhere. Together they are the prompt, behind which output begins.
     pub cached_tokens: u64,
     /// Whole blocks of the prompt.
     pub blocks: PromptBlocks<'a>,

@@ -111,11 +111,14 @@ pub fn demand<'a>(
         [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
         locals => PromptBlocks::Shared(locals),
     };
-    let cached_tokens = prompt_tokens.min(chosen.terms.cached_tokens as u64);
+    let cached_tokens = match decision.tracks_prefill {
+        true => prompt_tokens.min(chosen.terms.cached_tokens as u64),
+        // As there: a request whose prefill does not count is none to those that count theirs.
+        false => prompt_tokens,
+    };
     Demand {
         space: request.space,
-        // As there: a request whose prefill does not count is none to those that count theirs.
-        prefill_tokens: if decision.tracks_prefill { prompt_tokens - cached_tokens } else { 0 },
+        prefill_tokens: prompt_tokens - cached_tokens,
         cached_tokens,
         blocks,
         block_size,

@@ -130,11 +130,11 @@ fn a_request_whose_prefill_does_not_count_adds_none_to_its_worker() {
     let mut world = World::new(1, Some(SCHEME));
     let prompt = tokens(16);
     let untracked = Overrides { track_prefill_tokens: Some(false), ..Overrides::default() };
-    for (overrides, added) in [(Overrides::default(), 16), (untracked, 0)] {
+    for (overrides, demanded) in [(Overrides::default(), (16, 0)), (untracked, (0, 16))] {
         let request = RouteRequest { overrides, ..ask(&prompt) };
         world.decide(&request).unwrap();
         let demand = demand(&request, &world.decision, &world.decision.candidates[0], SCHEME.block_size, &[]);
-        assert_eq!((demand.prefill_tokens, demand.cached_tokens), (added, 0));
+        assert_eq!((demand.prefill_tokens, demand.cached_tokens), demanded, "together they are the prompt");
     }
 }
 

@@ -69,8 +69,9 @@ impl LateBox {
     pub(super) fn pop(&self) -> Option<Late> {
         let late = self.queue.pop()?;
         if matches!(late, Late::Serve) {
-            // Relaxed: what is told again meanwhile is told about what is looked at only after this.
-            self.serve_told.store(false, Ordering::Relaxed);
+            // Acquire: pairs with TOLD. Whoever found it told, and so told nothing, had changed before what is looked at
+            // after this. A store alone would not do: the looks could come before it.
+            self.serve_told.swap(false, Ordering::Acquire);
         }
         Some(late)
     }
@@ -82,7 +83,8 @@ impl LateBox {
 
     /// Tells it to serve who waits, unless it is told already.
     pub(super) fn serve(&self) {
-        if !self.serve_told.swap(true, Ordering::Relaxed) {
+        // TOLD. Release: what the caller has changed is seen by who takes it back.
+        if !self.serve_told.swap(true, Ordering::Release) {
             self.put(Late::Serve);
         }
     }

@@ -190,3 +190,22 @@ fn to_look_whether_the_way_is_worth_it_takes_no_turn() {
         "{turns:?}"
     );
 }
+
+#[test]
+fn a_later_attempt_ends_the_half_that_prefills_though_who_was_to_decode_has_left() {
+    let daemon = daemon("");
+    daemon.worker_ok(&["add", "id=3,role=decode"]);
+    let mut client = daemon.client();
+    let tokens = prompt(1, 64);
+    let pinned = RouteRequest { pin: Some(Worker::new(3, 0)), ..pair(&client, "a", &tokens) };
+    let asked = RouteRequest { book: None, ..pinned };
+    until("it is there", || workers(&client.route(&asked).expect("a decision")).1 == Some(3));
+    client.route(&pinned).expect("a decision");
+    daemon.worker_ok(&["remove", "3"]);
+    until("who was to decode has left", || loads(&daemon) == [(1, 64), (0, 0)]);
+    until("its booking has ended", || daemon.counter("bookings_ended_worker_removed") == 1);
+    let book = Some(BookingRequest { request_id: "a", attempt: 1 });
+    let alone = RouteRequest { book, disaggregate: false, ..pair(&client, "a", &tokens) };
+    client.route(&alone).expect("a decision");
+    assert_eq!(loads(&daemon), [(0, 0), (1, 64)]);
+}

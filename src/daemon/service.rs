@@ -200,6 +200,8 @@ impl CoreService {
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
+        }
+        if book.attempt > 0 {
             // The attempt before may have been a pair, whatever this one is.
             let prefill = super::pair::prefill_name(book.request_id);
             self.shared.loads.free_earlier(session, &prefill, book.attempt, now_ns);

@@ -25,6 +25,7 @@ mod peer;
 mod report;
 mod script;
 mod soak;
+mod socket;
 mod table;
 mod tape;
 mod trace;
@@ -37,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, ParityArgs};
+use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, ParityArgs, SocketArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -57,6 +58,8 @@ fn main() -> ExitCode {
             drop(out);
             return ended(ingest::serve(args));
         }
+        Command::Socket(args) => ask_over_sockets(args, &mut out),
+        Command::SocketServe(args) => return ended(socket::serve(args)),
         Command::Soak(args) => soak::run(args, &mut out).and_then(|soak| print(&mut out, &json(&soak)?)),
         Command::Memory(args) => memory::run(args).and_then(|memory| print(&mut out, &json(&memory)?)),
     };
@@ -82,6 +85,13 @@ fn ingest_over_sockets(args: &IngestArgs, out: &mut impl Write) -> Result<(), Fa
 
 fn time_decisions(args: &DecideArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = decide::run(args)?;
+    let (json, table) = (json(&report)?, report.table());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
+    print(out, if args.json { &json } else { &table })
+}
+
+fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = socket::run(args)?;
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })

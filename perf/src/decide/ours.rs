@@ -7,7 +7,7 @@ use kvrouted::fleet::{FleetTable, PoolRole};
 use kvrouted::ids::{Scheme, Window, Worker};
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 
 use super::prompts::Prompts;
 use super::{Decider, Given, Timed, since};
@@ -23,6 +23,7 @@ pub(crate) struct Ours {
     fleet: FleetTable,
     indexes: [IndexReader; 1],
     loads: Loads,
+    affinities: Affinities,
     session: SessionId,
     scratch: Scratch,
     decision: Decision,
@@ -51,6 +52,7 @@ impl Ours {
             fleet: table(scheme, PoolRole::Both, workers),
             indexes: [index.index()],
             loads,
+            affinities: Affinities::new(0, 0),
             session,
             scratch: Scratch::default(),
             decision: Decision::default(),
@@ -70,6 +72,7 @@ impl Ours {
             loads: &self.loads,
             policy: &policy,
             turns: &[],
+            affinities: &self.affinities,
             now_ns,
         };
         let (scratch, decision) = (&mut self.scratch, &mut self.decision);

@@ -98,12 +98,15 @@ struct Store {
 }
 
 /// What the engine calls a block.
-fn name(block: u64) -> EngineHash {
+#[must_use]
+pub(crate) fn name(block: u64) -> EngineHash {
     // Any mixing will do; engines' hashes are spread.
     EngineHash((block + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63)
 }
 
-fn tokens(first_block: u64, blocks: u64) -> Vec<u32> {
+/// Tokens of blocks with these numbers.
+#[must_use]
+pub(crate) fn tokens(first_block: u64, blocks: u64) -> Vec<u32> {
     let of_block = |block| {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(block);
         (0..BLOCK_SIZE).map(move |_| rng.random_range(0..VOCABULARY))
@@ -128,6 +131,12 @@ fn flatbuffer(encoder: &mut flat::Encoder, store: &Store, removed: &[EngineHash]
     let removed = (!removed.is_empty()).then_some(KvEvent::Removed(Removed { hashes: removed, medium, group }));
     let info = BatchInfo { scheme: Some(SCHEME), ..BatchInfo::default() };
     encoder.encode(&info, std::iter::once(stored).chain(removed)).to_vec()
+}
+
+/// A message that stores blocks from the beginning of a prompt, as vLLM puts it.
+#[must_use]
+pub(crate) fn stored(at: u64, hashes: Vec<EngineHash>, tokens: Vec<u32>) -> Vec<u8> {
+    msgpack(at, &Store { parent: None, hashes, tokens }, &[])
 }
 
 /// `[time, [event map…], rank]` as vLLM 0.24 and later send it, every number in its shortest form.

@@ -14,6 +14,7 @@ mod seen;
 mod sender;
 mod threads;
 
-pub(crate) use frames::Shape;
+pub(crate) use frames::{BLOCK_SIZE, SCHEME, Shape, name, stored, tokens};
 pub(crate) use run::run;
 pub(crate) use sender::serve;
+pub(crate) use threads::clock_ns;

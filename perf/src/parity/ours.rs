@@ -8,8 +8,8 @@ use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard}
 use kvrouted::limits::CANDIDATES_MAX;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, PrefillModel, SessionId};
 use kvrouted::route::{
-    BookingRequest, BusyThresholds, Decision, Draws, Names, Overrides, Policy, Preferences, Prompt, RouteRequest,
-    Scratch, View, decide, demand, judge,
+    Affinities, BookingRequest, BusyThresholds, Decision, Draws, Names, Overrides, Policy, Preferences, Prompt,
+    RouteRequest, Scratch, View, decide, demand, judge,
 };
 
 use super::answer::{Answer, Refusal};
@@ -26,6 +26,7 @@ pub(crate) struct Ours<'a> {
     fleet: FleetTable,
     indexes: [IndexReader; 1],
     loads: Loads,
+    affinities: Affinities,
     policy: Policy,
     session: SessionId,
     scratch: Scratch,
@@ -68,6 +69,7 @@ impl<'a> Ours<'a> {
             fleet: table(scheme, role, workers),
             indexes: [IndexReader::new(vec![reader])],
             loads,
+            affinities: Affinities::new(0, 0),
             policy: policy(case),
             session,
             scratch: Scratch::default(),
@@ -122,6 +124,7 @@ impl<'a> Ours<'a> {
             loads: &self.loads,
             policy: &self.policy,
             turns: &[],
+            affinities: &self.affinities,
             now_ns,
         };
         decide(&view, request, &mut self.scratch, Draws::new(0), &mut self.decision).map_err(contract)

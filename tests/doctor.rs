@@ -163,7 +163,9 @@ fn an_engine_that_says_nothing_and_one_that_repeats_itself_are_named() {
             gateway.send(&[token as u32; 64]);
         }
     });
-    assert_eq!(found["workers"][0]["worker_id"], 1);
+    // The forgetful one says nothing either, and may be named beside it once its replay has been given up.
+    let named = found["workers"].as_array().expect("workers");
+    assert!(named.iter().any(|worker| worker["worker_id"] == 1), "{found}");
 
     // Nobody reads what is asked there.
     let found = until_found(&daemon, "replay_silent", || {});

@@ -13,7 +13,7 @@
 //!   reads the publishers' sockets and is the only one to change its part of every index: an event stays on
 //!   one thread from the socket to the index.
 //! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. No
-//!   lock is taken until something is booked.
+//!   lock is taken until something is booked, but where what is in flight changes under the look again and again.
 //! * **Control.** The main thread accepts connections and hands them to cores, answers the admin socket and
 //!   `/metrics`, expires bookings, and drains on SIGTERM.
 //!

@@ -80,9 +80,9 @@ impl CoreService {
         if policy.bypass == Bypass::Off {
             return Ok(false);
         }
-        self.decide(&RouteRequest { book: None, explain: true, ..*prefills }, decision)?;
+        self.decide(&prefills.only_asked(), decision)?;
         let Some(prefill) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
-        self.decide(&RouteRequest { book: None, explain: true, ..*alone }, decision)?;
+        self.decide(&alone.only_asked(), decision)?;
         let Some(decode) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
         Ok(policy.bypasses(&decode, &prefill))
     }

@@ -78,7 +78,7 @@ pub fn decide(
 }
 
 /// Fills `decision.candidates` with what every worker of the space holds of the prompt, eligible or not, in
-/// table order and without a cost.
+/// table order and without a cost. Decides nothing, and takes nobody's turn.
 ///
 /// # Errors
 /// As [`decide`].
@@ -88,7 +88,7 @@ pub fn overlaps(
     scratch: &mut Scratch,
     decision: &mut Decision,
 ) -> Result<()> {
-    observe(view, request, &mut scratch.buffers, &mut scratch.observation)?;
+    observe(view, &request.of_every_worker(view.policy), &mut scratch.buffers, &mut scratch.observation)?;
     let observation = &scratch.observation;
     decision.begin(&view.policy.under(&observation.asked.overrides), observation);
     decision.candidates.extend(observation.workers.iter().map(|observed| Scored::of(observed, Default::default())));

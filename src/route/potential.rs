@@ -3,10 +3,9 @@
 use super::cost::{Among, cost};
 use super::decide::Scratch;
 use super::decision::{MatchStatus, ReplyNotes};
-use super::mode::Mode;
 use super::observation::Observation;
 use super::observe::{View, observe};
-use super::policy::{Overrides, Policy};
+use super::policy::Policy;
 use super::request::RouteRequest;
 use crate::error::Result;
 use crate::ids::Worker;
@@ -72,11 +71,7 @@ pub fn potential_loads(
     scratch: &mut Scratch,
     potential: &mut PotentialLoads,
 ) -> Result<()> {
-    // Where only pinned requests are decided, loads may still be asked for.
-    let mode = if view.policy.mode == Mode::Direct { Some(Mode::Kv) } else { request.overrides.mode };
-    let overrides = Overrides { mode, ..request.overrides };
-    let request = RouteRequest { explain: true, book: None, overrides, ..*request };
-    observe(view, &request, &mut scratch.buffers, &mut scratch.observation)?;
+    observe(view, &request.of_every_worker(view.policy), &mut scratch.buffers, &mut scratch.observation)?;
     potential.of(view.policy, &scratch.observation);
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! What a gateway asks, borrowed from wherever it lies.
 
+use super::mode::Mode;
 use super::names::{Names, Preferences};
-use super::policy::Overrides;
+use super::policy::{Overrides, Policy};
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, Worker};
 
@@ -122,5 +123,19 @@ impl<'a> RouteRequest<'a> {
             priority_jump: 0.0,
             deadline_us: 0,
         }
+    }
+
+    /// The same only to be looked at: nothing is booked, and nobody's turn is taken.
+    #[must_use]
+    pub const fn only_asked(&self) -> Self {
+        Self { book: None, explain: true, ..*self }
+    }
+
+    /// The same as a question about every worker, whom `policy` would choose or not. Where only pinned requests are
+    /// decided, it may still be asked.
+    #[must_use]
+    pub(super) fn of_every_worker(&self, policy: &Policy) -> Self {
+        let mode = if policy.mode == Mode::Direct { Some(Mode::Kv) } else { self.overrides.mode };
+        Self { overrides: Overrides { mode, ..self.overrides }, ..self.only_asked() }
     }
 }

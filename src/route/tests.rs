@@ -1,6 +1,7 @@
 //! Decisions over a small fleet with a real index.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::error::Kind;
@@ -239,6 +240,11 @@ fn rules_remove_workers_and_say_so() {
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
     assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be asked of everybody");
+    let (turns, direct) = ([AtomicU64::new(7)], Policy { mode: Mode::Direct, ..world.policy });
+    let view = View { turns: &turns, policy: &direct, ..view };
+    overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
+    assert_eq!(world.order(), [1, 2, 3, 4], "without a pin");
+    assert_eq!(turns[0].load(Ordering::Relaxed), 7, "whoever asks takes no turn");
     world.decide(&RouteRequest { allow: Some(&[]), ..ask(&prompt) }).unwrap();
     assert_eq!((world.order().len(), world.decision.eligible, world.decision.ties), (0, 0, 0));
 }

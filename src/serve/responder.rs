@@ -138,12 +138,14 @@ impl<S: Service> RoutingResponder<S> {
                 self.encoder.output_progress(id, outcome, self.service.hello().instance_id, out);
             }
             Request::Served { booking, worker } => {
+                let left = self.about_to_end(session, booking);
                 let outcome = self.service.served(session, booking, *worker)?;
                 self.count_outcome(outcome);
                 if outcome == BookingOutcome::Applied {
                     self.counters.bump(CoreCounter::BookingsMoved);
                 }
                 self.encoder.served(id, outcome, self.service.hello().instance_id, out);
+                self.on_room(left);
             }
             Request::ReportLoad { space, worker, load } => {
                 let accepted = self.service.report_load(*space, *worker, *load)?;

@@ -197,7 +197,7 @@ impl Recovery {
     }
 
     /// What is held is all of the stream, from its beginning or after a clear: nothing is lost any more.
-    pub const fn is_whole(&mut self) {
+    pub const fn forget_losses(&mut self) {
         self.renewal.forget();
     }
 

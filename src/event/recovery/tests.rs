@@ -203,7 +203,7 @@ fn a_renewal_begins_anew_with_batch_0_and_then_proves() {
     assert!(recovery.is_proving() && recovery.is_asking() && !recovery.gave_up());
     let anew = gate(3);
     assert_eq!(recovery.replayed(&anew, EventSeq(6), 6, 1_000), Replayed::Hole);
-    recovery.is_whole();
+    recovery.forget_losses();
     recovery.settled();
     recovery.tick(0, u64::MAX);
     assert_eq!(recovery.wants(u64::MAX), None, "nothing is lost any more");

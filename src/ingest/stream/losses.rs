@@ -16,7 +16,7 @@ impl Stream {
     /// A stream begins here: what was lost of the one before is of no account, and of this one nothing is from 0 on.
     pub(super) fn note_beginning(&mut self, seq: EventSeq) {
         if let Some(recovery) = self.recovery.as_mut().filter(|_| seq == EventSeq(0)) {
-            recovery.is_whole();
+            recovery.forget_losses();
         }
     }
 

@@ -290,7 +290,7 @@ impl Stream {
     pub(in crate::ingest) fn probe(&mut self, probe_after_ms: u64, now: Now) {
         if let Some(recovery) = &mut self.recovery {
             if self.shown.level == TrustLevel::Exact {
-                recovery.is_whole();
+                recovery.forget_losses();
             }
             recovery.tick(probe_after_ms, now.uptime_ms);
         }

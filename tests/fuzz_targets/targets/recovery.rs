@@ -122,7 +122,7 @@ impl Rig {
                 assert!(seq == EventSeq(0) && self.recovery.is_proving());
                 self.gate = SequenceGate::default();
                 self.gate.replayed(seq, hash);
-                self.recovery.is_whole();
+                self.recovery.forget_losses();
             }
             Replayed::Forgotten => assert!(seq != EventSeq(0) && !self.recovery.is_asking()),
             Replayed::Hole | Replayed::Late => assert!(!self.recovery.is_asking(), "it is asked for again"),

@@ -252,6 +252,13 @@ pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
 /// File descriptors a publisher takes.
 pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
 
+/// Messages of an engine's load that libzmq keeps, and that are read in one turn: only the newest counts.
+pub const LOAD_REPORT_MESSAGES_MAX: i32 = 64;
+/// An engine whose load is listened to says it each second; so long without, and it is called silent.
+pub const LOAD_REPORT_SILENT_MS: u64 = 10_000;
+/// How often it is looked who has fallen silent.
+pub const LOAD_REPORT_TICK_MS: u64 = 1_000;
+
 /// Bookings that may wait for the predictor, over all cores; what finds no room is dropped and counted.
 pub const PREDICTED_BOOKINGS_WAITING_MAX: usize = 512;
 /// Prompt blocks of those bookings.

@@ -156,8 +156,17 @@ counters! {
     }
 }
 
+mod journal;
+mod load_report;
 mod queue;
+mod relay;
+mod snapshot;
+
+pub use journal::JournalCounter;
+pub use load_report::LoadReportCounter;
 pub use queue::QueueCounter;
+pub use relay::RelayCounter;
+pub use snapshot::SnapshotCounter;
 
 counters! {
     /// Per worker and serving core: what decisions show of the worker.
@@ -209,58 +218,6 @@ counters! {
         BookingsMemoryBound = "predicted_bookings_memory_bound", "Bookings whose new blocks did not fit the memory ceiling of the space's predictions.";
         BookingsRefused = "predicted_bookings_refused", "Bookings whose new blocks the index of predictions refused for another reason.";
         WorkersNotAdmitted = "predicted_workers_not_admitted", "Workers for which nothing is predicted because the index of predictions is full of workers.";
-    }
-}
-
-counters! {
-    /// Once per daemon, counted by the threads that write and load snapshots.
-    SnapshotCounter {
-        SnapshotsWritten = "snapshots_written", "Snapshots of a worker written and put in place.";
-        SnapshotsUnchanged = "snapshots_unchanged", "Snapshots not written again because nothing had come of the worker since.";
-        SnapshotsFailed = "snapshots_failed", "Snapshots that could not be written: the file system refused.";
-        SnapshotsBrokenOff = "snapshots_broken_off", "Snapshots given up because the dump of the worker was broken off.";
-        SnapshotsOvertaken = "snapshots_overtaken", "Snapshots given up because a reset came before they were in place.";
-        SnapshotsLate = "snapshots_late", "Snapshots that a stop of the daemon did not wait for.";
-        SnapshotsLoaded = "snapshots_loaded", "Snapshots loaded into their workers.";
-        SnapshotsExpired = "snapshots_expired", "Snapshots removed because their worker had long been gone.";
-        SnapshotsReset = "snapshots_reset", "Snapshots removed because somebody asked for it.";
-        SnapshotBytesWritten = "snapshot_bytes_written", "Bytes of the snapshots written.";
-        SnapshotBytesLoaded = "snapshot_bytes_loaded", "Bytes of the snapshots loaded.";
-        SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
-    }
-}
-
-counters! {
-    /// Once per daemon, counted by the journal's writer.
-    JournalCounter {
-        Records = "journal_records", "Decisions written to the journal.";
-        Bytes = "journal_bytes", "Bytes written to the journal.";
-        Files = "journal_files", "Files of the journal begun.";
-        FilesRemoved = "journal_files_removed", "Files of the journal removed because there were too many.";
-        Gaps = "journal_gaps", "Places in the journal where decisions are missing because too many waited to be written.";
-        WritesFailed = "journal_writes_failed", "Times the journal could not be written: the file system refused.";
-        Unwritten = "journal_unwritten", "Decisions left out of the journal because it could not be written.";
-    }
-}
-
-counters! {
-    /// Once per relay.
-    RelayCounter {
-        Batches = "relay_batches", "Batches sent.";
-        BatchBytes = "relay_batch_bytes", "Bytes of their payloads.";
-        Heartbeats = "relay_heartbeats", "Heartbeats sent.";
-        SendsFailed = "relay_sends_failed", "Batches and heartbeats that the socket did not take.";
-        Generations = "relay_generations", "Times a new generation began because no batch could say what changed.";
-        BatchesForgotten = "relay_batches_forgotten", "Batches dropped from the replay buffer because it was full.";
-        Questions = "relay_questions", "Replays asked for.";
-        QuestionsMisframed = "relay_questions_misframed", "Messages to the replay socket that are no question, ignored.";
-        QuestionsRefused = "relay_questions_refused", "Replays not answered because too many were being answered.";
-        Answers = "relay_answers", "Replays answered to the end.";
-        AnswersStalled = "relay_answers_stalled", "Replays given up because whoever asked took nothing for too long.";
-        AnswersUnreachable = "relay_answers_unreachable", "Replays given up because whoever asked was gone.";
-        AnswersWithoutSnapshot = "relay_answers_without_snapshot", "Replays given up because the snapshot they needed failed.";
-        Snapshots = "relay_snapshots", "Snapshots taken to the end.";
-        SnapshotsFailed = "relay_snapshots_failed", "Snapshots that came to no end; the log names the reason.";
     }
 }
 
@@ -399,6 +356,7 @@ mod tests {
         check::<WorkerCounter>();
         check::<CoreCounter>();
         check::<DaemonCounter>();
+        check::<LoadReportCounter>();
         check::<PredictorCounter>();
         check::<RelayCounter>();
         check::<SnapshotCounter>();

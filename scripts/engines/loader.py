@@ -23,7 +23,8 @@ REAL = {
         "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_spec_registry",
     },
     "sglang": {
-        "sglang.srt.disaggregation.kv_events", "sglang.srt.mem_cache.base_prefix_cache",
+        "sglang.srt.disaggregation.kv_events", "sglang.srt.managers.scheduler_components.load_publisher",
+        "sglang.srt.mem_cache.base_prefix_cache",
         "sglang.srt.mem_cache.cache_init_params", "sglang.srt.mem_cache.cpp_utils.native_hash",
         "sglang.srt.mem_cache.events", "sglang.srt.mem_cache.evict_policy", "sglang.srt.mem_cache.radix_cache",
         "sglang.srt.mem_cache.utils", "sglang.srt.utils.network",

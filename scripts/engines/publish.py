@@ -54,6 +54,7 @@ def arguments():
     add("--version", help="of the engine (default: vllm 0.33.0, sglang 0.5.23)")
     add("--endpoint", default="tcp://*:5557", help="where to publish (default %(default)s). In both engines a * binds, any other address connects; dp-rank is added to the port")
     add("--replay-endpoint", default="tcp://*:5657", help="where to answer replay requests; '' for nowhere (default %(default)s)")
+    add("--load-endpoint", default="", help="SGLang: where to say how busy it is (default nowhere)")
     add("--topic", default="", help="topic frame of every batch (default none)")
     add("--dp-rank", type=int, default=0, help="data-parallel rank (default %(default)s)")
     add("--buffer-steps", type=int, default=10_000, help="batches kept for replay (default %(default)s)")
@@ -86,6 +87,8 @@ def arguments():
         parser.error(f"the cache of {options.engine} {options.version} is not driven here: --cache ours")
     if options.bytes_hashes and options.engine != "vllm":
         parser.error("--bytes-hashes: SGLang has none")
+    if options.load_endpoint and (options.engine != "sglang" or options.cache != "engine" or options.restart):
+        parser.error("--load-endpoint: only with SGLang's own cache, and without --restart")
     if options.restart and not options.restart < options.batches:
         parser.error("--restart must be below --batches")
     if options.capacity < 64 or options.block_size < 1 or options.batches < 1:
@@ -202,11 +205,17 @@ class Run:
         while self.batches < first + count and not self.stop.is_set():
             self.publisher.publish(self.engine.batch(time.time(), next(self.steps)))
             self.batches += 1
+            self.say_load()
             del self.engine.asked[:-ASKED_KEPT]
             if self.options.rate > 0:
                 self.stop.wait(max(0, begin + (self.batches - first) / self.options.rate - time.monotonic()))
         while self.publisher._event_queue.unfinished_tasks and not self.stop.is_set():
             time.sleep(0.01)
+
+    def say_load(self):
+        """Each step, and while nothing happens: SGLang's publisher holds back what is not new."""
+        if self.options.load_endpoint:
+            self.engine.say_load(running=1 + self.batches % 7)
 
     def report(self):
         self.sampled += sample(self.engine, self.workload)
@@ -248,6 +257,7 @@ def main():
         if again.is_set():
             again.clear()
             run.publish_more()
+        run.say_load()
         stop.wait(0.05)
     run.publisher.shutdown()
     return 0

@@ -1,8 +1,9 @@
-"""SGLang's own RadixCache, page hashes and ZmqEventPublisher, driven as its scheduler drives them."""
+"""SGLang's own RadixCache, page hashes, ZmqEventPublisher and load publisher, driven as its scheduler drives them."""
 
 import hashlib
 import json
 from array import array
+from types import SimpleNamespace
 
 import loader
 from workload import Prompt
@@ -70,6 +71,7 @@ class Engine:
             kv_event_lora_names=self.adapters)
         self.tree.update_eviction_metrics = lambda *_: None  # create_simulated makes no collector
         self.asked = []
+        self.load_publisher = None
 
     def publisher(self):
         from sglang.srt.disaggregation.kv_events import EventPublisherFactory
@@ -78,6 +80,36 @@ class Engine:
         if o.replay_endpoint:
             config["replay_endpoint"] = o.replay_endpoint
         return EventPublisherFactory.create(json.dumps(config), o.dp_rank)
+
+    def say_load(self, running):
+        """Publishes how busy it is: so many requests running, and what the tree holds as the tokens in use."""
+        if self.load_publisher is None:
+            self.load_publisher = self._load_publisher()
+        capacity = self.options.capacity * self.options.block_size
+        load = SimpleNamespace(
+            num_running_reqs=running, num_waiting_reqs=running // 2, num_used_tokens=self.tree.total_size(),
+            max_total_num_tokens=capacity, num_waiting_uncached_tokens=100 * running,
+            num_total_tokens=self.tree.total_size() + 100 * running, max_running_requests=256,
+            total_prefill_uncached_tokens=0, total_prefill_busy_us=0)
+        self.load_publisher.publish_load_stat(lambda: load, force=True)
+
+    def _load_publisher(self):
+        import sglang.srt.runtime_context as context
+        parallel = SimpleNamespace(pp_rank=0, attn_tp_rank=0, attn_cp_rank=0, attn_dp_size=1, attn_dp_rank=0,
+                                   dp_rank=self.options.dp_rank, num_dp_ranks=self.options.dp_rank + 1)
+        context.get_parallel = lambda: parallel
+        from sglang.srt.disaggregation import kv_events
+        from sglang.srt.managers.scheduler_components import load_publisher
+        kv_events.get_parallel = load_publisher.get_parallel = lambda: parallel
+        o = self.options
+        config = {"publisher": "zmq", "endpoint": o.endpoint, "topic": o.topic}
+        if o.replay_endpoint:
+            config["replay_endpoint"] = o.replay_endpoint
+        made = load_publisher.SchedulerLoadPublisher(
+            kv_events_config=json.dumps(config), load_publish_endpoint=o.load_endpoint)
+        if not made.enable:
+            raise SystemExit("publish.py: SGLang declines --load-endpoint " + o.load_endpoint)
+        return made
 
     def batch(self, time_s, events):
         from sglang.srt.disaggregation.kv_events import KVEventBatch

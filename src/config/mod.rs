@@ -369,6 +369,8 @@ pub struct WorkerConfig {
     pub name: String,
     /// Where its events come from; `None` = it publishes none.
     pub events: Option<EventSource>,
+    /// ZeroMQ endpoint where it says how busy it is; `None` = it does not.
+    pub load: Option<String>,
     /// KV blocks its device holds; 0 = not known.
     pub capacity_blocks: u64,
     /// Blocks bound for it at most, over all tiers.

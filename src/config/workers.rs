@@ -54,6 +54,9 @@ impl Checks {
     fn record(&self, entry: &Entry<WorkerDraft>, problems: &mut Vec<Problem>) {
         let draft = &entry.value;
         let told_by_url = draft.url.is_some();
+        if told_by_url && draft.load.is_some() {
+            problems.push(entry.problem("load", "is what the engine at url says"));
+        }
         if entry.written("endpoint").is_none() || told_by_url {
             let set = [
                 ("endpoint", draft.endpoint.is_some()),
@@ -99,6 +102,9 @@ impl Checks {
                     self.endpoint(entry, "replay", replay, problems);
                 }
             }
+            if let Some(load) = &worker.load {
+                self.endpoint(entry, "load", load, problems);
+            }
             into.push(worker);
         }
     }
@@ -135,6 +141,10 @@ pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
         }),
         None => None,
     };
+    let load = match &first.load {
+        Some(load) => Some(endpoint::of_rank(load, rank)?),
+        None => None,
+    };
     let worker = Worker::new(first.worker.id.0, dp_rank);
     let name = if rank == 0 {
         first.name.clone()
@@ -143,7 +153,7 @@ pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     } else {
         format!("{}.{dp_rank}", first.name)
     };
-    Some(WorkerConfig { worker, name, events, ..first.clone() })
+    Some(WorkerConfig { worker, name, events, load, ..first.clone() })
 }
 
 /// What people call a worker that nobody named.
@@ -174,6 +184,7 @@ fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &
         space,
         name: draft.name.clone().unwrap_or_else(|| preset_name(worker)),
         events,
+        load: draft.load.clone(),
         capacity_blocks: draft.capacity_blocks,
         blocks_max: draft.blocks_max,
         batched_tokens_max: draft.batched_tokens_max,

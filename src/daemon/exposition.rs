@@ -21,8 +21,8 @@ use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, Latency, PredictorCounter,
-    QueueCounter, RouteCounter, SnapshotCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, Latency, LoadReportCounter,
+    PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
 };
 use crate::serve::WaitingRoom;
 use crate::shadow::ShadowTally;
@@ -54,6 +54,7 @@ pub(super) struct Sources {
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
+    pub(super) heard: Arc<CounterSet<LoadReportCounter>>,
     pub(super) room: Arc<WaitingRoom>,
     pub(super) doctor: Doctor,
 }
@@ -65,7 +66,7 @@ impl Sources {
         views: Arc<Views>,
         cores: Vec<Arc<CoreMetrics>>,
         daemon: &Arc<CounterSet<DaemonCounter>>,
-        snapshots: &Arc<SnapshotStats>,
+        (snapshots, heard): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>),
     ) -> Self {
         Self {
             fleet: Arc::clone(&shared.fleet),
@@ -76,6 +77,7 @@ impl Sources {
             cores,
             daemon: Arc::clone(daemon),
             snapshots: Arc::clone(snapshots),
+            heard,
             room: Arc::clone(&shared.room),
             doctor: Doctor::default(),
         }
@@ -226,6 +228,11 @@ impl Gatherer {
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.daemon.get(*counter), None)?;
         }
+        for counter in LoadReportCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.heard.get(*counter), None)?;
+        }
         for counter in PredictorCounter::ALL {
             let name = format!("kvrouted_{}", counter.name());
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
@@ -338,6 +345,7 @@ mod tests {
             cores: vec![Arc::default()],
             daemon: Arc::default(),
             snapshots: Arc::default(),
+            heard: Arc::default(),
             room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
             doctor: Doctor::default(),
         };

@@ -38,12 +38,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::config::{Config, IoEngine};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
-use crate::ingest;
+use crate::ingest::{self, LoadListener};
 use crate::limits::{
     ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
     QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
 };
-use crate::metrics::{CounterSet, DaemonCounter};
+use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::serve::{
     Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage, choose_engine,
 };
@@ -94,13 +94,15 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
     let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &streams)?;
-    let threads = Threads { predictor, keeper, journal };
+    let heard: Arc<CounterSet<LoadReportCounter>> = Arc::default();
+    let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&heard), shared.clock())?);
+    let threads = Threads { predictor, keeper, journal, listener: Arc::clone(&listener) };
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
     let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
     let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, &snapshots.stats));
-    let muster = Muster::new(config, (records, places), snapshots.clone(), &sources);
+    let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
+    let muster = Muster::new(config, (records, places), snapshots.clone(), listener, &sources);
     let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -340,7 +342,7 @@ async fn tend(shared: &Shared) {
 fn end(
     cores: Vec<Core>,
     streams: Arc<Streams>,
-    Threads { predictor, keeper, journal }: Threads,
+    Threads { predictor, keeper, journal, listener }: Threads,
     snapshots: &Snapshots,
     deadline: Instant,
 ) {
@@ -354,6 +356,7 @@ fn end(
     let streams = Arc::into_inner(streams).unwrap_or_default();
     ended.extend(streams.0.into_iter().map(|(_, stream)| stream.stop()));
     ended.extend(predictor.map(PredictorThread::stop));
+    ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the cores: what they noted last is written, too.
     ended.push(journal.stop());
     for error in ended.into_iter().filter_map(Result::err) {
@@ -374,7 +377,8 @@ mod tests {
         let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
         let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
-        let threads = Threads { predictor: None, keeper: None, journal };
+        let listener = Arc::new(LoadListener::start(loads, Arc::default(), shared.clock()).unwrap());
+        let threads = Threads { predictor: None, keeper: None, journal, listener };
         let (handles, streams) = ([core.handle()], Streams::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {

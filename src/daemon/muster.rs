@@ -17,10 +17,12 @@ use crate::discovery::{Step, plan};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, Places, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
-use crate::ingest::{Admission, Admitted, Amendment, Departure, IngestHandle, WorkerView, descriptors};
+use crate::ingest::{
+    Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView, descriptors,
+};
 use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, CONNECTIONS_MAX, MUSTER_REST_MS};
 use crate::load::Loads;
-use crate::metrics::{CounterSet, DaemonCounter};
+use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// What is changed, and who is in it.
@@ -29,6 +31,8 @@ pub(super) struct Muster {
     loads: Arc<Loads>,
     views: Arc<Views>,
     counters: Arc<CounterSet<DaemonCounter>>,
+    heard: Arc<CounterSet<LoadReportCounter>>,
+    listener: Arc<LoadListener>,
     records: Records,
     snapshots: Snapshots,
     places: Places,
@@ -45,6 +49,7 @@ impl Muster {
         config: &Config,
         (records, places): (Records, Places),
         snapshots: Snapshots,
+        listener: Arc<LoadListener>,
         sources: &Sources,
     ) -> Self {
         let indexes = sources.fleet.load().workers.iter().map(|record| (record.worker, record.index)).collect();
@@ -53,6 +58,8 @@ impl Muster {
             loads: Arc::clone(&sources.loads),
             views: Arc::clone(&sources.views),
             counters: Arc::clone(&sources.daemon),
+            heard: Arc::clone(&sources.heard),
+            listener,
             records,
             snapshots,
             places,
@@ -65,11 +72,16 @@ impl Muster {
     /// Follows the roster for ever.
     pub(super) async fn run(mut self, roster: &Roster, streams: &Streams) {
         let mut changes = roster.changes();
+        self.listen();
         loop {
             changes.mark_unchanged();
             let steps = plan(&self.are, roster.directory().merged());
+            let changed = !steps.is_empty();
             for step in steps {
                 self.take(step, roster, streams).await;
+            }
+            if changed {
+                self.listen();
             }
             while !self.leaving.is_empty() && !changes.has_changed().unwrap_or(true) {
                 self.settle();
@@ -214,6 +226,28 @@ impl Muster {
             // A thread that ended never answers, and its place is not used again.
             Err(error) => error == oneshot::error::TryRecvError::Empty,
         });
+    }
+
+    /// Says whose load is to be listened to.
+    fn listen(&self) {
+        let publish = self.are.values().filter_map(|config| Some((config, config.load.clone()?)));
+        let source = |(config, endpoint): (&WorkerConfig, String)| {
+            let index = *self.indexes.get(&config.worker)?;
+            let scheme = self.records.scheme_of(config.space)?;
+            Some(LoadSource { index, worker: config.worker, endpoint, scheme })
+        };
+        let mut sources: Vec<_> = publish.filter_map(source).collect();
+        let heard = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
+        let room = descriptors::raise(heard + sources.len(), CONNECTIONS_MAX);
+        // Events come first: without them a prefix is missed, without a load only its report.
+        for refused in sources.split_off(room.publishers_max.saturating_sub(heard).min(sources.len())) {
+            self.heard.bump(LoadReportCounter::SourcesRefused);
+            let (worker, limit) = (refused.worker, room.limit);
+            tracing::error!(%worker, limit, "too few open files to hear the worker's load: raise the limit (ulimit -n)");
+        }
+        if let Err(error) = self.listener.follow(sources) {
+            tracing::error!(%error, "who is listened to for loads does not change");
+        }
     }
 
     /// A free place, waiting for those that are about to be.

@@ -42,6 +42,11 @@ impl Records {
         self.spaces.iter().enumerate().map(space).collect()
     }
 
+    /// The scheme of a space.
+    pub(super) fn scheme_of(&self, space: SpaceId) -> Option<Arc<SchemeCell>> {
+        self.spaces.get(space.0 as usize).map(|(_, scheme)| Arc::clone(scheme))
+    }
+
     /// The shard that owns a worker: a hash of its identity, so that it does not depend on the others.
     pub(super) fn shard_of(&self, worker: Worker) -> ShardId {
         let mut identity = [0; 12];

@@ -92,6 +92,12 @@ impl Shared {
         self.started.elapsed().as_nanos() as u64
     }
 
+    /// The clock of [`Shared::now_ns`], for other threads.
+    pub(super) fn clock(&self) -> impl Fn() -> u64 + Send + 'static {
+        let started = self.started;
+        move || started.elapsed().as_nanos() as u64
+    }
+
     /// The daemon's identity.
     pub(super) fn hello(&self) -> HelloInfo<'_> {
         HelloInfo {

@@ -19,8 +19,8 @@ use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, JournalCounter, PredictorCounter, QueueCounter, RouteCounter,
-    SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, JournalCounter, LoadReportCounter, PredictorCounter, QueueCounter,
+    RouteCounter, SnapshotCounter, WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -182,6 +182,8 @@ impl Administration {
         let queue = QueueCounter::ALL.iter().map(|counter| (counter.name().to_owned(), room.counters().get(*counter)));
         // Not a counter: it falls again.
         let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64)]);
+        let heard = LoadReportCounter::ALL.iter();
+        let heard = heard.map(|counter| (counter.name().to_owned(), self.sources.heard.get(*counter)));
         let predicting = &self.sources.predicting.counters;
         let predictor = PredictorCounter::ALL.iter();
         let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
@@ -198,6 +200,7 @@ impl Administration {
         cores
             .chain(daemon)
             .chain(queue)
+            .chain(heard)
             .chain(predictor)
             .chain(journal)
             .chain(shadow)

@@ -1,6 +1,9 @@
 //! Threads beside those that serve and those that take events in.
 
+use std::sync::Arc;
+
 use super::predicting::PredictorThread;
+use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
 use crate::snapshot::Keeper;
 
@@ -9,6 +12,8 @@ pub(super) struct Threads {
     pub(super) predictor: Option<PredictorThread>,
     pub(super) keeper: Option<Keeper>,
     pub(super) journal: WriterThread,
+    /// Whoever takes workers in tells it whom to listen to.
+    pub(super) listener: Arc<LoadListener>,
 }
 
 impl Threads {
@@ -19,6 +24,9 @@ impl Threads {
         }
         if !self.keeper.as_ref().is_none_or(Keeper::is_running) {
             return Some("the snapshot thread");
+        }
+        if !self.listener.is_running() {
+            return Some("the thread of the engines' loads");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
     }

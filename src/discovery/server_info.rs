@@ -1,7 +1,7 @@
 //! What an SGLang server says of itself: `GET /server_info`, its field `kv_events`.
 //!
-//! `{publisher, endpoint_host, endpoint_port_base, topic, block_size, dp_size, replay_endpoint_port_base}`; rank r
-//! publishes at base + r. A wildcard host is where the server binds: the URL's host stands for it.
+//! `{publisher, endpoint_host, endpoint_port_base, topic, block_size, dp_size, replay_endpoint_port_base,
+//! load_endpoint_port_base}`; rank r publishes at base + r. A wildcard host is where the server binds: the URL's host stands for it.
 
 use serde_json::Value;
 
@@ -18,6 +18,8 @@ const WILDCARDS: [&str; 5] = ["", "*", "0.0.0.0", "::", "[::]"];
 pub struct ServerInfo {
     /// Of the first rank.
     pub events: EventSource,
+    /// Where the first rank says how busy it is, if it does.
+    pub load: Option<String>,
     /// Data-parallel ranks, at least 1.
     pub ranks: u32,
     /// Tokens per block, if it says.
@@ -59,6 +61,7 @@ impl ServerInfo {
                 replay: port("replay_endpoint_port_base")?.map(|port| format!("tcp://{host}:{port}")),
                 topic: topic.to_owned(),
             },
+            load: port("load_endpoint_port_base")?.map(|port| format!("tcp://{host}:{port}")),
             ranks: u32::try_from(ranks).unwrap_or(u32::MAX),
             block_size: events.get("block_size").and_then(Value::as_u64).and_then(|size| u32::try_from(size).ok()),
         };
@@ -75,7 +78,7 @@ impl ServerInfo {
     /// A worker for each rank, otherwise as `first`, which is the first rank's.
     #[must_use]
     pub fn workers(&self, first: &WorkerConfig) -> Vec<WorkerConfig> {
-        let first = WorkerConfig { events: Some(self.events.clone()), ..first.clone() };
+        let first = WorkerConfig { events: Some(self.events.clone()), load: self.load.clone(), ..first.clone() };
         // Ports that end before the ranks do: those that there are.
         (1..=self.ranks).rev().find_map(|ranks| ranks_of(&first, ranks)).unwrap_or_default()
     }
@@ -109,11 +112,12 @@ mod tests {
         let info = parse(
             url,
             r#"{"publisher": "zmq", "endpoint_host": "0.0.0.0", "endpoint_port_base": 5557, "topic": "kv", "block_size": 64,
-            "dp_size": 4, "replay_endpoint_port_base": 5657, "load_topic": "load"}"#,
+            "dp_size": 4, "replay_endpoint_port_base": 5657, "load_endpoint_port_base": 5757, "load_topic": "load"}"#,
         )
         .expect("an answer");
         assert_eq!((info.ranks, info.block_size), (4, Some(64)));
         assert_eq!(info.events.endpoint, "tcp://engine-3:5557");
+        assert_eq!(info.load.as_deref(), Some("tcp://engine-3:5757"));
         assert_eq!((info.events.replay.as_deref(), info.events.topic.as_str()), (Some("tcp://engine-3:5657"), "kv"));
         let least = parse(url, r#"{"endpoint_host": "10.1.1.1", "endpoint_port_base": 1}"#).expect("an answer");
         assert_eq!((least.events.endpoint.as_str(), least.events.replay, least.ranks), ("tcp://10.1.1.1:1", None, 1));
@@ -130,6 +134,7 @@ mod tests {
             (r#"{"endpoint_host": "*"}"#, "no endpoint_port_base"),
             (r#"{"endpoint_port_base": 70000}"#, "no port"),
             (r#"{"endpoint_port_base": 1, "replay_endpoint_port_base": "x"}"#, "no port"),
+            (r#"{"endpoint_port_base": 1, "load_endpoint_port_base": 0}"#, "no port"),
             (r#"{"endpoint_port_base": 1, "dp_size": 0}"#, "cannot be meant"),
         ] {
             let error = parse("http://h:1", events).expect_err(events).to_string();

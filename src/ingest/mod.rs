@@ -15,11 +15,14 @@
 //! connection, on a gap, and, should the last batches have been lost, once it has been quiet for a while. Its live
 //! messages wait meanwhile. When to ask, and what an answer means, is [`crate::event::recovery`].
 //!
+//! What engines say of their load comes over sockets of its own, to a thread of its own ([`LoadListener`]).
+//!
 //! Besides, two things make events wait, both bounded and both to be seen: a worker that is dumped or loaded
 //! ([`DumpPart`]), whose messages wait in a buffer of its own, and an index that cannot free what it gave up, for
 //! which all of its workers' messages wait in their sockets.
 
 mod apply;
+mod contexts;
 pub mod descriptors;
 mod dump;
 pub mod exposition;
@@ -29,6 +32,7 @@ mod handle;
 mod held;
 mod inbox;
 mod link;
+mod loads;
 mod replay;
 mod republish;
 mod roll;
@@ -49,6 +53,7 @@ pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswe
 pub use feed::Feed;
 pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
 pub use inbox::RefusedPublisher;
+pub use loads::{LoadListener, LoadSource};
 pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
 pub use roll::{Admission, Admitted, Amendment, Departure};
 pub use unruled::UnruledNames;

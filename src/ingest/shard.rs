@@ -5,7 +5,6 @@
 //! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
 
 mod choke;
-mod contexts;
 mod member;
 mod replays;
 mod roll;
@@ -19,6 +18,7 @@ use mio::{Events, Poll, Token, Waker};
 
 use crossbeam::queue::ArrayQueue;
 
+use super::contexts::Contexts;
 use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
 use super::republish::Republisher;
@@ -37,7 +37,6 @@ use crate::limits::{
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
-use contexts::Contexts;
 use member::Member;
 use replays::Replays;
 use roll::Leaving;

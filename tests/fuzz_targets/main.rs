@@ -62,7 +62,7 @@ macro_rules! fuzzed {
     };
 }
 
-fuzzed!(msgpack flatbuffer gate recovery apply request reply frames snapshot journal config);
+fuzzed!(msgpack flatbuffer gate recovery apply request reply frames snapshot journal config load_stat);
 
 #[test]
 fn seeds() {

@@ -43,8 +43,20 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "snapshot" => snapshots(),
         "journal" => journals::journals(),
         "config" => configurations(),
+        "load_stat" => load_stats(),
         _ => Vec::new(),
     }
+}
+
+/// Readings of the lengths that engines send, and of numbers of each width.
+fn load_stats() -> Vec<Vec<u8>> {
+    let numbers: [&[u8]; 4] = [&[7], &[0xcc, 200], &[0xcd, 1, 2], &[0xcf, 0, 0, 0, 1, 2, 3, 4, 5]];
+    let reading = |places: u8, number: &[u8]| {
+        let counts = (2..places).map(|place| if place == 5 { &[0xc0][..] } else { number });
+        [&[0x90 | places, 0xa8][..], b"LoadStat", number].into_iter().chain(counts).collect::<Vec<_>>().concat()
+    };
+    let lengths = [6, 7, 11, 15];
+    lengths.iter().flat_map(|places| numbers.map(|number| reading(*places, number))).collect()
 }
 
 /// The payloads of each recording in a folder, and in the folders in it; the layout is told in

@@ -28,6 +28,7 @@ pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) endpoint: Option<String>,
     pub(in crate::config) replay: Option<String>,
     pub(in crate::config) topic: String,
+    pub(in crate::config) load: Option<String>,
     pub(in crate::config) capacity_blocks: u64,
     pub(in crate::config) blocks_max: u64,
     pub(in crate::config) batched_tokens_max: u64,
@@ -154,7 +155,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "",
             Value("1"),
             Integer { min: 1, max: limits::WORKERS_MAX as u64, set: |c, v| c.ranks = v as u32 },
-            "So many workers at once: the ranks from dp_rank on, the ports of endpoint and replay counting up with them.",
+            "So many workers at once: the ranks from dp_rank on, the ports of endpoint, replay and load counting up with them.",
         ),
         field(
             "url",
@@ -167,7 +168,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
                     Ok(())
                 },
             },
-            "In place of endpoint, replay, topic and ranks: an SGLang server, which is asked (GET /server_info) for them.",
+            "In place of endpoint, replay, topic, load and ranks: an SGLang server, which is asked (GET /server_info).",
         ),
         field(
             "model",
@@ -231,6 +232,20 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Value(""),
             Text { bytes_min: 0, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.topic = v.to_owned() },
             "Subscription prefix. Empty: everything it publishes.",
+        ),
+        field(
+            "load",
+            "",
+            Absent("tcp://127.0.0.1:5757"),
+            Parsed {
+                what: "a string: tcp://host:port or ipc://path",
+                set: |c, text| {
+                    endpoint::check(text)?;
+                    c.load = Some(text.to_owned());
+                    Ok(())
+                },
+            },
+            "Where it says how busy it is, as SGLang does with --load-publish-endpoint. Absent: bookings alone tell.",
         ),
         field(
             "capacity_blocks",

@@ -10,6 +10,7 @@
 mod cursor;
 mod draft;
 mod extra_keys;
+mod load_stat;
 mod run;
 mod tokens;
 mod unchained;
@@ -21,6 +22,8 @@ use crate::ids::DpRank;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use cursor::{Cursor, Type};
 use draft::{Draft, Field};
+
+pub use load_stat::{LoadStat, decode_load_stat};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use mio::unix::SourceFd;
 use tokio::sync::oneshot;
 
-use super::contexts::Berth;
 use super::{Link, Member, Now, Shard, Subscription, system};
 use crate::error::{Error, Kind, Result};
 use crate::event::trust::TrustInput;
 use crate::fleet::{EventSource, WorkerState};
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::ingest::Publisher;
+use crate::ingest::contexts::Berth;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::roll::{Admission, Admitted, Amendment, Departure, Roll};
 use crate::ingest::stream::{Home, Stream};

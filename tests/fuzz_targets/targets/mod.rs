@@ -7,6 +7,7 @@ mod engine;
 mod events;
 mod gate;
 mod journal;
+mod load_stat;
 mod recovery;
 mod routing;
 mod snapshot;
@@ -27,4 +28,5 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("snapshot", snapshot::snapshot),
     ("journal", journal::journal),
     ("config", config::config),
+    ("load_stat", load_stat::load_stat),
 ];

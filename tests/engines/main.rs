@@ -9,15 +9,20 @@
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+mod load;
+#[path = "../process/mod.rs"]
+mod process;
+mod publisher;
+
+use publisher::{Engine, environment, skip};
 
 /// How long anything may take before the test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -107,13 +112,13 @@ fn restart(engine: &'static str) {
     };
     let folder = tempfile::tempdir().unwrap();
     let ports = Ports::free();
-    let first = Engine::start(folder.path(), &python, &before, &ports);
+    let first = start(folder.path(), &python, &before, &ports);
     let daemon = Daemon::start(folder.path(), &before, &ports);
     assert_eq!(first.next_stage()["stage"], "listening", "{}", first.log());
     daemon.wait_for_sequence(first.next_stage()["last_seq"].as_u64().unwrap());
     daemon.compare(&Truth::read(folder.path()));
     drop(first);
-    let mut second = Engine::start(folder.path(), &python, &after, &ports);
+    let mut second = start(folder.path(), &python, &after, &ports);
     assert_eq!(second.next_stage()["stage"], "listening", "{}", second.log());
     second.next_stage();
     // Beyond where the first one ended, which its own sequence cannot be told by.
@@ -152,14 +157,14 @@ fn run(scenario: &Scenario) {
         lose(&endpoint(ports.events), &endpoint(ports.lossy), scenario.loses);
     }
     if scenario.idle {
-        engine = Engine::start(folder.path(), &python, scenario, &ports);
+        engine = start(folder.path(), &python, scenario, &ports);
         engine.published_before_anybody_asks();
         daemon = Daemon::start(folder.path(), scenario, &ports);
     } else if scenario.daemon_first {
         daemon = Daemon::start(folder.path(), scenario, &ports);
-        engine = Engine::start(folder.path(), &python, scenario, &ports);
+        engine = start(folder.path(), &python, scenario, &ports);
     } else {
-        engine = Engine::start(folder.path(), &python, scenario, &ports);
+        engine = start(folder.path(), &python, scenario, &ports);
         daemon = Daemon::start(folder.path(), scenario, &ports);
     }
     if !scenario.idle {
@@ -189,38 +194,15 @@ fn run(scenario: &Scenario) {
     );
 }
 
-/// libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
-fn skip(engine: &str, reason: &str) {
-    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
-    assert!(!required, "{engine} is required: {reason}");
-    let line = format!("\nskipped: {engine}'s publisher: {reason}\n");
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
-/// The Python that runs the publisher, fetched if need be, or why there is none.
-fn environment(engine: &str) -> Result<PathBuf, String> {
-    if std::env::var("KVROUTED_SKIP_ENGINES").is_ok_and(|value| value == "1") {
-        return Err("KVROUTED_SKIP_ENGINES is set".into());
-    }
-    let version = match engine {
-        "vllm" => "0.33.0",
-        _ => "0.5.23",
-    };
-    let fetch = root().join("scripts/engines/fetch");
-    let fetched = Command::new(&fetch)
-        .arg(format!("{engine}=={version}"))
-        .output()
-        .map_err(|error| format!("{}: {error}", fetch.display()))?;
-    if !fetched.status.success() {
-        let words = String::from_utf8_lossy(&fetched.stderr);
-        let last = words.lines().last().unwrap_or("no reason given").to_string();
-        return Err(format!("scripts/engines/fetch ended with {}: {last}", fetched.status));
-    }
-    Ok(Path::new(String::from_utf8_lossy(&fetched.stdout).trim()).join("venv/bin/python"))
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+fn start(folder: &Path, python: &Path, scenario: &Scenario, ports: &Ports) -> Engine {
+    let [events, replay] = [ports.events, ports.replay].map(|port| format!("tcp://*:{port}"));
+    let (truth, prompts) = (Truth::path(folder), prompts_path(folder));
+    let files = ["--truth", process::text(&truth), "--prompts", process::text(&prompts)];
+    let subscribers = if scenario.idle { "0" } else { "1" };
+    let sockets = ["--endpoint", &events, "--replay-endpoint", &replay, "--wait-conns", subscribers];
+    let size =
+        ["--block-size", BLOCK_SIZE, "--capacity", "256", "--batches", "400", "--phase2", "300", "--rate", "500"];
+    Engine::start(folder, python, scenario.engine, &[&size[..], &sockets, &files, scenario.options].concat())
 }
 
 /// Five TCP ports that were free a moment ago.
@@ -244,68 +226,6 @@ impl Ports {
 
 fn log_file(path: &Path) -> std::fs::File {
     std::fs::File::create(path).unwrap()
-}
-
-/// A publisher of scripts/engines, and the stages it announces.
-struct Engine {
-    child: Child,
-    stages: Receiver<String>,
-    log: PathBuf,
-}
-
-impl Engine {
-    fn start(folder: &Path, python: &Path, scenario: &Scenario, ports: &Ports) -> Self {
-        let log = folder.join("engine.log");
-        let mut child = Command::new(python)
-            .arg(root().join("scripts/engines/publish.py"))
-            .args(["--engine", scenario.engine, "--block-size", BLOCK_SIZE, "--capacity", "256"])
-            .args(["--wait-conns", if scenario.idle { "0" } else { "1" }])
-            .args(["--batches", "400", "--phase2", "300", "--rate", "500"])
-            .args(["--endpoint", &format!("tcp://*:{}", ports.events)])
-            .args(["--replay-endpoint", &format!("tcp://*:{}", ports.replay)])
-            .arg("--truth")
-            .arg(Truth::path(folder))
-            .arg("--prompts")
-            .arg(prompts_path(folder))
-            .args(scenario.options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log_file(&log))
-            .spawn()
-            .unwrap();
-        let (sender, stages) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { child, stages, log }
-    }
-
-    fn next_stage(&self) -> Value {
-        match self.stages.recv_timeout(PATIENCE) {
-            Ok(line) => serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}")),
-            Err(error) => panic!("the publisher says nothing: {error}\n{}", self.log()),
-        }
-    }
-
-    /// Waits until everything is published and nobody was there.
-    fn published_before_anybody_asks(&self) {
-        assert_eq!(self.next_stage()["stage"], "listening", "{}", self.log());
-        assert_eq!(self.next_stage()["stage"], "published", "{}", self.log());
-    }
-
-    fn publish_more(&mut self) {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::USR1).unwrap();
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.child.kill().and_then(|()| self.child.wait()).ok();
-    }
 }
 
 fn prompts_path(folder: &Path) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use crate::limits::PUBLISHERS_PER_CONTEXT_MAX;
 
-/// The contexts of a shard, made as they are needed.
+/// The contexts of one thread, made as they are needed.
 #[derive(Default)]
 pub(super) struct Contexts {
     contexts: Vec<(zmq::Context, usize)>,

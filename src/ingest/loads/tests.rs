@@ -1,0 +1,108 @@
+//! Real publishers, in this process, of what an engine's scheduler would say.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::event::msgpack::tests::packed;
+use crate::ids::{Scheme, Window};
+use crate::limits::WORKERS_MAX;
+use crate::load::{EngineLoad, LoadsConfig};
+
+/// A publisher's socket, which sees who subscribes.
+struct Engine {
+    socket: zmq::Socket,
+    endpoint: String,
+    said: u64,
+}
+
+impl Engine {
+    fn bind(context: &zmq::Context) -> Self {
+        let socket = context.socket(zmq::XPUB).expect("a socket");
+        socket.bind("tcp://127.0.0.1:*").expect("a free port");
+        let endpoint = socket.get_last_endpoint().expect("bound").expect("text");
+        Self { socket, endpoint, said: 0 }
+    }
+
+    fn wait_for_subscriber(&self) {
+        assert_eq!(self.socket.recv_bytes(0).expect("a subscription"), [1]);
+    }
+
+    fn say(&mut self, payload: &[u8]) {
+        let seq = self.said.to_be_bytes();
+        self.socket.send_multipart([&b"load"[..], &seq, payload], 0).expect("sent");
+        self.said += 1;
+    }
+}
+
+fn stat(running: u32, tokens: u64) -> Vec<u8> {
+    packed(&json!(["LoadStat", running, 1, tokens, 1600, 0, 77, 0, 0, 0, 0]))
+}
+
+fn source(index: u32, engine: &Engine) -> LoadSource {
+    let scheme = Arc::new(SchemeCell::new(Some(Scheme { block_size: 16, window: Window::Plain })));
+    let worker = Worker::new(u64::from(index), 0);
+    LoadSource { index: WorkerIndex(index), worker, endpoint: engine.endpoint.clone(), scheme }
+}
+
+/// Waits for what must come; a fault shows as a hang that the test runner ends.
+fn until<T>(look: impl Fn() -> Option<T>) -> T {
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_engines_say_is_reported_of_them_and_follows_who_is_listened_to() {
+    let context = zmq::Context::new();
+    let mut engines = [Engine::bind(&context), Engine::bind(&context)];
+    let (loads, counters) = (Arc::new(Loads::new(2, LoadsConfig::default())), Arc::default());
+    let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
+    listener.follow(vec![source(0, &engines[0]), source(1, &engines[1])]).expect("told");
+    engines.iter().for_each(Engine::wait_for_subscriber);
+    let said = |index, running| {
+        let engine = loads.read_at(WorkerIndex(index), 5).engine;
+        engine.filter(|engine| engine.running == running)
+    };
+    engines[0].say(&stat(3, 800));
+    engines[1].say(&stat(4, 17));
+    let first =
+        EngineLoad { prefill_tokens: 77, decode_blocks: 50, running: 3, waiting: 1, kv_usage_millionths: 500_000 };
+    assert_eq!(until(|| said(0, 3)), first);
+    assert_eq!(until(|| said(1, 4)).decode_blocks, 2);
+    // What cannot be read changes nothing and is counted; what follows is read.
+    engines[0].say(b"nothing");
+    engines[0].socket.send("one frame", 0).expect("sent");
+    let of = |counter| counters.get(counter);
+    until(|| (of(LoadReportCounter::ReportsMisframed) == 1).then_some(()));
+    engines[0].say(&stat(9, 800));
+    until(|| said(0, 9));
+    let read = of(LoadReportCounter::ReportsUndecodable) + of(LoadReportCounter::ReportsOvertaken);
+    assert_eq!(read, 1, "what cannot be read is counted, unless a newer one had come");
+    // The second is no longer listened to, the first goes on undisturbed.
+    listener.follow(vec![source(0, &engines[0])]).expect("told");
+    assert_eq!(engines[1].socket.recv_bytes(0).expect("an end"), [0]);
+    engines[0].say(&stat(11, 0));
+    until(|| said(0, 11));
+    assert!(engines[0].socket.recv_bytes(zmq::DONTWAIT).is_err(), "it was not subscribed to again");
+    listener.stop().expect("it ends well");
+}
+
+#[test]
+fn who_has_left_and_who_cannot_be_reached_are_counted() {
+    let context = zmq::Context::new();
+    let mut engine = Engine::bind(&context);
+    let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
+    let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
+    let nobody = LoadSource { endpoint: "tcp://".into(), ..source(0, &engine) };
+    listener.follow(vec![nobody, source(WORKERS_MAX as u32 - 1, &engine)]).expect("told");
+    engine.wait_for_subscriber();
+    engine.say(&stat(1, 1));
+    until(|| (counters.get(LoadReportCounter::ReportsUnknownWorker) == 1).then_some(()));
+    assert_eq!(counters.get(LoadReportCounter::SourcesRefused), 1);
+    assert_eq!(counters.get(LoadReportCounter::Reports), 0);
+}

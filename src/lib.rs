@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
-//!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, trust, finding, metrics, reasons}
+//!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -31,6 +31,7 @@
 //! [`event::gate`] (why a gap cannot make the index lie).
 
 // What everything is named and bounded by.
+mod directory_lock;
 pub mod error;
 pub mod finding;
 pub mod ids;

@@ -14,7 +14,18 @@ const LONG_FILES: &[(&str, &str)] = &[];
 const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
 const LAYERS: &[&[&str]] = &[
-    &["ids", "limits", "error", "trust", "finding", "metrics", "reasons", "schema_generated", "radix"],
+    &[
+        "ids",
+        "limits",
+        "error",
+        "directory_lock",
+        "trust",
+        "finding",
+        "metrics",
+        "reasons",
+        "schema_generated",
+        "radix",
+    ],
     &["fleet", "load", "index", "event", "hash", "queue"],
     &["predict"],
     &["route"],

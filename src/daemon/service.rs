@@ -27,7 +27,7 @@ use crate::route::{
     Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, PotentialLoads, RouteRequest, Scratch, View,
     Wait, decide, demand, overlaps, potential_loads, seconds,
 };
-use crate::serve::{HelloInfo, Routed, Service, WaitingRoom};
+use crate::serve::{HelloInfo, LogQuota, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
 
 /// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
@@ -132,6 +132,8 @@ pub(super) struct CoreService {
     /// What the last decision was judged by, where somebody notes it.
     judged_by: Option<Policy>,
     rng: Xoshiro256PlusPlus,
+    /// Of failures that gateways report.
+    failures_logged: LogQuota,
 }
 
 impl CoreService {
@@ -140,7 +142,8 @@ impl CoreService {
         let evidence = Evidence::new(Arc::clone(&metrics.workers));
         let recorder = shared.recording.recorder(core);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Self { shared, metrics, scratch: Scratch::default(), evidence, recorder, judged_by: None, rng }
+        let (scratch, failures_logged) = (Scratch::default(), LogQuota::default());
+        Self { shared, metrics, scratch, evidence, recorder, judged_by: None, rng, failures_logged }
     }
 
     pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
@@ -376,7 +379,9 @@ impl Service for CoreService {
         let back_offs = fleet.workers_of(space).filter(failed);
         let longest = back_offs.map(|record| self.shared.loads.report_failure(record.index, now_ns)).max();
         let back_off_ms = longest.ok_or_else(|| no_worker(worker))?.div_ceil(1_000_000);
-        tracing::info!(%worker, reason, back_off_ms, "a gateway reports that the worker failed");
+        if let Some(withheld) = self.failures_logged.take(Instant::now()) {
+            tracing::info!(%worker, reason, back_off_ms, withheld, "a gateway reports that the worker failed");
+        }
         Ok(u32::try_from(back_off_ms).unwrap_or(u32::MAX))
     }
 

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::directory_lock::DirectoryLock;
 use crate::error::{Error, Kind, Result};
 
 const SUFFIX: &str = ".kvrj";
@@ -29,13 +30,15 @@ pub(super) struct Files {
     /// Counts the files of this run.
     next: u64,
     open: Option<(File, u64)>,
+    /// Two daemons would remove each other's files.
+    _lock: DirectoryLock,
 }
 
 impl Files {
-    /// Makes the directory, if its parent is there.
+    /// Makes the directory, if its parent is there, and takes it for this daemon alone.
     ///
     /// # Errors
-    /// `System` if it cannot be had.
+    /// `System` if it cannot be had, `Config` if another daemon has it.
     pub(super) fn open(plan: FilesPlan, started_unix_ms: u64, instance_id: u64) -> Result<Self> {
         let made = fs::DirBuilder::new().mode(0o700).create(&plan.dir);
         match made {
@@ -46,8 +49,9 @@ impl Files {
             }
             _ => {}
         }
+        let lock = DirectoryLock::take(&plan.dir, "journal", "journal.dir")?;
         let run = format!("journal-{started_unix_ms:013}-{instance_id:016x}");
-        Ok(Self { plan, run, next: 0, open: None })
+        Ok(Self { plan, run, next: 0, open: None, _lock: lock })
     }
 
     /// Whether a file is open.
@@ -124,6 +128,9 @@ mod tests {
         let dir = folder.path().join("j");
         let mut before = Files::open(plan(&dir), 1, 0xff).unwrap();
         before.begin().unwrap();
+        let second = Files::open(plan(&dir), 2, 1).unwrap_err();
+        assert!(second.message().contains("another daemon"), "{second}");
+        drop(before);
         fs::write(dir.join("journal-notes.txt"), "mine").unwrap();
         let mut files = Files::open(plan(&dir), 2, 1).unwrap();
         assert_eq!(files.begin().unwrap(), 0);

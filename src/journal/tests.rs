@@ -208,7 +208,7 @@ fn a_disk_that_fails_costs_the_journal_and_nothing_else() {
         counters: Arc::clone(&counters),
     })
     .unwrap();
-    std::fs::remove_dir(&dir).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
     let mut recorder = Recorder::new(ring, Arc::clone(&shares));
     shares.set_journal(1.0);
     let mut note = || {

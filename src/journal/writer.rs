@@ -52,7 +52,7 @@ impl Writer {
     /// Takes the directory. A file is begun with the first decision.
     ///
     /// # Errors
-    /// `System` if the directory cannot be had.
+    /// `System` if the directory cannot be had, `Config` if another daemon has it.
     pub fn new(mut plan: WriterPlan) -> Result<Self> {
         let open = |files| Files::open(files, plan.origin.started_unix_ms, plan.origin.instance_id);
         let files = plan.files.take().map(open).transpose()?;

@@ -8,7 +8,7 @@ use crate::limits::{LOG_LINES_PER_WINDOW_MAX, LOG_WINDOW_MS};
 
 /// The quota of one place in the code, for one thread.
 #[derive(Debug, Default)]
-pub(super) struct LogQuota(Cell<Window>);
+pub(crate) struct LogQuota(Cell<Window>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
@@ -19,7 +19,7 @@ struct Window {
 
 impl LogQuota {
     /// Asks for one line: how many were withheld since the last, or `None` if this one is withheld too.
-    pub(super) fn take(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.get();
         let window_length = Duration::from_millis(LOG_WINDOW_MS);
         if window.began.is_none_or(|began| now.saturating_duration_since(began) >= window_length) {

@@ -34,6 +34,7 @@ pub use acceptor::Acceptor;
 pub use admin::{AdminResponder, AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreHandle, CoreOptions};
+pub(crate) use log_quota::LogQuota;
 pub use metrics_page::MetricsPage;
 pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
 pub use responder::RoutingResponder;

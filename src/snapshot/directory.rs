@@ -1,6 +1,6 @@
 //! The directory of snapshots: one file per worker, written aside and put in place whole.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
+use crate::directory_lock::DirectoryLock;
 use crate::error::{Error, Kind, Result};
 use crate::ids::Worker;
 
@@ -15,14 +16,12 @@ const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
-const LOCK_NAME: &str = "lock";
 
 /// A directory that this daemon alone writes, for as long as this value lives.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Its lock ends with it.
-    _lock: File,
+    _lock: DirectoryLock,
     /// How often files were removed because what they hold is not to be used again. Held while a file is put
     /// in place, so that one begun before a removal is never put in place after it.
     removals: Mutex<u64>,
@@ -64,17 +63,7 @@ impl Directory {
             let what = format!("the snapshot directory {} is open to other users: mode {mode:o}", path.display());
             return Err(Error::new(Kind::Config, what, format!("chmod 700 {}", path.display())));
         }
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(path.join(LOCK_NAME));
-        let lock = lock.map_err(|error| system("lock", error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let what = format!("another daemon keeps its snapshots in {}", path.display());
-                return Err(Error::new(Kind::Config, what, "give each daemon a snapshot.dir of its own"));
-            }
-            Err(TryLockError::Error(error)) => return Err(system("lock", error)),
-        }
+        let lock = DirectoryLock::take(path, "snapshots", "snapshot.dir")?;
         let this = Self { path: path.to_owned(), _lock: lock, removals: Mutex::new(0) };
         this.remove_ending(PARTIAL_SUFFIX).map_err(|error| system("clean", error))?;
         Ok(this)

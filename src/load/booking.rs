@@ -1,11 +1,10 @@
 //! One booking, and the slots bookings are kept in.
 
-use hashbrown::{Equivalent, HashMap};
-use std::collections::VecDeque;
-use std::hash::{Hash, Hasher};
+use hashbrown::HashTable;
 
 use super::active::BLOCK_PARTS;
-use super::session::SessionId;
+use super::names::{Ended, Name};
+use super::prefill::PrefillId;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 
 /// An opaque name of a booking.
@@ -118,12 +117,11 @@ pub(super) enum Held {
 #[derive(Debug)]
 pub(super) struct Booking {
     pub(super) generation: u64,
-    pub(super) session: SessionId,
-    pub(super) request_id: Box<str>,
+    pub(super) name: Name,
     pub(super) attempt: u32,
     pub(super) worker: WorkerIndex,
-    /// Its number among the prefills of its worker; 0 = there is nothing to compute.
-    pub(super) prefill: u64,
+    /// Its prefill, until that ends; `None` = there is nothing to compute.
+    pub(super) prefill: Option<PrefillId>,
     pub(super) space: SpaceId,
     /// Tokens of the prompt that were to be computed, and those that were cached.
     pub(super) prompt_tokens: [u64; 2],
@@ -149,35 +147,6 @@ impl Booking {
     }
 }
 
-/// The key of a booking by its gateway's name for it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct RequestKey {
-    session: SessionId,
-    request_id: Box<str>,
-}
-
-#[derive(Clone, Copy)]
-struct RequestKeyRef<'a>(SessionId, &'a str);
-
-impl Hash for RequestKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        RequestKeyRef(self.session, &self.request_id).hash(state);
-    }
-}
-
-impl Hash for RequestKeyRef<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
-        self.1.hash(state);
-    }
-}
-
-impl Equivalent<RequestKey> for RequestKeyRef<'_> {
-    fn equivalent(&self, key: &RequestKey) -> bool {
-        self.0 == key.session && self.1 == &*key.request_id
-    }
-}
-
 /// What a request id stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Named {
@@ -190,22 +159,19 @@ pub(super) enum Named {
     },
 }
 
-/// Bookings by slot and by request id. Slots are reused, generations never are.
+/// Bookings by slot and by name. Slots are reused, generations never are.
 #[derive(Debug, Default)]
 pub(super) struct Bookings {
     slots: Vec<Option<Booking>>,
     free: Vec<u32>,
-    by_request: HashMap<RequestKey, Named>,
-    /// Ended request ids, oldest first, bounded.
-    ended: VecDeque<(SessionId, Box<str>)>,
+    /// The slots of those alive.
+    by_name: HashTable<u32>,
+    ended: Ended,
     /// The ends of the list that links live bookings in the order they were made.
     oldest: Option<u32>,
     youngest: Option<u32>,
     generations: u64,
 }
-
-/// Request ids of ended bookings that are remembered.
-const ENDED_REMEMBERED: usize = 1 << 16;
 
 impl Bookings {
     pub(super) fn live(&self) -> usize {
@@ -225,8 +191,16 @@ impl Bookings {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    pub(super) fn named(&self, session: SessionId, request_id: &str) -> Option<Named> {
-        self.by_request.get(&RequestKeyRef(session, request_id)).copied()
+    pub(super) fn named(&self, name: Name) -> Option<Named> {
+        match self.live_named(name) {
+            Some(slot) => Some(Named::Live(slot)),
+            None => self.ended.attempt(name).map(|attempt| Named::Ended { attempt }),
+        }
+    }
+
+    /// The slot of a live booking of this name.
+    pub(super) fn live_named(&self, name: Name) -> Option<u32> {
+        self.by_name.find(name.hash(), |slot| self.get(*slot).is_some_and(|booking| booking.name == name)).copied()
     }
 
     /// The highest generation handed out so far.
@@ -234,7 +208,7 @@ impl Bookings {
         self.generations
     }
 
-    /// Keeps `booking`, giving it its generation.
+    /// Keeps `booking`, whose name no other that is alive has, giving it its generation.
     pub(super) fn insert(&mut self, mut booking: Booking) -> BookingHandle {
         self.generations += 1;
         booking.generation = self.generations;
@@ -242,8 +216,6 @@ impl Bookings {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
         });
-        let key = RequestKey { session: booking.session, request_id: booking.request_id.clone() };
-        self.by_request.insert(key, Named::Live(slot));
         booking.older = self.youngest.replace(slot);
         booking.younger = None;
         match booking.older.and_then(|older| self.get_mut(older)) {
@@ -251,7 +223,11 @@ impl Bookings {
             None => self.oldest = Some(slot),
         }
         let handle = BookingHandle { slot: u64::from(slot), generation: booking.generation };
+        let hash = booking.name.hash();
         self.slots[slot as usize] = Some(booking);
+        let slots = &self.slots;
+        let of_slot = |slot: &u32| slots[*slot as usize].as_ref().map_or(0, |booking| booking.name.hash());
+        self.by_name.insert_unique(hash, slot, of_slot);
         handle
     }
 
@@ -260,17 +236,10 @@ impl Bookings {
         let booking = self.slots.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
         self.unlink(&booking);
-        if let Some(named) = self.by_request.get_mut(&RequestKeyRef(booking.session, &booking.request_id)) {
-            *named = Named::Ended { attempt: booking.attempt };
+        if let Ok(entry) = self.by_name.find_entry(booking.name.hash(), |other| *other == slot) {
+            entry.remove();
         }
-        self.ended.push_back((booking.session, booking.request_id.clone()));
-        while self.ended.len() > ENDED_REMEMBERED {
-            let Some((session, request_id)) = self.ended.pop_front() else { break };
-            let key = RequestKeyRef(session, &request_id);
-            if matches!(self.by_request.get(&key), Some(Named::Ended { .. })) {
-                self.by_request.remove(&key);
-            }
-        }
+        self.ended.add(booking.name, booking.attempt);
         Some(booking)
     }
 

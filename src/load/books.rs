@@ -3,7 +3,8 @@
 use super::active::ActiveWriter;
 use super::booking::{Booking, BookingOutcome, BookingRef, Bookings, Named};
 use super::failures::Failures;
-use super::prefill::{Prefill, Prefills};
+use super::names::Name;
+use super::prefill::{Prefill, PrefillId, Prefills};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::WorkerIndex;
@@ -17,6 +18,8 @@ pub(super) struct Books {
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
     pub(super) failures: Failures,
+    /// What names are hashed by.
+    pub(super) secret: u64,
 }
 
 /// Milliseconds of the configuration as nanoseconds of the bookings' clock.
@@ -25,14 +28,19 @@ pub(super) const fn ns(ms: u64) -> u64 {
 }
 
 impl Books {
-    /// Adds what a booking has to prefill, the tokens to compute and the cached ones, to its worker's; 0 if there is
-    /// nothing.
-    pub(super) fn begin_prefill(&mut self, worker: WorkerIndex, [tokens, cached]: [u64; 2], now_ns: u64) -> u64 {
+    /// Adds what a booking has to prefill, the tokens to compute and the cached ones, to its worker's; `None` if
+    /// there is nothing.
+    pub(super) fn begin_prefill(
+        &mut self,
+        worker: WorkerIndex,
+        [tokens, cached]: [u64; 2],
+        now_ns: u64,
+    ) -> Option<PrefillId> {
         if tokens == 0 {
-            return 0;
+            return None;
         }
         let duration_ns = self.prefills.duration_ns(worker, tokens, cached);
-        self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns)
+        Some(self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns))
     }
 
     /// Whether one more booking of `session` fits; one that takes another's place always does.
@@ -62,7 +70,7 @@ impl Books {
                 let slot = u32::try_from(handle.slot).map_err(|_| BookingOutcome::Unknown)?;
                 match self.bookings.get(slot) {
                     Some(live) if live.generation == handle.generation => {
-                        if live.session == session {
+                        if live.name.session() == session {
                             Ok(slot)
                         } else {
                             Err(BookingOutcome::Unknown)
@@ -75,22 +83,33 @@ impl Books {
                     _ => Err(BookingOutcome::Unknown),
                 }
             }
-            BookingRef::Request { request_id, attempt } => match self.bookings.named(session, request_id) {
-                Some(Named::Live(slot)) => match self.bookings.get(slot) {
-                    Some(live) if live.attempt == attempt => Ok(slot),
-                    Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
+            BookingRef::Request { request_id, attempt } => {
+                match self.bookings.named(Name::new(self.secret, session, request_id)) {
+                    Some(Named::Live(slot)) => match self.bookings.get(slot) {
+                        Some(live) if live.attempt == attempt => Ok(slot),
+                        Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
+                        _ => Err(BookingOutcome::Unknown),
+                    },
+                    Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
+                    Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
                     _ => Err(BookingOutcome::Unknown),
-                },
-                Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
-                Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
-                _ => Err(BookingOutcome::Unknown),
-            },
+                }
+            }
         }
+    }
+
+    /// Puts a new booking into its session's list.
+    pub(super) fn keep_in_session(&mut self, session: SessionId, slot: u32) {
+        let Some(held) = self.sessions.get_mut(session) else { return };
+        if let Some(booking) = self.bookings.get_mut(slot) {
+            booking.session_place = held.bookings.len() as u32;
+        }
+        held.bookings.push(slot);
     }
 
     /// Takes an ended booking out of its session's list.
     pub(super) fn forget_in_session(&mut self, booking: &Booking) {
-        let Some(session) = self.sessions.get_mut(booking.session) else { return };
+        let Some(session) = self.sessions.get_mut(booking.name.session()) else { return };
         let place = booking.session_place as usize;
         if place < session.bookings.len() {
             session.bookings.swap_remove(place);

@@ -14,6 +14,7 @@ mod booking;
 mod books;
 mod cell;
 mod failures;
+mod names;
 mod prefill;
 mod reports;
 mod session;

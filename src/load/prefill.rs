@@ -5,7 +5,6 @@
 //! anchor should have ended. The rules are those of Dynamo 1.6.1's router, whose prefill load model this stands for.
 
 use hashbrown::HashMap;
-use std::collections::BTreeMap;
 
 use crate::ids::WorkerIndex;
 use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN};
@@ -75,11 +74,24 @@ impl Backlog {
     }
 }
 
-/// The prefills of one worker.
+/// A prefill that is under way, by where it is kept. Not to be used once it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrefillId(u32);
+
+/// Where a prefill is kept, among the others of its worker.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    prefill: Prefill,
+    /// Those that came just before and just after it; of a place that is free, `after` is the next that is.
+    before: Option<PrefillId>,
+    after: Option<PrefillId>,
+}
+
+/// The prefills of one worker, linked in the order they came in.
 #[derive(Debug, Default)]
 struct Queue {
-    /// By the order they came in.
-    active: BTreeMap<u64, Prefill>,
+    anchor: Option<PrefillId>,
+    last: Option<PrefillId>,
     tokens: u64,
     unmodelled: usize,
     since_ns: u64,
@@ -121,8 +133,10 @@ impl Learnt {
 pub(super) struct Prefills {
     model: PrefillModel,
     queues: HashMap<WorkerIndex, Queue>,
+    /// The prefills of all queues, and the first place that is free.
+    places: Vec<Place>,
+    free: Option<PrefillId>,
     learnt: HashMap<WorkerIndex, Learnt>,
-    orders: u64,
 }
 
 impl Prefills {
@@ -142,46 +156,64 @@ impl Prefills {
         }
     }
 
-    /// A prefill begins or waits its turn. Returns the number by which it ends.
-    pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> u64 {
+    /// A prefill begins or waits its turn. Returns by what it ends.
+    pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
         let queue = self.queues.entry(worker).or_default();
-        if queue.active.is_empty() {
-            queue.since_ns = now_ns;
+        let place = Place { prefill, before: queue.last, after: None };
+        let id = match self.free {
+            Some(id) => {
+                self.free = self.places[id.0 as usize].after;
+                self.places[id.0 as usize] = place;
+                id
+            }
+            None => {
+                self.places.push(place);
+                PrefillId(self.places.len() as u32 - 1)
+            }
+        };
+        match queue.last.replace(id) {
+            Some(last) => self.places[last.0 as usize].after = Some(id),
+            None => (queue.anchor, queue.since_ns) = (Some(id), now_ns),
         }
         queue.tokens += prefill.tokens;
         queue.unmodelled += usize::from(prefill.duration_ns.is_none());
-        self.orders += 1;
-        queue.active.insert(self.orders, prefill);
-        self.orders
+        id
     }
 
     /// A prefill ends, however it ends.
-    pub(super) fn end(&mut self, worker: WorkerIndex, order: u64, now_ns: u64) {
+    pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
         let Some(queue) = self.queues.get_mut(&worker) else { return };
-        let was_anchor = queue.active.first_key_value().is_some_and(|(first, _)| *first == order);
-        let Some(prefill) = queue.active.remove(&order) else { return };
+        let Place { prefill, before, after } = self.places[id.0 as usize];
+        match before {
+            Some(before) => self.places[before.0 as usize].after = after,
+            None => queue.anchor = after,
+        }
+        match after {
+            Some(after) => self.places[after.0 as usize].before = before,
+            None => queue.last = before,
+        }
+        self.places[id.0 as usize].after = self.free.replace(id);
         queue.tokens -= prefill.tokens;
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
-        if was_anchor {
+        if before.is_none() {
             queue.since_ns = now_ns;
         } else if let Some(duration_ns) = prefill.duration_ns {
             // The worker was busy with this one meanwhile, not with the anchor.
             queue.since_ns = now_ns.min(queue.since_ns.saturating_add(duration_ns));
         }
-        if queue.active.is_empty() {
+        if queue.anchor.is_none() {
             self.queues.remove(&worker);
         }
     }
 
     /// A prefill was reported done: `took_us` is what its gateway says, 0 = nothing. Call it before [`Prefills::end`].
     /// What the gateway does not say is learnt from the anchor alone, as it is not known when the others began.
-    pub(super) fn learn(&mut self, worker: WorkerIndex, order: u64, took_us: u64, now_ns: u64) {
+    pub(super) fn learn(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
         if self.model != PrefillModel::Learnt {
             return;
         }
         let Some(queue) = self.queues.get(&worker) else { return };
-        let Some(prefill) = queue.active.get(&order) else { return };
-        let is_anchor = queue.active.first_key_value().is_some_and(|(first, _)| *first == order);
+        let (prefill, is_anchor) = (self.places[id.0 as usize].prefill, queue.anchor == Some(id));
         let took_ns = match took_us {
             0 if is_anchor => now_ns.saturating_sub(queue.since_ns),
             0 => return,
@@ -198,7 +230,7 @@ impl Prefills {
     /// What a worker has to prefill.
     pub(super) fn backlog(&self, worker: WorkerIndex) -> Backlog {
         let Some(queue) = self.queues.get(&worker) else { return Backlog::default() };
-        let anchor = queue.active.first_key_value().map(|(_, anchor)| *anchor);
+        let anchor = queue.anchor.map(|anchor| self.places[anchor.0 as usize].prefill);
         Backlog {
             tokens: queue.tokens,
             anchor_tokens: anchor.map_or(0, |anchor| anchor.tokens),
@@ -226,27 +258,27 @@ mod tests {
     /// The rules as they are written down, over a plain list.
     #[derive(Default)]
     struct Plain {
-        /// Number, tokens, duration.
-        active: Vec<(u64, u64, Option<u64>)>,
+        /// Name, tokens, duration.
+        active: Vec<(PrefillId, u64, Option<u64>)>,
         since: u64,
     }
 
     impl Plain {
-        fn add(&mut self, order: u64, tokens: u64, duration: Option<u64>, now: u64) {
+        fn add(&mut self, id: PrefillId, tokens: u64, duration: Option<u64>, now: u64) {
             if self.active.is_empty() {
                 self.since = now;
             }
-            self.active.push((order, tokens, duration));
+            self.active.push((id, tokens, duration));
         }
 
-        fn end(&mut self, at: usize, now: u64) -> u64 {
-            let (order, _, duration) = self.active.remove(at);
+        fn end(&mut self, at: usize, now: u64) -> PrefillId {
+            let (id, _, duration) = self.active.remove(at);
             match duration {
                 _ if at == 0 => self.since = now,
                 Some(duration) => self.since = now.min(self.since + duration),
                 None => {}
             }
-            order
+            id
         }
 
         fn at(&self, now: u64) -> u64 {
@@ -282,8 +314,8 @@ mod tests {
                 now += passes;
                 match add {
                     Some((tokens, duration_ns)) => {
-                        let order = prefills.add(W, Prefill { tokens, duration_ns }, now);
-                        plain.add(order, tokens, duration_ns, now);
+                        let id = prefills.add(W, Prefill { tokens, duration_ns }, now);
+                        plain.add(id, tokens, duration_ns, now);
                     }
                     None if plain.active.is_empty() => {}
                     None => prefills.end(W, plain.end(nth % plain.active.len(), now), now),
@@ -312,10 +344,10 @@ mod tests {
         let mut prefills = Prefills::new(PrefillModel::Learnt);
         let mut now = 0;
         let mut run = |prefills: &mut Prefills, tokens: u64, token_ns: u64, said: bool| {
-            let order = prefills.add(W, Prefill { tokens, duration_ns: None }, now);
+            let id = prefills.add(W, Prefill { tokens, duration_ns: None }, now);
             now += if said { 1 } else { tokens * token_ns };
-            prefills.learn(W, order, if said { tokens * token_ns / 1000 } else { 0 }, now);
-            prefills.end(W, order, now);
+            prefills.learn(W, id, if said { tokens * token_ns / 1000 } else { 0 }, now);
+            prefills.end(W, id, now);
         };
         assert_eq!(prefills.duration_ns(W, 1000, 0), None, "nothing is known yet");
         for prefill in 0..20 {

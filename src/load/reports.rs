@@ -1,8 +1,9 @@
 //! What a gateway reports of its bookings and of workers.
 
 use super::active::blocks_to;
-use super::booking::{BookingOutcome, BookingRef, Held, Named};
+use super::booking::{BookingOutcome, BookingRef, Held};
 use super::cell::EngineLoad;
+use super::names::Name;
 use super::session::SessionId;
 use super::table::Loads;
 use crate::error::{Error, Kind, Result};
@@ -33,9 +34,11 @@ impl Loads {
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
-                let (worker, prefill) = (booking.worker, booking.prefill);
-                books.prefills.learn(worker, prefill, prefill_us, now_ns);
-                books.prefills.end(worker, prefill, now_ns);
+                let (worker, prefill) = (booking.worker, booking.prefill.take());
+                if let Some(prefill) = prefill {
+                    books.prefills.learn(worker, prefill, prefill_us, now_ns);
+                    books.prefills.end(worker, prefill, now_ns);
+                }
                 let backlog = books.prefills.backlog(worker);
                 self.cells.change(worker, |record| record.backlog = backlog);
                 BookingOutcome::Applied
@@ -58,8 +61,9 @@ impl Loads {
 
     /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.
     pub fn free_earlier(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
+        let name = Name::new(self.config.secret, session, request_id);
         let mut books = self.books.lock();
-        let Some(Named::Live(slot)) = books.bookings.named(session, request_id) else { return false };
+        let Some(slot) = books.bookings.live_named(name) else { return false };
         let is_earlier = books.bookings.get(slot).is_some_and(|booking| booking.attempt < attempt);
         if is_earlier {
             self.end(&mut books, slot, now_ns);
@@ -126,10 +130,12 @@ impl Loads {
             return Err(Error::new(Kind::Overloaded, "the worker has just left", "free the booking"));
         }
         let from = std::mem::replace(&mut booking.worker, to);
-        let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.prompt_tokens, booking.prefill);
+        let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.prompt_tokens, booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
-        books.prefills.end(from, prefill, now_ns);
-        let prefill = if begins { books.begin_prefill(to, prompt_tokens, now_ns) } else { 0 };
+        if let Some(prefill) = prefill {
+            books.prefills.end(from, prefill, now_ns);
+        }
+        let prefill = if begins { books.begin_prefill(to, prompt_tokens, now_ns) } else { None };
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
         if let Held::Shared(node) = held {

@@ -3,10 +3,11 @@
 use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
-use super::booking::{Booking, BookingHandle, BookingRef, Demand, Held, Named, Output, PromptBlocks};
+use super::booking::{Booking, BookingHandle, BookingRef, Demand, Held, Output, PromptBlocks};
 use super::books::{Books, ns};
 use super::cell::{Load, LoadCells};
 use super::failures::BackOff;
+use super::names::Name;
 use super::prefill::{PrefillModel, Prefills};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
@@ -117,7 +118,7 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
-        let books = Books { prefills: Prefills::new(config.prefill), ..Books::default() };
+        let books = Books { prefills: Prefills::new(config.prefill), secret: config.secret, ..Books::default() };
         Self { cells, tree, books: Mutex::new(books), config }
     }
 
@@ -242,35 +243,29 @@ impl Loads {
                 "name each request, or ask without booking",
             ));
         }
+        let name = Name::new(self.config.secret, session, request_id);
         let mut books = self.books.lock();
         if !self.cells.is_of(worker) {
             return Err(Error::new(Kind::Overloaded, "the chosen worker has just left", "ask again"));
         }
-        let superseded = match books.bookings.named(session, request_id) {
-            Some(Named::Live(slot)) => {
-                let live_attempt = books.bookings.get_mut(slot).map_or(0, |booking| booking.attempt);
-                if live_attempt >= attempt {
-                    return Err(Error::new(
-                        Kind::BookingExists,
-                        format!("request {request_id:?} is booked by attempt {live_attempt}"),
-                        "free it, or ask under a higher attempt",
-                    ));
-                }
-                Some(slot)
-            }
-            _ => None,
-        };
+        let superseded = books.bookings.live_named(name);
+        let live_attempt = superseded.and_then(|slot| books.bookings.get(slot)).map(|booking| booking.attempt);
+        if let Some(live_attempt) = live_attempt.filter(|live| *live >= attempt) {
+            return Err(Error::new(
+                Kind::BookingExists,
+                format!("request {request_id:?} is booked by attempt {live_attempt}"),
+                "free it, or ask under a higher attempt",
+            ));
+        }
         books.admit(session, superseded.is_some())?;
         if let Some(slot) = superseded {
             self.end(&mut books, slot, now_ns);
         }
         let placed = self.place(&mut books, worker, &demand);
-        let session_place = books.sessions.get_mut(session).map_or(0, |held| held.bookings.len() as u32);
         let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
         let handle = books.bookings.insert(Booking {
             generation: 0,
-            session,
-            request_id: request_id.into(),
+            name,
             attempt,
             worker,
             prefill,
@@ -280,13 +275,11 @@ impl Loads {
             output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
             booked_at_ns: now_ns,
-            session_place,
+            session_place: 0,
             older: None,
             younger: None,
         });
-        if let Some(held) = books.sessions.get_mut(session) {
-            held.bookings.push(handle.slot as u32);
-        }
+        books.keep_in_session(session, handle.slot as u32);
         let backlog = books.prefills.backlog(worker);
         self.cells.change(worker, |record| {
             record.backlog = backlog;
@@ -336,7 +329,9 @@ impl Loads {
         if let Held::Shared(node) = booking.held {
             freed_parts += books.active.remove(&self.tree, node, booking.worker);
         }
-        books.prefills.end(booking.worker, booking.prefill, now_ns);
+        if let Some(prefill) = booking.prefill {
+            books.prefills.end(booking.worker, prefill, now_ns);
+        }
         let backlog = books.prefills.backlog(booking.worker);
         self.cells.change(booking.worker, |record| {
             record.backlog = backlog;

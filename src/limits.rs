@@ -281,7 +281,7 @@ pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.
 pub const BOOKINGS_MAX: usize = 1 << 20;
 /// Words of 8 bytes for the prompts in flight, so that blocks that requests share are counted once; a prompt that finds
-/// no room is counted in full. A block that is on no other prompt takes one, a prompt six and a few for its ways.
+/// no room is counted in full. A block that is on no other prompt takes one, a prompt eight more and a few for its ways, in whole cache lines.
 pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
 /// Blocks of one node of the tree of prompts in flight.
 pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;

@@ -77,7 +77,7 @@ impl Tables {
             }
             if tag == key.tag() {
                 let node = Node::load(words, child);
-                if node.parent == key.parent && node.len > 0 && words.load(node.hashes) == key.first {
+                if node.parent == key.parent && node.len > 0 && node.first == key.first {
                     return Some((slot, child, node));
                 }
             }
@@ -116,7 +116,7 @@ impl Edges<'_> {
                     self.put((at, order), edge);
                 }
             }
-            self.room.give_back(self.words, old, 1 << has);
+            self.room.give_back(old, 1 << has);
         }
         self.tables.0[key.table()].store(word(at, order + 1), Ordering::Relaxed);
         Some(())
@@ -144,7 +144,7 @@ impl Edges<'_> {
         self.filled.0[table] -= 1;
         if self.filled.0[table] == 0 {
             self.tables.0[table].store(0, Ordering::Relaxed);
-            self.room.give_back(self.words, at, 1 << order);
+            self.room.give_back(at, 1 << order);
             return;
         }
         let mask = (1 << order) - 1;

@@ -2,9 +2,9 @@
 //!
 //! A block weighs a whole one, or less where the only prompt that a worker runs through it is about to end; another
 //! prompt that comes to share it makes it whole again. A list is as many words of workers as there is room for, and
-//! as many of weights; readers look at the first alone.
+//! as many of weights; readers look at the first alone. The list of one worker is in the node itself.
 
-use super::node::{Node, is_node};
+use super::node::{Node, is_node, room_for};
 use super::words::{Words, halves, word};
 use super::writer::ActiveWriter;
 use super::{ActiveTree, BLOCK_PARTS};
@@ -20,15 +20,22 @@ impl ActiveWriter {
         while is_node(at) {
             let node = Node::load(words, at);
             if node.workers == node.room && node.place_of(words, worker).is_none() {
-                let room = node.room * 2;
+                let room = room_for(node.workers + 1);
                 let list = self.room.take(words, room * LIST_WORDS)?;
                 copy_list(words, &node, (list, room));
-                self.room.give_back(words, node.list, node.room * LIST_WORDS);
+                self.give_list_back(&node);
                 Node { list, room, ..node }.store(words, at);
             }
             at = node.parent;
         }
         Some(())
+    }
+
+    /// Gives the words of a node's list back, if it has any beside the node's.
+    pub(super) fn give_list_back(&mut self, node: &Node) {
+        if node.room > 1 {
+            self.room.give_back(node.list, node.room * LIST_WORDS);
+        }
     }
 
     /// The blocks that a worker runs for one prompt alone, which ended with `node`, weigh so many parts from now on.
@@ -54,10 +61,8 @@ impl ActiveWriter {
 
 /// Copies a node's list to where there is room for so many.
 pub(super) fn copy_list(words: &Words, node: &Node, (list, room): (u32, u32)) {
-    for place in 0..node.workers {
-        words.store(list + place, words.load(node.list + place));
-        words.store(list + room + place, words.load(node.list + node.room + place));
-    }
+    words.copy(node.list, list, node.workers);
+    words.copy(node.list + node.room, list + room, node.workers);
 }
 
 /// Whether the blocks of two nodes that the same workers run weigh the same for each.

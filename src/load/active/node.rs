@@ -1,10 +1,15 @@
 //! One node: a run of blocks, and who runs a prompt through all of them.
 
-use super::words::{Words, halves, word};
+use super::lists::LIST_WORDS;
+use super::words::{LINE_WORDS, Words, halves, word};
 use crate::ids::{SpaceId, WorkerIndex};
 
-/// Words of a node.
-pub(super) const NODE_WORDS: u32 = 5;
+/// Words of a node: a cache line, in which there is room for the list of one worker.
+pub(super) const NODE_WORDS: u32 = LINE_WORDS;
+/// Where in a node the list of one worker is.
+const ONE_WORKER_AT: u32 = 6;
+/// Workers that a list in words of its own has room for at least: those of a cache line.
+const ROOM_MIN: u32 = LINE_WORDS / LIST_WORDS;
 /// Parents from here on are no nodes but the roots of spaces.
 const ROOTS_FROM: u32 = 1 << 31;
 
@@ -18,7 +23,7 @@ pub(super) const fn is_node(parent: u32) -> bool {
     parent < ROOTS_FROM
 }
 
-/// A node's words. Readers use the first five fields.
+/// A node's words. Readers use the first five fields, and the hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     /// The node above, or the root of a space.
@@ -39,6 +44,24 @@ pub(super) struct Node {
     pub(super) children: u32,
     /// Their numbers, combined by exclusive or: the only one's, where there is one.
     pub(super) only: u32,
+    /// The root it is under.
+    pub(super) root: u32,
+    /// The hash of its first block.
+    pub(super) first: u64,
+}
+
+/// The list of one worker that is in the node at `at`.
+pub(super) const fn own_list(at: u32) -> u32 {
+    at + ONE_WORKER_AT
+}
+
+/// How many workers a list is given room for that is to hold so many.
+pub(super) const fn room_for(workers: u32) -> u32 {
+    if workers <= 1 {
+        return 1;
+    }
+    let room = workers.next_power_of_two();
+    if room < ROOM_MIN { ROOM_MIN } else { room }
 }
 
 impl Node {
@@ -49,8 +72,9 @@ impl Node {
         // Relaxed: the root's sequence says whether they belong together.
         let half = |place: usize| halves(all[place].load(super::Ordering::Relaxed));
         let ((parent, len), (hashes, list), (workers, room)) = (half(0), half(1), half(2));
-        let ((ends, children), (only, _)) = (half(3), half(4));
-        Self { parent, len, hashes, list, workers, room, ends, children, only }
+        let ((ends, children), (only, root)) = (half(3), half(4));
+        let first = all[5].load(super::Ordering::Relaxed);
+        Self { parent, len, hashes, list, workers, room, ends, children, only, root, first }
     }
 
     pub(super) fn store(&self, words: &Words, at: u32) {
@@ -58,7 +82,8 @@ impl Node {
         words.store(at + 1, word(self.hashes, self.list));
         words.store(at + 2, word(self.workers, self.room));
         words.store(at + 3, word(self.ends, self.children));
-        words.store(at + 4, word(self.only, 0));
+        words.store(at + 4, word(self.only, self.root));
+        words.store(at + 5, self.first);
     }
 
     /// Changes the node at `at`.

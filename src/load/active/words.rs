@@ -8,11 +8,32 @@ use crate::load::sync::{AtomicU64, Ordering};
 pub(super) const CHUNK_ORDER: u32 = if cfg!(all(test, kvrouted_loom)) { 7 } else { 16 };
 /// Words of a chunk: what is given out as one never reaches beyond one.
 pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_ORDER;
+/// Words of a cache line: what is given out begins with one.
+pub(super) const LINE_WORDS: u32 = 8;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Some words, the first of which begins a cache line.
+#[derive(Debug)]
+struct Chunk {
+    words: Box<[AtomicU64]>,
+    /// Words before the first.
+    skipped: usize,
+}
+
+impl Chunk {
+    fn new() -> Self {
+        let spare = LINE_WORDS - 1;
+        let words: Box<[AtomicU64]> = (0..CHUNK_WORDS + spare).map(|_| AtomicU64::new(0)).collect();
+        let skipped = words.as_ptr().align_offset(LINE_BYTES).min(spare as usize);
+        Self { words, skipped }
+    }
+}
 
 /// Words by number. Every access is checked, as a reader may follow a number that is no longer true; what it
 /// then reads is thrown away when it finds that its root has changed.
 #[derive(Debug)]
-pub(super) struct Words(Box<[OnceLock<Box<[AtomicU64]>>]>);
+pub(super) struct Words(Box<[OnceLock<Chunk>]>);
 
 impl Words {
     /// Room for so many words at most; none is there yet.
@@ -23,7 +44,7 @@ impl Words {
     /// Makes a chunk that is not there yet; `None` if all are. The one writer calls it.
     pub(super) fn grow(&self) -> Option<u32> {
         let (at, chunk) = self.0.iter().enumerate().find(|(_, chunk)| chunk.get().is_none())?;
-        chunk.set((0..CHUNK_WORDS).map(|_| AtomicU64::new(0)).collect()).ok()?;
+        chunk.set(Chunk::new()).ok()?;
         Some((at as u32) << CHUNK_ORDER)
     }
 
@@ -32,7 +53,7 @@ impl Words {
     pub(super) fn slice(&self, at: u32, len: u32) -> Option<&[AtomicU64]> {
         let chunk = self.0.get((at >> CHUNK_ORDER) as usize)?.get()?;
         let from = (at & (CHUNK_WORDS - 1)) as usize;
-        chunk.get(from..from + len as usize)
+        chunk.words[chunk.skipped..].get(from..from + len as usize)
     }
 
     /// One word; 0 where there is none.
@@ -41,6 +62,14 @@ impl Words {
     #[inline]
     pub(super) fn load(&self, at: u32) -> u64 {
         self.slice(at, 1).map_or(0, |words| words[0].load(Ordering::Relaxed))
+    }
+
+    /// Copies words. Relaxed: as [`Words::store`].
+    pub(super) fn copy(&self, from: u32, to: u32, len: u32) {
+        let both = self.slice(from, len).zip(self.slice(to, len));
+        debug_assert!(both.is_some(), "words are copied from or to where there is nothing: {from}, {to}, {len}");
+        let (from, to) = both.unwrap_or_default();
+        to.iter().zip(from).for_each(|(to, from)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed));
     }
 
     /// Writes one word. Relaxed: the root's sequence tells readers of it.

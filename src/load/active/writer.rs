@@ -2,7 +2,7 @@
 
 use super::edges::{Edges, Filled, Key, WRITER_PROBES_MAX};
 use super::lists::{LIST_WORDS, copy_list, join_path, leave, weigh_alike};
-use super::node::{NODE_WORDS, Node, is_node, root_of};
+use super::node::{NODE_WORDS, Node, is_node, own_list, room_for, root_of};
 use super::room::Room;
 use super::words::word;
 use super::{ActiveTree, BLOCK_PARTS, ROOTS};
@@ -58,7 +58,7 @@ impl ActiveWriter {
         let root = tree.root_at(space, *locals.first()?);
         let branch = descend(tree, root, space, locals);
         // Nobody can come upon the new nodes yet.
-        let tail = self.make_tail(tree, &locals[branch.depth..], worker)?;
+        let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();
         let placed = self.graft(tree, root, &branch, tail, worker);
         if placed.is_none() {
@@ -71,7 +71,7 @@ impl ActiveWriter {
     /// A prompt that ended with `node` leaves a worker. Returns what the worker no longer runs, in parts
     /// of a block.
     pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u64 {
-        let root = root_above(tree, node);
+        let root = Node::load(&tree.words, node).root as usize;
         tree.roots[root].open();
         Node::change(&tree.words, node, |end| end.ends -= 1);
         let (mut at, mut freed) = (node, 0);
@@ -100,7 +100,7 @@ impl ActiveWriter {
         from: WorkerIndex,
         to: WorkerIndex,
     ) -> Option<(u64, u64)> {
-        let root = root_above(tree, node);
+        let root = Node::load(&tree.words, node).root as usize;
         tree.roots[root].open();
         let reserved = self.reserve_path(tree, node, to);
         let added = reserved.map(|()| {
@@ -181,13 +181,14 @@ impl ActiveWriter {
     fn make_tail(
         &mut self,
         tree: &ActiveTree,
+        root: usize,
         blocks: &[LocalHash],
         worker: WorkerIndex,
     ) -> Option<Option<(u32, u32)>> {
         let mut tail: Option<(u32, u32)> = None;
         for piece in blocks.chunks(ACTIVE_NODE_BLOCKS_MAX) {
             let parent = tail.map_or(root_of(SpaceId(0)), |(_, last)| last);
-            let Some(made) = self.make(tree, parent, piece, worker) else {
+            let Some(made) = self.make(tree, (root, parent), piece, worker) else {
                 self.unmake_tail(tree, tail);
                 return None;
             };
@@ -215,46 +216,62 @@ impl ActiveWriter {
         }
     }
 
-    fn make(&mut self, tree: &ActiveTree, parent: u32, blocks: &[LocalHash], worker: WorkerIndex) -> Option<u32> {
-        let len = blocks.len() as u32;
-        // All in one run: it is given back in pieces.
-        let hashes = self.room.take(&tree.words, len + NODE_WORDS + LIST_WORDS)?;
-        let (at, list) = (hashes + len, hashes + len + NODE_WORDS);
+    /// A node below `parent` that one prompt of a worker runs through.
+    fn make(
+        &mut self,
+        tree: &ActiveTree,
+        (root, parent): (usize, u32),
+        blocks: &[LocalHash],
+        worker: WorkerIndex,
+    ) -> Option<u32> {
+        let (len, first) = (blocks.len() as u32, blocks.first()?.0);
+        let hashes = self.room.take(&tree.words, len)?;
+        let Some(at) = self.room.take(&tree.words, NODE_WORDS) else {
+            self.room.give_back(hashes, len);
+            return None;
+        };
         for (word, local) in tree.words.slice(hashes, len).unwrap_or_default().iter().zip(blocks) {
             // Relaxed: no root leads here yet.
             word.store(local.0, super::Ordering::Relaxed);
         }
+        let (list, root) = (own_list(at), root as u32);
         tree.words.store(list, word(worker.0, 1));
         tree.words.store(list + 1, BLOCK_PARTS);
-        Node { parent, len, hashes, list, workers: 1, room: 1, ..Node::default() }.store(&tree.words, at);
+        Node { parent, len, hashes, list, workers: 1, room: 1, root, first, ..Node::default() }.store(&tree.words, at);
         Some(at)
     }
 
     fn unmake(&mut self, tree: &ActiveTree, at: u32) {
         let node = Node::load(&tree.words, at);
-        self.room.give_back(&tree.words, node.hashes, node.len);
-        self.room.give_back(&tree.words, node.list, node.room * LIST_WORDS);
-        self.room.give_back(&tree.words, at, NODE_WORDS);
+        self.room.give_back(node.hashes, node.len);
+        self.give_list_back(&node);
+        self.room.give_back(at, NODE_WORDS);
     }
 
     /// Gives the first `common` blocks of a node to a new one above it: the old one keeps its number, as prompts end
     /// with its last block. `None` if there is no memory, and nothing changed.
     fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
         let (words, below) = (&tree.words, Node::load(&tree.words, at));
-        let room = below.workers.next_power_of_two();
-        let above = self.room.take(words, NODE_WORDS + room * LIST_WORDS)?;
-        let key = tree.key(above, LocalHash(words.load(below.hashes + common)));
-        if self.edges(tree, root).reserve(key, 1).is_none() {
-            self.room.give_back(words, above, NODE_WORDS + room * LIST_WORDS);
+        let room = room_for(below.workers);
+        let above = self.room.take(words, NODE_WORDS)?;
+        let list = if room > 1 { self.room.take(words, room * LIST_WORDS) } else { Some(own_list(above)) };
+        let copied = Node { len: common, list: list.unwrap_or(0), room, ends: 0, children: 1, only: at, ..below };
+        let first = words.load(below.hashes + common);
+        let key = tree.key(above, LocalHash(first));
+        if list.is_none() || self.edges(tree, root).reserve(key, 1).is_none() {
+            if list.is_some() {
+                self.give_list_back(&copied);
+            }
+            self.room.give_back(above, NODE_WORDS);
             return None;
         }
-        let (key_above, list) = (key_of(tree, &below), above + NODE_WORDS);
+        let key_above = key_of(tree, &below);
         let slot = slot_of(tree, root, key_above);
-        copy_list(words, &below, (list, room));
-        let first = Node { len: common, list, room, ends: 0, children: 1, only: at, ..below };
-        first.store(words, above);
+        copy_list(words, &below, (copied.list, room));
+        copied.store(words, above);
         let (hashes, len) = (below.hashes + common, below.len - common);
-        Node { parent: above, hashes, len, ..below }.store(words, at);
+        self.room.cut(hashes);
+        Node { parent: above, hashes, len, first, ..below }.store(words, at);
         if let Some(slot) = slot {
             self.edges(tree, root).lead(key_above, slot, above);
         }
@@ -303,9 +320,8 @@ impl ActiveWriter {
         if !lie_together {
             // Without memory they stay apart, which is as true.
             let Some(together) = self.room.take(words, len) else { return };
-            (0..above.len).for_each(|block| words.store(together + block, words.load(above.hashes + block)));
-            let rest = together + above.len;
-            (0..below.len).for_each(|block| words.store(rest + block, words.load(below.hashes + block)));
+            words.copy(above.hashes, together, above.len);
+            words.copy(below.hashes, together + above.len, below.len);
             hashes = together;
         }
         let (key, key_below) = (key_of(tree, &above), key_of(tree, &below));
@@ -318,13 +334,15 @@ impl ActiveWriter {
         if is_node(above.parent) {
             Node::change(words, above.parent, |parent| parent.only ^= at ^ child);
         }
-        Node { parent: above.parent, len, hashes, ..below }.store(words, child);
-        if !lie_together {
-            self.room.give_back(words, above.hashes, above.len);
-            self.room.give_back(words, below.hashes, below.len);
+        Node { parent: above.parent, len, hashes, first: above.first, ..below }.store(words, child);
+        if lie_together {
+            self.room.mend(below.hashes);
+        } else {
+            self.room.give_back(above.hashes, above.len);
+            self.room.give_back(below.hashes, below.len);
         }
-        self.room.give_back(words, above.list, above.room * LIST_WORDS);
-        self.room.give_back(words, at, NODE_WORDS);
+        self.give_list_back(&above);
+        self.room.give_back(at, NODE_WORDS);
     }
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
@@ -360,25 +378,14 @@ pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
     blocks
 }
 
-/// The root that a node is under.
-fn root_above(tree: &ActiveTree, mut at: u32) -> usize {
-    loop {
-        let node = Node::load(&tree.words, at);
-        if !is_node(node.parent) {
-            return key_of(tree, &node).below(ROOTS);
-        }
-        at = node.parent;
-    }
-}
-
 /// Where an edge stands in its table.
 fn slot_of(tree: &ActiveTree, root: usize, key: Key) -> Option<u32> {
     tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX).map(|(slot, ..)| slot)
 }
 
 /// What a node is found by.
-fn key_of(tree: &ActiveTree, node: &Node) -> Key {
-    tree.key(node.parent, LocalHash(tree.words.load(node.hashes)))
+const fn key_of(tree: &ActiveTree, node: &Node) -> Key {
+    tree.key(node.parent, LocalHash(node.first))
 }
 
 /// A node gets another below it.

@@ -18,6 +18,8 @@ use crate::failure::Failure;
 const READ_BYTES: usize = 64 << 10;
 /// Longest latency that is told from longer ones.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// How long a reply is waited for before everything is looked at again.
+const REPLY_WAIT: Duration = Duration::from_millis(100);
 /// How long the server may say nothing while something is in flight.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
@@ -69,8 +71,22 @@ impl Wire {
     }
 
     fn ask(&mut self, slot: u32, number: u64, due: Option<Instant>) {
+        self.forget_sent();
         self.dialect.ask(slot, number, &mut self.out);
         self.slots[slot as usize] = Slot { number, since: due.unwrap_or_else(Instant::now) };
+    }
+
+    /// Gives up what is sent once it is half of what is held. A server that is slower than this client never lets
+    /// `out` run empty: it would grow for as long as is measured, and growing by copying counts as latency.
+    fn forget_sent(&mut self) {
+        if self.sent >= self.out.len() - self.sent {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.idle.is_empty()
     }
 
     fn is_sent(&self) -> bool {
@@ -147,8 +163,7 @@ pub(crate) fn run(
             }
         } else {
             while let Some(due) = due(pace, began, begun, now) {
-                let free =
-                    (0..wires.len()).map(|step| (turn + step) % wires.len()).find(|at| !wires[*at].idle.is_empty());
+                let free = (0..wires.len()).map(|step| (turn + step) % wires.len()).find(|at| wires[*at].has_room());
                 let Some(wire) = free else { break };
                 turn = wire + 1;
                 let Some(slot) = wires[wire].idle.pop() else { break };
@@ -161,7 +176,9 @@ pub(crate) fn run(
         let done = if spins {
             wires.iter_mut().try_fold(0, |done, wire| Ok::<_, Failure>(done + wire.take(&mut latency_ns)?))?
         } else {
-            wait_and_take(wires, next_wait(pace, began, begun, time), &mut latency_ns)?
+            let has_room = !is_over && wires.iter().any(Wire::has_room);
+            let wait = next_wait(pace, began.elapsed(), begun, time, has_room);
+            wait_and_take(wires, wait, &mut latency_ns)?
         };
         requests += done;
         if done > 0 || begun == requests {
@@ -185,15 +202,15 @@ fn due(pace: Pace, began: Instant, begun: u64, now: Instant) -> Option<Option<In
     }
 }
 
-/// How long nothing is to be done unless something comes.
-fn next_wait(pace: Pace, began: Instant, begun: u64, time: Duration) -> Duration {
+/// How long nothing is to be done unless something comes. `has_room` = a request that is due can begin.
+fn next_wait(pace: Pace, elapsed: Duration, begun: u64, time: Duration, has_room: bool) -> Duration {
     let next = match pace {
-        Pace::Closed => began + time,
-        Pace::Open(per_second) => began + Duration::from_secs_f64(begun as f64 / per_second).min(time),
+        Pace::Closed => time,
+        Pace::Open(per_second) => Duration::from_secs_f64(begun as f64 / per_second).min(time),
     };
-    let left = next.saturating_duration_since(Instant::now());
+    let left = next.saturating_sub(elapsed);
     // What is late waits for room, or for the last replies.
-    if left.is_zero() { Duration::from_millis(100) } else { left }
+    if left.is_zero() && !has_room { REPLY_WAIT } else { left }
 }
 
 fn wait_and_take(wires: &mut [Wire], wait: Duration, latency_ns: &mut Histogram<u64>) -> Result<u64, Failure> {
@@ -210,4 +227,63 @@ fn wait_and_take(wires: &mut [Wire], wait: Duration, latency_ns: &mut Histogram<
         done += wire.take(latency_ns)?;
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::super::dialect::Answered;
+    use super::*;
+
+    const REQUEST_BYTES: usize = 48_000;
+    const DEPTH: u32 = 32;
+
+    /// Requests of a fixed length whose first byte is their slot, each answered once by that byte.
+    struct Plain;
+
+    impl Dialect for Plain {
+        fn ask(&mut self, slot: u32, _: u64, out: &mut Vec<u8>) {
+            let start = out.len();
+            out.resize(start + REQUEST_BYTES, 0);
+            out[start] = slot as u8;
+        }
+
+        fn release(&mut self, _: u32, _: u64, _: &mut Vec<u8>) {}
+
+        fn reply(&mut self, received: &[u8]) -> Result<Option<Answered>, Failure> {
+            Ok(received.first().map(|slot| Answered { bytes: 1, slot: u32::from(*slot), step: Step::Free }))
+        }
+    }
+
+    #[test]
+    fn a_server_slower_than_the_client_is_not_waited_for_by_an_ever_longer_buffer() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut wire = Wire::new(ours.into(), Box::new(Plain), DEPTH);
+        let (mut latency_ns, mut done, mut request) = (Histogram::new(3).unwrap(), 0, vec![0; REQUEST_BYTES]);
+        while done < 10 * u64::from(DEPTH) {
+            while let Some(slot) = wire.idle.pop() {
+                wire.ask(slot, done, None);
+            }
+            wire.flush().unwrap();
+            assert!(!wire.is_sent(), "one request is answered at a time: something is always left to be sent");
+            theirs.read_exact(&mut request).unwrap();
+            theirs.write_all(&request[..1]).unwrap();
+            done += wire.take(&mut latency_ns).unwrap();
+            assert!(wire.out.len() <= 2 * (DEPTH as usize + 1) * REQUEST_BYTES, "{} bytes held", wire.out.len());
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_due_and_has_room_is_not_slept_over() {
+        let (pace, second) = (Pace::Open(1000.0), Duration::from_secs(1));
+        let at = Duration::from_millis;
+        assert_eq!(next_wait(pace, at(4), 5, second, true), at(1), "the next is due in a millisecond");
+        assert_eq!(next_wait(pace, at(6), 5, second, true), Duration::ZERO, "it became due while others were served");
+        assert_eq!(next_wait(pace, at(6), 5, second, false), REPLY_WAIT, "no room for it");
+        assert_eq!(next_wait(pace, at(1001), 1000, second, false), REPLY_WAIT, "time is up");
+        assert_eq!(next_wait(Pace::Closed, at(400), 5, second, false), at(600));
+    }
 }

@@ -3,9 +3,11 @@
 
 mod journal;
 mod recovery;
+mod turns;
 
 pub use journal::*;
 pub use recovery::*;
+pub use turns::*;
 
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;
@@ -21,14 +23,6 @@ pub const RECEIVE_BUFFER_BYTES_MIN: usize = 64 << 10;
 pub const RECEIVE_BUFFER_BYTES_KEPT: usize = 1 << 20;
 /// Reads without a large frame after which a receive buffer shrinks to its minimum.
 pub const RECEIVE_BUFFER_READS_KEPT: u32 = 64;
-/// Reads that one connection may take in a row before the others of its core have their turn.
-pub const READS_PER_TURN_MAX: u32 = 16;
-/// Frames of one connection that may be answered in a row before the others of its core have their turn.
-pub const FRAMES_PER_TURN_MAX: u32 = 64;
-/// A connection stops reading until its replies are written once this much waits.
-pub const REPLY_BUFFER_BYTES_MAX: usize = 4 << 20;
-/// What a connection's reply buffer keeps once its replies are written.
-pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
 /// Bytes of an error's message or remedy on the wire; what is longer is cut.
 pub const ERROR_TEXT_BYTES_MAX: usize = 1 << 10;
 /// Bytes of a request beside its prompt, allow-list and multimodal hashes apart.
@@ -323,8 +317,6 @@ pub const QUEUE_SERVED_PER_TURN_MAX: usize = 64;
 pub const QUEUE_LOOKS_MAX: usize = 4;
 /// How often somebody looks whether requests that wait find room that nobody told of, milliseconds.
 pub const QUEUE_RECHECK_MS: u64 = 100;
-/// How often a core looks whether the fleet has changed that one of its connections watches, milliseconds.
-pub const WATCH_LOOK_MS: u64 = 50;
 /// Longest configurable wait of a request for a worker, milliseconds.
 pub const QUEUE_WAIT_MS_CEILING: u64 = 3_600_000;
 /// How often the control thread looks whether the others still run.
@@ -408,7 +400,6 @@ const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN > FRAME_HEADER_BYTES);
 // A connection has a read and a write in flight at most, so its core's completion queue never overflows.
 const _: () = assert!(CONNECTIONS_MAX * 2 <= URING_ENTRIES as usize * 2);
 const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN <= RECEIVE_BUFFER_BYTES_KEPT);
-const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
 // A prompt of the largest size fits a frame: 4 bytes a token and 64 KiB for the rest.
 const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEILING as usize);
 // The arenas of a batch are addressed by u32.

@@ -10,7 +10,7 @@ use super::fields::WorkerDraft;
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
-use super::{Config, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
+use super::{Config, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
 use crate::ids::SpaceId;
 use crate::limits;
 use crate::route::{Mode, Policy};
@@ -63,6 +63,10 @@ fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig
         }
     } else if serve.admin_socket == serve.socket && !entry.is_refused("admin_socket") {
         problems.push(entry.problem("admin_socket", "is the same path as socket; the two are separate sockets"));
+    }
+    if serve.io == IoEngine::Uring && serve.spin_us_max > 0 {
+        let message = "threads on io_uring cannot look for requests instead of sleeping; set io to auto or epoll";
+        problems.push(entry.problem("spin_us_max", message));
     }
     serve
 }

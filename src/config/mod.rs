@@ -145,6 +145,10 @@ pub struct ServeConfig {
     pub pin: bool,
     /// Largest request body answered, bytes.
     pub frame_body_bytes_max: u32,
+    /// How long a serving thread looks for requests before it sleeps, microseconds; 0 = not at all.
+    pub spin_us_max: u32,
+    /// How long a gateway may leave its replies unread, milliseconds; 0 = for ever.
+    pub unread_ms_max: u64,
     /// How long a stop waits for replies under way, milliseconds.
     pub drain_ms_max: u64,
 }

@@ -74,7 +74,7 @@ pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
 
 async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
-    let engine = choose_engine(io_choice(config.serve.io))?;
+    let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     // The one call that sees every processor: a pinned thread sees only its own.
     let cpus = core_affinity::get_core_ids().unwrap_or_default();
@@ -270,10 +270,11 @@ fn start_cores(
 ) -> Result<Vec<Core>> {
     let start = |(index, metrics): (usize, &Arc<CoreMetrics>)| {
         let options = CoreOptions {
-            index,
             pin: config.serve.pin.then(|| cpus.get(index % cpus.len().max(1)).copied()).flatten(),
-            engine,
             frame_body_bytes_max: config.serve.frame_body_bytes_max,
+            spin_us_max: config.serve.spin_us_max,
+            unread_ms_max: config.serve.unread_ms_max,
+            ..CoreOptions::new(index, engine)
         };
         // Readers are not shared between threads: each core clones its own.
         let (shared, metrics, seed) = (shared.clone(), Arc::clone(metrics), core_seed(config, index));

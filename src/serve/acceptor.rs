@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::net::SendFlags;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::core::CoreHandle;
 use super::log_quota::LogQuota;
+use super::mailbox::CoreHandle;
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;

@@ -207,7 +207,7 @@ impl AdminServer {
         tokio::task::spawn_local(async move {
             let _counted = counted;
             let connection = RefCell::new(Connection::new(uid, FRAME_BODY_BYTES_MAX_DEFAULT));
-            let ended = drive(&stream, &responder, &connection, &Outlet::default()).await;
+            let ended = drive(&stream, &responder, &connection, &Outlet::default(), None).await;
             if ended.is_peer_leaving() {
                 tracing::debug!(uid, %ended, "an admin connection has ended");
             } else if let Some(withheld) = log_quota.take(Instant::now()) {

@@ -3,7 +3,7 @@
 use super::frames::{FrameReader, Next};
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
-use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BUFFER_BYTES_MAX};
+use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX};
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
 
@@ -44,11 +44,9 @@ pub trait Respond {
 pub enum Flow {
     /// Every whole frame is answered: write what there is, then read.
     Continue,
-    /// Enough frames were answered in a row: let the other connections have their turn, then call
+    /// The turn is over: write what there is, let the other connections have theirs, then call
     /// [`Connection::on_bytes`] again before reading.
     Yield,
-    /// Enough replies wait: write them, then call [`Connection::on_bytes`] again before reading.
-    Write,
     /// Write what there is, then close: the next frame cannot be found.
     Close {
         /// What was wrong with the header.
@@ -61,8 +59,23 @@ pub enum Flow {
 pub struct Connection {
     frames: FrameReader,
     peer: Peer,
-    /// Frames answered since the last [`Flow::Yield`].
-    frames_in_turn: u32,
+    turn: Turn,
+}
+
+/// What a connection has had since it last gave way to others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    frames: u32,
+    request_bytes: usize,
+    reply_bytes: usize,
+}
+
+impl Turn {
+    const fn is_over(self) -> bool {
+        self.frames >= FRAMES_PER_TURN_MAX
+            || self.request_bytes >= REQUEST_BYTES_PER_TURN_MAX
+            || self.reply_bytes >= REPLY_BYTES_PER_TURN_MAX
+    }
 }
 
 impl Connection {
@@ -70,7 +83,7 @@ impl Connection {
     #[must_use]
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
         let peer = Peer { connection: 0, uid, phase: Phase::HelloAwaited };
-        Self { frames: FrameReader::new(body_bytes_max), peer, frames_in_turn: 0 }
+        Self { frames: FrameReader::new(body_bytes_max), peer, turn: Turn::default() }
     }
 
     /// The same as number `connection` of its core.
@@ -96,32 +109,36 @@ impl Connection {
         self.frames.is_mid_frame()
     }
 
-    /// Answers every whole frame in the buffer, until enough replies wait in `out` or it is the others' turn.
+    /// Answers every whole frame in the buffer, until it is the others' turn.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
         loop {
-            if out.len() >= REPLY_BUFFER_BYTES_MAX {
-                return Flow::Write;
-            }
-            if self.frames_in_turn >= FRAMES_PER_TURN_MAX {
-                self.frames_in_turn = 0;
+            if self.turn.is_over() {
+                self.turn = Turn::default();
                 return Flow::Yield;
             }
-            match self.frames.next() {
+            let written = out.len();
+            let request_bytes = match self.frames.next() {
                 Next::Frame(header, body) if header.version == PROTOCOL_VERSION => {
-                    responder.respond(&mut self.peer, &header, self.frames.body(body), out);
+                    let body = self.frames.body(body);
+                    responder.respond(&mut self.peer, &header, body, out);
+                    body.len()
                 }
-                Next::Frame(header, _) => {
+                Next::Frame(header, body) => {
                     let error = unsupported_version(&format!("the frame is of protocol version {}", header.version));
                     responder.refuse(header.correlation_id, &error, out);
+                    body.len()
                 }
                 Next::Oversized(header) => {
                     let error = oversized(&header, self.frames.body_bytes_max());
                     responder.refuse(header.correlation_id, &error, out);
+                    0
                 }
                 Next::Incomplete => return Flow::Continue,
                 Next::Untrusted(reason) => return Flow::Close { reason },
-            }
-            self.frames_in_turn += 1;
+            };
+            self.turn.frames += 1;
+            self.turn.request_bytes += request_bytes;
+            self.turn.reply_bytes += out.len() - written;
         }
     }
 
@@ -172,38 +189,61 @@ mod tests {
         connection.give_back(buffer);
     }
 
-    #[test]
-    fn replies_beyond_the_bound_are_written_before_more_is_answered() {
-        let (mut connection, mut echo) =
-            (Connection::new(0, 64), Echo { reply_bytes: REPLY_BUFFER_BYTES_MAX / 2, refused: 0 });
-        let frames: Vec<u8> =
-            (0..5).flat_map(|id| FrameHeader::new(FrameKind::Route, 0, CorrelationId(id)).encode()).collect();
-        receive(&mut connection, &frames);
-        let (mut out, mut written) = (Vec::new(), Vec::new());
-        while connection.on_bytes(&mut echo, &mut out) == Flow::Write {
-            assert_eq!(out.len(), REPLY_BUFFER_BYTES_MAX);
-            written.append(&mut out);
+    /// Takes turns until everything is answered; how many replies each had.
+    fn turns(connection: &mut Connection, echo: &mut Echo) -> Vec<usize> {
+        let (mut turns, mut ids) = (Vec::new(), Vec::new());
+        loop {
+            let mut out = Vec::new();
+            let flow = connection.on_bytes(echo, &mut out);
+            turns.push(out.len() / echo.reply_bytes);
+            ids.extend(out.chunks(echo.reply_bytes).map(|reply| reply[0]));
+            match flow {
+                Flow::Yield => {}
+                Flow::Continue => break,
+                Flow::Close { reason } => panic!("{reason}"),
+            }
         }
-        written.append(&mut out);
-        let ids: Vec<_> = written.chunks(echo.reply_bytes).map(|reply| reply[0]).collect();
-        assert_eq!(ids, [0, 1, 2, 3, 4]);
+        assert_eq!(ids, (0..ids.len()).map(|id| id as u8).collect::<Vec<_>>(), "in order, none twice");
+        turns
+    }
+
+    fn frames(count: u64, body_bytes: usize) -> Vec<u8> {
+        let frame = |id| {
+            let header = FrameHeader::new(FrameKind::Route, body_bytes as u32, CorrelationId(id));
+            [header.encode().as_slice(), &vec![0; body_bytes]].concat()
+        };
+        (0..count).flat_map(frame).collect()
     }
 
     #[test]
-    fn many_frames_are_answered_in_turns() {
+    fn a_turn_is_so_many_frames_or_bytes_of_requests_or_of_replies() {
+        let new = || Connection::new(0, 1 << 20);
+        let frames_max = u64::from(FRAMES_PER_TURN_MAX);
+        let (mut connection, mut echo) = (new(), Echo { reply_bytes: 1, refused: 0 });
+        receive(&mut connection, &frames(frames_max * 2 + 1, 0));
+        assert_eq!(turns(&mut connection, &mut echo), [frames_max as usize, frames_max as usize, 1]);
+        let (mut connection, mut echo) = (new(), Echo { reply_bytes: 1, refused: 0 });
+        receive(&mut connection, &frames(7, REQUEST_BYTES_PER_TURN_MAX / 2 - 8));
+        assert_eq!(turns(&mut connection, &mut echo), [3, 3, 1], "the one that reaches the bound is the last");
+        let (mut connection, mut echo) = (new(), Echo { reply_bytes: REPLY_BYTES_PER_TURN_MAX / 2, refused: 0 });
+        receive(&mut connection, &frames(5, 0));
+        assert_eq!(turns(&mut connection, &mut echo), [2, 2, 1]);
+        let (mut connection, mut echo) = (new(), Echo { reply_bytes: REPLY_BYTES_PER_TURN_MAX * 4, refused: 0 });
+        receive(&mut connection, &frames(2, 0));
+        assert_eq!(turns(&mut connection, &mut echo), [1, 1, 0], "the largest is answered, too");
+    }
+
+    #[test]
+    fn a_turn_goes_on_over_reads() {
         let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
-        let count = FRAMES_PER_TURN_MAX as usize * 2 + 1;
-        let frames: Vec<u8> = (0..count as u64)
-            .flat_map(|id| FrameHeader::new(FrameKind::Route, 0, CorrelationId(id)).encode())
-            .collect();
-        receive(&mut connection, &frames);
         let mut out = Vec::new();
-        for turn in 1..=2 {
-            assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Yield);
-            assert_eq!(out.len(), turn * FRAMES_PER_TURN_MAX as usize);
+        for _ in 1..FRAMES_PER_TURN_MAX {
+            receive(&mut connection, &frames(1, 8));
+            assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
         }
+        receive(&mut connection, &frames(1, 8));
+        assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Yield);
         assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
-        assert_eq!(out, (0..count).map(|id| id as u8).collect::<Vec<_>>(), "in order, none twice");
     }
 
     #[test]

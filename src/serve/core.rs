@@ -1,30 +1,32 @@
 //! A core thread: one runtime, one service, its own connections, and a mailbox as the only way in.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::queue::ArrayQueue;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use super::connection::Connection;
 use super::engine::{Ended, Stream, drive};
 use super::log_quota::LogQuota;
+use super::mailbox::{CoreHandle, Mailbox, Message};
 use super::outlet::{Outlet, Pushed};
 use super::probe::Engine;
 use super::responder::RoutingResponder;
-use super::room::{Late, LateBox};
+use super::room::Late;
 use super::service::Service;
+use super::spin::Spin;
+use super::unread::cut_unread;
 use super::watching::tell_of_changes;
 use super::{epoll, uring};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{DRAIN_GRACE_MS, MAILBOX_MESSAGES_MAX};
+use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, UNREAD_MS_MAX_DEFAULT};
 use crate::metrics::{CoreCounter, CounterSet};
 
 /// How a core is to run.
@@ -38,108 +40,24 @@ pub struct CoreOptions {
     pub engine: Engine,
     /// Largest body it answers.
     pub frame_body_bytes_max: u32,
+    /// How long it looks for work before it sleeps, microseconds; 0 = not at all. Only on [`Engine::Epoll`].
+    pub spin_us_max: u32,
+    /// How long a peer may leave its replies unread, milliseconds; 0 = for ever.
+    pub unread_ms_max: u64,
 }
 
-enum Message {
-    Connection { stream: UnixStream, uid: u32 },
-    Drain { deadline: Instant },
-    Late(Late),
-}
-
-/// What other threads may touch of a core.
-struct Mailbox {
-    queue: ArrayQueue<Message>,
-    /// Replies to requests that waited, and word that some may find room. Its bell rings for `queue` too.
-    late: Arc<LateBox>,
-    /// Connections handed over and not yet ended. Relaxed everywhere: it only guides the acceptor's choice.
-    connections: AtomicUsize,
-    /// Cleared, for good, when the thread no longer takes messages.
-    alive: AtomicBool,
-}
-
-impl Mailbox {
-    fn new() -> Self {
+impl CoreOptions {
+    /// Core number `index` as it is unless something else is configured: not pinned, sleeping at once.
+    #[must_use]
+    pub const fn new(index: usize, engine: Engine) -> Self {
         Self {
-            // One place more than connections may take, so that a drain always finds room.
-            queue: ArrayQueue::new(MAILBOX_MESSAGES_MAX + 1),
-            late: Arc::default(),
-            connections: AtomicUsize::new(0),
-            alive: AtomicBool::new(true),
+            index,
+            pin: None,
+            engine,
+            frame_body_bytes_max: FRAME_BODY_BYTES_MAX_DEFAULT,
+            spin_us_max: 0,
+            unread_ms_max: UNREAD_MS_MAX_DEFAULT,
         }
-    }
-
-    async fn next(&self) -> Message {
-        loop {
-            if let Some(message) = self.queue.pop() {
-                return message;
-            }
-            if let Some(late) = self.late.pop() {
-                return Message::Late(late);
-            }
-            // A message that arrives here leaves a permit: `notified` returns at once.
-            self.late.arrived.notified().await;
-        }
-    }
-
-    /// What comes late, without what else waits.
-    async fn next_late(&self) -> Late {
-        loop {
-            if let Some(late) = self.late.pop() {
-                return late;
-            }
-            self.late.arrived.notified().await;
-        }
-    }
-}
-
-/// The sending side of a core's mailbox.
-#[derive(Clone)]
-pub struct CoreHandle {
-    mailbox: Arc<Mailbox>,
-}
-
-impl CoreHandle {
-    /// Connections it has, those on their way to it included.
-    #[must_use]
-    pub fn connections(&self) -> usize {
-        self.mailbox.connections.load(Ordering::Relaxed)
-    }
-
-    /// Whether it still takes connections.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        // Relaxed: a connection handed to a core that is just ending is dropped by whoever finds it.
-        self.mailbox.alive.load(Ordering::Relaxed)
-    }
-
-    /// Hands over a connection of user `uid`. Only one thread may call it.
-    ///
-    /// # Errors
-    /// Gives the stream back if the mailbox is full.
-    pub fn hand_over(&self, stream: UnixStream, uid: u32) -> Result<(), UnixStream> {
-        if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
-            return Err(stream);
-        }
-        self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
-        match self.mailbox.queue.push(Message::Connection { stream, uid }) {
-            Ok(()) => self.mailbox.late.arrived.notify_one(),
-            Err(Message::Connection { stream, .. }) => {
-                self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
-                return Err(stream);
-            }
-            // The queue gives back what was pushed.
-            Err(Message::Drain { .. } | Message::Late(_)) => {}
-        }
-        Ok(())
-    }
-
-    /// Asks it to end: to answer what has come in, and to cut what is still open at `deadline`. Stop the
-    /// acceptor first. A second call changes nothing.
-    pub fn drain(&self, deadline: Instant) {
-        if self.mailbox.queue.push(Message::Drain { deadline }).is_err() {
-            tracing::warn!("the core is draining already");
-        }
-        self.mailbox.late.arrived.notify_one();
     }
 }
 
@@ -244,7 +162,7 @@ fn serve<S: Service + 'static>(
 
 /// What the tasks of one core share.
 pub(super) struct Shared<T, S: Service> {
-    options: CoreOptions,
+    pub(super) options: CoreOptions,
     mailbox: Arc<Mailbox>,
     counters: Arc<CounterSet<CoreCounter>>,
     pub(super) responder: RefCell<RoutingResponder<S>>,
@@ -252,12 +170,29 @@ pub(super) struct Shared<T, S: Service> {
     pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
     log_quota: LogQuota,
+    /// When it looks for work instead of sleeping.
+    pub(super) spin: Spin,
 }
 
 /// An open connection: its socket, and what is written to it.
 pub(super) struct Link<T> {
     stream: T,
     pub(super) outlet: Outlet,
+    /// It is closed because its peer leaves replies unread.
+    is_unread: Cell<bool>,
+}
+
+impl<T: Stream> Link<T> {
+    fn new(stream: T) -> Self {
+        Self { stream, outlet: Outlet::default(), is_unread: Cell::new(false) }
+    }
+
+    /// Closes it: its peer leaves replies unread. Whoever reads from it or writes to it is told so by the socket.
+    pub(super) fn cut_unread(&self) {
+        self.is_unread.set(true);
+        // An error says that the peer has gone by itself.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 async fn run<T: Stream, S: Service + 'static>(
@@ -267,8 +202,17 @@ async fn run<T: Stream, S: Service + 'static>(
     responder: RefCell<RoutingResponder<S>>,
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
-    let core: Rc<Shared<T, S>> = Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota });
-    let watching = tokio::task::spawn_local(tell_of_changes(Rc::clone(&core)));
+    let spin = Spin::new(options.spin_us_max, Arc::clone(&counters));
+    let core: Rc<Shared<T, S>> =
+        Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota, spin });
+    let beside = [
+        tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
+        tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
+        tokio::task::spawn_local({
+            let core = Rc::clone(&core);
+            async move { core.spin.run().await }
+        }),
+    ];
     let mut next_id = 0;
     let deadline = loop {
         match core.mailbox.next().await {
@@ -281,7 +225,7 @@ async fn run<T: Stream, S: Service + 'static>(
         }
     };
     core.drain(deadline).await;
-    watching.abort();
+    beside.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 impl<T: Stream, S: Service + 'static> Shared<T, S> {
@@ -291,7 +235,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max).numbered(id));
         let open = OpenConnection { core: Rc::clone(self), id, connection };
         let link = match T::from_std(stream) {
-            Ok(stream) => Rc::new(Link { stream, outlet: Outlet::default() }),
+            Ok(stream) => Rc::new(Link::new(stream)),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
@@ -302,8 +246,9 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         };
         self.open.borrow_mut().insert(id, Rc::clone(&link));
         tokio::task::spawn_local(async move {
-            let Link { stream, outlet } = &*link;
-            let ended = drive(stream, &open.core.responder, &open.connection, outlet).await;
+            let Link { stream, outlet, is_unread } = &*link;
+            let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&open.core.spin)).await;
+            let ended = if is_unread.get() { Ended::Unread } else { ended };
             open.core.count_end(uid, &ended);
             outlet.flushed().await;
             // What the peer has not read stays readable; it just sees the end at once. An error says that
@@ -340,7 +285,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             Pushed::Queued => {}
             Pushed::ToFlush => {
                 tokio::task::spawn_local(async move {
-                    let Link { stream, outlet } = &*link;
+                    let Link { stream, outlet, .. } = &*link;
                     if outlet.flush(stream).await.is_err() {
                         // Whoever reads from it is told so.
                         let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -349,7 +294,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             }
             Pushed::TooMuch => {
                 self.responder.borrow().count_unread();
-                let _ = link.stream.shutdown(std::net::Shutdown::Both);
+                link.cut_unread();
             }
         }
     }
@@ -360,6 +305,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             Ended::Eof { .. } => {}
             Ended::Untrusted(_) => self.counters.bump(CoreCounter::ConnectionsUntrusted),
             Ended::Failed(_) => self.counters.bump(CoreCounter::ConnectionsFailed),
+            Ended::Unread => self.counters.bump(CoreCounter::ConnectionsUnread),
         }
         if ended.is_peer_leaving() {
             tracing::debug!(core, uid, %ended, "a connection has ended");

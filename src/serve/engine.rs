@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, Flow, Respond};
 use super::outlet::Outlet;
+use super::spin::Spin;
 use crate::limits::{READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT};
 use crate::wire::HeaderFault;
 
@@ -36,6 +37,8 @@ pub(super) enum Ended {
     Untrusted(HeaderFault),
     /// The socket failed.
     Failed(io::Error),
+    /// It was closed because the peer left its replies unread.
+    Unread,
 }
 
 impl Ended {
@@ -43,7 +46,7 @@ impl Ended {
     pub(super) fn is_peer_leaving(&self) -> bool {
         match self {
             Self::Eof { mid_frame } => !mid_frame,
-            Self::Untrusted(_) => false,
+            Self::Untrusted(_) | Self::Unread => false,
             Self::Failed(error) => {
                 matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
             }
@@ -58,17 +61,20 @@ impl fmt::Display for Ended {
             Self::Eof { mid_frame: true } => f.write_str("it ended in the middle of a frame"),
             Self::Untrusted(reason) => write!(f, "its frame header cannot be trusted: {reason}"),
             Self::Failed(error) => write!(f, "its socket failed: {error}"),
+            Self::Unread => f.write_str("its peer left its replies unread"),
         }
     }
 }
 
-/// Reads, answers and writes until the connection ends. All whole frames of one read are answered by one
-/// write; while a write waits, nothing more is read. Replies that come later go by the `outlet` too.
+/// Reads, answers and writes until the connection ends. What is answered in one turn goes by one write; while a write
+/// waits, nothing more is read. Replies that come later go by the `outlet` too.
+/// `spin` is told of every read.
 pub(super) async fn drive<S: Stream, R: Respond>(
     stream: &S,
     responder: &RefCell<R>,
     connection: &RefCell<Connection>,
     outlet: &Outlet,
+    spin: Option<&Spin>,
 ) -> Ended {
     let mut out = Vec::new();
     let mut reads_in_turn = 0;
@@ -78,17 +84,11 @@ pub(super) async fn drive<S: Stream, R: Respond>(
         connection.borrow_mut().give_back(buffer);
         match read {
             Ok(0) => return Ended::Eof { mid_frame: connection.borrow().is_mid_frame() },
-            Ok(_) => {}
+            Ok(_) => spin.into_iter().for_each(Spin::worked),
             Err(error) => return Ended::Failed(error),
         }
         loop {
             let flow = connection.borrow_mut().on_bytes(&mut *responder.borrow_mut(), &mut out);
-            if flow == Flow::Yield {
-                // What is answered is not written yet: one read is answered by one write.
-                reads_in_turn = 0;
-                tokio::task::yield_now().await;
-                continue;
-            }
             if !out.is_empty() {
                 let (written, buffer) = outlet.write_all(stream, out).await;
                 out = buffer;
@@ -100,7 +100,10 @@ pub(super) async fn drive<S: Stream, R: Respond>(
             }
             match flow {
                 Flow::Continue => break,
-                Flow::Write | Flow::Yield => {}
+                Flow::Yield => {
+                    reads_in_turn = 0;
+                    tokio::task::yield_now().await;
+                }
                 Flow::Close { reason } => return Ended::Untrusted(reason),
             }
         }

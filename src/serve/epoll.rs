@@ -1,40 +1,49 @@
 //! The engine of plain tokio: epoll says when, read and write are system calls.
 
+use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
+use std::pin::pin;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::engine::Stream;
 use crate::error::{Error, Kind, Result};
 
 /// A stream of this engine.
-pub(super) struct EpollStream(tokio::net::UnixStream);
+pub(super) struct EpollStream {
+    /// Borrowed within a poll only.
+    read: RefCell<OwnedReadHalf>,
+    write: OwnedWriteHalf,
+}
 
 impl Stream for EpollStream {
     fn from_std(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        tokio::net::UnixStream::from_std(stream).map(Self)
+        let (read, write) = tokio::net::UnixStream::from_std(stream)?.into_split();
+        Ok(Self { read: RefCell::new(read), write })
     }
 
     async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        loop {
-            if let Err(error) = self.0.readable().await {
-                return (Err(error), buffer);
-            }
-            match self.0.try_read_buf(&mut buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return (read, buffer),
-            }
-        }
+        // A read that leaves room has emptied the socket, and the next waits without trying: `try_read` would ask the
+        // kernel once more for every request.
+        let read = poll_fn(|cx| {
+            let mut half = self.read.borrow_mut();
+            pin!(half.read_buf(&mut buffer)).poll(cx)
+        });
+        (read.await, buffer)
     }
 
     async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         let mut written = 0;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            match self.0.try_write(rest) {
+            match self.write.try_write(rest) {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
                 Ok(n) => written += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if let Err(error) = self.0.writable().await {
+                    if let Err(error) = self.write.writable().await {
                         return (Err(error), bytes);
                     }
                 }
@@ -50,7 +59,7 @@ impl Stream for EpollStream {
             Shutdown::Write => rustix::net::Shutdown::Write,
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
-        rustix::net::shutdown(&self.0, how).map_err(Into::into)
+        rustix::net::shutdown(self.write.as_ref(), how).map_err(Into::into)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -15,6 +16,10 @@ pub(super) struct Outlet {
     late: RefCell<Vec<u8>>,
     is_writing: Cell<bool>,
     is_flushing: Cell<bool>,
+    /// How many writes have begun.
+    writes: Cell<u64>,
+    /// The write that was seen under way, and since when it was.
+    seen: Cell<Option<(u64, Instant)>>,
     /// Whether somebody waits for `idle`, so that a connection without late replies pays nothing.
     is_awaited: Cell<bool>,
     idle: Notify,
@@ -38,6 +43,7 @@ impl Outlet {
             self.changed().await;
         }
         self.is_writing.set(true);
+        self.writes.set(self.writes.get() + 1);
         let written = stream.write_all(bytes).await;
         self.is_writing.set(false);
         self.wake();
@@ -52,6 +58,18 @@ impl Outlet {
         }
         late.extend_from_slice(frame);
         if self.is_flushing.replace(true) { Pushed::Queued } else { Pushed::ToFlush }
+    }
+
+    /// Whether one write has been under way for `limit`, as far as those who ask this now and then can tell.
+    pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
+        let writing = self.is_writing.get().then(|| self.writes.get());
+        match (writing, self.seen.get()) {
+            (Some(write), Some((seen, since))) if write == seen => now.saturating_duration_since(since) >= limit,
+            (writing, _) => {
+                self.seen.set(writing.map(|write| (write, now)));
+                false
+            }
+        }
     }
 
     /// Whether a late reply is under way.

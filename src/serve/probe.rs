@@ -68,14 +68,27 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Decides for all cores, once, at start.
+/// Decides for all cores, once, at start. Cores that are to look for work instead of sleeping (`spins`) do so on epoll:
+/// tokio-uring gives its operations to the kernel only when its thread goes to sleep.
 ///
 /// # Errors
-/// [`Kind::System`] with the probe's reason if io_uring is asked for and refused.
-pub fn choose_engine(choice: IoChoice) -> Result<Engine> {
-    if choice == IoChoice::Epoll {
-        tracing::info!(io = %Engine::Epoll, "io engine as asked for");
-        return Ok(Engine::Epoll);
+/// [`Kind::System`] with the probe's reason if io_uring is asked for and refused, [`Kind::Config`] if it is asked for and
+/// cores are to look.
+pub fn choose_engine(choice: IoChoice, spins: bool) -> Result<Engine> {
+    match choice {
+        IoChoice::Epoll => {
+            tracing::info!(io = %Engine::Epoll, "io engine as asked for");
+            return Ok(Engine::Epoll);
+        }
+        IoChoice::Auto if spins => {
+            tracing::info!(io = %Engine::Epoll, "io engine: the one on which cores can look for work");
+            return Ok(Engine::Epoll);
+        }
+        IoChoice::Uring if spins => {
+            let remedy = "use io auto or epoll, or spin_us_max 0";
+            return Err(Error::new(Kind::Config, "cores on io_uring cannot look for work instead of sleeping", remedy));
+        }
+        IoChoice::Auto | IoChoice::Uring => {}
     }
     match (probe_uring(), choice) {
         (Ok(()), _) => {
@@ -144,15 +157,22 @@ mod tests {
 
     #[test]
     fn auto_always_finds_an_engine_and_uring_says_why_not() {
-        assert!(matches!(choose_engine(IoChoice::Epoll), Ok(Engine::Epoll)));
-        let auto = choose_engine(IoChoice::Auto).unwrap();
-        match choose_engine(IoChoice::Uring) {
+        assert!(matches!(choose_engine(IoChoice::Epoll, false), Ok(Engine::Epoll)));
+        let auto = choose_engine(IoChoice::Auto, false).unwrap();
+        match choose_engine(IoChoice::Uring, false) {
             Ok(engine) => assert_eq!((engine, auto), (Engine::Uring, Engine::Uring)),
             Err(error) => {
                 assert_eq!(auto, Engine::Epoll);
                 assert!(error.to_string().contains("--io"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn cores_that_look_are_on_epoll() {
+        assert!(matches!(choose_engine(IoChoice::Auto, true), Ok(Engine::Epoll)));
+        assert!(matches!(choose_engine(IoChoice::Epoll, true), Ok(Engine::Epoll)));
+        assert_eq!(choose_engine(IoChoice::Uring, true).unwrap_err().kind(), Kind::Config);
     }
 
     #[test]

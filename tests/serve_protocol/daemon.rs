@@ -1,5 +1,6 @@
 //! The serving half of a daemon, and a raw connection to it.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,18 +13,23 @@ use std::time::{Duration, Instant};
 use kvrouted::client::{Client, ClientOptions, Reply};
 use kvrouted::error::Kind;
 use kvrouted::ids::{CorrelationId, SpaceId};
-use kvrouted::limits::FRAME_HEADER_BYTES;
+use kvrouted::limits::{FRAME_HEADER_BYTES, SPIN_US_CEILING};
 use kvrouted::metrics::{CoreCounter, CounterSet, DaemonCounter};
 use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::serve::{Acceptor, AdminServer, BoundSocket, Core, CoreOptions, Engine, admin_path, probe_uring};
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder, decode_reply};
 
-use crate::service::{FakeAdmin, FakeService, fleet};
+use crate::service::{FakeAdmin, FakeService, Stage, fleet};
 
 pub(crate) const BODY_MAX: u32 = 1 << 20;
 
 /// Longer than anything here takes; only a failing test waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+thread_local! {
+    /// How long the cores of the daemons that a test starts look for work before they sleep.
+    static SPIN_US_MAX: Cell<u32> = const { Cell::new(0) };
+}
 
 /// A daemon's serving half, without what it serves.
 pub(crate) struct Daemon {
@@ -34,21 +40,36 @@ pub(crate) struct Daemon {
     pub(crate) counters: Arc<CounterSet<CoreCounter>>,
     pub(crate) refused: Arc<CounterSet<DaemonCounter>>,
     pub(crate) sessions_open: Arc<AtomicI64>,
+    pub(crate) stage: Arc<Stage>,
     _directory: tempfile::TempDir,
 }
 
 impl Daemon {
     pub(crate) fn start(engine: Engine, cores: usize, connections_max: usize) -> Self {
+        Self::start_as(engine, cores, connections_max, |options| options)
+    }
+
+    /// The same on cores with other options.
+    pub(crate) fn start_as(
+        engine: Engine,
+        cores: usize,
+        connections_max: usize,
+        set: impl Fn(CoreOptions) -> CoreOptions,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kvrouted.sock");
         let admin = admin_path(&path);
         let (fleet, sessions_open) = (fleet(), Arc::new(AtomicI64::new(0)));
         let (counters, refused) = (Arc::new(CounterSet::default()), Arc::new(CounterSet::default()));
+        let stage: Arc<Stage> = Arc::default();
         let start_core = |index| {
-            let options = CoreOptions { index, pin: None, engine, frame_body_bytes_max: BODY_MAX };
+            let spin_us_max = SPIN_US_MAX.get();
+            let options =
+                CoreOptions { frame_body_bytes_max: BODY_MAX, spin_us_max, ..CoreOptions::new(index, engine) };
+            let stage = Arc::clone(&stage);
             let (fleet, sessions_open, admin) = (Arc::clone(&fleet), Arc::clone(&sessions_open), admin.clone());
-            let make = move || Ok(FakeService { fleet, admin, sessions_open, last_session: 0 });
-            Core::start(options, Arc::clone(&counters), make).unwrap()
+            let make = move || Ok(FakeService { fleet, admin, sessions_open, last_session: 0, stage });
+            Core::start(set(options), Arc::clone(&counters), make).unwrap()
         };
         let cores: Vec<_> = (0..cores).map(start_core).collect();
         let handles = cores.iter().map(Core::handle).collect();
@@ -82,6 +103,7 @@ impl Daemon {
             counters,
             refused,
             sessions_open,
+            stage,
             _directory: directory,
         }
     }
@@ -118,13 +140,15 @@ pub(crate) fn options() -> ClientOptions {
 pub(crate) struct Raw {
     pub(crate) stream: UnixStream,
     pub(crate) encoder: RequestEncoder,
+    /// What is left of a frame of which the socket took a part.
+    pub(crate) unsent: Vec<u8>,
 }
 
 impl Raw {
     pub(crate) fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { stream, encoder: RequestEncoder::default() }
+        Self { stream, encoder: RequestEncoder::default(), unsent: Vec::new() }
     }
 
     pub(crate) fn hello(&mut self) {
@@ -203,9 +227,12 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Runs a test once per engine that works here.
+/// Runs a test once per engine that works here, and once on cores that do not sleep.
 pub(crate) fn on_every_engine(test: impl Fn(Engine)) {
     test(Engine::Epoll);
+    SPIN_US_MAX.set(SPIN_US_CEILING);
+    test(Engine::Epoll);
+    SPIN_US_MAX.set(0);
     match probe_uring() {
         Ok(()) => test(Engine::Uring),
         // Past the test harness, which would swallow it.

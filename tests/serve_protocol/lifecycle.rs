@@ -152,7 +152,7 @@ fn a_stale_routing_socket_is_taken_over_and_a_live_one_is_not() {
 #[test]
 fn a_core_whose_service_cannot_be_built_says_why() {
     on_every_engine(|engine| {
-        let options = CoreOptions { index: 0, pin: None, engine, frame_body_bytes_max: BODY_MAX };
+        let options = CoreOptions::new(0, engine);
         let fails = || Err::<FakeService, _>(Error::new(Kind::Overloaded, "no slot", "wait"));
         let error = Core::start(options, Arc::default(), fails).err().unwrap();
         assert_eq!(error.message(), "no slot");

@@ -4,6 +4,7 @@
 
 mod client;
 mod daemon;
+mod fairness;
 mod frames;
 mod io_denied;
 mod lifecycle;

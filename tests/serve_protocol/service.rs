@@ -1,8 +1,8 @@
 //! Services whose answers are fixed.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 use arc_swap::Guard;
 use kvrouted::error::{Error, Kind, Result};
@@ -22,6 +22,26 @@ pub(crate) const WORKERS: u32 = 600;
 
 /// A prompt of this many tokens makes the service panic.
 pub(crate) const PANIC_TOKENS: usize = 13;
+
+/// A prompt of this many tokens holds the core up until the gate is open.
+pub(crate) const GATE_TOKENS: usize = 17;
+
+/// What a test sees of a service, and holds up.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    /// Tokens of the prompts that were decided, in order.
+    pub(crate) decided: Mutex<Vec<usize>>,
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Stage {
+    /// Lets those go on who are held up.
+    pub(crate) fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
 
 pub(crate) fn fleet() -> Arc<Fleet> {
     let record = |n: u32| WorkerRecord {
@@ -58,6 +78,7 @@ pub(crate) struct FakeService {
     pub(crate) admin: PathBuf,
     pub(crate) sessions_open: Arc<AtomicI64>,
     pub(crate) last_session: u32,
+    pub(crate) stage: Arc<Stage>,
 }
 
 impl Service for FakeService {
@@ -88,6 +109,10 @@ impl Service for FakeService {
         }
         let tokens = request.prompt.token_count();
         assert_ne!(tokens, PANIC_TOKENS, "asked to");
+        if tokens == GATE_TOKENS {
+            drop(self.stage.opened.wait_while(self.stage.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+        }
+        self.stage.decided.lock().unwrap().push(tokens);
         let scored = Scored {
             index: WorkerIndex(7),
             worker: Worker::new(tokens as u64, session.0),

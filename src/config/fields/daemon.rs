@@ -99,6 +99,20 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             "Largest request body answered; a token takes 4 bytes. Each connection may need that much memory.",
         ),
         field(
+            "spin_us_max",
+            "microseconds",
+            Value("0"),
+            Integer { min: 0, max: limits::SPIN_US_CEILING as u64, set: |c, v| c.spin_us_max = v as u32 },
+            "How long a serving thread looks for requests before it sleeps, where they come that fast. Costs a processor. Not with io = \"uring\".",
+        ),
+        field(
+            "unread_ms_max",
+            "milliseconds",
+            Value("30000"),
+            Integer { min: 0, max: limits::UNREAD_MS_CEILING, set: |c, v| c.unread_ms_max = v },
+            "A gateway that leaves its replies unread this long is disconnected. 0: never.",
+        ),
+        field(
             "drain_ms_max",
             "milliseconds",
             Value("5000"),

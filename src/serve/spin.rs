@@ -1,0 +1,297 @@
+//! When a core looks for work instead of going to sleep.
+//!
+//! A thread that sleeps takes tens of microseconds to wake, as long as many requests take; one that looks again and
+//! again sees a request at once, and costs its processor meanwhile. So a core looks only as long as `spin_us_max` says,
+//! and only where requests have lately come that soon after the last. Off, which is the default, it costs nothing.
+//!
+//! Sockets are looked at by the runtime, once in every turn. Whatever else can be looked at takes its turn the same way:
+//! a task that calls [`Spin::worked`] when it found something, and otherwise yields and looks again while
+//! [`Spin::is_looking`], or goes to wait for its bell.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::limits::SPIN_PROBE_EVERY;
+use crate::metrics::{CoreCounter, CounterSet};
+
+/// What a core does between two pieces of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// It does not rest: something has come since it last had nothing to do.
+    Busy,
+    /// It looks, and has found nothing in `looks` turns.
+    Looking { since_ns: u64, looks: u64 },
+    /// It sleeps, until something wakes it.
+    Asleep { since_ns: u64 },
+}
+
+/// What a core is to do that has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Look,
+    Sleep {
+        /// It has looked for as long as it may, and nothing came.
+        in_vain: bool,
+    },
+}
+
+/// Decides whether to look. Its times are nanoseconds of any clock.
+#[derive(Clone, Copy, Debug)]
+struct Habit {
+    max_ns: u64,
+    rest: Rest,
+    /// How long nothing came between two pieces of work, lately: a moving average.
+    gap_ns: u64,
+    /// Rests since it last looked whatever the average.
+    unprobed: u32,
+}
+
+impl Habit {
+    /// One that looks for up to `max_ns`; it begins by sleeping.
+    const fn new(max_ns: u64) -> Self {
+        Self { max_ns, rest: Rest::Asleep { since_ns: 0 }, gap_ns: Self::longest(max_ns), unprobed: 0 }
+    }
+
+    /// Longer gaps count as this, so that a long silence is soon forgotten.
+    const fn longest(max_ns: u64) -> u64 {
+        max_ns.saturating_mul(4)
+    }
+
+    /// Something has come. Whether it was found by looking, where sleep would have been.
+    fn work(&mut self, now_ns: u64) -> bool {
+        let found = match self.rest {
+            Rest::Busy => false,
+            Rest::Looking { since_ns, looks } => {
+                let gap_ns = now_ns.saturating_sub(since_ns);
+                if self.gap_ns > self.max_ns {
+                    // It looked to find out: what was seen while asleep had the time to wake in it.
+                    self.gap_ns = gap_ns;
+                } else {
+                    self.learn(gap_ns);
+                }
+                looks > 0
+            }
+            Rest::Asleep { since_ns } => {
+                self.learn(now_ns.saturating_sub(since_ns));
+                false
+            }
+        };
+        self.rest = Rest::Busy;
+        found
+    }
+
+    fn learn(&mut self, gap_ns: u64) {
+        let gap_ns = gap_ns.min(Self::longest(self.max_ns));
+        self.gap_ns = self.gap_ns - self.gap_ns / 4 + gap_ns / 4;
+    }
+
+    /// Nothing is there to do.
+    fn idle(&mut self, now_ns: u64) -> Next {
+        match self.rest {
+            Rest::Busy => {
+                let probes = self.unprobed + 1 >= SPIN_PROBE_EVERY;
+                if self.gap_ns <= self.max_ns || probes {
+                    self.unprobed = 0;
+                    self.rest = Rest::Looking { since_ns: now_ns, looks: 0 };
+                    return Next::Look;
+                }
+                self.unprobed += 1;
+                self.rest = Rest::Asleep { since_ns: now_ns };
+                Next::Sleep { in_vain: false }
+            }
+            Rest::Looking { since_ns, looks } if now_ns.saturating_sub(since_ns) < self.max_ns => {
+                self.rest = Rest::Looking { since_ns, looks: looks + 1 };
+                Next::Look
+            }
+            Rest::Looking { since_ns, .. } => {
+                self.rest = Rest::Asleep { since_ns };
+                Next::Sleep { in_vain: true }
+            }
+            Rest::Asleep { .. } => Next::Sleep { in_vain: false },
+        }
+    }
+}
+
+/// A core's habit, and the task that looks.
+#[derive(Debug)]
+pub(super) struct Spin {
+    /// `None` = it never looks.
+    habit: Option<Cell<Habit>>,
+    started: Instant,
+    /// Rings when something has been done.
+    busy: Notify,
+    counters: Arc<CounterSet<CoreCounter>>,
+}
+
+impl Spin {
+    /// Of a core that looks for up to `max_us` microseconds; 0 = never.
+    pub(super) fn new(max_us: u32, counters: Arc<CounterSet<CoreCounter>>) -> Self {
+        let habit = (max_us > 0).then(|| Cell::new(Habit::new(u64::from(max_us) * 1000)));
+        Self { habit, started: Instant::now(), busy: Notify::new(), counters }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// Something was found to do: told by whoever found it.
+    pub(super) fn worked(&self) {
+        let Some(cell) = &self.habit else { return };
+        let mut habit = cell.get();
+        let was_asleep = !self.is_looking();
+        if habit.work(self.now_ns()) {
+            self.counters.bump(CoreCounter::SpinsPaid);
+        }
+        cell.set(habit);
+        if was_asleep {
+            self.busy.notify_one();
+        }
+    }
+
+    /// Whether the core looks for work, or has some: who can be looked at yields and looks again. Else they wait to be
+    /// woken.
+    pub(super) fn is_looking(&self) -> bool {
+        self.habit.as_ref().is_some_and(|habit| !matches!(habit.get().rest, Rest::Asleep { .. }))
+    }
+
+    /// Keeps the core awake as long as it is to look, for ever. Each yield lets the runtime look at its sockets without
+    /// waiting.
+    pub(super) async fn run(&self) {
+        let Some(cell) = &self.habit else { return };
+        loop {
+            self.busy.notified().await;
+            loop {
+                let mut habit = cell.get();
+                let next = habit.idle(self.now_ns());
+                cell.set(habit);
+                if let Next::Sleep { in_vain } = next {
+                    if in_vain {
+                        self.counters.bump(CoreCounter::SpinsInVain);
+                    }
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX_NS: u64 = 50_000;
+    /// What a core takes for a turn that finds nothing.
+    const TURN_NS: u64 = 500;
+    /// What it takes to wake.
+    const WAKE_NS: u64 = 60_000;
+
+    /// A core and its clock.
+    struct Run {
+        habit: Habit,
+        now_ns: u64,
+        looked_ns: u64,
+        found: u64,
+        in_vain: u64,
+    }
+
+    impl Run {
+        fn new(max_ns: u64) -> Self {
+            Self { habit: Habit::new(max_ns), now_ns: 0, looked_ns: 0, found: 0, in_vain: 0 }
+        }
+
+        /// So many pieces of work, each `gap_ns` after the last was done; whether the last was found by looking.
+        fn work(&mut self, count: usize, gap_ns: u64) -> bool {
+            let mut found = false;
+            for _ in 0..count {
+                let comes_ns = self.now_ns + gap_ns;
+                found = loop {
+                    match self.habit.idle(self.now_ns) {
+                        Next::Look if self.now_ns + TURN_NS < comes_ns => {
+                            self.now_ns += TURN_NS;
+                            self.looked_ns += TURN_NS;
+                        }
+                        Next::Look => {
+                            self.now_ns = self.now_ns.max(comes_ns);
+                            break self.habit.work(self.now_ns);
+                        }
+                        Next::Sleep { in_vain } => {
+                            self.in_vain += u64::from(in_vain);
+                            self.now_ns = self.now_ns.max(comes_ns) + WAKE_NS;
+                            break self.habit.work(self.now_ns);
+                        }
+                    }
+                };
+                self.found += u64::from(found);
+            }
+            found
+        }
+    }
+
+    #[test]
+    fn it_looks_where_work_comes_soon_and_sleeps_where_it_does_not() {
+        let mut run = Run::new(MAX_NS);
+        assert!(!run.work(1, 10_000), "it begins asleep");
+        run.work(SPIN_PROBE_EVERY as usize, 10_000);
+        assert!(run.work(100, 10_000), "though waking made every gap look longer than it looks");
+        let found = run.found;
+        assert!(run.work(1000, MAX_NS * 8 / 10) && run.found == found + 1000);
+        assert!(!run.work(10, 1_000_000));
+        assert!(!run.work(1000, MAX_NS * 2), "just beyond");
+        run.work(SPIN_PROBE_EVERY as usize, 20_000);
+        assert!(run.work(1, 20_000), "soon after a probe");
+    }
+
+    #[test]
+    fn what_it_looks_in_vain_is_a_bounded_share() {
+        let mut run = Run::new(MAX_NS);
+        let rests = 64 * 1000;
+        run.work(rests, 1_000_000);
+        assert_eq!(run.found, 0);
+        assert!(run.in_vain <= rests as u64 / u64::from(SPIN_PROBE_EVERY) + 1, "{}", run.in_vain);
+        assert!(run.looked_ns <= run.in_vain * (MAX_NS + TURN_NS));
+    }
+
+    #[test]
+    fn bursts_are_looked_through_and_the_silence_between_is_slept_through() {
+        let mut run = Run::new(MAX_NS);
+        run.work(200, 5_000);
+        let (found, looked_ns, began_ns) = (run.found, run.looked_ns, run.now_ns);
+        for _ in 0..100 {
+            run.work(20, 5_000);
+            run.work(1, 10_000_000);
+        }
+        assert!(run.found - found >= 100 * 15, "{}", run.found - found);
+        assert!((run.looked_ns - looked_ns) * 50 < run.now_ns - began_ns, "{}", run.looked_ns);
+    }
+
+    #[test]
+    fn a_core_that_may_not_look_never_does() {
+        let spin = Spin::new(0, Arc::default());
+        spin.worked();
+        assert!(!spin.is_looking());
+        let spin = Spin::new(1, Arc::default());
+        assert!(!spin.is_looking());
+        spin.worked();
+        assert!(spin.is_looking(), "until it has found nothing");
+    }
+
+    #[test]
+    fn work_that_follows_at_once_was_not_waited_for() {
+        let mut habit = Habit::new(MAX_NS);
+        habit.gap_ns = 0;
+        habit.work(0);
+        assert_eq!(habit.idle(10), Next::Look);
+        assert!(!habit.work(20), "it was there before a turn was over");
+        assert_eq!(habit.idle(30), Next::Look);
+        assert_eq!(habit.idle(600), Next::Look);
+        assert!(habit.work(700));
+        assert!(!habit.work(701), "busy");
+        assert_eq!(habit.idle(1000), Next::Look);
+        assert_eq!(habit.idle(1000 + MAX_NS), Next::Sleep { in_vain: true });
+        assert_eq!(habit.idle(2000 + MAX_NS), Next::Sleep { in_vain: false }, "told once");
+    }
+}

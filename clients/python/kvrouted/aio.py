@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
 from typing import TypeVar
 
 from . import frames
-from .core import Core, Options
+from .core import Core, Options, OtherRun
 from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
 from .messages import (
     Booking,
@@ -19,10 +19,12 @@ from .messages import (
     BookingReport,
     EngineLoad,
     FailureReport,
+    FleetView,
     Hello,
     LoadReport,
     OverlapReply,
     PoolRole,
+    PotentialLoads,
     Prompt,
     RouteReply,
     RouteRequest,
@@ -55,6 +57,7 @@ class AsyncClient:
         self._reading: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[_Answer]] = {}
+        self._watching: dict[int, asyncio.Queue[_Answer | BaseException]] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -104,6 +107,38 @@ class AsyncClient:
         """Who holds how much of a prompt?"""
         deadline = self._deadline(timeout_s)
         return await self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
+
+    async def potential_loads(self, prompt: Prompt, *, timeout_s: float | None = None) -> PotentialLoads:
+        """As `Client.potential_loads`."""
+        deadline = self._deadline(timeout_s)
+        build = partial(self._core.potential_loads, prompt=prompt)
+        return await self._ask(build, PotentialLoads, deadline, hashed=prompt)
+
+    async def watch(self, *, space_id: int | None = None) -> AsyncIterator[FleetView]:
+        """The workers of a space, or of all, now and again after each change; changes that follow closely come as one.
+
+        On this client's connection. Raises Unreachable when that ends: watch again.
+        """
+        deadline = self._deadline(None)
+        await self._connected(deadline)
+        correlation_id = self._core.take_id()
+        told: asyncio.Queue[_Answer | BaseException] = asyncio.Queue()
+        self._watching[correlation_id] = told
+        try:
+            self._write(frames.encode_watch(correlation_id, space_id, 0))
+            # A fleet may stay as it is for ever: only the first answer is due.
+            reply = await asyncio.wait_for(told.get(), max(deadline - time.monotonic(), 0))
+            while isinstance(reply, FleetView):
+                yield reply
+                reply = await told.get()
+        except asyncio.TimeoutError as error:
+            self._core.failed(time.monotonic())
+            raise DeadlineExceeded("the daemon did not answer in time") from error
+        finally:
+            self._watching.pop(correlation_id, None)
+        if isinstance(reply, BaseException):
+            raise reply
+        raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
 
     async def workers(
         self, *, space_id: int | None = None, timeout_s: float | None = None
@@ -192,8 +227,11 @@ class AsyncClient:
     async def _tell(
         self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
     ) -> BookingOutcome | None:
+        build = partial(self._core.report, booking, say)
         try:
-            return (await self._ask(say, BookingReport, self._deadline(timeout_s))).outcome
+            return (await self._ask(build, BookingReport, self._deadline(timeout_s))).outcome
+        except OtherRun:
+            return BookingOutcome.UNKNOWN
         except Unreachable:
             # Saying it twice changes nothing.
             self._core.owe(booking, say)
@@ -236,12 +274,15 @@ class AsyncClient:
             if hashed is None or not self._core.hashes_refused(hashed, reply):
                 raise reply
 
-    async def _exchange(self, data: bytes, correlation_id: int, deadline: float) -> frames.Reply:
+    def _write(self, data: bytes) -> None:
         if self._writer is None or self._writer.is_closing():
             raise ConnectionLost("the connection to the daemon broke")
-        coming: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[correlation_id] = coming
         self._writer.write(data)
+
+    async def _exchange(self, data: bytes, correlation_id: int, deadline: float) -> frames.Reply:
+        coming: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._write(data)
+        self._waiting[correlation_id] = coming
         try:
             reply = await asyncio.wait_for(coming, max(deadline - time.monotonic(), 0))
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -316,6 +357,9 @@ class AsyncClient:
         if correlation_id == 0 and isinstance(reply, RemoteError) and self._waiting:
             # A connection that is refused is told so on no request's id: its hello is what waits.
             correlation_id = min(self._waiting)
+        if correlation_id in self._watching:
+            self._watching[correlation_id].put_nowait(reply)
+            return
         coming = self._waiting.pop(correlation_id, None)
         if coming is not None and not coming.done():
             self._core.claimed(correlation_id)
@@ -334,6 +378,8 @@ class AsyncClient:
             return
         writer.close()
         self._core.closed()
+        for told in self._watching.values():
+            told.put_nowait(why)
         waiting, self._waiting = self._waiting, {}
         for coming in waiting.values():
             if not coming.done():

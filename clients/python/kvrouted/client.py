@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
 from typing import TypeVar
 
 from . import frames
-from .core import Core, Options
+from .core import Core, Options, OtherRun
 from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
 from .messages import (
     Booking,
@@ -19,10 +19,12 @@ from .messages import (
     BookingReport,
     EngineLoad,
     FailureReport,
+    FleetView,
     Hello,
     LoadReport,
     OverlapReply,
     PoolRole,
+    PotentialLoads,
     Prompt,
     RouteReply,
     RouteRequest,
@@ -102,6 +104,34 @@ class Client:
         """Who holds how much of a prompt?"""
         deadline = self._deadline(timeout_s)
         return self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
+
+    def potential_loads(self, prompt: Prompt, *, timeout_s: float | None = None) -> PotentialLoads:
+        """What would every worker have to do if it took a prompt? For a choice of one's own."""
+        deadline = self._deadline(timeout_s)
+        return self._ask(lambda at: self._core.potential_loads(at, prompt), PotentialLoads, deadline, hashed=prompt)
+
+    def watch(self, *, space_id: int | None = None) -> Iterator[FleetView]:
+        """The workers of a space, or of all, now and again after each change; changes that follow closely come as one.
+
+        Over a connection of its own, which is closed with the iterator. Raises Unreachable when that ends: watch again.
+        """
+        watching = Client(self.path, self.options)
+        try:
+            deadline = self._deadline(None)
+            watching._connected(deadline)
+            correlation_id = watching._core.take_id()
+            watching._send(frames.encode_watch(correlation_id, space_id, 0), deadline)
+            while True:
+                reply = watching._recv(correlation_id, deadline)
+                if isinstance(reply, RemoteError):
+                    raise reply
+                if not isinstance(reply, FleetView):
+                    raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
+                yield reply
+                # A fleet may stay as it is for ever.
+                deadline = float("inf")
+        finally:
+            watching.close()
 
     def workers(self, *, space_id: int | None = None, timeout_s: float | None = None) -> tuple[WorkerInfo, ...]:
         """The workers of a space, or of all."""
@@ -193,8 +223,11 @@ class Client:
     def _tell(
         self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
     ) -> BookingOutcome | None:
+        build = partial(self._core.report, booking, say)
         try:
-            return self._ask(say, BookingReport, self._deadline(timeout_s)).outcome
+            return self._ask(build, BookingReport, self._deadline(timeout_s)).outcome
+        except OtherRun:
+            return BookingOutcome.UNKNOWN
         except Unreachable:
             # Saying it twice changes nothing.
             self._core.owe(booking, say)
@@ -306,7 +339,7 @@ class Client:
         assert self._socket is not None
         left = deadline - time.monotonic()
         try:
-            self._socket.settimeout(max(left, 1e-6))
+            self._socket.settimeout(None if left == float("inf") else max(left, 1e-6))
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError as error:
             self._core.failed(time.monotonic())

@@ -47,6 +47,9 @@ class Options:
     hash_locally: bool = False
     #: Where no daemon answers, decide by rendezvous over the workers that it last called healthy.
     fallback: bool = True
+    #: By how many tokens of a prompt's beginning that is done, where the request names no session; 0 = all of it. More
+    #: than what every prompt begins with, else that sends them all to one worker; the same in every client.
+    fallback_prefix_tokens: int = 4096
     #: How long to leave a daemon alone that did not answer: at first, and at most. Doubles each time.
     backoff_s: tuple[float, float] = (0.05, 2.0)
     #: How old what is remembered of the workers may become while requests are made.
@@ -71,6 +74,10 @@ class _Backoff:
 
     def succeeded(self) -> None:
         self.failures, self.until = 0, 0.0
+
+
+class OtherRun(Exception):
+    """A booking is of a run of the daemon that has ended."""
 
 
 def _name(space: Space) -> tuple[int, str, str, PoolRole]:
@@ -156,6 +163,12 @@ class Core:
         say = partial(frames.encode_free_request, request_id=request.book or "", attempt=request.attempt)
         self._owed.append(say)
 
+    def report(self, booking: Booking, say: Callable[[int], bytes], correlation_id: int) -> bytes:
+        """The frame of a report. Raises OtherRun for a booking of another run of the daemon: its name is no name here."""
+        if self.hello is not None and self.hello.instance_id != booking.instance_id:
+            raise OtherRun
+        return say(correlation_id)
+
     def owe(self, booking: Booking, say: Callable[[int], bytes]) -> None:
         """Something to be said of a booking when its daemon can be reached again."""
         if self.hello is None or self.hello.instance_id == booking.instance_id:
@@ -199,9 +212,10 @@ class Core:
         """A reply that no caller waits for; answers with what is to be sent because of it."""
         self._booking.pop(correlation_id, None)
         self._saying.pop(correlation_id, None)
-        if isinstance(reply, RouteReply) and reply.booking is not None:
+        if isinstance(reply, RouteReply):
             # Whoever asked has given up: nobody else would ever free it.
-            return self._say(partial(frames.encode_free, booking=reply.booking))
+            left = [booking for booking in (reply.booking, reply.prefill_booking) if booking is not None]
+            return b"".join(self._say(partial(frames.encode_free, booking=booking)) for booking in left)
         if self._page is None or self._page[0] != correlation_id:
             return b""
         cursor = self._page[1]
@@ -275,6 +289,11 @@ class Core:
         space = self._space_of(prompt)
         return frames.encode_overlap(correlation_id, space.space_id, self._hashed(space, prompt))
 
+    def potential_loads(self, correlation_id: int, prompt: Prompt) -> bytes:
+        """The frame of a question for potential loads."""
+        space = self._space_of(prompt)
+        return frames.encode_potential_loads(correlation_id, space.space_id, self._hashed(space, prompt))
+
     def _hashed(self, space: Space, prompt: AnyPrompt) -> AnyPrompt:
         """The prompt as local hashes, where that is wanted and the space's scheme is known."""
         known = space.scheme.block_size > 0 and space.space_id not in self._other_scheme
@@ -299,7 +318,8 @@ class Core:
         """A decision without the daemon. Raises `why` if none can be made."""
         if not self.options.fallback or not self._spaces:
             raise why
-        decided = fallback.decide(self.fleet, self._space_of(request).space_id, request, str(why))
+        space_id = self._space_of(request).space_id
+        decided = fallback.decide(self.fleet, space_id, request, str(why), self.options.fallback_prefix_tokens)
         if decided is None:
             raise why
         return decided

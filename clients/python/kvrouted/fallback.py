@@ -1,15 +1,16 @@
 """Deciding without the daemon: by rendezvous over the workers that it last called healthy.
 
-Every client that remembers the same workers gives a key to the same one, and one that goes moves only its own
-keys. What workers hold in their caches and how busy they are is not known here.
+Every client that remembers the same workers, in whatever language, gives a key to the same one, and one that goes
+moves only its own keys. `clients/fallback_vectors.json` holds them all to the same bits. What workers hold in their
+caches and how busy they are is not known here.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
-from hashlib import blake2b
+from heapq import nsmallest
+from zlib import crc32
 
 from .errors import InvalidRequest
 from .hashing import token_bytes
@@ -27,6 +28,8 @@ from .messages import (
     WorkersPage,
     WorkerState,
 )
+
+_U64 = 2**64 - 1
 
 
 class Fleet:
@@ -52,7 +55,9 @@ class Fleet:
         return page.next_cursor
 
 
-def decide(fleet: Fleet, space_id: int, request: RouteRequest, reason: str) -> RouteReply | None:
+def decide(
+    fleet: Fleet, space_id: int, request: RouteRequest, reason: str, prefix_tokens: int = 4096
+) -> RouteReply | None:
     """A decision without the daemon; None if nobody is known who may run the prompt."""
     of_space = [info for info in fleet.workers if info.space_id == space_id and _is_wanted(info, request)]
     running = [info for info in of_space if info.state in (WorkerState.JOINING, WorkerState.READY)]
@@ -63,11 +68,10 @@ def decide(fleet: Fleet, space_id: int, request: RouteRequest, reason: str) -> R
         notes = frozenset({"all_down"})
     if not running:
         return None
-    key = _key(request)
-    ranked = sorted(running, key=lambda info: _cost(key, info))
+    ranked = rank(key(request, prefix_tokens), running, max(request.candidates_max, 1))
     return RouteReply(
-        candidates=tuple(_candidate(info, _cost(key, info)) for info in ranked[: max(request.candidates_max, 1)]),
-        eligible=len(ranked),
+        candidates=tuple(_candidate(info, cost) for cost, info in ranked),
+        eligible=len(running),
         match=MatchStatus.UNMATCHABLE,
         notes=notes,
         request_blocks=0,
@@ -96,36 +100,78 @@ def _names(listed: Sequence[Worker], worker: Worker) -> bool:
     return any(ref[0] == worker.worker_id and ref[1] in (worker.dp_rank, EVERY_RANK) for ref in listed)
 
 
-def _key(request: RouteRequest) -> bytes:
-    """What is the same for requests that should go to the same worker.
-
-    The whole prompt, unless the request says otherwise: by a prefix, everybody's long system prompt would send
-    everybody to one worker.
+def key(request: RouteRequest, prefix_tokens: int) -> int:
+    """What is the same for requests that should go to the same worker: the name that they give, else how their prompts
+    begin. `prefix_tokens` 0 = all of it.
     """
-    digest = blake2b(digest_size=16)
-    if request.fallback_key is not None:
-        digest.update(request.fallback_key.encode())
-        return digest.digest()
+    name = request.fallback_key or request.affinity_session
+    if name:
+        return crc32(name.encode())
     if request.tokens is not None:
-        digest.update(token_bytes(request.tokens))
+        tokens = request.tokens
+        begin = memoryview(tokens)[: 4 * prefix_tokens or None] if _is_packed(tokens) else tokens[: prefix_tokens or None]
+        crc = crc32(token_bytes(begin))
     else:
+        hashes = request.local_hashes or ()
+        if prefix_tokens and request.scheme is not None:
+            hashes = hashes[: max(prefix_tokens // max(request.scheme.block_size, 1), 1)]
         try:
-            digest.update(struct.pack(f"<{len(request.local_hashes or ())}Q", *(request.local_hashes or ())))
+            crc = crc32(struct.pack(f"<{len(hashes)}Q", *hashes))
         except struct.error as error:
             raise InvalidRequest(f"local hashes are integers of 0 to 2^64-1: {error}") from error
-    # Apart from each other and from the tokens.
     for name in (request.lora, request.salt):
-        digest.update(b"\xff" + blake2b((name or "").encode(), digest_size=16).digest())
-    return digest.digest()
+        # No UTF-8 has this byte: one name is not taken for the other.
+        crc = crc32(b"\xff" + (name or "").encode(), crc)
+    return crc
 
 
-def _cost(key: bytes, info: WorkerInfo) -> float:
-    """Weighted rendezvous: the worker with the lowest cost is chosen, each in proportion to its weight."""
-    name = struct.pack("<QI", info.worker.worker_id, info.worker.dp_rank)
-    drawn = int.from_bytes(blake2b(key + name, digest_size=8).digest(), "little")
-    # In (0, 1), never at its ends.
-    unit = ((drawn >> 11) + 0.5) / 2**53
-    return -math.log(unit) / (info.weight if info.weight > 0 else 1.0)
+def _is_packed(tokens: object) -> bool:
+    return isinstance(tokens, (bytes, bytearray, memoryview))
+
+
+def _next(state: int) -> int:
+    """The output of SplitMix64 for a state."""
+    state = state + 0x9E3779B97F4A7C15 & _U64
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _U64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & _U64
+    return state ^ state >> 31
+
+
+def draw(key: int, worker: Worker) -> int:
+    """The number that a worker draws for a key."""
+    return _next(_next(_next(key) ^ worker.worker_id) ^ worker.dp_rank)
+
+
+def surprise(drawn: int) -> int:
+    """-log2((drawn | 1) / 2^64) in units of 2^-32, in whole numbers: the same bits everywhere. Never rises."""
+    drawn |= 1
+    whole = drawn.bit_length() - 1
+    mantissa = drawn << (63 - whole) >> 32
+    fraction = 0
+    for _ in range(32):
+        mantissa = mantissa * mantissa >> 31
+        fraction <<= 1
+        if mantissa >= 1 << 32:
+            mantissa >>= 1
+            fraction |= 1
+    return (64 - whole << 32) - fraction
+
+
+def _cost(drawn: int, weight: float) -> float:
+    return surprise(drawn) / (weight if 0 < weight < float("inf") else 1.0)
+
+
+def rank(key: int, workers: Sequence[WorkerInfo], most: int) -> list[tuple[float, WorkerInfo]]:
+    """Weighted rendezvous: the workers of the lowest costs, each with its cost, so that each has the lowest in proportion
+    to its weight. Equal costs are ordered by the higher draw, then by name.
+    """
+    drawn = [(draw(key, info.worker), info) for info in workers]
+    if len({info.weight for info in workers}) == 1:
+        # The cost never rises with the draw: it need not be known of all.
+        first = nsmallest(most, drawn, key=lambda pair: (-pair[0], pair[1].worker))
+        return [(_cost(number, info.weight), info) for number, info in first]
+    costs = [(_cost(number, info.weight), -number, info.worker, info) for number, info in drawn]
+    return [(cost, info) for cost, _, _, info in nsmallest(most, costs, key=lambda row: row[:3])]
 
 
 def _candidate(info: WorkerInfo, cost: float) -> Candidate:

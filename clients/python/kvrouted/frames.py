@@ -22,6 +22,7 @@ from .messages import (
     DeviceClass,
     EngineLoad,
     FailureReport,
+    FleetView,
     Hello,
     Limits,
     LoadReport,
@@ -31,6 +32,8 @@ from .messages import (
     OverlapReply,
     Overrides,
     PoolRole,
+    PotentialLoad,
+    PotentialLoads,
     Prompt,
     Removal,
     RouteReply,
@@ -61,7 +64,16 @@ _HEADER = struct.Struct("<IBBHQ")
 _SIDES = ("gateway", "worker", "kernel", "config", "daemon")
 
 Reply = (
-    Hello | RouteReply | BookingReport | FailureReport | LoadReport | OverlapReply | WorkersPage | RemoteError
+    Hello
+    | RouteReply
+    | BookingReport
+    | FailureReport
+    | LoadReport
+    | OverlapReply
+    | PotentialLoads
+    | WorkersPage
+    | FleetView
+    | RemoteError
 )
 
 
@@ -213,6 +225,7 @@ def encode_route(correlation_id: int, space_id: int, request: RouteRequest) -> b
         ("Priority", request.priority),
         ("PriorityJump", request.priority_jump),
         ("DeadlineUs", request.deadline_us),
+        ("Disaggregate", request.disaggregate),
     ]
     fb.RouteStart(builder)
     _add(builder, "Route", [*fields, *numbers])
@@ -227,6 +240,14 @@ def encode_overlap(correlation_id: int, space_id: int, prompt: Prompt) -> bytes:
     fb.OverlapStart(builder)
     _add(builder, "Overlap", [*fields, ("SpaceId", space_id)])
     return builder.frame(fb.Kind.Overlap, correlation_id, fb.OverlapEnd(builder))
+
+
+def encode_potential_loads(correlation_id: int, space_id: int, prompt: Prompt) -> bytes:
+    builder = _Builder(1024)
+    fields = _question(builder, prompt)
+    fb.PotentialLoadsStart(builder)
+    _add(builder, "PotentialLoads", [*fields, ("SpaceId", space_id)])
+    return builder.frame(fb.Kind.PotentialLoads, correlation_id, fb.PotentialLoadsEnd(builder))
 
 
 def _add(builder: _Builder, table: str, fields: Sequence[tuple[str, Any]]) -> None:
@@ -311,6 +332,14 @@ def encode_workers(correlation_id: int, space_id: int | None, cursor: int) -> by
     fb.WorkersAddSpaceId(builder, EVERY_SPACE if space_id is None else space_id)
     fb.WorkersAddCursor(builder, cursor)
     return builder.frame(fb.Kind.Workers, correlation_id, fb.WorkersEnd(builder))
+
+
+def encode_watch(correlation_id: int, space_id: int | None, fleet_version_seen: int) -> bytes:
+    builder = _Builder(128)
+    fb.WatchStart(builder)
+    fb.WatchAddSpaceId(builder, EVERY_SPACE if space_id is None else space_id)
+    fb.WatchAddFleetVersionSeen(builder, fleet_version_seen)
+    return builder.frame(fb.Kind.Watch, correlation_id, fb.WatchEnd(builder))
 
 
 # ---- replies ----------------------------------------------------------------------------------------
@@ -414,10 +443,14 @@ def _removal(table: Any) -> Removal:
     return Removal(_text(table.Rule()), _listed(table.WorkersLength(), table.Workers, _worker))
 
 
+def _booking(handle: Any, instance_id: int) -> Booking | None:
+    if handle is None or (handle.Slot(), handle.Generation()) == (0, 0):
+        return None
+    return Booking(handle.Slot(), handle.Generation(), instance_id)
+
+
 def _route(body: bytes, instance_id: int) -> RouteReply:
     table = fb.RouteReply.GetRootAs(body)
-    handle = table.Booking()
-    booked = handle is not None and (handle.Slot(), handle.Generation()) != (0, 0)
     return RouteReply(
         candidates=_listed(table.CandidatesLength(), table.Candidates, _candidate),
         eligible=table.Eligible(),
@@ -427,12 +460,14 @@ def _route(body: bytes, instance_id: int) -> RouteReply:
         policy_version=table.PolicyVersion(),
         fleet_version=table.FleetVersion(),
         index_epoch=table.IndexEpoch(),
-        booking=Booking(handle.Slot(), handle.Generation(), instance_id) if booked else None,
+        booking=_booking(table.Booking(), instance_id),
         removed=_listed(table.RemovedLength(), table.Removed, _removal),
         ties=table.Ties(),
         nobody=error_name(table.Nobody()) if table.Nobody() else None,
         retry_after_us=table.RetryAfterUs(),
         mode=Mode(table.Mode()),
+        prefill=_listed(table.PrefillLength(), table.Prefill, _candidate),
+        prefill_booking=_booking(table.PrefillBooking(), instance_id),
     )
 
 
@@ -466,6 +501,20 @@ def _overlap(body: bytes, _: int) -> OverlapReply:
     )
 
 
+def _potential_loads(body: bytes, _: int) -> PotentialLoads:
+    table = fb.PotentialLoadsReply.GetRootAs(body)
+
+    def load(row: Any) -> PotentialLoad:
+        return PotentialLoad(_worker(row), row.ActiveRequests(), row.PrefillTokens(), row.DecodeBlocks())
+
+    return PotentialLoads(
+        loads=_listed(table.LoadsLength(), table.Loads, load),
+        match=MatchStatus(table.Match()),
+        request_blocks=table.RequestBlocks(),
+        notes=named_bits(table.Notes(), REPLY_NOTES),
+    )
+
+
 def _worker_info(table: Any) -> WorkerInfo:
     return WorkerInfo(
         worker=_worker(table),
@@ -487,6 +536,11 @@ def _workers(body: bytes, _: int) -> WorkersPage:
     return WorkersPage(workers, table.NextCursor(), table.FleetVersion())
 
 
+def _watch(body: bytes, _: int) -> FleetView:
+    table = fb.WatchReply.GetRootAs(body)
+    return FleetView(_listed(table.WorkersLength(), table.Workers, _worker_info), table.FleetVersion())
+
+
 def _error(body: bytes, _: int) -> RemoteError:
     table = fb.Error.GetRootAs(body)
     # A side that is not known here is somebody else's: the daemon's.
@@ -505,6 +559,8 @@ _DECODERS: dict[int, Callable[[bytes, int], Any]] = {
     fb.Kind.ReportFailureReply: _failure,
     fb.Kind.ReportLoadReply: _load,
     fb.Kind.OverlapReply: _overlap,
+    fb.Kind.PotentialLoadsReply: _potential_loads,
     fb.Kind.WorkersReply: _workers,
+    fb.Kind.WatchReply: _watch,
     fb.Kind.Error: _error,
 }

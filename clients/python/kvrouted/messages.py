@@ -30,7 +30,7 @@ FEATURES = (
     "overrides", "constraints", "shared_hits", "progress", "reports", "queue", "affinity", "pairs",
     "potential_loads", "watch",
 )  # fmt: skip
-REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down")
+REPLY_NOTES = ("scheme_unknown", "read_contended", "all_down", "affinity_off", "prefill_local", "prefill_nobody")
 
 #: Tokens: integers of 32 bits, or their little-endian bytes.
 Tokens = Sequence[int] | bytes | bytearray | memoryview
@@ -264,15 +264,18 @@ class RouteRequest(Prompt):
     overrides: Overrides | None = None
     #: Blocks [start, end) that a cache shared by all workers holds.
     shared_hits: Sequence[tuple[int, int]] = ()
+    #: The conversation it belongs to, whose requests are to come to one worker. Without the daemon too.
     affinity_session: str | None = None
+    #: Choose a worker of the model's prefill pool too; name the decode pool in `role`.
+    disaggregate: bool = False
     priority: int = 0
     priority_jump: float = 0.0
     #: How long it may wait for a worker, microseconds; 0 = most of the call's own time.
     deadline_us: int = 0
     #: Bits of `features` that a daemon must know to answer this.
     must_understand: int = 0
-    #: What the client hashes in the prompt's place if it decides without the daemon, such as the name of the
-    #: conversation: requests of one key then go to one worker. Never sent.
+    #: What the client hashes if it decides without the daemon, in place of `affinity_session` and of how the prompt
+    #: begins: requests of one key then go to one worker. Never sent.
     fallback_key: str | None = None
 
 
@@ -320,6 +323,8 @@ class CostTerms:
     capability_weight: float
     taint_factor: float
     cost: float
+    #: Below 1 where the request's session is bound to the worker.
+    affinity_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +384,10 @@ class RouteReply:
     retry_after_us: int = 0
     #: How the first was chosen, and so what costs are costs of.
     mode: Mode = Mode.DEFAULT
+    #: Who prefills, the chosen one first; empty = who is chosen above does both.
+    prefill: tuple[Candidate, ...] = ()
+    #: What the half that prefills is booked as.
+    prefill_booking: Booking | None = None
     decided_by: DecidedBy = DecidedBy.DAEMON
     #: Why the daemon did not decide.
     fallback_reason: str | None = None
@@ -409,6 +418,29 @@ class OverlapReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PotentialLoad:
+    """What a worker would have to do if it took a prompt."""
+
+    worker: Worker
+    #: Now.
+    active_requests: int
+    #: Tokens to prefill, with this prompt's.
+    prefill_tokens: int
+    #: Blocks to decode on, with this prompt's.
+    decode_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PotentialLoads:
+    """What every worker of a space, eligible or not, would have to do if it took a prompt."""
+
+    loads: tuple[PotentialLoad, ...]
+    match: MatchStatus
+    request_blocks: int
+    notes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker, as the fleet knows it."""
 
@@ -432,6 +464,14 @@ class WorkersPage:
     workers: tuple[WorkerInfo, ...]
     #: Where the next page starts; 0 = this was the last.
     next_cursor: int
+    fleet_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Who there is, as a watch tells it."""
+
+    workers: tuple[WorkerInfo, ...]
     fleet_version: int
 
 

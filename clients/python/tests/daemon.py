@@ -83,6 +83,9 @@ class Daemon:
         finally:
             self.process.send_signal(signal.SIGCONT)
 
+    def administer(self, *command: str) -> None:
+        subprocess.run([str(BINARY), *command, "--socket", self.socket], check=True, stdout=subprocess.DEVNULL)
+
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()

@@ -69,6 +69,24 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         again = await client.route(ask(tokens=prompt(1), book="twice", attempt=1))
         await client.free(again.booking)
 
+    async def test_the_fleet_and_what_workers_would_have_to_do_are_told_beside_requests(self):
+        client = await self.client()
+        views = client.watch()
+        first = await anext(views)
+        self.assertEqual([info.worker for info in first.workers], [Worker(1), Worker(2)])
+        loads = await client.potential_loads(Prompt(model="m", tokens=prompt(77)))
+        self.assertEqual([load.worker for load in loads.loads], [Worker(1), Worker(2)])
+        coming = asyncio.ensure_future(anext(views))
+        await client.route(ask(tokens=prompt(1)))
+        self.assertFalse(coming.done())
+        await asyncio.to_thread(self.daemon.administer, "worker", "set", "2", "weight=2")
+        changed = await asyncio.wait_for(coming, PATIENCE_S)
+        self.assertEqual((first.workers[1].weight, changed.workers[1].weight), (8.0, 2.0))
+        self.daemon.kill()
+        with self.assertRaises(Unreachable):
+            await asyncio.wait_for(anext(views), PATIENCE_S)
+        self.daemon.start()
+
     async def test_a_booking_that_nobody_waits_for_any_more_is_freed(self):
         client, watcher = await self.client(backoff_s=(0.001, 0.001)), await self.client()
         await client.connect()

@@ -32,7 +32,7 @@ from kvrouted import (
 )
 from kvrouted.hashing import local_hashes
 
-from .daemon import PATIENCE_S, Daemon, until
+from .daemon import PATIENCE_S, PREDICTED, Daemon, until
 
 PATIENT = Options(name="test", timeout_s=PATIENCE_S)
 
@@ -158,6 +158,18 @@ class Requests(WithDaemon):
             client.served(reply.booking, Worker(99))
         self.assertIs(client.free(reply.booking), BookingOutcome.APPLIED)
 
+    def test_what_every_worker_would_have_to_do_is_told(self):
+        client = self.client()
+        before = client.potential_loads(Prompt(model="m", tokens=prompt(70)))
+        self.assertEqual([load.worker for load in before.loads], [Worker(1), Worker(2)])
+        booked = client.route(ask(tokens=prompt(71), book="potential"))
+        after = client.potential_loads(Prompt(model="m", tokens=prompt(70)))
+        at = booked.best.worker.worker_id - 1
+        more = after.loads[at].prefill_tokens - before.loads[at].prefill_tokens
+        self.assertEqual((more, after.loads[at].active_requests - before.loads[at].active_requests), (64, 1))
+        self.assertEqual(after.loads[1 - at], before.loads[1 - at])
+        client.free(booked.booking)
+
     def test_what_is_known_of_a_worker_is_reported(self):
         client = self.client()
         taken = client.report_load("m", Worker(1), EngineLoad(running_requests=1, kv_usage=0.25))
@@ -212,6 +224,63 @@ class Requests(WithDaemon):
         self.assertIsNotNone(client.route(ask(tokens=[1])).best)
 
 
+class Sessions(unittest.TestCase):
+    """A space that keeps sessions with their workers."""
+
+    def test_requests_of_a_session_come_to_one_worker(self):
+        daemon = Daemon(f'[policy]\nmode = "round-robin"\naffinity = "hard"\n{PREDICTED}')
+        self.addCleanup(daemon.remove)
+        with Client(daemon.socket, PATIENT) as client:
+
+            def worker(at: int, session: str | None) -> Worker:
+                reply = client.route(ask(tokens=prompt(at), book=f"talk-{at}", affinity_session=session))
+                client.free(reply.booking)
+                return reply.best.worker
+
+            self.assertEqual(len({worker(at, "talk") for at in range(6)}), 1)
+            self.assertEqual(len({worker(at, None) for at in range(6, 12)}), 2)
+            explained = client.route(ask(tokens=prompt(1), affinity_session="talk", explain=True))
+            self.assertEqual({candidate.terms.affinity_factor for candidate in explained.candidates}, {1.0})
+
+
+class Pairs(unittest.TestCase):
+    """A model of two pools."""
+
+    def test_one_reply_names_who_prefills_and_who_decodes(self):
+        spaces = "".join(f'[[space]]\nmodel = "m"\nblock_size = 16\nrole = "{role}"\n' for role in ("prefill", "decode"))
+        workers = "".join(
+            f'[[worker]]\nid = {at}\nrole = "{role}"\n' for at, role in ((1, "prefill"), (2, "decode"))
+        )
+        daemon = Daemon(spaces + workers)
+        self.addCleanup(daemon.remove)
+        with Client(daemon.socket, PATIENT) as client:
+            pair = {"role": PoolRole.DECODE, "disaggregate": True, "tokens": prompt(1)}
+            reply = client.route(ask(book="pair", **pair))
+            self.assertEqual((reply.prefill[0].worker, reply.best.worker), (Worker(1), Worker(2)))
+            self.assertIs(client.prefill_complete(reply.prefill_booking), BookingOutcome.APPLIED)
+            self.assertIs(client.free(reply.prefill_booking), BookingOutcome.APPLIED)
+            self.assertIs(client.free(reply.booking), BookingOutcome.APPLIED)
+            client.report_failure("m", Worker(1), "gone", role=PoolRole.PREFILL)
+            self.assertEqual(client.route(ask(**pair)).prefill[0].worker, Worker(1), "there is nobody else")
+
+
+class Watching(unittest.TestCase):
+    def test_the_fleet_is_told_at_once_and_after_each_change(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+        with Client(daemon.socket, PATIENT) as client:
+            views = client.watch()
+            first = next(views)
+            self.assertEqual([info.worker for info in first.workers], [Worker(1), Worker(2)])
+            daemon.administer("worker", "set", "2", "draining=true")
+            seen = next(view for view in views if view.workers[1].state is WorkerState.DRAINING)
+            self.assertGreater(seen.fleet_version, first.fleet_version)
+            daemon.kill()
+            with self.assertRaises(Unreachable):
+                list(views)
+            self.assertRaises(StopIteration, next, views)
+
+
 class Troubles(WithDaemon):
     def setUp(self):
         self.daemon.kill()
@@ -237,7 +306,11 @@ class Troubles(WithDaemon):
         self.daemon.start()
         until("the daemon decides again", lambda: self.decided_by(client) is DecidedBy.DAEMON)
         self.assertNotEqual(client.hello().instance_id, first)
+        # The same place and number may name another booking there.
+        other = client.route(ask(tokens=prompt(2), book="new")).booking
+        self.assertEqual((other.slot, other.generation), (booking.slot, booking.generation))
         self.assertIs(client.free(booking), BookingOutcome.UNKNOWN)
+        self.assertIs(client.free(other), BookingOutcome.APPLIED)
 
     def decided_by(self, client: Client) -> DecidedBy:
         return client.route(ask(tokens=prompt(1))).decided_by

@@ -1,10 +1,13 @@
 """Decisions without the daemon: who gets which prompt, and who moves when a worker goes."""
 
+import json
 import unittest
 
-from kvrouted import DecidedBy, DeviceClass, RouteRequest, Trust, Worker, WorkerInfo, WorkerState
-from kvrouted.fallback import Fleet, decide
+from kvrouted import DecidedBy, DeviceClass, RouteRequest, Scheme, Trust, Worker, WorkerInfo, WorkerState
+from kvrouted.fallback import Fleet, decide, key, rank, surprise
 from kvrouted.messages import EVERY_RANK, WorkersPage
+
+from .daemon import ROOT
 
 
 def worker(at: int, *, weight: float = 1.0, state: WorkerState = WorkerState.READY, rank: int = 0, taints=()):
@@ -73,6 +76,38 @@ class Rendezvous(unittest.TestCase):
         self.assertEqual((decided.decided_by, decided.fallback_reason), (DecidedBy.FALLBACK, "gone"))
         self.assertIsNone(decide(fleet(worker(2, state=WorkerState.DRAINING)), 0, request, "gone"))
         self.assertIsNone(decide(fleet(worker(2)), 1, request, "gone"))
+
+
+class Vectors(unittest.TestCase):
+    """What clients in other languages are held to as well."""
+
+    vectors = json.loads((ROOT / "clients/fallback_vectors.json").read_text())
+
+    def test_draws_cost_their_negative_logarithm(self):
+        for vector in self.vectors["costs"]:
+            self.assertEqual(surprise(int(vector["draw"])), vector["units"], vector)
+
+    def test_every_client_chooses_alike(self):
+        for vector in self.vectors["choices"]:
+            names = {"lora": "lora", "salt": "salt", "session": "affinity_session"}
+            fields = {field: vector.get(name) for name, field in names.items()}
+            if "local_hashes" in vector:
+                hashes, scheme = [int(text) for text in vector["local_hashes"]], Scheme(vector["block_size"])
+                fields |= {"local_hashes": hashes, "scheme": scheme, "token_count": len(hashes) * scheme.block_size}
+            else:
+                fields["tokens"] = vector["tokens"]
+            request = RouteRequest(model="m", **fields)
+            self.assertEqual(key(request, vector["prefix_tokens"]), vector["key"], vector)
+            workers = [worker(row["worker"][0], rank=row["worker"][1], weight=row["weight"]) for row in vector["workers"]]
+            ranked = [list(info.worker) for _, info in rank(vector["key"], workers, 99)]
+            self.assertEqual(ranked, vector["ranked"], vector)
+
+    def test_tokens_are_one_prompt_in_whatever_form(self):
+        for prefix in (0, 2, 99):
+            packed = RouteRequest(model="m", tokens=b"\1\0\0\0\2\0\0\0\3\0\0\0")
+            self.assertEqual(key(packed, prefix), key(RouteRequest(model="m", tokens=[1, 2, 3]), prefix))
+        named = RouteRequest(model="m", tokens=[1], affinity_session="a", fallback_key="b")
+        self.assertEqual(key(named, 9), key(RouteRequest(model="m", tokens=[2], affinity_session="b"), 9))
 
 
 class Pages(unittest.TestCase):

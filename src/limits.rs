@@ -1,10 +1,12 @@
 //! Every bound of the daemon, units last. What an operator may change lives in `config` and is checked
 //! against these.
 
+mod client;
 mod journal;
 mod recovery;
 mod turns;
 
+pub use client::*;
 pub use journal::*;
 pub use recovery::*;
 pub use turns::*;

@@ -12,10 +12,10 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
+use super::frame::next_frame;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
-use crate::limits::FRAME_HEADER_BYTES;
-use crate::wire::{FrameHeader, PROTOCOL_VERSION, Reply, decode_reply};
+use crate::wire::Reply;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -97,16 +97,9 @@ impl Link {
 
     fn next_reply(&mut self) -> Result<Option<(CorrelationId, Reply)>> {
         let rest = self.received.get(self.consumed..).unwrap_or_default();
-        let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
-        let header = FrameHeader::parse(header).map_err(|fault| untrusted(&format!("a frame header with {fault}")))?;
-        if header.version != PROTOCOL_VERSION {
-            return Err(untrusted(&format!("a frame of protocol version {}", header.version)));
-        }
-        let end = FRAME_HEADER_BYTES + header.body_bytes as usize;
-        let Some(body) = rest.get(FRAME_HEADER_BYTES..end) else { return Ok(None) };
-        let reply = decode_reply(header.kind, body);
-        self.consumed += end;
-        Ok(Some((header.correlation_id, reply?)))
+        let Some(frame) = next_frame(rest)? else { return Ok(None) };
+        self.consumed += frame.bytes;
+        Ok(Some((frame.id, frame.reply?)))
     }
 
     /// Reads what there is. The end of the stream is an error, because a reply is always waited for.
@@ -150,13 +143,5 @@ fn gone() -> Error {
         Kind::Connection,
         "the daemon has closed the connection",
         "connect again; the daemon's log says why if it did not end",
-    )
-}
-
-fn untrusted(what: &str) -> Error {
-    Error::new(
-        Kind::Malformed,
-        format!("the daemon sent {what}"),
-        "check that the socket is kvrouted's and of the same release",
     )
 }

@@ -1,11 +1,15 @@
-//! A gateway's side of the routing protocol, blocking, for processes of their own.
+//! A gateway's side of the routing protocol, for processes of their own. Three clients share its words:
 //!
-//! Requests may be sent ahead: [`Client::send_route`] queues, [`Client::recv`] returns replies in the
+//! * [`AsyncClient`] for gateways on tokio: one handle for all tasks, any number of requests in flight on a connection that is
+//!   made again when it breaks, deadlines, and a decision without the daemon where that does not answer;
+//! * [`SteadyClient`], the same for a thread that blocks;
+//! * [`Client`], a bare blocking connection that ends when it breaks: for administration, measurement and pipelines.
+//!
+//! On a bare connection requests may be sent ahead: [`Client::send_route`] queues, [`Client::recv`] returns replies in the
 //! order they come, each with the id of its request. While it waits for room to send, the client reads:
 //! any number of requests can be queued without either side waiting for the other forever.
 //!
-//! An async gateway gives each connection a thread of its own, with a channel to its tasks, and pipelines
-//! with `send_*` and `recv`; connections that share a [`SessionToken`] share their bookings.
+//! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -36,9 +40,25 @@
 //! # }
 //! ```
 
+mod answer;
+mod asking;
+mod asynchronous;
+mod backoff;
+mod conversation;
+mod counters;
+mod driver;
+mod fallback;
+mod frame;
+mod inquiries;
 mod link;
+mod options;
+mod prompt;
 mod questions;
+mod rendezvous;
+mod report;
 mod reports;
+mod spaces;
+mod steady;
 mod watch;
 
 use std::collections::VecDeque;
@@ -56,6 +76,14 @@ use crate::wire::{
     SpaceInfo, StatusPage, WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
 };
 pub use crate::wire::{RemoteError, Reply};
+pub use answer::Answer;
+pub use asynchronous::AsyncClient;
+pub use backoff::BackOff;
+pub use counters::ClientCounter;
+pub use fallback::{Fallback, FallbackReason, Fleet};
+pub use options::SteadyOptions;
+pub use report::Booking;
+pub use steady::SteadyClient;
 pub use watch::Watch;
 
 /// Bytes of queued requests that are sent without waiting for [`Client::flush`].
@@ -142,28 +170,7 @@ impl Client {
     /// # Errors
     /// [`Kind::UnknownSpace`] with the models there are, or if more than one space fits.
     pub fn space(&self, model: &str, namespace: Option<&str>) -> Result<&SpaceInfo> {
-        let fits =
-            |space: &&SpaceInfo| space.model == model && namespace.is_none_or(|wanted| space.namespace == wanted);
-        let mut fitting = self.hello.spaces.iter().filter(fits);
-        match (fitting.next(), fitting.next()) {
-            (Some(space), None) => Ok(space),
-            (Some(_), Some(_)) => {
-                let names: Vec<_> =
-                    self.hello.spaces.iter().filter(fits).map(|space| space.namespace.as_str()).collect();
-                let what = format!("{model:?} is served in several spaces");
-                Err(Error::new(Kind::UnknownSpace, what, format!("name one of the namespaces {names:?}")))
-            }
-            (None, _) => {
-                let mut models: Vec<_> = self.hello.spaces.iter().map(|space| format!("{:?}", space.model)).collect();
-                models.sort_unstable();
-                models.dedup();
-                let what = match namespace {
-                    Some(namespace) => format!("the daemon has no model {model:?} in the namespace {namespace:?}"),
-                    None => format!("the daemon has no model {model:?}"),
-                };
-                Err(Error::new(Kind::UnknownSpace, what, format!("it has {}", models.join(", "))))
-            }
-        }
+        spaces::find(self.hello.spaces.iter(), model, namespace, None)
     }
 
     /// Queues a route; its reply comes by [`Client::recv`].

@@ -1,0 +1,340 @@
+//! What an async client remembers of its daemon, and what it says and hears on a connection: who waits for which reply,
+//! what is owed, whom the fleet has. Pure: no sockets and no clock; `W` is whatever a reply is handed to.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+
+use super::backoff::{BackOff, Silence};
+use super::counters::ClientCounter;
+use super::fallback::Fleet;
+use super::frame::next_frame;
+use super::report::{Name, Report, Word};
+use super::spaces::Spaces;
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::limits::CLIENT_REPORTS_OWED_MAX;
+use crate::load::SessionToken;
+use crate::wire::{HelloReply, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
+
+/// How a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Being made; `is_first` = nothing has failed since the daemon last answered, so that it is worth waiting for.
+    Connecting { is_first: bool },
+    /// Requests can be sent.
+    Open,
+    /// Nobody answers; it is tried again later.
+    Resting,
+}
+
+/// Who is handed a reply. Gives the reply back where nobody takes it any more.
+pub(super) trait Waiter {
+    /// Hands over a reply; `Err` = nobody waits.
+    fn hand(self, reply: Result<Reply>) -> Result<(), Result<Reply>>;
+}
+
+/// What stays behind if a request's reply is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    Nothing,
+    /// It may have booked.
+    Booking {
+        request_id: Box<str>,
+        attempt: u32,
+    },
+    /// It is to be said again on the next connection.
+    Report(Report),
+}
+
+/// A request in flight.
+struct Asked<W> {
+    /// `None` = the client's own, or whoever asked has given up.
+    waiter: Option<W>,
+    leaves: Leaves,
+}
+
+/// The state of one client.
+pub(super) struct Conversation<W> {
+    encoder: RequestEncoder,
+    next_id: u64,
+    /// Encoded and not yet taken by the socket.
+    pub(super) unsent: Vec<u8>,
+    received: Vec<u8>,
+    asked: FxHashMap<CorrelationId, Asked<W>>,
+    owed: VecDeque<Report>,
+    pub(super) phase: Phase,
+    pub(super) silence: Silence,
+    back_off: BackOff,
+    heard_at: Option<Instant>,
+    pub(super) hello: Option<HelloReply>,
+    /// Why the last connection was refused for good, in the daemon's words.
+    pub(super) refusal: Option<(Kind, String, String)>,
+    pub(super) spaces: Spaces,
+    pub(super) fleet: Arc<Fleet>,
+    watch: Option<CorrelationId>,
+    pub(super) counters: [u64; ClientCounter::ALL.len()],
+}
+
+impl<W: Waiter> Conversation<W> {
+    pub(super) fn new(back_off: BackOff) -> Self {
+        Self {
+            encoder: RequestEncoder::default(),
+            next_id: 1,
+            unsent: Vec::new(),
+            received: Vec::new(),
+            asked: FxHashMap::default(),
+            owed: VecDeque::new(),
+            phase: Phase::Connecting { is_first: true },
+            silence: Silence::default(),
+            back_off,
+            heard_at: None,
+            hello: None,
+            refusal: None,
+            spaces: Spaces::default(),
+            fleet: Arc::default(),
+            watch: None,
+            counters: [0; ClientCounter::ALL.len()],
+        }
+    }
+
+    pub(super) const fn count(&mut self, counter: ClientCounter) {
+        self.counters[counter as usize] += 1;
+    }
+
+    /// Whether this run of the daemon was the last that was spoken to.
+    pub(super) fn is_run(&self, instance_id: u64) -> bool {
+        self.hello.as_ref().is_some_and(|hello| hello.instance_id == instance_id)
+    }
+
+    /// Whether everything that was asked or is owed has been answered.
+    pub(super) fn is_settled(&self) -> bool {
+        let ours = |(id, _): (&CorrelationId, _)| Some(*id) != self.watch;
+        self.unsent.is_empty() && self.owed.is_empty() && !self.asked.iter().any(ours)
+    }
+
+    // The connection's life.
+
+    /// Begins a connection with its first frame.
+    pub(super) fn greet(&mut self, name: &str, session: SessionToken) -> CorrelationId {
+        let id = self.take_id();
+        self.encoder.hello(id, name, Some(session), &mut self.unsent);
+        id
+    }
+
+    /// Takes the answer to it; from now on requests can be sent. What is owed goes first, and the fleet is watched.
+    ///
+    /// # Errors
+    /// Why the connection is refused.
+    pub(super) fn greeted(&mut self, reply: Reply, learns_fleet: bool) -> Result<()> {
+        let hello = match reply {
+            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => hello,
+            Reply::Error(error) => {
+                if !error.retryable {
+                    let kind = error.kind.unwrap_or(Kind::Internal);
+                    self.refusal = Some((kind, error.message.clone(), error.remedy.clone()));
+                }
+                return Err(error.into());
+            }
+            other => return Err(super::unexpected("hello", &other)),
+        };
+        if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
+            // Another run of the daemon: it knows nothing of what the last one held.
+            self.owed.clear();
+        }
+        self.spaces.learn(&hello.spaces);
+        let watches = learns_fleet && hello.features & features::WATCH != 0;
+        self.hello = Some(hello);
+        self.refusal = None;
+        self.phase = Phase::Open;
+        self.count(ClientCounter::Connected);
+        for report in std::mem::take(&mut self.owed) {
+            self.say(report, None);
+        }
+        if watches {
+            let id = self.take_id();
+            self.encoder.watch(id, None, 0, &mut self.unsent);
+            self.asked.insert(id, Asked { waiter: None, leaves: Leaves::Nothing });
+            self.watch = Some(id);
+        }
+        Ok(())
+    }
+
+    /// The connection could not be made.
+    pub(super) fn failed(&mut self, now: Instant, chance: f64) {
+        self.count(ClientCounter::ConnectsFailed);
+        self.silence.failed(self.back_off, now, chance);
+        self.closed(Phase::Resting);
+    }
+
+    /// The connection that was made has ended; one that did not last is not made again at once.
+    pub(super) fn ended(&mut self, is_stable: bool, now: Instant, chance: f64) {
+        self.count(ClientCounter::ConnectionsLost);
+        if is_stable {
+            self.closed(Phase::Connecting { is_first: true });
+        } else {
+            self.silence.failed(self.back_off, now, chance);
+            self.closed(Phase::Resting);
+        }
+    }
+
+    /// The connection has ended. Who waits is told, and what they leave is said on the next one.
+    fn closed(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.unsent.clear();
+        self.received.clear();
+        self.watch = None;
+        let mut left: Vec<_> = self.asked.drain().collect();
+        left.sort_unstable_by_key(|(id, _)| *id);
+        for (_, asked) in left {
+            match asked.leaves {
+                Leaves::Nothing => {}
+                Leaves::Booking { request_id, attempt } => {
+                    self.owe(Report { name: Name::Request { request_id, attempt }, word: Word::Free });
+                }
+                Leaves::Report(report) => self.owe(report),
+            }
+            if let Some(waiter) = asked.waiter {
+                // Whoever has left needs no word.
+                drop(waiter.hand(Err(lost())));
+            }
+        }
+    }
+
+    /// A call ended in vain: that is the daemon's silence if nothing was heard of it all the while.
+    pub(super) fn waited_in_vain(&mut self, since: Instant, now: Instant, chance: f64) {
+        if self.heard_at.is_none_or(|heard| heard < since) {
+            self.silence.failed(self.back_off, now, chance);
+        }
+    }
+
+    // Requests.
+
+    fn take_id(&mut self) -> CorrelationId {
+        let id = CorrelationId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
+    /// Sends a request that `encode` appends, for whoever waits for its reply.
+    ///
+    /// # Errors
+    /// Those of the encoder; nothing is sent then.
+    pub(super) fn ask(
+        &mut self,
+        encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>,
+        leaves: Leaves,
+        waiter: W,
+    ) -> Result<()> {
+        let id = self.take_id();
+        encode(&mut self.encoder, id, &mut self.unsent)?;
+        self.asked.insert(id, Asked { waiter: Some(waiter), leaves });
+        Ok(())
+    }
+
+    /// Says a report on this connection.
+    pub(super) fn say(&mut self, report: Report, waiter: Option<W>) {
+        let id = self.take_id();
+        report.encode(&mut self.encoder, id, &mut self.unsent);
+        self.asked.insert(id, Asked { waiter, leaves: Leaves::Report(report) });
+    }
+
+    /// Keeps a report for the next connection. What is only an interim count is left out: the next count says it all.
+    pub(super) fn owe(&mut self, report: Report) {
+        if matches!(report.word, Word::OutputProgress { .. }) {
+            return;
+        }
+        if self.owed.len() >= CLIENT_REPORTS_OWED_MAX {
+            self.owed.pop_front();
+            self.count(ClientCounter::ReportsForgotten);
+        }
+        self.count(ClientCounter::ReportsOwed);
+        self.owed.push_back(report);
+    }
+
+    // Replies.
+
+    /// Takes bytes that came, and hands out the replies in them.
+    ///
+    /// # Errors
+    /// [`Kind::Malformed`] if what came cannot be trusted: the connection cannot go on.
+    pub(super) fn hear(&mut self, bytes: &[u8], now: Instant) -> Result<()> {
+        self.received.extend_from_slice(bytes);
+        let mut consumed = 0;
+        while let Some(frame) = next_frame(&self.received[consumed..])? {
+            consumed += frame.bytes;
+            self.heard_at = Some(now);
+            self.silence.answered();
+            self.answered(frame.id, frame.reply);
+        }
+        self.received.drain(..consumed);
+        Ok(())
+    }
+
+    /// The reply to hello, once it is whole: it or the word that the connection is refused, which is on no request's id.
+    ///
+    /// # Errors
+    /// As [`Conversation::hear`].
+    pub(super) fn hear_hello(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
+        self.received.extend_from_slice(bytes);
+        let Some(frame) = next_frame(&self.received)? else { return Ok(None) };
+        self.received.drain(..frame.bytes);
+        self.heard_at = Some(now);
+        if matches!(frame.reply, Ok(Reply::Hello(_))) {
+            self.silence.answered();
+        }
+        frame.reply.map(Some)
+    }
+
+    fn answered(&mut self, id: CorrelationId, reply: Result<Reply>) {
+        if Some(id) == self.watch {
+            match reply {
+                Ok(Reply::Watch(fleet)) => self.learn(fleet),
+                // An error ends the watch; the fleet stays as it was.
+                _ => self.watch = None,
+            }
+            return;
+        }
+        let Some(asked) = self.asked.remove(&id) else { return };
+        let untaken = match asked.waiter {
+            Some(waiter) => waiter.hand(reply).err(),
+            None => Some(reply),
+        };
+        if let Some(Ok(reply)) = untaken {
+            self.untaken(&reply);
+        }
+    }
+
+    /// A reply that nobody takes: what it booked nobody else would ever free.
+    pub(super) fn untaken(&mut self, reply: &Reply) {
+        let Reply::Route(route) = reply else { return };
+        for handle in [route.booking, route.prefill_booking].into_iter().flatten() {
+            self.count(ClientCounter::BookingsGivenBack);
+            let report = Report { name: Name::Handle(handle), word: Word::Free };
+            match self.phase {
+                Phase::Open => self.say(report, None),
+                _ => self.owe(report),
+            }
+        }
+    }
+
+    fn learn(&mut self, told: WatchReply) {
+        let instance_id = self.hello.as_ref().map_or(0, |hello| hello.instance_id);
+        let known = |mut info: crate::wire::WorkerInfo| {
+            info.space = self.spaces.ours(info.space)?;
+            Some(info)
+        };
+        let workers = told.workers.into_iter().filter_map(known).collect();
+        self.fleet = Arc::new(Fleet { workers, version: told.fleet_version, instance_id });
+    }
+}
+
+/// What those are told who waited when the connection ended.
+pub(super) fn lost() -> Error {
+    Error::new(Kind::Connection, "the connection to the daemon ended", "ask again; the daemon's log says why")
+}
+
+#[cfg(test)]
+mod tests;

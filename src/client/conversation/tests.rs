@@ -1,0 +1,199 @@
+//! What is said and owed, whatever becomes of connections and callers.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::*;
+use crate::ids::Worker;
+use crate::limits::FRAME_HEADER_BYTES;
+use crate::load::{BookingHandle, BookingOutcome};
+use crate::wire::{FrameHeader, Request, RequestScratch, RouteReply, ServerLimits, decode_request};
+
+/// Keeps what it is handed, unless it has left.
+#[derive(Clone, Default)]
+struct Ear {
+    heard: Rc<RefCell<Vec<String>>>,
+    has_left: bool,
+}
+
+impl Waiter for Ear {
+    fn hand(self, reply: Result<Reply>) -> Result<(), Result<Reply>> {
+        if self.has_left {
+            return Err(reply);
+        }
+        let heard = reply.map_or_else(|error| error.kind().name().to_owned(), |_| "reply".to_owned());
+        self.heard.borrow_mut().push(heard);
+        Ok(())
+    }
+}
+
+type Talk = Conversation<Ear>;
+
+fn hello(instance_id: u64) -> Reply {
+    Reply::Hello(HelloReply {
+        version: PROTOCOL_VERSION,
+        instance_id,
+        limits: ServerLimits::default(),
+        features: features::SERVED,
+        spaces: Vec::new(),
+        admin_socket: None,
+    })
+}
+
+/// What waits to be sent, in words; nothing of it is left.
+fn said(talk: &mut Talk) -> Vec<String> {
+    let (mut said, mut rest) = (Vec::new(), talk.unsent.as_slice());
+    while let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() {
+        let header = FrameHeader::parse(header).expect("a header");
+        let end = FRAME_HEADER_BYTES + header.body_bytes as usize;
+        let mut scratch = RequestScratch::default();
+        let request = decode_request(header.kind, &rest[FRAME_HEADER_BYTES..end], &mut scratch).expect("a request");
+        said.push(match request {
+            Request::Hello(_) => "hello".to_owned(),
+            Request::Watch { .. } => "watch".to_owned(),
+            Request::Free(booking) => format!("free {booking:?}"),
+            Request::Served { worker, .. } => format!("served {worker}"),
+            Request::Workers { .. } => "question".to_owned(),
+            other => format!("{other:?}"),
+        });
+        rest = &rest[end..];
+    }
+    talk.unsent.clear();
+    said
+}
+
+fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
+    talk.greet("test", SessionToken { hi: 1, lo: 2 });
+    assert_eq!(said(talk), ["hello"]);
+    talk.greeted(hello(instance_id), true).expect("a hello");
+    said(talk)
+}
+
+fn talk() -> Talk {
+    let mut talk = Talk::new(BackOff::default());
+    assert_eq!(connect(&mut talk, 1), ["watch"]);
+    talk
+}
+
+/// Asks something; answers with its id.
+fn ask(talk: &mut Talk, leaves: Leaves, ear: &Ear) -> CorrelationId {
+    let mut asked = CorrelationId(0);
+    let put = |encoder: &mut RequestEncoder, id, out: &mut Vec<u8>| {
+        asked = id;
+        encoder.workers(id, None, 0, 0, out);
+        Ok(())
+    };
+    talk.ask(put, leaves, ear.clone()).expect("encoded");
+    assert_eq!(said(talk), ["question"]);
+    asked
+}
+
+fn booking() -> Leaves {
+    Leaves::Booking { request_id: "r".into(), attempt: 3 }
+}
+
+fn free_of(slot: u64) -> Report {
+    Report { name: Name::Handle(BookingHandle { slot, generation: 1 }), word: Word::Free }
+}
+
+const FREE_OF_R: &str = "free Request { request_id: \"r\", attempt: 3 }";
+
+fn free_words(slot: u64) -> String {
+    format!("free Handle(BookingHandle {{ slot: {slot}, generation: 1 }})")
+}
+
+fn booked(slot: u64, prefill: u64) -> Reply {
+    let handle = |slot| Some(BookingHandle { slot, generation: 1 });
+    Reply::Route(RouteReply { booking: handle(slot), prefill_booking: handle(prefill), ..RouteReply::default() })
+}
+
+#[test]
+fn replies_come_in_any_order_and_a_late_booking_is_given_back() {
+    let mut talk = talk();
+    let (ear, left) = (Ear::default(), Ear { has_left: true, ..Ear::default() });
+    let (one, other) = (ask(&mut talk, Leaves::Nothing, &ear), ask(&mut talk, booking(), &left));
+    talk.answered(other, Ok(booked(7, 8)));
+    assert_eq!(said(&mut talk), [free_words(7), free_words(8)], "both halves of a pair");
+    talk.answered(one, Ok(Reply::ReportLoad(true)));
+    assert_eq!(*ear.heard.borrow(), ["reply"]);
+    talk.answered(one, Ok(booked(9, 9)));
+    assert_eq!(said(&mut talk), [] as [&str; 0], "whose it is nobody knows");
+    assert_eq!(talk.counters[ClientCounter::BookingsGivenBack as usize], 2);
+}
+
+#[test]
+fn what_was_in_flight_when_a_connection_ended_is_put_right_on_the_next() {
+    let mut talk = talk();
+    let ear = Ear::default();
+    ask(&mut talk, booking(), &ear);
+    ask(&mut talk, Leaves::Nothing, &ear);
+    talk.say(free_of(1), Some(ear.clone()));
+    talk.say(Report { word: Word::OutputProgress { output_tokens: 5 }, ..free_of(2) }, None);
+    talk.say(Report { word: Word::Served { worker: Worker::new(4, 0) }, ..free_of(2) }, None);
+    let now = Instant::now();
+    talk.ended(true, now, 0.5);
+    assert_eq!(*ear.heard.borrow(), ["connection"; 3], "everybody who waits is told");
+    assert_eq!((talk.phase, talk.silence.since()), (Phase::Connecting { is_first: true }, None));
+    talk.owe(free_of(3));
+    let owed = connect(&mut talk, 1);
+    let expected = [FREE_OF_R.to_owned(), free_words(1), "served 4/0".into(), free_words(3), "watch".into()];
+    assert_eq!(owed, expected, "but for a count that the next one overtakes");
+
+    // They are still in flight; the next daemon is another run, which knows nothing of them.
+    talk.ended(false, now, 0.5);
+    assert_eq!((talk.phase, talk.silence.since()), (Phase::Resting, Some(now)), "it did not last");
+    assert_eq!(connect(&mut talk, 2), ["watch"]);
+    assert!(!talk.is_run(1) && talk.is_run(2));
+}
+
+#[test]
+fn only_silence_throughout_a_call_is_silence() {
+    let mut talk = talk();
+    let (ear, start) = (Ear::default(), Instant::now());
+    let id = ask(&mut talk, Leaves::Nothing, &ear);
+    talk.answered(id, Ok(Reply::Free(BookingOutcome::Applied)));
+    talk.heard_at = Some(start + Duration::from_millis(10));
+    let later = start + Duration::from_millis(100);
+    talk.waited_in_vain(start, later, 0.5);
+    assert_eq!(talk.silence.since(), None, "others were answered meanwhile");
+    talk.waited_in_vain(start + Duration::from_millis(20), later, 0.5);
+    assert_eq!(talk.silence.since(), Some(later));
+}
+
+#[test]
+fn what_is_owed_is_bounded_and_what_is_forgotten_counted() {
+    let mut talk = talk();
+    talk.ended(true, Instant::now(), 0.5);
+    for slot in 0..=CLIENT_REPORTS_OWED_MAX as u64 {
+        talk.owe(free_of(slot));
+    }
+    assert_eq!(talk.counters[ClientCounter::ReportsForgotten as usize], 1);
+    let owed = connect(&mut talk, 1);
+    assert_eq!((owed.len(), &owed[0]), (CLIENT_REPORTS_OWED_MAX + 1, &free_words(1)), "the oldest is forgotten");
+    assert!(!talk.is_settled());
+}
+
+#[test]
+fn a_refusal_for_good_is_remembered_until_a_daemon_takes_the_connection() {
+    let mut talk = Talk::new(BackOff::default());
+    let refused = crate::wire::RemoteError {
+        code: Kind::NotPermitted as u16,
+        kind: Some(Kind::NotPermitted),
+        side: crate::error::Side::Gateway,
+        retryable: false,
+        retry_after_us: 0,
+        message: "no".into(),
+        remedy: "ask".into(),
+    };
+    talk.greet("test", SessionToken { hi: 1, lo: 2 });
+    assert_eq!(talk.greeted(Reply::Error(refused), true).unwrap_err().kind(), Kind::NotPermitted);
+    talk.failed(Instant::now(), 0.5);
+    assert_eq!(
+        (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.0)),
+        (Phase::Resting, Some(Kind::NotPermitted))
+    );
+    talk.unsent.clear();
+    connect(&mut talk, 1);
+    assert_eq!(talk.refusal, None);
+}

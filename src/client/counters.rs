@@ -1,0 +1,68 @@
+//! What a client counts, so that nothing fails silently.
+
+/// What [`AsyncClient::counter`](super::AsyncClient::counter) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum ClientCounter {
+    /// Connections made.
+    Connected,
+    /// Connections that could not be made, or were refused.
+    ConnectsFailed,
+    /// Connections that ended after they had been made.
+    ConnectionsLost,
+    /// Calls that ended without a reply in time.
+    DeadlinesPassed,
+    /// Bookings whose reply nobody took any more, freed by the client.
+    BookingsGivenBack,
+    /// Reports kept for the next connection.
+    ReportsOwed,
+    /// Reports forgotten because too many were owed; their bookings end by age.
+    ReportsForgotten,
+    /// Decisions without the daemon: it cannot be reached.
+    FallbackUnreachable,
+    /// Decisions without the daemon: the connection ended.
+    FallbackConnectionLost,
+    /// Decisions without the daemon: it did not answer.
+    FallbackSilent,
+    /// Decisions without the daemon: it is about to end.
+    FallbackDraining,
+    /// Prompts sent as tokens because the daemon refused their hashes.
+    HashesRefused,
+}
+
+impl ClientCounter {
+    /// Every counter.
+    pub const ALL: [Self; 12] = [
+        Self::Connected,
+        Self::ConnectsFailed,
+        Self::ConnectionsLost,
+        Self::DeadlinesPassed,
+        Self::BookingsGivenBack,
+        Self::ReportsOwed,
+        Self::ReportsForgotten,
+        Self::FallbackUnreachable,
+        Self::FallbackConnectionLost,
+        Self::FallbackSilent,
+        Self::FallbackDraining,
+        Self::HashesRefused,
+    ];
+
+    /// The name for a gateway's own metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::ConnectsFailed => "connects_failed",
+            Self::ConnectionsLost => "connections_lost",
+            Self::DeadlinesPassed => "deadlines_passed",
+            Self::BookingsGivenBack => "bookings_given_back",
+            Self::ReportsOwed => "reports_owed",
+            Self::ReportsForgotten => "reports_forgotten",
+            Self::FallbackUnreachable => "fallback_unreachable",
+            Self::FallbackConnectionLost => "fallback_connection_lost",
+            Self::FallbackSilent => "fallback_silent",
+            Self::FallbackDraining => "fallback_draining",
+            Self::HashesRefused => "hashes_refused",
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The spaces of a daemon, under ids that stay when the daemon starts again.
+
+use crate::error::{Error, Kind, Result};
+use crate::fleet::PoolRole;
+use crate::ids::SpaceId;
+use crate::wire::SpaceInfo;
+
+/// The one space of `model`, in `namespace` and of `role` where they are given.
+///
+/// # Errors
+/// [`Kind::UnknownSpace`] with the models there are, or if more than one space fits.
+pub(super) fn find<'a>(
+    spaces: impl Iterator<Item = &'a SpaceInfo> + Clone,
+    model: &str,
+    namespace: Option<&str>,
+    role: Option<PoolRole>,
+) -> Result<&'a SpaceInfo> {
+    let fits = |space: &&SpaceInfo| {
+        let in_namespace = namespace.is_none_or(|wanted| space.namespace == wanted);
+        space.model == model && in_namespace && role.is_none_or(|wanted| space.role == wanted)
+    };
+    let mut fitting = spaces.clone().filter(fits);
+    match (fitting.next(), fitting.next()) {
+        (Some(space), None) => Ok(space),
+        (Some(_), Some(_)) => {
+            let names: Vec<_> = spaces.filter(fits).map(|space| space.namespace.as_str()).collect();
+            let what = format!("{model:?} is served in several spaces");
+            Err(Error::new(Kind::UnknownSpace, what, format!("name one of the namespaces {names:?}")))
+        }
+        (None, _) => {
+            let mut models: Vec<_> = spaces.map(|space| format!("{:?}", space.model)).collect();
+            models.sort_unstable();
+            models.dedup();
+            let what = match namespace {
+                Some(namespace) => format!("the daemon has no model {model:?} in the namespace {namespace:?}"),
+                None => format!("the daemon has no model {model:?}"),
+            };
+            Err(Error::new(Kind::UnknownSpace, what, format!("it has {}", models.join(", "))))
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    /// With the client's own id.
+    info: SpaceInfo,
+    /// What the daemon of this connection calls it; `None` = it has no such space.
+    theirs: Option<SpaceId>,
+    /// It refused hashes made by the scheme that its hello named: it is sent tokens.
+    refuses_hashes: bool,
+}
+
+/// Every space that was ever heard of.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spaces {
+    known: Vec<Known>,
+}
+
+impl Spaces {
+    /// Takes over what a daemon has said in its hello.
+    pub(super) fn learn(&mut self, said: &[SpaceInfo]) {
+        self.known.iter_mut().for_each(|known| known.theirs = None);
+        for space in said {
+            let same = |known: &&mut Known| {
+                let info = &known.info;
+                (&info.model, &info.namespace, info.role) == (&space.model, &space.namespace, space.role)
+            };
+            if let Some(known) = self.known.iter_mut().find(same) {
+                (known.theirs, known.info.scheme, known.refuses_hashes) = (Some(space.id), space.scheme, false);
+                continue;
+            }
+            let taken = |id| self.known.iter().any(|known| known.info.id == id);
+            let free = || SpaceId(self.known.iter().map(|known| known.info.id.0 + 1).max().unwrap_or(0));
+            let id = if taken(space.id) { free() } else { space.id };
+            let info = SpaceInfo { id, ..space.clone() };
+            self.known.push(Known { info, theirs: Some(space.id), refuses_hashes: false });
+        }
+    }
+
+    /// Those of the daemon of this connection, or of the last one.
+    pub(super) fn infos(&self) -> impl Iterator<Item = &SpaceInfo> + Clone {
+        self.known.iter().filter(|known| known.theirs.is_some()).map(|known| &known.info)
+    }
+
+    /// What the daemon calls a space.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownSpace`].
+    pub(super) fn theirs(&self, ours: SpaceId) -> Result<SpaceId> {
+        let found = self.known.iter().find(|known| known.info.id == ours);
+        let what = || match found {
+            Some(known) => format!("the daemon no longer has the space of {:?}", known.info.model),
+            None => format!("no space has the id {ours}"),
+        };
+        let unknown = || Error::new(Kind::UnknownSpace, what(), "ask for the space by its model");
+        found.and_then(|known| known.theirs).ok_or_else(unknown)
+    }
+
+    /// What the client calls a space of the daemon.
+    pub(super) fn ours(&self, theirs: SpaceId) -> Option<SpaceId> {
+        self.known.iter().find(|known| known.theirs == Some(theirs)).map(|known| known.info.id)
+    }
+
+    /// How a space's prompts are hashed; `None` = not known, or its hashes are refused.
+    pub(super) fn scheme_to_hash_by(&self, ours: SpaceId) -> Option<crate::ids::Scheme> {
+        let known = self.known.iter().find(|known| known.info.id == ours)?;
+        known.info.scheme.filter(|scheme| scheme.block_size > 0 && !known.refuses_hashes)
+    }
+
+    /// The daemon hashes otherwise than it said: it learnt more since its hello.
+    pub(super) fn hashes_were_refused(&mut self, ours: SpaceId) {
+        self.known.iter_mut().filter(|known| known.info.id == ours).for_each(|known| known.refuses_hashes = true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(id: u32, model: &str, role: PoolRole) -> SpaceInfo {
+        SpaceInfo { id: SpaceId(id), model: model.into(), namespace: String::new(), role, scheme: None }
+    }
+
+    #[test]
+    fn ids_stay_while_the_daemons_change() {
+        let mut spaces = Spaces::default();
+        spaces.learn(&[space(0, "a", PoolRole::Both), space(1, "b", PoolRole::Both)]);
+        assert_eq!((spaces.theirs(SpaceId(1)).unwrap(), spaces.ours(SpaceId(0))), (SpaceId(1), Some(SpaceId(0))));
+        spaces.learn(&[space(0, "b", PoolRole::Both), space(1, "c", PoolRole::Both)]);
+        assert_eq!(spaces.theirs(SpaceId(1)).unwrap(), SpaceId(0), "b is still called 1");
+        assert_eq!(spaces.theirs(SpaceId(2)).unwrap(), SpaceId(1), "1 is taken: c is called 2");
+        assert_eq!(spaces.ours(SpaceId(1)), Some(SpaceId(2)));
+        let gone = spaces.theirs(SpaceId(0)).unwrap_err();
+        assert!(gone.kind() == Kind::UnknownSpace && gone.message().contains("\"a\""), "{gone}");
+        assert_eq!(spaces.infos().map(|info| info.id.0).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn a_space_is_found_by_model_namespace_and_role() {
+        let spaces = [space(0, "a", PoolRole::Prefill), space(1, "a", PoolRole::Decode)];
+        assert!(find(spaces.iter(), "a", None, None).is_err(), "two fit");
+        assert_eq!(find(spaces.iter(), "a", Some(""), Some(PoolRole::Decode)).unwrap().id, SpaceId(1));
+        assert!(find(spaces.iter(), "b", None, None).unwrap_err().remedy().contains("\"a\""));
+    }
+}

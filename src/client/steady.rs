@@ -1,0 +1,160 @@
+//! The same client for a thread that blocks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Answer, AsyncClient, Booking, ClientCounter, Fleet, SteadyOptions};
+use crate::error::{Error, Kind, Result};
+use crate::fleet::PoolRole;
+use crate::ids::{SpaceId, Worker};
+use crate::load::{BookingOutcome, EngineLoad, SessionToken};
+use crate::route::{PotentialLoads, RouteRequest};
+use crate::wire::{OverlapReply, SpaceInfo, WorkerInfo};
+
+/// [`AsyncClient`] for one thread that blocks: deadlines, a connection that is made again, and decisions without the daemon.
+/// Each call is that client's of the same name. The connection is looked after during calls, not between them.
+///
+/// Not to be used within an async task: its calls would block the task's thread, and tokio refuses them there.
+#[derive(Debug)]
+pub struct SteadyClient {
+    runtime: Runtime,
+    client: AsyncClient,
+}
+
+impl SteadyClient {
+    /// See [`AsyncClient::new`].
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the kernel gives no poller.
+    pub fn new(path: impl Into<PathBuf>, options: SteadyOptions) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(|error| {
+            Error::new(Kind::System, "no poller can be made", "raise the limit of open files").caused_by(error)
+        })?;
+        let client = {
+            let _entered = runtime.enter();
+            AsyncClient::new(path, options)
+        };
+        Ok(Self { runtime, client })
+    }
+
+    /// See [`AsyncClient::connected`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connected(&self) -> Result<()> {
+        self.runtime.block_on(self.client.connected())
+    }
+
+    /// See [`AsyncClient::session`].
+    #[must_use]
+    pub fn session(&self) -> SessionToken {
+        self.client.session()
+    }
+
+    /// Who there is, as the daemon had told when it was last asked something.
+    #[must_use]
+    pub fn fleet(&self) -> Arc<Fleet> {
+        Arc::clone(&self.client.fleet().borrow())
+    }
+
+    /// See [`AsyncClient::counter`].
+    #[must_use]
+    pub fn counter(&self, counter: ClientCounter) -> u64 {
+        self.client.counter(counter)
+    }
+
+    /// See [`AsyncClient::space`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn space(&self, model: &str, namespace: Option<&str>, role: Option<PoolRole>) -> Result<SpaceInfo> {
+        self.client.space(model, namespace, role)
+    }
+
+    /// See [`AsyncClient::route`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn route(&self, request: &RouteRequest<'_>) -> Result<Answer> {
+        self.runtime.block_on(self.client.route(request))
+    }
+
+    /// See [`AsyncClient::overlap`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
+        self.runtime.block_on(self.client.overlap(request))
+    }
+
+    /// See [`AsyncClient::potential_loads`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
+        self.runtime.block_on(self.client.potential_loads(request))
+    }
+
+    /// See [`AsyncClient::workers`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn workers(&self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
+        self.runtime.block_on(self.client.workers(space))
+    }
+
+    /// See [`AsyncClient::prefill_complete`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prefill_complete(&self, booking: Booking, prefill_us: u64) -> Result<Option<BookingOutcome>> {
+        self.runtime.block_on(self.client.prefill_complete(booking, prefill_us))
+    }
+
+    /// See [`AsyncClient::output_progress`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn output_progress(&self, booking: Booking, output_tokens: u32) -> Result<Option<BookingOutcome>> {
+        self.runtime.block_on(self.client.output_progress(booking, output_tokens))
+    }
+
+    /// See [`AsyncClient::served`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn served(&self, booking: Booking, worker: Worker) -> Result<Option<BookingOutcome>> {
+        self.runtime.block_on(self.client.served(booking, worker))
+    }
+
+    /// See [`AsyncClient::free`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn free(&self, booking: Booking) -> Result<Option<BookingOutcome>> {
+        self.runtime.block_on(self.client.free(booking))
+    }
+
+    /// See [`AsyncClient::report_load`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn report_load(&self, space: SpaceId, worker: Worker, load: &EngineLoad) -> Result<bool> {
+        self.runtime.block_on(self.client.report_load(space, worker, load))
+    }
+
+    /// See [`AsyncClient::report_failure`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn report_failure(&self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+        self.runtime.block_on(self.client.report_failure(space, worker, reason))
+    }
+
+    /// See [`AsyncClient::close`].
+    pub fn close(self) -> bool {
+        self.runtime.block_on(self.client.close())
+    }
+}

@@ -25,6 +25,9 @@
  *
  * After KVR_CLOSED, KVR_SYSTEM or KVR_MALFORMED close the client and connect again, with the same session: the bookings
  * are still there if the daemon is. After KVR_TIMEOUT it can be used on; a booking whose reply comes too late is freed.
+ *
+ * kvrouted_steady.h connects again by itself and decides without the daemon where that does not answer;
+ * kvrouted_hash.h makes local hashes.
  */
 #ifndef KVROUTED_H
 #define KVROUTED_H
@@ -108,9 +111,11 @@ typedef struct kvr_route_request {
     uint32_t candidates_max;
     uint32_t expected_output_tokens;
     uint32_t deadline_us; /* how long a booking may wait for a worker; 0 = most of the connection's timeout */
+    const char *affinity_session; /* the conversation whose requests are to come to one worker; NULL = none */
+    uint8_t disaggregate;         /* 1 = choose a worker of the model's prefill pool too; the space is the decode pool's */
 } kvr_route_request;
 
-#define KVR_ROUTE_REQUEST_INIT {0, NULL, 0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 8, 0, 0}
+#define KVR_ROUTE_REQUEST_INIT {0, NULL, 0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 8, 0, 0, NULL, 0}
 
 typedef struct kvr_candidate {
     uint64_t worker_id;
@@ -134,7 +139,34 @@ typedef struct kvr_route_reply {
     kvr_booking booking;     /* all zero = nothing was booked */
     uint16_t nobody;         /* why nobody was eligible: an error code; 0 = somebody was */
     uint32_t retry_after_us; /* where nobody was and time may change that */
+    size_t prefill_count;    /* 0 = who is chosen above prefills too */
+    kvr_candidate prefill[KVR_CANDIDATES_MAX]; /* who prefills, the chosen one first */
+    kvr_booking prefill_booking;               /* the booking of that half */
 } kvr_route_reply;
+
+/* What a worker would have to do if it took a prompt. */
+typedef struct kvr_potential_load {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    uint32_t active_requests; /* now */
+    uint64_t prefill_tokens;  /* with this prompt's */
+    uint64_t decode_blocks;   /* with this prompt's */
+} kvr_potential_load;
+
+/* A worker, as the fleet knows it. */
+typedef struct kvr_worker {
+    uint64_t worker_id;
+    uint32_t dp_rank;
+    uint32_t space_id;
+    uint8_t state; /* 0 joining, 1 ready, 2 draining, 3 down */
+    double weight;
+    char name[KVR_TEXT_BYTES];
+} kvr_worker;
+
+/* Every space, where one is named. */
+#define KVR_EVERY_SPACE UINT32_MAX
+/* Every data-parallel rank of a worker, where one is named. */
+#define KVR_EVERY_RANK UINT32_MAX
 
 typedef struct kvr_buffer {
     uint8_t *bytes;
@@ -156,7 +188,8 @@ typedef struct kvr_client {
     char message[KVR_TEXT_BYTES];
     char remedy[KVR_TEXT_BYTES];
     /* Of this header. */
-    kvr_buffer out, in, hello;
+    kvr_buffer out, in, hello, fleet;
+    uint64_t watch_id, fleets; /* 0 = nothing is watched; how many fleets came */
 } kvr_client;
 
 /* ---- bytes ---------------------------------------------------------------------------------------- */
@@ -437,21 +470,25 @@ static inline void kvr__read_candidate(kvr__view *view, kvr__row row, kvr_candid
     to->state = (uint8_t)kvr__read(view, row, 6, 1);
 }
 
+/* Reads a list of candidates, as many as there is room for; answers with how many. */
+static inline size_t kvr__read_candidates(kvr__view *view, kvr__row root, size_t index, kvr_candidate *to) {
+    size_t count, at = kvr__vector(view, root, index, 4, &count), i;
+    for (i = 0; i < count && i < KVR_CANDIDATES_MAX && !view->bad; i++)
+        kvr__read_candidate(view, kvr__row_at(view, kvr__follow(view, at + 4 * i)), &to[i]);
+    return i;
+}
+
 /* Reads the reply to a route; answers whether it could be read. */
 static inline int kvr__read_route(const uint8_t *body, size_t length, kvr_route_reply *to) {
     kvr__view view = {NULL, 0, 0};
-    size_t count, at, i;
     kvr__row root;
     view.bytes = body;
     view.length = length;
     root = kvr__root(&view);
     memset(to, 0, sizeof *to);
-    at = kvr__vector(&view, root, 0, 4, &count);
-    for (i = 0; i < count && i < KVR_CANDIDATES_MAX && !view.bad; i++) {
-        kvr__row row = kvr__row_at(&view, kvr__follow(&view, at + 4 * i));
-        kvr__read_candidate(&view, row, &to->candidates[i]);
-        to->candidate_count = i + 1;
-    }
+    to->candidate_count = kvr__read_candidates(&view, root, 0, to->candidates);
+    to->prefill_count = kvr__read_candidates(&view, root, 14, to->prefill);
+    to->prefill_booking = kvr__read_booking(&view, root, 15);
     to->eligible = (uint32_t)kvr__read(&view, root, 1, 4);
     to->unmatchable = kvr__read(&view, root, 2, 1) != 0;
     to->notes = kvr__read(&view, root, 3, 8);
@@ -579,12 +616,69 @@ static inline kvr_status kvr__frame(kvr_client *client, int64_t deadline_ms, siz
     }
 }
 
-static inline kvr_status kvr__encode_booking(
-    kvr_client *client, uint8_t kind, kvr_booking booking, uint64_t prefill_us, uint64_t id) {
-    kvr__table table = kvr__begin(&client->out, 4);
-    kvr__pair(&client->out, &table, 0, booking.slot, booking.generation);
-    if (prefill_us != 0) kvr__number(&client->out, &table, 3, prefill_us, 8);
-    return kvr__end(client, kind, id);
+/* What is said of a booking: of prefill complete (5) in microseconds, of output progress (9) in tokens, of served (11) by
+ * whom, id and rank; of free (7) nothing. A booking of generation 0 is named by `request_id` and `attempt`. */
+typedef struct kvr__word {
+    uint8_t kind;
+    kvr_booking booking;
+    const char *request_id;
+    uint32_t attempt;
+    uint64_t value;
+    uint32_t rank;
+} kvr__word;
+
+static inline kvr_status kvr__encode_word(kvr_client *client, const kvr__word *word, uint64_t id) {
+    kvr_buffer *out = &client->out;
+    kvr__table table = kvr__begin(out, 4);
+    if (word->booking.generation != 0) kvr__pair(out, &table, 0, word->booking.slot, word->booking.generation);
+    if (word->kind == 5 && word->value != 0) kvr__number(out, &table, 3, word->value, 8);
+    if (word->kind == 9) kvr__number(out, &table, 3, word->value, 4);
+    if (word->kind == 11) kvr__pair(out, &table, 3, word->value, word->rank);
+    if (word->booking.generation == 0 && word->request_id != NULL) {
+        kvr__number(out, &table, 2, word->attempt, 4);
+        kvr__text(out, kvr__field(out, &table, 1, 4, 4), word->request_id);
+    }
+    return kvr__end(client, word->kind, id);
+}
+
+static inline kvr_status kvr__encode_free(kvr_client *client, kvr_booking booking, uint64_t id) {
+    kvr__word word = {7, {0, 0}, NULL, 0, 0, 0};
+    word.booking = booking;
+    return kvr__encode_word(client, &word, id);
+}
+
+/* Keeps what a watch tells. */
+static inline void kvr__keep_fleet(kvr_client *client, const uint8_t *body, size_t bytes) {
+    client->fleet.used = 0;
+    kvr__grow(&client->fleet, bytes);
+    if (client->fleet.short_of_memory) return;
+    memcpy(client->fleet.bytes, body, bytes);
+    client->fleets++;
+}
+
+/* A frame that nobody waits for: a fleet is kept, and what an earlier request booked, whose caller has given up, is
+ * freed, because nobody else ever would. */
+static inline kvr_status kvr__stray(kvr_client *client, uint64_t of, uint8_t got, size_t body_bytes, int64_t deadline_ms) {
+    const uint8_t *body = client->in.bytes + KVR__HEADER_BYTES;
+    kvr_booking left[2];
+    kvr_route_reply late;
+    size_t i;
+    if (of == client->watch_id && of != 0) {
+        if (got == 24) kvr__keep_fleet(client, body, body_bytes);
+        else client->watch_id = 0;
+        return KVR_OK;
+    }
+    if (got != 4 || !kvr__read_route(body, body_bytes, &late)) return KVR_OK;
+    left[0] = late.booking;
+    left[1] = late.prefill_booking;
+    for (i = 0; i < 2; i++) {
+        kvr_status status;
+        if (left[i].generation == 0) continue;
+        status = kvr__encode_free(client, left[i], client->next_id++);
+        if (status == KVR_OK) status = kvr__send(client, deadline_ms);
+        if (status != KVR_OK) return status;
+    }
+    return KVR_OK;
 }
 
 /* Sends what is in `out` and waits for the reply to `id`, of this kind; it stays in `in` until kvr__consume. */
@@ -612,15 +706,7 @@ static inline kvr_status kvr__exchange(kvr_client *client, uint64_t id, uint8_t 
             kvr__consume(&client->in, *frame_bytes);
             return kvr__fail(client, KVR_MALFORMED, "the reply is of another kind");
         }
-        /* An earlier request's, whose caller has given up. Nobody else would ever free what it booked. */
-        if (got == 4) {
-            kvr_route_reply late;
-            int read = kvr__read_route(client->in.bytes + KVR__HEADER_BYTES, body_bytes, &late);
-            if (read && (late.booking.slot != 0 || late.booking.generation != 0)) {
-                status = kvr__encode_booking(client, 7, late.booking, 0, client->next_id++);
-                if (status == KVR_OK) status = kvr__send(client, deadline_ms);
-            }
-        }
+        status = kvr__stray(client, of, got, body_bytes, deadline_ms);
         kvr__consume(&client->in, *frame_bytes);
     }
     return status;
@@ -667,9 +753,11 @@ static inline void kvr_close(kvr_client *client) {
     free(client->out.bytes);
     free(client->in.bytes);
     free(client->hello.bytes);
+    free(client->fleet.bytes);
     memset(&client->out, 0, sizeof client->out);
     memset(&client->in, 0, sizeof client->in);
     memset(&client->hello, 0, sizeof client->hello);
+    memset(&client->fleet, 0, sizeof client->fleet);
 }
 
 /* Connects and says hello. `client` may be uninitialised; close it however this ends. `session` NULL = one of its own. */
@@ -701,15 +789,19 @@ static inline kvr_status kvr_connect(
     return kvr__hello(client, name, session);
 }
 
-/* The space of a model, in a namespace unless that is NULL. KVR_UNKNOWN if none fits, or several. */
-static inline kvr_status kvr_find_space(
-    kvr_client *client, const char *model, const char *name_space, kvr_space *found) {
+/* Any of a model's pools, where one is named. */
+#define KVR_ANY_POOL 255
+
+/* The pool of a model, 1 prefill or 2 decode, in a namespace unless that is NULL. KVR_UNKNOWN if none fits, or several. */
+static inline kvr_status kvr_find_pool(
+    kvr_client *client, const char *model, const char *name_space, uint8_t role, kvr_space *found) {
     size_t n, fits = 0;
     for (n = 0;; n++) {
         kvr_space space;
         int read = kvr__read_space(client->hello.bytes, client->hello.used, n, &space);
         if (read < 0) return kvr__fail(client, KVR_MALFORMED, "the hello's spaces cannot be read");
         if (read == 0) break;
+        if (role != KVR_ANY_POOL && space.role != role) continue;
         if (strcmp(space.model, model) == 0 && (name_space == NULL || strcmp(space.name_space, name_space) == 0)) {
             *found = space;
             fits++;
@@ -719,46 +811,68 @@ static inline kvr_status kvr_find_space(
     return kvr__fail(client, KVR_UNKNOWN, fits == 0 ? "the daemon has no such model" : "the model has several spaces");
 }
 
+/* The space of a model that has one pool, in a namespace unless that is NULL. */
+static inline kvr_status kvr_find_space(
+    kvr_client *client, const char *model, const char *name_space, kvr_space *found) {
+    return kvr_find_pool(client, model, name_space, KVR_ANY_POOL, found);
+}
+
+/* A text, unless it is NULL or empty. */
+static inline void kvr__named(kvr_buffer *out, kvr__table *table, size_t index, const char *text) {
+    if (text != NULL && text[0] != 0) kvr__text(out, kvr__field(out, table, index, 4, 4), text);
+}
+
+/* Which prompt it is: tokens, local hashes, scheme, token count, adapter and salt, from a field on. */
+static inline void kvr__encode_prompt(
+    kvr_buffer *out, kvr__table *table, size_t first, const kvr_route_request *request) {
+    size_t from, at, i;
+    if (request->local_hashes == NULL) {
+        from = kvr__field(out, table, first, 4, 4);
+        at = kvr__elements(out, from, request->token_count, 4);
+        for (i = 0; i < request->token_count && at != 0; i++) kvr__put(out->bytes + at + 4 * i, request->tokens[i], 4);
+    } else {
+        kvr__table scheme;
+        kvr__number(out, table, first + 3, request->token_count, 4);
+        from = kvr__field(out, table, first + 2, 4, 4);
+        scheme = kvr__inner(out, 3, from);
+        kvr__number(out, &scheme, 0, request->block_size, 4);
+        kvr__number(out, &scheme, 1, request->window, 1);
+        from = kvr__field(out, table, first + 1, 4, 4);
+        at = kvr__elements(out, from, request->local_hash_count, 8);
+        for (i = 0; i < request->local_hash_count && at != 0; i++)
+            kvr__put(out->bytes + at + 8 * i, request->local_hashes[i], 8);
+    }
+    kvr__named(out, table, first + 4, request->lora);
+    kvr__named(out, table, first + 5, request->salt);
+}
+
 static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_request *request, uint64_t id) {
     kvr_buffer *out = &client->out;
-    kvr__table table = kvr__begin(out, 25);
-    size_t strings[3] = {2, 8, 9}, from, at, i;
-    const char *texts[3];
+    kvr__table table = kvr__begin(out, 26);
     uint64_t deadline_us = request->deadline_us;
     /* Where it may wait, the daemon is to say that nobody had room before its silence is taken for its end. */
     if (deadline_us == 0 && request->request_id != NULL && (client->features & KVR__FEATURE_QUEUE) != 0)
         deadline_us = (uint64_t)client->timeout_ms * 800;
-    texts[0] = request->request_id;
-    texts[1] = request->lora;
-    texts[2] = request->salt;
     kvr__number(out, &table, 0, request->space_id, 4);
     kvr__number(out, &table, 3, request->attempt, 4);
     kvr__number(out, &table, 11, request->request_id != NULL, 1);
     kvr__number(out, &table, 13, request->candidates_max, 4);
     kvr__number(out, &table, 18, request->expected_output_tokens, 4);
     if (deadline_us != 0) kvr__number(out, &table, 24, deadline_us > UINT32_MAX ? UINT32_MAX : deadline_us, 4);
-    if (request->local_hashes == NULL) {
-        from = kvr__field(out, &table, 4, 4, 4);
-        at = kvr__elements(out, from, request->token_count, 4);
-        for (i = 0; i < request->token_count && at != 0; i++) kvr__put(out->bytes + at + 4 * i, request->tokens[i], 4);
-    } else {
-        kvr__table scheme;
-        kvr__number(out, &table, 7, request->token_count, 4);
-        from = kvr__field(out, &table, 6, 4, 4);
-        scheme = kvr__inner(out, 3, from);
-        kvr__number(out, &scheme, 0, request->block_size, 4);
-        kvr__number(out, &scheme, 1, request->window, 1);
-        from = kvr__field(out, &table, 5, 4, 4);
-        at = kvr__elements(out, from, request->local_hash_count, 8);
-        for (i = 0; i < request->local_hash_count && at != 0; i++)
-            kvr__put(out->bytes + at + 8 * i, request->local_hashes[i], 8);
-    }
-    for (i = 0; i < 3; i++) {
-        if (texts[i] == NULL || texts[i][0] == 0) continue;
-        from = kvr__field(out, &table, strings[i], 4, 4);
-        kvr__text(out, from, texts[i]);
-    }
+    if (request->disaggregate) kvr__number(out, &table, 25, 1, 1);
+    kvr__encode_prompt(out, &table, 4, request);
+    kvr__named(out, &table, 2, request->request_id);
+    kvr__named(out, &table, 21, request->affinity_session);
     return kvr__end(client, 3, id);
+}
+
+/* A prompt that a question can be asked about. */
+static inline kvr_status kvr__check_prompt(kvr_client *client, const kvr_route_request *request) {
+    if ((request->tokens == NULL) == (request->local_hashes == NULL))
+        return kvr__fail(client, KVR_INVALID, "give tokens or local_hashes, one of them");
+    if (request->token_count > client->prompt_tokens_max || request->local_hash_count > request->token_count)
+        return kvr__fail(client, KVR_INVALID, "the prompt is longer than the daemon takes");
+    return KVR_OK;
 }
 
 /* Which worker should run a prompt? */
@@ -768,12 +882,10 @@ static inline kvr_status kvr_route(kvr_client *client, const kvr_route_request *
     kvr_status status;
     int read;
     memset(reply, 0, sizeof *reply);
-    if ((request->tokens == NULL) == (request->local_hashes == NULL))
-        return kvr__fail(client, KVR_INVALID, "give tokens or local_hashes, one of them");
+    status = kvr__check_prompt(client, request);
+    if (status != KVR_OK) return status;
     if (request->request_id != NULL && request->request_id[0] == 0)
         return kvr__fail(client, KVR_INVALID, "a booking needs a name");
-    if (request->token_count > client->prompt_tokens_max || request->local_hash_count > request->token_count)
-        return kvr__fail(client, KVR_INVALID, "the prompt is longer than the daemon takes");
     id = client->next_id++;
     status = kvr__encode_route(client, request, id);
     if (status == KVR_OK) status = kvr__exchange(client, id, 4, &frame_bytes);
@@ -783,14 +895,13 @@ static inline kvr_status kvr_route(kvr_client *client, const kvr_route_request *
     return read ? KVR_OK : kvr__fail(client, KVR_MALFORMED, "the reply to a route cannot be read");
 }
 
-static inline kvr_status kvr__report(
-    kvr_client *client, uint8_t kind, kvr_booking booking, uint64_t prefill_us, kvr_outcome *outcome) {
+static inline kvr_status kvr__report(kvr_client *client, const kvr__word *word, kvr_outcome *outcome) {
     uint64_t id = client->next_id++;
     kvr__view view = {NULL, 0, 0};
     size_t frame_bytes;
     uint64_t said;
-    kvr_status status = kvr__encode_booking(client, kind, booking, prefill_us, id);
-    if (status == KVR_OK) status = kvr__exchange(client, id, kind + 1, &frame_bytes);
+    kvr_status status = kvr__encode_word(client, word, id);
+    if (status == KVR_OK) status = kvr__exchange(client, id, (uint8_t)(word->kind + 1), &frame_bytes);
     if (status != KVR_OK) return status;
     view.bytes = client->in.bytes + KVR__HEADER_BYTES;
     view.length = frame_bytes - KVR__HEADER_BYTES;
@@ -801,15 +912,183 @@ static inline kvr_status kvr__report(
     return KVR_OK;
 }
 
+static inline kvr__word kvr__word_of(uint8_t kind, kvr_booking booking, uint64_t value, uint32_t rank) {
+    kvr__word word = {0, {0, 0}, NULL, 0, 0, 0};
+    word.kind = kind;
+    word.booking = booking;
+    word.value = value;
+    word.rank = rank;
+    return word;
+}
+
 /* Says that a booked prompt has been computed, in so many microseconds (0 = not said). `outcome` may be NULL. */
 static inline kvr_status kvr_prefill_complete(
     kvr_client *client, kvr_booking booking, uint64_t prefill_us, kvr_outcome *outcome) {
-    return kvr__report(client, 5, booking, prefill_us, outcome);
+    kvr__word word = kvr__word_of(5, booking, prefill_us, 0);
+    return kvr__report(client, &word, outcome);
+}
+
+/* Says how many tokens a booked request has put out so far, all of them. `outcome` may be NULL. */
+static inline kvr_status kvr_output_progress(
+    kvr_client *client, kvr_booking booking, uint32_t output_tokens, kvr_outcome *outcome) {
+    kvr__word word = kvr__word_of(9, booking, output_tokens, 0);
+    return kvr__report(client, &word, outcome);
+}
+
+/* Says that another worker runs a booked request than the one it was booked on. `outcome` may be NULL. */
+static inline kvr_status kvr_served(
+    kvr_client *client, kvr_booking booking, uint64_t worker_id, uint32_t dp_rank, kvr_outcome *outcome) {
+    kvr__word word = kvr__word_of(11, booking, worker_id, dp_rank);
+    return kvr__report(client, &word, outcome);
 }
 
 /* Says that a booked request has ended, however it ended. `outcome` may be NULL. */
 static inline kvr_status kvr_free(kvr_client *client, kvr_booking booking, kvr_outcome *outcome) {
-    return kvr__report(client, 7, booking, 0, outcome);
+    kvr__word word = kvr__word_of(7, booking, 0, 0);
+    return kvr__report(client, &word, outcome);
+}
+
+/* The same of whatever is booked under a name. */
+static inline kvr_status kvr_free_request(
+    kvr_client *client, const char *request_id, uint32_t attempt, kvr_outcome *outcome) {
+    kvr__word word = {7, {0, 0}, NULL, 0, 0, 0};
+    word.request_id = request_id;
+    word.attempt = attempt;
+    return kvr__report(client, &word, outcome);
+}
+
+/* Says that a worker failed a request (KVR_EVERY_RANK: every rank of it), and how, for the log. `back_off_ms`, which may
+ * be NULL: how long it is left alone while others can run requests. */
+static inline kvr_status kvr_report_failure(kvr_client *client, uint32_t space_id, uint64_t worker_id, uint32_t dp_rank,
+    const char *reason, uint32_t *back_off_ms) {
+    kvr__table table = kvr__begin(&client->out, 3);
+    uint64_t id = client->next_id++, said;
+    kvr__view view = {NULL, 0, 0};
+    size_t frame_bytes;
+    kvr_status status;
+    kvr__pair(&client->out, &table, 0, worker_id, dp_rank);
+    kvr__number(&client->out, &table, 1, space_id, 4);
+    kvr__named(&client->out, &table, 2, reason);
+    status = kvr__end(client, 13, id);
+    if (status == KVR_OK) status = kvr__exchange(client, id, 14, &frame_bytes);
+    if (status != KVR_OK) return status;
+    view.bytes = client->in.bytes + KVR__HEADER_BYTES;
+    view.length = frame_bytes - KVR__HEADER_BYTES;
+    said = kvr__read(&view, kvr__root(&view), 0, 4);
+    kvr__consume(&client->in, frame_bytes);
+    if (view.bad) return kvr__fail(client, KVR_MALFORMED, "the reply to a report cannot be read");
+    if (back_off_ms != NULL) *back_off_ms = (uint32_t)said;
+    return KVR_OK;
+}
+
+/* What every worker of the space would have to do if it took the prompt, as many as there is room for; `count` is how many
+ * there are. Of the request only what says which prompt it is matters. */
+static inline kvr_status kvr_potential_loads(kvr_client *client, const kvr_route_request *request,
+    kvr_potential_load *loads, size_t room, size_t *count) {
+    kvr_buffer *out = &client->out;
+    kvr__table table;
+    uint64_t id;
+    kvr__view view = {NULL, 0, 0};
+    size_t frame_bytes, at, i;
+    kvr_status status = kvr__check_prompt(client, request);
+    *count = 0;
+    if (status != KVR_OK) return status;
+    id = client->next_id++;
+    table = kvr__begin(out, 9);
+    kvr__number(out, &table, 0, request->space_id, 4);
+    kvr__encode_prompt(out, &table, 1, request);
+    status = kvr__end(client, 17, id);
+    if (status == KVR_OK) status = kvr__exchange(client, id, 18, &frame_bytes);
+    if (status != KVR_OK) return status;
+    view.bytes = client->in.bytes + KVR__HEADER_BYTES;
+    view.length = frame_bytes - KVR__HEADER_BYTES;
+    at = kvr__vector(&view, kvr__root(&view), 0, 4, count);
+    for (i = 0; i < *count && i < room && !view.bad; i++) {
+        kvr__row row = kvr__row_at(&view, kvr__follow(&view, at + 4 * i));
+        loads[i].worker_id = kvr__read(&view, row, 0, 8);
+        loads[i].dp_rank = (uint32_t)kvr__read(&view, row, 1, 4);
+        loads[i].active_requests = (uint32_t)kvr__read(&view, row, 2, 4);
+        loads[i].prefill_tokens = kvr__read(&view, row, 3, 8);
+        loads[i].decode_blocks = kvr__read(&view, row, 4, 8);
+    }
+    kvr__consume(&client->in, frame_bytes);
+    return view.bad ? kvr__fail(client, KVR_MALFORMED, "the potential loads cannot be read") : KVR_OK;
+}
+
+/* Has the daemon tell of the workers of a space, or of KVR_EVERY_SPACE, at once and after each change. What it tells is
+ * kept as it comes, during whatever call; kvr_fleet reads it. One watch for each connection. */
+static inline kvr_status kvr_watch(kvr_client *client, uint32_t space_id) {
+    kvr__table table = kvr__begin(&client->out, 3);
+    uint64_t id = client->next_id++;
+    kvr_status status;
+    kvr__number(&client->out, &table, 0, space_id, 4);
+    status = kvr__end(client, 23, id);
+    if (status != KVR_OK) return status;
+    client->watch_id = id;
+    return kvr__send(client, kvr__now_ms() + client->timeout_ms);
+}
+
+/* Waits until a watch tells again, no longer than the connection's timeout: KVR_TIMEOUT = nothing has changed. */
+static inline kvr_status kvr_watch_next(kvr_client *client) {
+    int64_t deadline_ms = kvr__now_ms() + client->timeout_ms;
+    uint64_t before = client->fleets;
+    if (client->watch_id == 0) return kvr__fail(client, KVR_INVALID, "nothing is watched");
+    while (client->fleets == before) {
+        size_t body_bytes;
+        uint64_t of;
+        kvr_status status = kvr__frame(client, deadline_ms, &body_bytes);
+        if (status != KVR_OK) return status;
+        of = kvr__get(client->in.bytes + 8, 8);
+        if (client->in.bytes[4] == 254 && of == client->watch_id) {
+            int read = kvr__read_error(client->in.bytes + KVR__HEADER_BYTES, body_bytes, client);
+            kvr__consume(&client->in, KVR__HEADER_BYTES + body_bytes);
+            client->watch_id = 0;
+            return read ? KVR_REFUSED : kvr__fail(client, KVR_MALFORMED, "the daemon's error cannot be read");
+        }
+        status = kvr__stray(client, of, client->in.bytes[4], body_bytes, deadline_ms);
+        kvr__consume(&client->in, KVR__HEADER_BYTES + body_bytes);
+        if (status != KVR_OK) return status;
+    }
+    return KVR_OK;
+}
+
+/* Reads the n-th worker of what a watch told; answers 1, 0 if there are fewer, -1 if it cannot be read. */
+static inline int kvr__read_worker(const kvr_buffer *fleet, size_t n, kvr_worker *to) {
+    kvr__view view = {NULL, 0, 0};
+    kvr__row row;
+    size_t count, at;
+    if (fleet->used == 0) return 0;
+    view.bytes = fleet->bytes;
+    view.length = fleet->used;
+    at = kvr__vector(&view, kvr__root(&view), 0, 4, &count);
+    if (view.bad) return -1;
+    if (n >= count) return 0;
+    row = kvr__row_at(&view, kvr__follow(&view, at + 4 * n));
+    memset(to, 0, sizeof *to);
+    to->worker_id = kvr__read(&view, row, 0, 8);
+    to->dp_rank = (uint32_t)kvr__read(&view, row, 1, 4);
+    to->space_id = (uint32_t)kvr__read(&view, row, 2, 4);
+    kvr__read_text(&view, row, 3, to->name);
+    to->state = (uint8_t)kvr__read(&view, row, 4, 1);
+    to->weight = kvr__read_double(&view, row, 6);
+    return view.bad ? -1 : 1;
+}
+
+/* The workers that the watch last told of, as many as there is room for; `count` is how many were read, `fleet_version`,
+ * which may be NULL, is 0 where nothing was told yet. */
+static inline kvr_status kvr_fleet(
+    kvr_client *client, kvr_worker *workers, size_t room, size_t *count, uint64_t *fleet_version) {
+    kvr__view view = {NULL, 0, 0};
+    int read = 1;
+    view.bytes = client->fleet.bytes;
+    view.length = client->fleet.used;
+    if (fleet_version != NULL)
+        *fleet_version = view.length == 0 ? 0 : kvr__read(&view, kvr__root(&view), 1, 8);
+    for (*count = 0; *count < room; (*count)++) {
+        read = kvr__read_worker(&client->fleet, *count, &workers[*count]);
+        if (read <= 0) break;
+    }
+    return read < 0 || view.bad ? kvr__fail(client, KVR_MALFORMED, "the fleet cannot be read") : KVR_OK;
 }
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* What the header does against a daemon that test_client.py starts, stops and ends; it says by a line what is next. */
 #define _POSIX_C_SOURCE 200809L
 #include "kvrouted.h"
+#include "kvrouted_hash.h"
 
 #define CHECK(what)                                                                              \
     do {                                                                                         \
@@ -75,6 +76,12 @@ static void hashes_of_the_caller_are_the_same_prompt(const char *listed) {
     request.lora = "adapter";
     request.salt = "tenant";
     CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    {
+        uint64_t made[4];
+        uint8_t scratch[17 * 4];
+        CHECK(kvr_local_hashes(tokens, 70, 16, 0, NULL, NULL, scratch, made, 4) == 4);
+        CHECK(memcmp(made, hashes, sizeof made) == 0);
+    }
     request.block_size = 32;
     request.local_hash_count = 2;
     CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 8);
@@ -90,6 +97,83 @@ static void a_booking_waits_within_the_connections_timeout(void) {
     view.bytes = client.out.bytes + KVR__HEADER_BYTES;
     view.length = client.out.used - KVR__HEADER_BYTES;
     CHECK(kvr__read(&view, kvr__root(&view), 24, 4) == 48000000 && !view.bad);
+}
+
+static void a_booking_is_reported_on_until_it_ends(void) {
+    kvr_route_request request = asking("reported");
+    kvr_potential_load before[4], after[4];
+    size_t count, n;
+    uint64_t other;
+    uint32_t back_off_ms;
+    kvr_outcome outcome;
+    CHECK(kvr_potential_loads(&client, &request, before, 4, &count) == KVR_OK && count == 2);
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK && reply.prefill_count == 0);
+    CHECK(kvr_potential_loads(&client, &request, after, 1, &count) == KVR_OK && count == 2);
+    CHECK(kvr_potential_loads(&client, &request, after, 4, &count) == KVR_OK && count == 2);
+    n = reply.candidates[0].worker_id == after[0].worker_id ? 0 : 1;
+    CHECK(after[n].active_requests == before[n].active_requests + 1);
+    CHECK(after[1 - n].active_requests == before[1 - n].active_requests);
+    CHECK(after[n].prefill_tokens > before[n].prefill_tokens);
+    CHECK(kvr_output_progress(&client, reply.booking, 40, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    other = 3 - reply.candidates[0].worker_id;
+    CHECK(kvr_served(&client, reply.booking, other, 0, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_served(&client, reply.booking, 99, 0, &outcome) == KVR_REFUSED);
+    CHECK(kvr_free_request(&client, "reported", 0, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_report_failure(&client, space.space_id, 1, KVR_EVERY_RANK, "it broke", &back_off_ms) == KVR_OK);
+    CHECK(back_off_ms > 0);
+    request = asking(NULL);
+    request.local_hashes = (const uint64_t *)before;
+    CHECK(kvr_potential_loads(&client, &request, after, 4, &count) == KVR_INVALID && count == 0);
+}
+
+static void requests_of_a_session_come_to_one_worker(void) {
+    kvr_route_request request = asking("talk");
+    uint64_t first = 0;
+    int n;
+    request.affinity_session = "conversation";
+    for (n = 0; n < 6; n++) {
+        CHECK(kvr_route(&client, &request, &reply) == KVR_OK && reply.candidate_count > 0);
+        if (n == 0) first = reply.candidates[0].worker_id;
+        CHECK(reply.candidates[0].worker_id == first);
+        CHECK(kvr_free(&client, reply.booking, NULL) == KVR_OK);
+    }
+}
+
+static void one_reply_names_who_prefills_and_who_decodes(void) {
+    kvr_route_request request = asking("pair");
+    kvr_outcome outcome;
+    kvr_space pools;
+    CHECK(kvr_find_space(&client, "pair", NULL, &pools) == KVR_UNKNOWN);
+    CHECK(kvr_find_pool(&client, "pair", NULL, 2, &pools) == KVR_OK && pools.role == 2);
+    request.space_id = pools.space_id;
+    request.disaggregate = 1;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
+    CHECK(reply.prefill_count == 1 && reply.prefill[0].worker_id == 3 && reply.candidates[0].worker_id == 4);
+    CHECK(kvr_free(&client, reply.prefill_booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_free(&client, reply.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+}
+
+static void the_fleet_is_told_at_once_and_after_each_change(void) {
+    kvr_route_request request = asking(NULL);
+    kvr_worker workers[8];
+    uint64_t first, next;
+    size_t count;
+    CHECK(kvr_watch_next(&client) == KVR_INVALID);
+    CHECK(kvr_watch(&client, KVR_EVERY_SPACE) == KVR_OK && kvr_watch_next(&client) == KVR_OK);
+    CHECK(kvr_fleet(&client, workers, 8, &count, &first) == KVR_OK && count == 4 && first > 0);
+    CHECK(workers[0].worker_id == 1 && strcmp(workers[0].name, "one") == 0 && workers[0].weight > 0);
+    CHECK(kvr_fleet(&client, workers, 1, &count, NULL) == KVR_OK && count == 1);
+    client.timeout_ms = 20;
+    CHECK(kvr_watch_next(&client) == KVR_TIMEOUT);
+    client.timeout_ms = 60000;
+    ask_for("drain 2");
+    do CHECK(kvr_watch_next(&client) == KVR_OK && kvr_fleet(&client, workers, 8, &count, &next) == KVR_OK);
+    while (workers[1].state != 2);
+    CHECK(next > first);
+    ask_for("undrain 2");
+    /* It is told beside other calls too. */
+    do CHECK(kvr_route(&client, &request, &reply) == KVR_OK && kvr_fleet(&client, workers, 8, &count, &next) == KVR_OK);
+    while (workers[1].state != 1);
 }
 
 static void what_means_nothing_is_refused_unsent(void) {
@@ -165,6 +249,10 @@ int main(int count, char **arguments) {
     a_booking_lives_from_its_route_to_its_free();
     hashes_of_the_caller_are_the_same_prompt(arguments[2]);
     a_booking_waits_within_the_connections_timeout();
+    requests_of_a_session_come_to_one_worker();
+    a_booking_is_reported_on_until_it_ends();
+    one_reply_names_who_prefills_and_who_decodes();
+    the_fleet_is_told_at_once_and_after_each_change();
     what_means_nothing_is_refused_unsent();
     broken_replies_are_read_within_their_bytes();
     a_late_booking_is_freed();

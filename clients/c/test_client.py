@@ -1,18 +1,44 @@
 """Compiles the C client's test and example as strictly as it can, and runs them against a real daemon."""
 
+import json
 import shutil
 import subprocess
 import tempfile
 import unittest
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from kvrouted import Scheme
+from xxhash import xxh3_64_intdigest
+
+from kvrouted import Client, Options, RouteRequest, Scheme
 from kvrouted.hashing import local_hashes
-from tests.daemon import PATIENCE_S, Daemon
+from tests.daemon import PATIENCE_S, ROOT, Daemon
 
 HERE = Path(__file__).resolve().parent
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-g"]
+#: A model whose caches are guessed from what was booked, and one of two pools.
+TABLES = """
+[policy]
+affinity = "hard"
+
+[[space]]
+model = "m"
+block_size = 16
+approximate = true
+
+[[worker]]
+id = 1
+model = "m"
+name = "one"
+
+[[worker]]
+id = 2
+model = "m"
+""" + "".join(
+    f'[[space]]\nmodel = "pair"\nblock_size = 16\nrole = "{role}"\n[[worker]]\nid = {at}\nmodel = "pair"\nrole = "{role}"\n'
+    for at, role in ((3, "prefill"), (4, "decode"))
+)
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -39,15 +65,11 @@ class CClient(unittest.TestCase):
         build = [self.compiler, *SANITIZED, "-o", str(self.folder / "empty"), str(empty)]
         return SANITIZED if subprocess.run(build, capture_output=True).returncode == 0 else []
 
-    def test_a_program_of_the_header_and_a_daemon_understand_each_other(self):
-        program = self.build("test_client.c", *self.sanitizers())
-        daemon = Daemon()
-        self.addCleanup(daemon.remove)
-        hashes = local_hashes([at * 31 for at in range(70)], Scheme(16))
-        listed = " ".join(f"{hash_of:x}" for hash_of in hashes)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    def run_beside(self, daemon: Daemon, command: list[str], said: dict[str, Callable[[], object]]) -> list[str]:
+        """Runs a program that says by a line what is to be done before it goes on; answers with what it said."""
         wanted = []
-        with subprocess.Popen([program, daemon.socket, listed], **pipes) as running, ExitStack() as stopped:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as running, ExitStack() as stopped:
             for line in running.stdout:
                 wanted.append(line.strip())
                 if wanted[-1] == "stop":
@@ -58,10 +80,61 @@ class CClient(unittest.TestCase):
                     daemon.kill()
                 elif wanted[-1] == "start":
                     daemon.start()
+                else:
+                    said[wanted[-1]]()
                 running.stdin.write("done\n")
                 running.stdin.flush()
             self.assertEqual(running.wait(PATIENCE_S), 0)
-        self.assertEqual(wanted, ["stop", "go on", "kill", "start"])
+        return wanted
+
+    def test_a_program_of_the_header_and_a_daemon_understand_each_other(self):
+        program = self.build("test_client.c", *self.sanitizers())
+        daemon = Daemon(TABLES)
+        self.addCleanup(daemon.remove)
+        hashes = local_hashes([at * 31 for at in range(70)], Scheme(16))
+        listed = " ".join(f"{hash_of:x}" for hash_of in hashes)
+        said = {
+            "drain 2": lambda: daemon.administer("worker", "set", "2", "draining=true"),
+            "undrain 2": lambda: daemon.administer("worker", "set", "2", "draining=false"),
+        }
+        wanted = self.run_beside(daemon, [program, daemon.socket, listed], said)
+        self.assertEqual(wanted, ["drain 2", "undrain 2", "stop", "go on", "kill", "start"])
+
+    def test_a_program_outlives_its_daemon(self):
+        program = self.build("test_steady.c", *self.sanitizers())
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+
+        def nothing_is_booked() -> None:
+            with Client(daemon.socket, Options(timeout_s=PATIENCE_S)) as client:
+                reply = client.route(RouteRequest(model="m", tokens=[1], explain=True))
+                self.assertEqual([candidate.terms.active_requests for candidate in reply.candidates], [0.0, 0.0])
+
+        wanted = self.run_beside(daemon, [program, daemon.socket], {"free": nothing_is_booked})
+        self.assertEqual(wanted, ["stop", "go on", "kill", "start", "free"])
+
+    def test_hashes_and_choices_without_the_daemon_are_those_of_the_other_clients(self):
+        program = self.build("test_steady.c", *self.sanitizers())
+        vectors = json.loads((ROOT / "clients/fallback_vectors.json").read_text())
+        lines, expected = [], []
+        for vector in vectors["costs"]:
+            lines.append(f"cost {vector['draw']}")
+            expected.append(str(vector["units"]))
+        for vector in vectors["choices"]:
+            prompt = vector.get("local_hashes", vector.get("tokens"))
+            numbers = [vector["prefix_tokens"], vector.get("block_size", 0), len(prompt), *prompt]
+            names = [vector.get(name, "-") for name in ("lora", "salt", "session")]
+            workers = [number for row in vector["workers"] for number in (*row["worker"], row["weight"])]
+            lines.append(" ".join(map(str, ["choice", *numbers, *names, len(vector["workers"]), *workers])))
+            expected.append(" ".join([str(vector["key"]), *(f"{at}/{rank}" for at, rank in vector["ranked"])]))
+        pattern = bytes((at * 2654435761 >> 13) & 255 for at in range(3000))
+        for length in [*range(300), *range(1000, 1100), 2048, 2049, 2999, 3000]:
+            for seed in (0, 1337, 2**64 - 1):
+                lines.append(f"hash {length} {seed}")
+                expected.append(str(xxh3_64_intdigest(pattern[:length], seed)))
+        ran = subprocess.run([program], input="\n".join(lines), capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(ran.stdout.splitlines(), expected)
 
     def test_the_example_books_and_frees(self):
         program = self.build("example.c", "-O2")
@@ -80,4 +153,5 @@ class CClient(unittest.TestCase):
         if compiler is None:
             self.skipTest("no C++ compiler")
         build = [compiler, "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-        subprocess.run([*build, HERE / "example.c"], check=True)
+        for source in ("example.c", "test_steady.c"):
+            subprocess.run([*build, HERE / source], check=True)

@@ -1,0 +1,513 @@
+/* A client of kvrouted that outlives its daemon: connects again with back-off, holds a deadline over all of a call, and
+ * decides without the daemon, by rendezvous over the workers that it last called healthy, where that does not answer.
+ *
+ * For one thread, as kvrouted.h, which it includes. Every client, in whatever language, gives a prompt to the same worker
+ * if it knows the same workers: ../fallback_vectors.json.
+ *
+ *     kvr_steady steady;
+ *     kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;
+ *     kvr_answer answer;
+ *     kvr_route_request request = KVR_ROUTE_REQUEST_INIT;
+ *
+ *     options.path = "/run/kvrouted/kvrouted.sock";
+ *     kvr_steady_init(&steady, &options);
+ *     ...                                            // the request as in kvrouted.h, but for its space
+ *     if (kvr_steady_route(&steady, "my-model", NULL, &request, &answer) == KVR_OK && answer.reply.candidate_count > 0) {
+ *         // send the prompt to answer.reply.candidates[0]; answer.is_fallback says who decided
+ *         kvr_steady_free(&steady, &answer.booking, NULL);
+ *     }
+ *     kvr_steady_close(&steady);
+ */
+#ifndef KVROUTED_STEADY_H
+#define KVROUTED_STEADY_H
+
+#include "kvrouted.h"
+#include "kvrouted_hash.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Reports that wait for the daemon's return; beyond it the oldest are forgotten and counted, and their bookings end by age. */
+#define KVR_OWED_MAX 1024
+
+typedef struct kvr_steady_options {
+    const char *path;           /* the daemon's socket; kept by the caller, as is the name */
+    const char *name;           /* what the client calls itself in the daemon's logs */
+    kvr_session session;        /* all zero = one is drawn */
+    int timeout_ms;             /* how long a call may take, connecting included */
+    int backoff_first_ms;       /* how long a daemon is left alone that did not answer, doubled each time */
+    int backoff_most_ms;        /* and at most */
+    int hash_locally;           /* 1 = send 8 bytes a block instead of 4 a token, where the space's scheme is known */
+    int fallback;               /* 1 = decide alone where no daemon answers */
+    size_t fallback_prefix_tokens; /* by so much of a prompt where it names no session; 0 = all of it */
+} kvr_steady_options;
+
+#define KVR_STEADY_OPTIONS_INIT {NULL, "c", {0, 0}, 1000, 50, 2000, 0, 1, 4096}
+
+/* A booking, and the daemon run that holds it. */
+typedef struct kvr_held {
+    kvr_booking booking; /* all zero = none */
+    uint64_t instance_id;
+} kvr_held;
+
+typedef struct kvr_answer {
+    kvr_route_reply reply; /* of a fallback only the candidates' names, states and costs mean anything */
+    kvr_held booking, prefill_booking;
+    int is_fallback;        /* 1 = the client decided alone: nothing is booked, no cache was looked at */
+    kvr_status why;         /* why the daemon did not: KVR_TIMEOUT, KVR_CLOSED, KVR_SYSTEM (not reached), KVR_REFUSED (draining) */
+    int64_t since_ms;       /* since when it has not answered, by CLOCK_MONOTONIC */
+    int all_down;           /* every worker was called down when the daemon last told */
+} kvr_answer;
+
+typedef struct kvr__owed {
+    kvr__word word;
+    uint64_t instance_id;
+    char request_id[KVR_TEXT_BYTES];
+} kvr__owed;
+
+typedef struct kvr_steady {
+    kvr_steady_options options;
+    kvr_client client; /* of the last call that failed: message, remedy, error_code */
+    int is_connected;
+    int failures;
+    int64_t rests_until_ms, silent_since_ms; /* 0 = it answered when it was last asked */
+    uint64_t fallbacks, reports_forgotten, connects; /* counted since the start */
+    /* Of this header. */
+    kvr_buffer hello, fleet, hashes, scratch;
+    uint64_t instance_id, chance;
+    uint32_t refuses_hashes_of; /* a space that refused hashes by the scheme of its hello, + 1 */
+    kvr__owed *owed;
+    size_t owed_first, owed_count;
+} kvr_steady;
+
+/* ---- rendezvous ------------------------------------------------------------------------------------------ */
+
+/* CRC-32 (IEEE) over more bytes; begins with 0. */
+static inline uint32_t kvr__crc32(uint32_t crc, const uint8_t *bytes, size_t count) {
+    static const uint32_t nibbles[16] = {
+        0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
+        0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C};
+    size_t i;
+    crc = ~crc;
+    for (i = 0; i < count; i++) {
+        crc ^= bytes[i];
+        crc = crc >> 4 ^ nibbles[crc & 15];
+        crc = crc >> 4 ^ nibbles[crc & 15];
+    }
+    return ~crc;
+}
+
+/* What is the same for requests that should go to the same worker: the session they name, else how their prompts begin. */
+static inline uint32_t kvr_fallback_key(const kvr_route_request *request, size_t prefix_tokens) {
+    const char *names[2];
+    uint8_t bytes[8];
+    uint32_t crc = 0;
+    size_t i, count = request->token_count;
+    if (request->affinity_session != NULL && request->affinity_session[0] != 0)
+        return kvr__crc32(0, (const uint8_t *)request->affinity_session, strlen(request->affinity_session));
+    if (request->local_hashes == NULL) {
+        if (prefix_tokens > 0 && count > prefix_tokens) count = prefix_tokens;
+        for (i = 0; i < count; i++) {
+            kvr__put(bytes, request->tokens[i], 4);
+            crc = kvr__crc32(crc, bytes, 4);
+        }
+    } else {
+        size_t blocks = prefix_tokens / (request->block_size == 0 ? 1 : request->block_size);
+        count = request->local_hash_count;
+        if (blocks == 0) blocks = 1;
+        if (prefix_tokens > 0 && count > blocks) count = blocks;
+        for (i = 0; i < count; i++) {
+            kvr__put(bytes, request->local_hashes[i], 8);
+            crc = kvr__crc32(crc, bytes, 8);
+        }
+    }
+    names[0] = request->lora;
+    names[1] = request->salt;
+    for (i = 0; i < 2; i++) {
+        /* No UTF-8 has this byte: one name is not taken for the other. */
+        bytes[0] = 0xFF;
+        crc = kvr__crc32(crc, bytes, 1);
+        if (names[i] != NULL) crc = kvr__crc32(crc, (const uint8_t *)names[i], strlen(names[i]));
+    }
+    return crc;
+}
+
+/* The output of SplitMix64 for a state. */
+static inline uint64_t kvr__next(uint64_t state) {
+    state += 0x9E3779B97F4A7C15u;
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+    return state ^ state >> 31;
+}
+
+/* The number that a worker draws for a key. */
+static inline uint64_t kvr_fallback_draw(uint32_t key, uint64_t worker_id, uint32_t dp_rank) {
+    return kvr__next(kvr__next(kvr__next(key) ^ worker_id) ^ dp_rank);
+}
+
+/* -log2((draw | 1) / 2^64) in units of 2^-32, in whole numbers: the same bits everywhere. Never rises. */
+static inline uint64_t kvr_fallback_surprise(uint64_t draw) {
+    uint64_t mantissa = draw | 1, fraction = 0, whole = 63;
+    int i;
+    while (mantissa >> 63 == 0) {
+        mantissa <<= 1;
+        whole--;
+    }
+    mantissa >>= 32;
+    for (i = 0; i < 32; i++) {
+        mantissa = mantissa * mantissa >> 31;
+        fraction <<= 1;
+        if (mantissa >> 32 != 0) {
+            mantissa >>= 1;
+            fraction |= 1;
+        }
+    }
+    return ((uint64_t)64 << 32) - (whole << 32 | fraction);
+}
+
+/* What a worker costs by what it drew: the lowest is chosen, so that each is in proportion to its weight. */
+static inline double kvr_fallback_cost(uint64_t draw, double weight) {
+    return (double)kvr_fallback_surprise(draw) / (weight > 0 && weight - weight == 0 ? weight : 1.0);
+}
+
+/* Whether a worker comes before another: by cost, then the higher draw, then by name. */
+static inline int kvr__is_before(const kvr_candidate *one, const kvr_candidate *other, uint32_t key) {
+    uint64_t drawn, others;
+    if (one->cost < other->cost || one->cost > other->cost) return one->cost < other->cost;
+    drawn = kvr_fallback_draw(key, one->worker_id, one->dp_rank);
+    others = kvr_fallback_draw(key, other->worker_id, other->dp_rank);
+    if (drawn != others) return drawn > others;
+    return one->worker_id != other->worker_id ? one->worker_id < other->worker_id : one->dp_rank < other->dp_rank;
+}
+
+/* Adds a worker to the best candidates so far, in order. */
+static inline void kvr_fallback_rank(kvr_route_reply *reply, size_t most, uint32_t key, const kvr_worker *worker) {
+    kvr_candidate candidate;
+    size_t at = reply->candidate_count;
+    memset(&candidate, 0, sizeof candidate);
+    candidate.worker_id = worker->worker_id;
+    candidate.dp_rank = worker->dp_rank;
+    candidate.state = worker->state;
+    candidate.cost = kvr_fallback_cost(kvr_fallback_draw(key, worker->worker_id, worker->dp_rank), worker->weight);
+    memcpy(candidate.name, worker->name, sizeof candidate.name);
+    reply->eligible++;
+    if (at == most && !kvr__is_before(&candidate, &reply->candidates[at - 1], key)) return;
+    if (at < most) reply->candidate_count = at + 1;
+    else at--;
+    for (; at > 0 && kvr__is_before(&candidate, &reply->candidates[at - 1], key); at--)
+        reply->candidates[at] = reply->candidates[at - 1];
+    reply->candidates[at] = candidate;
+}
+
+/* ---- the connection's life ------------------------------------------------------------------------------- */
+
+static inline void kvr_steady_init(kvr_steady *steady, const kvr_steady_options *options) {
+    struct timespec now;
+    memset(steady, 0, sizeof *steady);
+    steady->options = *options;
+    steady->client.fd = -1;
+    clock_gettime(CLOCK_REALTIME, &now);
+    steady->chance = kvr__next((uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44);
+    if (steady->options.session.hi == 0 && steady->options.session.lo == 0) {
+        steady->options.session.hi = steady->chance | 1;
+        steady->options.session.lo = kvr__next(steady->chance);
+    }
+}
+
+/* Keeps bytes in place of those that were kept. */
+static inline void kvr__keep(kvr_buffer *to, const kvr_buffer *from) {
+    if (from->used == 0) return;
+    to->used = 0;
+    kvr__grow(to, from->used);
+    if (!to->short_of_memory) memcpy(to->bytes, from->bytes, from->used);
+}
+
+/* The connection has ended; what it taught stays. */
+static inline void kvr__disconnect(kvr_steady *steady) {
+    char message[KVR_TEXT_BYTES];
+    if (!steady->is_connected && steady->client.fd < 0) return;
+    kvr__keep(&steady->hello, &steady->client.hello);
+    kvr__keep(&steady->fleet, &steady->client.fleet);
+    memcpy(message, steady->client.message, sizeof message);
+    kvr_close(&steady->client);
+    memcpy(steady->client.message, message, sizeof message);
+    steady->is_connected = 0;
+}
+
+/* The daemon did not answer: it is left alone for a while, by chance a quarter more or less. */
+static inline void kvr__failed(kvr_steady *steady) {
+    int64_t now = kvr__now_ms(), wait = steady->options.backoff_first_ms;
+    int i;
+    if (now < steady->rests_until_ms) return;
+    for (i = 0; i < steady->failures && wait < steady->options.backoff_most_ms; i++) wait *= 2;
+    if (wait > steady->options.backoff_most_ms) wait = steady->options.backoff_most_ms;
+    steady->chance = kvr__next(steady->chance);
+    steady->rests_until_ms = now + wait * 3 / 4 + wait * (int64_t)(steady->chance % 1024) / 2048;
+    if (steady->failures == 0) steady->silent_since_ms = now;
+    if (steady->failures < 30) steady->failures++;
+}
+
+static inline void kvr__answered(kvr_steady *steady) {
+    steady->failures = 0;
+    steady->rests_until_ms = steady->silent_since_ms = 0;
+}
+
+/* Keeps a report for the next connection. An interim count is left out: the next one says it all. */
+static inline void kvr__owe(kvr_steady *steady, const kvr__word *word, uint64_t instance_id) {
+    kvr__owed *owed;
+    if (word->kind == 9 || (steady->instance_id != 0 && instance_id != steady->instance_id)) return;
+    if (steady->owed == NULL) steady->owed = (kvr__owed *)calloc(KVR_OWED_MAX, sizeof *steady->owed);
+    if (steady->owed == NULL || steady->owed_count == KVR_OWED_MAX) {
+        steady->reports_forgotten++;
+        if (steady->owed == NULL) return;
+        steady->owed_first = (steady->owed_first + 1) % KVR_OWED_MAX;
+        steady->owed_count--;
+    }
+    owed = &steady->owed[(steady->owed_first + steady->owed_count++) % KVR_OWED_MAX];
+    owed->word = *word;
+    owed->instance_id = instance_id;
+    owed->request_id[0] = 0;
+    if (word->request_id != NULL) snprintf(owed->request_id, sizeof owed->request_id, "%s", word->request_id);
+}
+
+/* Gives the rest of the call's time to the next step. */
+static inline kvr_status kvr__in_time(kvr_steady *steady, int64_t deadline_ms) {
+    int64_t left = deadline_ms - kvr__now_ms();
+    if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
+    steady->client.timeout_ms = left > INT_MAX ? INT_MAX : (int)left;
+    return KVR_OK;
+}
+
+/* Says what is owed; what fails with the connection stays owed. */
+static inline kvr_status kvr__settle(kvr_steady *steady, int64_t deadline_ms) {
+    while (steady->owed_count > 0) {
+        kvr__owed *owed = &steady->owed[steady->owed_first];
+        kvr_status status = kvr__in_time(steady, deadline_ms);
+        if (status == KVR_OK && owed->instance_id == steady->instance_id) {
+            owed->word.request_id = owed->request_id[0] == 0 ? NULL : owed->request_id;
+            status = kvr__report(&steady->client, &owed->word, NULL);
+        }
+        if (status != KVR_OK && status != KVR_REFUSED) return status;
+        steady->owed_first = (steady->owed_first + 1) % KVR_OWED_MAX;
+        steady->owed_count--;
+    }
+    return KVR_OK;
+}
+
+/* Makes sure of a connection, unless the daemon is left alone. */
+static inline kvr_status kvr__connected(kvr_steady *steady, int64_t deadline_ms) {
+    int64_t now = kvr__now_ms();
+    kvr_status status;
+    if (now < steady->rests_until_ms)
+        return kvr__fail(&steady->client, KVR_SYSTEM, "the daemon did not answer, and is tried again soon");
+    if (!steady->is_connected) {
+        uint64_t before = steady->instance_id;
+        int left = (int)(deadline_ms - now);
+        if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
+        status = kvr_connect(&steady->client, steady->options.path, steady->options.name, &steady->options.session, left);
+        steady->is_connected = status == KVR_OK;
+        if (status != KVR_OK) {
+            kvr__failed(steady);
+            kvr__disconnect(steady);
+            return status;
+        }
+        steady->connects++;
+        kvr__answered(steady);
+        steady->instance_id = steady->client.instance_id;
+        steady->refuses_hashes_of = 0;
+        /* Another run knows nothing of what the last one held. */
+        if (before != 0 && before != steady->instance_id) steady->owed_first = steady->owed_count = 0;
+        if (steady->options.fallback && (steady->client.features >> 16 & 1) != 0) {
+            status = kvr_watch(&steady->client, KVR_EVERY_SPACE);
+            if (status == KVR_OK) status = kvr_watch_next(&steady->client);
+            if (status != KVR_OK && status != KVR_REFUSED) return status;
+        }
+    }
+    return kvr__settle(steady, deadline_ms);
+}
+
+/* What became of a step: the connection ends where it is of no more use, and silence is left alone. */
+static inline void kvr__judge(kvr_steady *steady, kvr_status status) {
+    if (status == KVR_TIMEOUT) kvr__failed(steady);
+    else if (status == KVR_OK || status == KVR_REFUSED) kvr__answered(steady);
+    if (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED) kvr__disconnect(steady);
+}
+
+/* Closes the connection and gives its memory back. What is owed is forgotten; what is booked ends after the daemon's
+ * grace. */
+static inline void kvr_steady_close(kvr_steady *steady) {
+    kvr_close(&steady->client);
+    free(steady->hello.bytes);
+    free(steady->fleet.bytes);
+    free(steady->hashes.bytes);
+    free(steady->scratch.bytes);
+    free(steady->owed);
+    memset(steady, 0, sizeof *steady);
+    steady->client.fd = -1;
+}
+
+/* ---- what there is to call ------------------------------------------------------------------------------- */
+
+/* The space of a model, by the last hello there was. */
+static inline kvr_status kvr__space_of(kvr_steady *steady, const char *model, const char *name_space, kvr_space *found) {
+    kvr_status status;
+    kvr_buffer hello = steady->client.hello;
+    if (!steady->is_connected) steady->client.hello = steady->hello;
+    status = kvr_find_space(&steady->client, model, name_space, found);
+    steady->client.hello = hello;
+    return status;
+}
+
+/* Decides without the daemon; answers with why it was asked to if nobody is known. */
+static inline kvr_status kvr__alone(kvr_steady *steady, const char *model, const char *name_space,
+    const kvr_route_request *request, kvr_status why, kvr_answer *answer) {
+    const kvr_buffer *fleet = steady->client.fleet.used > 0 ? &steady->client.fleet : &steady->fleet;
+    size_t n, most = request->candidates_max, pass;
+    uint32_t key = kvr_fallback_key(request, steady->options.fallback_prefix_tokens);
+    kvr_space space;
+    kvr_worker worker;
+    if (!steady->options.fallback || kvr__space_of(steady, model, name_space, &space) != KVR_OK) return why;
+    if (most == 0) most = 1;
+    if (most > KVR_CANDIDATES_MAX) most = KVR_CANDIDATES_MAX;
+    memset(answer, 0, sizeof *answer);
+    /* As the daemon does: that they are down is a doubt, which is set aside where nobody else is left. */
+    for (pass = 0; pass < 2 && answer->reply.candidate_count == 0; pass++) {
+        answer->all_down = (int)pass;
+        for (n = 0; kvr__read_worker(fleet, n, &worker) > 0; n++) {
+            int is_wanted = pass == 0 ? worker.state <= 1 : worker.state == 3;
+            if (worker.space_id == space.space_id && is_wanted)
+                kvr_fallback_rank(&answer->reply, most, key, &worker);
+        }
+    }
+    if (answer->reply.candidate_count == 0) return why;
+    answer->reply.unmatchable = 1;
+    answer->is_fallback = 1;
+    answer->why = why;
+    answer->since_ms = steady->silent_since_ms == 0 ? kvr__now_ms() : steady->silent_since_ms;
+    steady->fallbacks++;
+    return KVR_OK;
+}
+
+/* The request with the prompt hashed here, where that is wanted and possible. */
+static inline void kvr__hash(kvr_steady *steady, const kvr_space *space, kvr_route_request *request) {
+    size_t count;
+    int is_refused = steady->refuses_hashes_of == space->space_id + 1;
+    if (!steady->options.hash_locally || request->tokens == NULL || space->block_size == 0 || is_refused) return;
+    count = kvr_block_count(request->token_count, space->block_size, space->window);
+    steady->hashes.used = steady->scratch.used = 0;
+    kvr__grow(&steady->hashes, 8 * (count + 1));
+    kvr__grow(&steady->scratch, 4 * ((size_t)space->block_size + 1));
+    if (steady->hashes.short_of_memory || steady->scratch.short_of_memory) return;
+    kvr_local_hashes(request->tokens, request->token_count, space->block_size, space->window, request->lora,
+        request->salt, steady->scratch.bytes, (uint64_t *)(void *)steady->hashes.bytes, count);
+    request->tokens = NULL;
+    request->local_hashes = (const uint64_t *)(const void *)steady->hashes.bytes;
+    request->local_hash_count = count;
+    request->block_size = space->block_size;
+    request->window = space->window;
+}
+
+/* One try at a route on the connection there is. */
+static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, const char *name_space,
+    const kvr_route_request *request, int64_t deadline_ms, kvr_answer *answer) {
+    kvr_route_request asked = *request;
+    kvr_space space;
+    kvr_status status = kvr__connected(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr__space_of(steady, model, name_space, &space);
+    if (status == KVR_OK) status = kvr__in_time(steady, deadline_ms);
+    if (status != KVR_OK) return status;
+    asked.space_id = space.space_id;
+    kvr__hash(steady, &space, &asked);
+    status = kvr_route(&steady->client, &asked, &answer->reply);
+    if (status == KVR_REFUSED && steady->client.error_code == 8 && asked.tokens == NULL && request->tokens != NULL) {
+        /* The daemon has learnt more of the space since its hello: it hashes itself from now on. */
+        steady->refuses_hashes_of = space.space_id + 1;
+        asked = *request;
+        asked.space_id = space.space_id;
+        status = kvr__in_time(steady, deadline_ms);
+        if (status == KVR_OK) status = kvr_route(&steady->client, &asked, &answer->reply);
+    }
+    if (request->request_id != NULL && (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED)) {
+        /* It may be booked: that is freed by its name before it is asked again. */
+        kvr__word word = {7, {0, 0}, NULL, 0, 0, 0};
+        word.request_id = request->request_id;
+        word.attempt = request->attempt;
+        kvr__owe(steady, &word, steady->instance_id);
+    }
+    return status;
+}
+
+/* Which worker should run a prompt? The request's space is that of the model. Asked once more on another connection if this
+ * one ends. KVR_OK also where the client decided alone: see `answer`. */
+static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model, const char *name_space,
+    const kvr_route_request *request, kvr_answer *answer) {
+    int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
+    kvr_status status = KVR_SYSTEM;
+    int tries, is_draining;
+    memset(answer, 0, sizeof *answer);
+    for (tries = 0; tries < 2; tries++) {
+        int was_connected = steady->is_connected;
+        status = kvr__try_route(steady, model, name_space, request, deadline_ms, answer);
+        kvr__judge(steady, status);
+        if (!was_connected || steady->is_connected) break;
+    }
+    if (status == KVR_OK) {
+        answer->booking.booking = answer->reply.booking;
+        answer->prefill_booking.booking = answer->reply.prefill_booking;
+        answer->booking.instance_id = answer->prefill_booking.instance_id = steady->instance_id;
+        return KVR_OK;
+    }
+    is_draining = status == KVR_REFUSED && steady->client.error_code == 12;
+    if (status == KVR_TIMEOUT || status == KVR_CLOSED || status == KVR_SYSTEM || is_draining)
+        return kvr__alone(steady, model, name_space, request, status, answer);
+    return status;
+}
+
+/* Says a word of a booking, or keeps it until the daemon is back: KVR_OK then too, and the outcome unknown. */
+static inline kvr_status kvr__tell(kvr_steady *steady, const kvr_held *held, kvr__word word, kvr_outcome *outcome) {
+    int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
+    kvr_status status;
+    if (outcome != NULL) *outcome = KVR_BOOKING_UNKNOWN;
+    if (held->booking.generation == 0) return KVR_OK;
+    word.booking = held->booking;
+    status = kvr__connected(steady, deadline_ms);
+    /* To another run it would name another booking. */
+    if (status == KVR_OK && held->instance_id != steady->instance_id) return KVR_OK;
+    if (status == KVR_OK) status = kvr__in_time(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr__report(&steady->client, &word, outcome);
+    kvr__judge(steady, status);
+    if (status == KVR_OK || status == KVR_REFUSED) return status;
+    /* Said twice it changes nothing. */
+    kvr__owe(steady, &word, held->instance_id);
+    return KVR_OK;
+}
+
+/* As kvr_prefill_complete. */
+static inline kvr_status kvr_steady_prefill_complete(
+    kvr_steady *steady, const kvr_held *held, uint64_t prefill_us, kvr_outcome *outcome) {
+    return kvr__tell(steady, held, kvr__word_of(5, held->booking, prefill_us, 0), outcome);
+}
+
+/* As kvr_output_progress. */
+static inline kvr_status kvr_steady_output_progress(
+    kvr_steady *steady, const kvr_held *held, uint32_t output_tokens, kvr_outcome *outcome) {
+    return kvr__tell(steady, held, kvr__word_of(9, held->booking, output_tokens, 0), outcome);
+}
+
+/* As kvr_served. */
+static inline kvr_status kvr_steady_served(
+    kvr_steady *steady, const kvr_held *held, uint64_t worker_id, uint32_t dp_rank, kvr_outcome *outcome) {
+    return kvr__tell(steady, held, kvr__word_of(11, held->booking, worker_id, dp_rank), outcome);
+}
+
+/* As kvr_free. */
+static inline kvr_status kvr_steady_free(kvr_steady *steady, const kvr_held *held, kvr_outcome *outcome) {
+    return kvr__tell(steady, held, kvr__word_of(7, held->booking, 0, 0), outcome);
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

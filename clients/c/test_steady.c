@@ -1,0 +1,187 @@
+/* The client that outlives its daemon: its arithmetic, by lines of test_client.py, and what it does while that starts, stops
+ * and ends the daemon. */
+#define _POSIX_C_SOURCE 200809L
+#include "kvrouted_steady.h"
+
+#define CHECK(what)                                                                                  \
+    do {                                                                                             \
+        if (!(what)) {                                                                               \
+            fprintf(stderr, "line %d: not so: %s; %s\n", __LINE__, #what, steady.client.message);    \
+            exit(1);                                                                                 \
+        }                                                                                            \
+    } while (0)
+
+static kvr_steady steady;
+static kvr_answer answer;
+static uint32_t tokens[70];
+
+static void ask_for(const char *what) {
+    char line[64];
+    printf("%s\n", what);
+    fflush(stdout);
+    if (fgets(line, sizeof line, stdin) == NULL) exit(1);
+}
+
+/* ---- arithmetic: a line in, a line out ---- */
+
+static char *word(void) {
+    static char words[64][512];
+    static size_t next;
+    char *to = words[next++ % 64];
+    if (scanf("%511s", to) != 1) exit(2);
+    return to;
+}
+
+static uint64_t number(void) {
+    return strtoull(word(), NULL, 10);
+}
+
+/* "-" is none. */
+static const char *name(void) {
+    const char *text = word();
+    return strcmp(text, "-") == 0 ? NULL : text;
+}
+
+static void hash_of(void) {
+    static uint8_t bytes[5000];
+    size_t count = (size_t)number(), i;
+    for (i = 0; i < count; i++) bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    printf("%llu\n", (unsigned long long)kvr_xxh3(bytes, count, number()));
+}
+
+static void choice(void) {
+    static uint32_t prompt[64];
+    static uint64_t hashes[64];
+    kvr_route_request request = KVR_ROUTE_REQUEST_INIT;
+    kvr_route_reply reply;
+    size_t prefix = (size_t)number(), count, i;
+    uint32_t key;
+    request.block_size = (uint32_t)number();
+    count = (size_t)number();
+    for (i = 0; i < count; i++) {
+        if (request.block_size == 0) prompt[i] = (uint32_t)number();
+        else hashes[i] = number();
+    }
+    if (request.block_size == 0) request.tokens = prompt;
+    else request.local_hashes = hashes;
+    request.token_count = request.local_hash_count = count;
+    request.lora = name();
+    request.salt = name();
+    request.affinity_session = name();
+    key = kvr_fallback_key(&request, prefix);
+    printf("%lu", (unsigned long)key);
+    memset(&reply, 0, sizeof reply);
+    count = (size_t)number();
+    for (i = 0; i < count; i++) {
+        kvr_worker worker;
+        memset(&worker, 0, sizeof worker);
+        worker.worker_id = number();
+        worker.dp_rank = (uint32_t)number();
+        worker.weight = strtod(word(), NULL);
+        kvr_fallback_rank(&reply, KVR_CANDIDATES_MAX, key, &worker);
+    }
+    for (i = 0; i < reply.candidate_count; i++)
+        printf(" %llu/%lu", (unsigned long long)reply.candidates[i].worker_id, (unsigned long)reply.candidates[i].dp_rank);
+    printf("\n");
+}
+
+static int arithmetic(void) {
+    char what[16];
+    while (scanf("%15s", what) == 1) {
+        if (strcmp(what, "cost") == 0) printf("%llu\n", (unsigned long long)kvr_fallback_surprise(number()));
+        else if (strcmp(what, "hash") == 0) hash_of();
+        else choice();
+    }
+    return 0;
+}
+
+/* ---- beside a daemon ---- */
+
+static kvr_route_request asking(const char *request_id, uint32_t seed) {
+    kvr_route_request request = KVR_ROUTE_REQUEST_INIT;
+    size_t i;
+    for (i = 0; i < 70; i++) tokens[i] = seed * 1000 + (uint32_t)i;
+    request.request_id = request_id;
+    request.tokens = tokens;
+    request.token_count = 70;
+    return request;
+}
+
+static void until_the_daemon_decides(void) {
+    kvr_route_request request = asking(NULL, 1);
+    struct timespec rest = {0, 5000000};
+    do {
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK);
+        nanosleep(&rest, NULL);
+    } while (answer.is_fallback);
+}
+
+static void beside_a_daemon(const char *path) {
+    kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;
+    kvr_route_request request = asking("life", 1);
+    kvr_held old, held;
+    kvr_outcome outcome;
+    uint32_t seed;
+    uint64_t first, seen = 0;
+
+    options.path = path;
+    options.timeout_ms = 60000;
+    options.backoff_first_ms = 1;
+    options.backoff_most_ms = 20;
+    options.hash_locally = 1;
+    kvr_steady_init(&steady, &options);
+    CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) == KVR_UNKNOWN);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    CHECK(answer.reply.request_blocks == 4 && answer.booking.booking.generation != 0);
+    CHECK(kvr_steady_prefill_complete(&steady, &answer.booking, 7, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_steady_output_progress(&steady, &answer.booking, 7, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    CHECK(kvr_steady_free(&steady, &answer.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+
+    /* A daemon that is silent: decided alone within the deadline, what comes late is freed, what is owed is said. */
+    request = asking("held", 2);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    held = answer.booking;
+    ask_for("stop");
+    steady.options.timeout_ms = 100;
+    request = asking("late", 3);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK);
+    CHECK(answer.is_fallback && answer.why == KVR_TIMEOUT && answer.since_ms > 0 && answer.booking.booking.generation == 0);
+    CHECK(kvr_steady_free(&steady, &held, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);
+    ask_for("go on");
+    steady.options.timeout_ms = 60000;
+    until_the_daemon_decides();
+    CHECK(kvr_steady_free(&steady, &held, &outcome) == KVR_OK && outcome == KVR_ALREADY_APPLIED);
+
+    /* One that is gone: every prompt has its worker. */
+    request = asking("old", 4);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    old = answer.booking;
+    ask_for("kill");
+    for (seed = 0; seed < 40; seed++) {
+        request = asking("alone", seed);
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+        CHECK(answer.why == KVR_SYSTEM || answer.why == KVR_CLOSED);
+        CHECK(answer.reply.candidate_count == 2 && !answer.all_down);
+        first = answer.reply.candidates[0].worker_id;
+        seen |= (uint64_t)1 << first;
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+        CHECK(answer.reply.candidates[0].worker_id == first);
+    }
+    CHECK(seen == 6 && steady.fallbacks >= 80);
+    CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) != KVR_OK);
+    ask_for("start");
+    until_the_daemon_decides();
+    /* The same place and number name another booking there. */
+    request = asking("new", 5);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    CHECK(kvr_steady_free(&steady, &old, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);
+    CHECK(kvr_steady_free(&steady, &answer.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    ask_for("free");
+    kvr_steady_close(&steady);
+}
+
+int main(int count, char **arguments) {
+    if (count < 2) return arithmetic();
+    beside_a_daemon(arguments[1]);
+    return 0;
+}

@@ -2,11 +2,13 @@
 //! against these.
 
 mod client;
+mod connections;
 mod journal;
 mod recovery;
 mod turns;
 
 pub use client::*;
+pub use connections::*;
 pub use journal::*;
 pub use recovery::*;
 pub use turns::*;
@@ -39,10 +41,6 @@ pub const CONNECTIONS_MAX: usize = 4096;
 pub const ADMIN_CONNECTIONS_MAX: usize = 64;
 /// Connections the kernel keeps waiting for the acceptor.
 pub const LISTEN_BACKLOG: i32 = 1024;
-/// Permission bits of the routing socket's file: its owner and group may route.
-pub const ROUTING_SOCKET_MODE_DEFAULT: u32 = 0o660;
-/// Permission bits of the admin socket's file: its owner may administer.
-pub const ADMIN_SOCKET_MODE_DEFAULT: u32 = 0o600;
 /// Entries of a core's submission queue; its completion queue is twice that.
 pub const URING_ENTRIES: u32 = 4096;
 /// How long the io_uring probe may take, milliseconds.

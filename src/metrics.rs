@@ -133,8 +133,11 @@ counters! {
     /// Once per daemon, counted by the control thread.
     DaemonCounter {
         ConnectionsRefused = "connections_refused", "Connections refused because too many were open.";
+        ConnectionsNotPermitted = "connections_not_permitted", "Connections refused because neither serve.allow_uids nor serve.allow_gids names the peer.";
         MailboxFull = "mailbox_full", "Connections refused because a core's mailbox was full.";
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
+        AdminConnectionsNotPermitted = "admin_connections_not_permitted", "Connections to the admin socket refused because neither admin.allow_uids nor admin.allow_gids names the peer.";
+        AdminConnectionsOverdue = "admin_connections_overdue", "Connections to the admin socket closed because hello, the rest of a frame, or room for a reply did not come in time.";
         BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they were too old.";
         WorkersAdded = "workers_added", "Workers that came while the daemon ran.";
         WorkersRemoved = "workers_removed", "Workers that left while the daemon ran.";

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::exit::{Exit, Failure};
 use crate::config::{self, Config, Flags, Setting};
 use crate::error::counted;
+use crate::serve::Admissions;
 
 const WORKER_HELP: &str = "\
 A worker is named by the fields of a [[worker]] in the file, with commas between:
@@ -104,6 +105,7 @@ impl ServeArgs {
             .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
         config.snapshot.fresh = self.fresh;
         if self.check {
+            Admissions::resolve(&config)?;
             let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
             writeln!(stdout, "ok: {spaces}, {workers}")?;
             return Ok(Prepared::Done(Exit::Done));

@@ -32,6 +32,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     let Named { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
         serve: serve(&draft.serve, problems),
+        admin: draft.admin.value.clone(),
         metrics: draft.metrics.value.clone(),
         log: draft.log.value.clone(),
         ingest: draft.ingest.value.clone(),

@@ -17,6 +17,7 @@ const HEAD: &str = "\
 pub fn example() -> String {
     let mut text = String::from(HEAD);
     section(&mut text, &fields::SERVE);
+    section(&mut text, &fields::ADMIN);
     section(&mut text, &fields::METRICS);
     section(&mut text, &fields::LOG);
     section(&mut text, &fields::INGEST);

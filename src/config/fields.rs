@@ -1,6 +1,7 @@
 //! The field table: every field's name, unit, default, bounds, meaning and place. The example file, the
 //! suggestions, the checks and the defaults of [`Config`](super::Config) are all read from here.
 
+mod admin;
 mod daemon;
 mod fleet;
 mod journal;
@@ -9,6 +10,7 @@ mod relay;
 
 use super::field::{Field, Kind, Preset};
 
+pub(super) use admin::ADMIN;
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use journal::{JOURNAL, SHADOW};

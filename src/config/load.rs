@@ -91,6 +91,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
     for setting in &flags.settings {
         match setting.section {
             "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
+            "admin" => apply(&fields::ADMIN, &mut draft.admin, setting, problems),
             "metrics" => apply(&fields::METRICS, &mut draft.metrics, setting, problems),
             "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),

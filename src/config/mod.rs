@@ -5,6 +5,7 @@
 //! checks the draft as a whole and makes the [`Config`] the daemon runs on. Both steps list everything they
 //! find wrong before anything is refused.
 
+mod access;
 mod check;
 mod endpoint;
 mod example;
@@ -26,6 +27,7 @@ use crate::load::PrefillModel;
 
 use crate::route::Policy;
 
+pub use access::{AccessConfig, AdminConfig};
 pub use check::admin_socket_beside;
 pub use example::example;
 pub use load::{Flags, Setting, load, parse, socket_default};
@@ -38,6 +40,8 @@ pub use settings::policy_with;
 pub struct Config {
     /// How gateways reach the daemon.
     pub serve: ServeConfig,
+    /// Who may administer.
+    pub admin: AdminConfig,
     /// The metrics page.
     pub metrics: MetricsConfig,
     /// The log.
@@ -137,6 +141,10 @@ pub struct ServeConfig {
     pub admin_socket: PathBuf,
     /// Permission bits of the routing socket.
     pub socket_mode: u32,
+    /// Who may route, beside what those bits say.
+    pub access: AccessConfig,
+    /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
+    pub frame_timeout_ms: u64,
     /// Which kernel interface carries the connections.
     pub io: IoEngine,
     /// Serving threads; 0 = as [`ServeConfig::core_count`] says.

@@ -161,6 +161,7 @@ fn as_entries(spaces: &[SpaceConfig]) -> Vec<Entry<SpaceConfig>> {
 fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
     let tables = [
         ("serve", &draft.serve.head),
+        ("admin", &draft.admin.head),
         ("metrics", &draft.metrics.head),
         ("log", &draft.log.head),
         ("ingest", &draft.ingest.head),

@@ -16,6 +16,8 @@ impl Config {
         compare("serve.socket", was.socket != is.socket);
         compare("serve.admin_socket", was.admin_socket != is.admin_socket);
         compare("serve.socket_mode", was.socket_mode != is.socket_mode);
+        compare("serve.frame_timeout_ms", was.frame_timeout_ms != is.frame_timeout_ms);
+        compare("admin.socket_mode", self.admin.socket_mode != next.admin.socket_mode);
         compare("serve.io", was.io != is.io);
         compare("serve.cores", was.cores != is.cores);
         compare("serve.pin", was.pin != is.pin);
@@ -61,6 +63,8 @@ mod tests {
             ("[discovery]\ngrace_ms = 1", &[]),
             ("[[worker]]\nid = 7", &[]),
             ("[serve]\ncores = 3\npin = true", &["serve.cores", "serve.pin"]),
+            ("[serve]\nallow_uids = [\"7\"]\n[admin]\nallow_gids = [\"7\"]", &[]),
+            ("[admin]\nsocket_mode = \"0660\"", &["admin.socket_mode"]),
             ("[log]\nlevel = \"debug\"", &["log.level"]),
             ("[policy]\ndevice_credit = 0.5", &[]),
             ("[policy]\nseed = 4", &["policy.seed"]),
@@ -76,7 +80,9 @@ mod tests {
         assert!(fields::WORKER.names().all(|name| fields::WORKER.reloads(name)));
         assert!(fields::DISCOVERY.reloads("grace_ms") && !fields::DISCOVERY.reloads("path"));
         assert!(fields::POLICY.reloads("mode") && !fields::POLICY.reloads("seed"));
-        assert!(fields::SERVE.names().all(|name| !fields::SERVE.reloads(name)));
+        let allows = |name: &str| matches!(name, "allow_uids" | "allow_gids");
+        assert!(fields::SERVE.names().all(|name| fields::SERVE.reloads(name) == allows(name)));
+        assert!(fields::ADMIN.names().all(|name| fields::ADMIN.reloads(name) == allows(name)));
         assert!(fields::SPACE.names().all(|name| !fields::SPACE.reloads(name)));
     }
 }

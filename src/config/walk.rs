@@ -9,8 +9,8 @@ use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
-    BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig, PolicyConfig, RelayConfig,
-    ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    AdminConfig, BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig, PolicyConfig,
+    RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -106,6 +106,7 @@ impl<T> Entry<T> {
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) serve: Entry<ServeConfig>,
+    pub(super) admin: Entry<AdminConfig>,
     pub(super) metrics: Entry<MetricsConfig>,
     pub(super) log: Entry<LogConfig>,
     pub(super) ingest: Entry<IngestConfig>,
@@ -134,6 +135,7 @@ impl Draft {
     pub(super) fn preset() -> Self {
         Self {
             serve: preset(&fields::SERVE),
+            admin: preset(&fields::ADMIN),
             metrics: preset(&fields::METRICS),
             log: preset(&fields::LOG),
             ingest: preset(&fields::INGEST),
@@ -152,12 +154,13 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 13] {
+fn sections() -> [(&'static str, Vec<&'static str>); 14] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
     [
         of(&fields::SERVE),
+        of(&fields::ADMIN),
         of(&fields::METRICS),
         of(&fields::LOG),
         of(&fields::INGEST),
@@ -228,6 +231,7 @@ impl Walk<'_> {
             let place = self.key_place(root, name);
             match name {
                 "serve" => self.single(&fields::SERVE, item, place, &mut draft.serve),
+                "admin" => self.single(&fields::ADMIN, item, place, &mut draft.admin),
                 "metrics" => self.single(&fields::METRICS, item, place, &mut draft.metrics),
                 "log" => self.single(&fields::LOG, item, place, &mut draft.log),
                 "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),

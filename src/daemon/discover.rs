@@ -13,6 +13,7 @@ use super::{servers, watch};
 use crate::config::Config;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::route::PolicyTable;
+use crate::serve::Admissions;
 
 /// What is followed, and what acts on it.
 pub(super) struct Discovery<'a> {
@@ -23,12 +24,13 @@ pub(super) struct Discovery<'a> {
     pub(super) muster: Muster,
     pub(super) streams: &'a Streams,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
+    pub(super) admissions: &'a Admissions,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
 /// Follows all sources for ever; answers with what ended by itself.
 pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
-    let Discovery { config, read_again, hangup, roster, muster, streams, policies, counters } = discovery;
+    let Discovery { config, read_again, hangup, roster, muster, streams, policies, admissions, counters } = discovery;
     let grace_ms = Cell::new(config.discovery.grace_ms);
     let files = async {
         match config.discovery.path.clone() {
@@ -36,7 +38,7 @@ pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
-    let reload = reload::Reloaded { grace_ms: &grace_ms, roster, policies, counters };
+    let reload = reload::Reloaded { grace_ms: &grace_ms, roster, policies, admissions, counters };
     tokio::select! {
         () = muster.run(roster, streams) => "the muster of workers",
         () = files => "discovery by files",

@@ -40,12 +40,12 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::{self, LoadListener};
 use crate::limits::{
-    ADMIN_SOCKET_MODE_DEFAULT, BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX,
-    QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
+    BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
 };
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::serve::{
-    Acceptor, AdminServer, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage, choose_engine,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage,
+    choose_engine,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
@@ -83,9 +83,10 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
     // of the start, and then drains it.
     let mut signals = Signals::listen()?;
+    let admissions = Admissions::resolve(config)?;
     // Everything that can be refused is bound before any thread runs.
     let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
-    let admin = BoundSocket::bind(&config.serve.admin_socket, ADMIN_SOCKET_MODE_DEFAULT)?;
+    let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
     let snapshots = Snapshots::open(config)?;
     let scrapes = MetricsPage::bind(config.metrics.port).await?;
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
@@ -104,9 +105,11 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
     let muster = Muster::new(config, (records, places), snapshots.clone(), listener, &sources);
     let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
-    let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?;
+    let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
+        .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
-    let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?;
+    let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?
+        .admitting(Arc::clone(&admissions.routing));
     announce(config, engine, core_count, streams.len());
     let Signals { terminate, interrupt, hangup } = &mut signals;
     let discovery = Discovery {
@@ -117,6 +120,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         muster,
         streams: &streams,
         policies: &shared.policies,
+        admissions: &admissions,
         counters: &counters,
     };
     let ending = tokio::select! {
@@ -274,6 +278,7 @@ fn start_cores(
             frame_body_bytes_max: config.serve.frame_body_bytes_max,
             spin_us_max: config.serve.spin_us_max,
             unread_ms_max: config.serve.unread_ms_max,
+            frame_timeout_ms: config.serve.frame_timeout_ms,
             ..CoreOptions::new(index, engine)
         };
         // Readers are not shared between threads: each core clones its own.

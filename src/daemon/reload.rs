@@ -9,8 +9,10 @@ use tokio::signal::unix::Signal;
 use super::roster::Roster;
 use crate::config::{Config, Named, Problems};
 use crate::discovery::Source;
+use crate::error;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::route::PolicyTable;
+use crate::serve::Admissions;
 
 /// Reads the configuration the daemon was started with once more.
 pub type ReadConfig<'a> = &'a dyn Fn() -> Result<Config, Problems>;
@@ -31,10 +33,19 @@ pub(super) struct Reloaded<'a> {
     pub(super) grace_ms: &'a Cell<u64>,
     pub(super) roster: &'a Roster,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
+    pub(super) admissions: &'a Admissions,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
 impl Reloaded<'_> {
+    /// Replaces who may connect. Those who are connected stay.
+    fn replace_admissions(&self, next: &Config) -> error::Result<()> {
+        if self.admissions.replace(next)? {
+            tracing::info!("who may connect is replaced");
+        }
+        Ok(())
+    }
+
     /// Replaces the policies, if they say anything else: under the next version, so that every reply tells by which it
     /// was decided. A decision under way ends by those it began with.
     fn replace_policies(&self, next: &Config) {
@@ -61,6 +72,13 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Con
                 tracing::error!(problem, "the configuration is not taken over");
             }
             Ok(next) => {
+                // First, as it alone may still refuse: names of users are looked up anew.
+                if let Err(error) = reloaded.replace_admissions(&next) {
+                    counters.bump(DaemonCounter::ConfigReloadsRefused);
+                    roster.note(&Source::Config.to_string(), Some(error.to_string()));
+                    tracing::error!(%error, "the configuration cannot be used; what was read before holds");
+                    continue;
+                }
                 counters.bump(DaemonCounter::ConfigReloads);
                 roster.note(&Source::Config.to_string(), None);
                 grace_ms.set(next.discovery.grace_ms);

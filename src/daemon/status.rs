@@ -180,8 +180,9 @@ impl Administration {
         let daemon = daemon.map(|counter| (counter.name().to_owned(), self.sources.daemon.get(*counter)));
         let room = &self.sources.room;
         let queue = QueueCounter::ALL.iter().map(|counter| (counter.name().to_owned(), room.counters().get(*counter)));
-        // Not a counter: it falls again.
-        let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64)]);
+        // Not counters: they fall again.
+        let live = ("bookings_live".to_owned(), self.shared.loads.live() as u64);
+        let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64), live]);
         let heard = LoadReportCounter::ALL.iter();
         let heard = heard.map(|counter| (counter.name().to_owned(), self.sources.heard.get(*counter)));
         let predicting = &self.sources.predicting.counters;

@@ -8,6 +8,8 @@ counters! {
         Connections = "connections", "Connections accepted.";
         ConnectionsClosed = "connections_closed", "Connections that ended, for whatever reason.";
         ConnectionsUntrusted = "connections_untrusted", "Connections closed because a frame header could not be trusted.";
+        ConnectionsHelloOverdue = "connections_hello_overdue", "Connections closed because hello did not come in time.";
+        ConnectionsFrameOverdue = "connections_frame_overdue", "Connections closed because the rest of a frame did not come in time.";
         ConnectionsFailed = "connections_failed", "Connections that ended by an error of the socket.";
         ConnectionsUnread = "connections_unread", "Connections closed because their peer left its replies unread.";
         SpinsPaid = "spins_paid", "Times a core found work because it looked for it instead of sleeping.";

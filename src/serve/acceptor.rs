@@ -4,9 +4,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use rustix::net::SendFlags;
 use tokio::net::{UnixListener, UnixStream};
 
+use super::admission::Admission;
 use super::log_quota::LogQuota;
 use super::mailbox::CoreHandle;
 use super::socket_file::BoundSocket;
@@ -21,6 +23,7 @@ pub struct Acceptor {
     listener: UnixListener,
     cores: Vec<CoreHandle>,
     connections_max: usize,
+    admission: Arc<ArcSwap<Admission>>,
     counters: Arc<CounterSet<DaemonCounter>>,
     encoder: ReplyEncoder,
     log_quota: LogQuota,
@@ -41,7 +44,15 @@ impl Acceptor {
     ) -> Result<Self> {
         let listener = socket.listen_async()?;
         let (encoder, log_quota) = (ReplyEncoder::default(), LogQuota::default());
-        Ok(Self { listener, cores, connections_max, counters, encoder, log_quota, _socket: socket })
+        let admission = Arc::new(ArcSwap::from_pointee(Admission::by_mode("serve")));
+        Ok(Self { listener, cores, connections_max, admission, counters, encoder, log_quota, _socket: socket })
+    }
+
+    /// The same for those whom `admission` admits at the time.
+    #[must_use]
+    pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>) -> Self {
+        self.admission = admission;
+        self
     }
 
     /// Accepts until dropped, at any await. Dropping the acceptor closes the socket and removes its file.
@@ -62,7 +73,7 @@ impl Acceptor {
     }
 
     fn place(&mut self, stream: UnixStream) {
-        let (uid, stream) = match stream.peer_cred().and_then(|peer| Ok((peer.uid(), stream.into_std()?))) {
+        let (credentials, stream) = match stream.peer_cred().and_then(|peer| Ok((peer, stream.into_std()?))) {
             Ok(taken) => taken,
             Err(error) => {
                 self.counters.bump(DaemonCounter::ConnectionsRefused);
@@ -72,6 +83,15 @@ impl Acceptor {
                 return;
             }
         };
+        let uid = credentials.uid();
+        if let Err(error) = self.admission.load().admit(&stream, &credentials) {
+            self.counters.bump(DaemonCounter::ConnectionsNotPermitted);
+            if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                tracing::warn!(uid, gid = credentials.gid(), pid = credentials.pid(), %error, withheld, "a connection is refused");
+            }
+            turn_away(&stream, &error, &mut self.encoder);
+            return;
+        }
         let alive = || self.cores.iter().filter(|core| core.is_alive());
         let open: usize = alive().map(CoreHandle::connections).sum();
         let least = alive().min_by_key(|core| core.connections());

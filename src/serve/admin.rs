@@ -6,15 +6,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::Guard;
+use arc_swap::{ArcSwap, Guard};
 use tokio::net::UnixListener;
 
 use super::acceptor::turn_away;
+use super::admission::Admission;
 use super::connection::{Connection, Peer, Phase, Respond};
 use super::engine::{Stream, drive};
 use super::epoll::EpollStream;
 use super::log_quota::LogQuota;
 use super::outlet::Outlet;
+use super::overdue::{Owed, overdue};
 use super::responder::{hello_again, hello_facts, require_hello};
 use super::service::HelloInfo;
 use super::socket_file::BoundSocket;
@@ -133,6 +135,9 @@ pub struct AdminServer {
     listener: UnixListener,
     responder: Rc<RefCell<AdminResponder>>,
     open: Rc<Cell<usize>>,
+    admission: Arc<ArcSwap<Admission>>,
+    /// How long a peer may owe something; zero = for ever.
+    patience: Duration,
     counters: Arc<CounterSet<DaemonCounter>>,
     log_quota: Rc<LogQuota>,
     // Last: the file goes once nobody listens.
@@ -151,7 +156,25 @@ impl AdminServer {
     ) -> Result<Self> {
         let listener = socket.listen_async()?;
         let responder = Rc::new(RefCell::new(AdminResponder::new(service)));
-        Ok(Self { listener, responder, open: Rc::default(), counters, log_quota: Rc::default(), socket })
+        Ok(Self {
+            listener,
+            responder,
+            open: Rc::default(),
+            admission: Arc::new(ArcSwap::from_pointee(Admission::by_mode("admin"))),
+            patience: Duration::ZERO,
+            counters,
+            log_quota: Rc::default(),
+            socket,
+        })
+    }
+
+    /// The same for those whom `admission` admits at the time, and who are not late by `frame_timeout_ms` with a frame,
+    /// with hello or with taking a reply; 0 = whenever they are done.
+    #[must_use]
+    pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>, frame_timeout_ms: u64) -> Self {
+        self.admission = admission;
+        self.patience = Duration::from_millis(frame_timeout_ms);
+        self
     }
 
     /// Where it listens.
@@ -180,40 +203,74 @@ impl AdminServer {
     }
 
     fn admit(&self, stream: tokio::net::UnixStream) {
+        let credentials = match stream.peer_cred() {
+            Ok(credentials) => credentials,
+            Err(error) => return self.fail(&error),
+        };
+        let uid = credentials.uid();
+        if let Err(error) = self.admission.load().admit(&stream, &credentials) {
+            return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsNotPermitted, uid);
+        }
         if self.open.get() >= ADMIN_CONNECTIONS_MAX {
-            self.counters.bump(DaemonCounter::AdminConnectionsRefused);
-            if let Some(withheld) = self.log_quota.take(Instant::now()) {
-                tracing::warn!(withheld, "an admin connection is refused: too many are open");
-            }
             let remedy = "close those that are done";
             let error = Error::new(Kind::Overloaded, "too many admin connections are open", remedy);
-            turn_away(&stream, &error, &mut self.responder.borrow_mut().encoder);
-            return;
+            return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsRefused, uid);
         }
-        let taken = stream.peer_cred().and_then(|peer| Ok((peer.uid(), EpollStream::from_std(stream.into_std()?)?)));
-        let (uid, stream) = match taken {
-            Ok(taken) => taken,
-            Err(error) => {
-                self.counters.bump(DaemonCounter::AdminConnectionsRefused);
-                if let Some(withheld) = self.log_quota.take(Instant::now()) {
-                    tracing::warn!(%error, withheld, "an admin connection cannot be taken over");
-                }
-                return;
-            }
-        };
+        match stream.into_std().and_then(EpollStream::from_std) {
+            Ok(stream) => self.serve(stream, uid),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&self, error: &std::io::Error) {
+        self.counters.bump(DaemonCounter::AdminConnectionsRefused);
+        if let Some(withheld) = self.log_quota.take(Instant::now()) {
+            tracing::warn!(%error, withheld, "an admin connection cannot be taken over");
+        }
+    }
+
+    fn refuse(&self, stream: &tokio::net::UnixStream, error: &Error, counter: DaemonCounter, uid: u32) {
+        self.counters.bump(counter);
+        if let Some(withheld) = self.log_quota.take(Instant::now()) {
+            tracing::warn!(uid, %error, withheld, "an admin connection is refused");
+        }
+        turn_away(stream, error, &mut self.responder.borrow_mut().encoder);
+    }
+
+    /// Answers a connection in a task of its own.
+    fn serve(&self, stream: EpollStream, uid: u32) {
         self.open.set(self.open.get() + 1);
         let counted = CountedUntilDrop(Rc::clone(&self.open));
         let (responder, log_quota) = (Rc::clone(&self.responder), Rc::clone(&self.log_quota));
+        let (patience, counters) = (self.patience, Arc::clone(&self.counters));
         tokio::task::spawn_local(async move {
             let _counted = counted;
             let connection = RefCell::new(Connection::new(uid, FRAME_BODY_BYTES_MAX_DEFAULT));
-            let ended = drive(&stream, &responder, &connection, &Outlet::default(), None).await;
+            let (owed, outlet) = (connection.borrow().owed(), Outlet::default());
+            // A read or write of this engine may be given up.
+            let ended = tokio::select! {
+                ended = drive(&stream, &responder, &connection, &outlet, None) => ended,
+                owed = overdue(&owed, patience), if !patience.is_zero() => {
+                    counters.bump(DaemonCounter::AdminConnectionsOverdue);
+                    if let Some(withheld) = log_quota.take(Instant::now()) {
+                        tracing::warn!(uid, ?owed, withheld, "an admin connection is closed: its peer is late");
+                    }
+                    return say_overdue(&stream, owed, patience, &mut responder.borrow_mut().encoder);
+                }
+            };
             if ended.is_peer_leaving() {
                 tracing::debug!(uid, %ended, "an admin connection has ended");
             } else if let Some(withheld) = log_quota.take(Instant::now()) {
                 tracing::warn!(uid, %ended, withheld, "an admin connection is closed");
             }
         });
+    }
+}
+
+/// Tells a peer why it is left, unless a reply lies half written before it.
+fn say_overdue(stream: &EpollStream, owed: Owed, patience: Duration, encoder: &mut ReplyEncoder) {
+    if let Some(error) = owed.reproach(patience) {
+        turn_away(stream, &error, encoder);
     }
 }
 

@@ -1,6 +1,10 @@
 //! A connection, whatever carries its bytes: frames in, replies out.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::frames::{FrameReader, Next};
+use super::overdue::Owed;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX};
@@ -60,6 +64,9 @@ pub struct Connection {
     frames: FrameReader,
     peer: Peer,
     turn: Turn,
+    /// Frames answered.
+    frames_done: u64,
+    owed: Rc<Cell<Owed>>,
 }
 
 /// What a connection has had since it last gave way to others.
@@ -83,7 +90,8 @@ impl Connection {
     #[must_use]
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
         let peer = Peer { connection: 0, uid, phase: Phase::HelloAwaited };
-        Self { frames: FrameReader::new(body_bytes_max), peer, turn: Turn::default() }
+        let (frames, owed) = (FrameReader::new(body_bytes_max), Rc::default());
+        Self { frames, peer, turn: Turn::default(), frames_done: 0, owed }
     }
 
     /// The same as number `connection` of its core.
@@ -93,8 +101,19 @@ impl Connection {
         self
     }
 
+    /// What the peer owes, as of the last call.
+    #[must_use]
+    pub fn owed(&self) -> Rc<Cell<Owed>> {
+        Rc::clone(&self.owed)
+    }
+
     /// The receive buffer, to be read into behind what it holds; there is room.
     pub fn take_buffer(&mut self) -> Vec<u8> {
+        self.owed.set(match self.peer.phase {
+            _ if self.frames.is_mid_frame() => Owed::Frame(self.frames_done),
+            Phase::HelloAwaited => Owed::Hello,
+            Phase::Open(_) => Owed::Nothing,
+        });
         self.frames.take()
     }
 
@@ -111,6 +130,12 @@ impl Connection {
 
     /// Answers every whole frame in the buffer, until it is the others' turn.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
+        let flow = self.answer_frames(responder, out);
+        self.owed.set(if out.is_empty() { Owed::Nothing } else { Owed::Room(self.frames_done) });
+        flow
+    }
+
+    fn answer_frames<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
         loop {
             if self.turn.is_over() {
                 self.turn = Turn::default();
@@ -139,6 +164,7 @@ impl Connection {
             self.turn.frames += 1;
             self.turn.request_bytes += request_bytes;
             self.turn.reply_bytes += out.len() - written;
+            self.frames_done += 1;
         }
     }
 
@@ -260,6 +286,28 @@ mod tests {
         assert_eq!((out.len(), echo.refused, connection.is_mid_frame()), (1, 2, false));
         receive(&mut connection, &[0; FRAME_HEADER_BYTES]);
         assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Close { reason: HeaderFault::KindZero });
+    }
+
+    #[test]
+    fn what_the_peer_owes_is_known() {
+        let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
+        let (owed, mut out) = (connection.owed(), Vec::new());
+        receive(&mut connection, &[]);
+        assert_eq!(owed.get(), Owed::Hello);
+        connection.peer.phase = Phase::Open(None);
+        let frame = FrameHeader::new(FrameKind::Route, 0, CorrelationId(1)).encode();
+        receive(&mut connection, &[&frame[..], &frame[..3]].concat());
+        assert_eq!(owed.get(), Owed::Nothing);
+        assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
+        assert_eq!(owed.get(), Owed::Room(1));
+        out.clear();
+        for byte in &frame[3..] {
+            receive(&mut connection, &[*byte]);
+            assert_eq!(owed.get(), Owed::Frame(1));
+        }
+        assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
+        receive(&mut connection, &[]);
+        assert_eq!(owed.get(), Owed::Nothing);
     }
 
     proptest! {

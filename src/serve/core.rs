@@ -17,6 +17,7 @@ use super::engine::{Ended, Stream, drive};
 use super::log_quota::LogQuota;
 use super::mailbox::{CoreHandle, Mailbox, Message};
 use super::outlet::{Outlet, Pushed};
+use super::overdue::{Owed, close_overdue};
 use super::probe::Engine;
 use super::responder::RoutingResponder;
 use super::room::Late;
@@ -44,6 +45,8 @@ pub struct CoreOptions {
     pub spin_us_max: u32,
     /// How long a peer may leave its replies unread, milliseconds; 0 = for ever.
     pub unread_ms_max: u64,
+    /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
+    pub frame_timeout_ms: u64,
 }
 
 impl CoreOptions {
@@ -57,6 +60,7 @@ impl CoreOptions {
             frame_body_bytes_max: FRAME_BODY_BYTES_MAX_DEFAULT,
             spin_us_max: 0,
             unread_ms_max: UNREAD_MS_MAX_DEFAULT,
+            frame_timeout_ms: 0,
         }
     }
 }
@@ -164,27 +168,29 @@ fn serve<S: Service + 'static>(
 pub(super) struct Shared<T, S: Service> {
     pub(super) options: CoreOptions,
     mailbox: Arc<Mailbox>,
-    counters: Arc<CounterSet<CoreCounter>>,
+    pub(super) counters: Arc<CounterSet<CoreCounter>>,
     pub(super) responder: RefCell<RoutingResponder<S>>,
     /// Open connections by a number that is never used again.
     pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
-    log_quota: LogQuota,
+    pub(super) log_quota: LogQuota,
     /// When it looks for work instead of sleeping.
     pub(super) spin: Spin,
 }
 
 /// An open connection: its socket, and what is written to it.
 pub(super) struct Link<T> {
-    stream: T,
+    pub(super) stream: T,
     pub(super) outlet: Outlet,
     /// It is closed because its peer leaves replies unread.
     is_unread: Cell<bool>,
+    /// What its peer owes.
+    pub(super) owed: Rc<Cell<Owed>>,
 }
 
 impl<T: Stream> Link<T> {
-    fn new(stream: T) -> Self {
-        Self { stream, outlet: Outlet::default(), is_unread: Cell::new(false) }
+    fn new(stream: T, owed: Rc<Cell<Owed>>) -> Self {
+        Self { stream, outlet: Outlet::default(), is_unread: Cell::new(false), owed }
     }
 
     /// Closes it: its peer leaves replies unread. Whoever reads from it or writes to it is told so by the socket.
@@ -208,6 +214,7 @@ async fn run<T: Stream, S: Service + 'static>(
     let beside = [
         tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
         tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
+        tokio::task::spawn_local(close_overdue(Rc::clone(&core))),
         tokio::task::spawn_local({
             let core = Rc::clone(&core);
             async move { core.spin.run().await }
@@ -233,9 +240,10 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     fn admit(self: &Rc<Self>, id: u64, stream: UnixStream, uid: u32) {
         self.counters.bump(CoreCounter::Connections);
         let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max).numbered(id));
+        let owed = connection.borrow().owed();
         let open = OpenConnection { core: Rc::clone(self), id, connection };
         let link = match T::from_std(stream) {
-            Ok(stream) => Rc::new(Link::new(stream)),
+            Ok(stream) => Rc::new(Link::new(stream, owed)),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
@@ -246,7 +254,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         };
         self.open.borrow_mut().insert(id, Rc::clone(&link));
         tokio::task::spawn_local(async move {
-            let Link { stream, outlet, is_unread } = &*link;
+            let Link { stream, outlet, is_unread, .. } = &*link;
             let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&open.core.spin)).await;
             let ended = if is_unread.get() { Ended::Unread } else { ended };
             open.core.count_end(uid, &ended);

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 
 use tokio::io::AsyncReadExt;
@@ -17,6 +18,12 @@ pub(super) struct EpollStream {
     /// Borrowed within a poll only.
     read: RefCell<OwnedReadHalf>,
     write: OwnedWriteHalf,
+}
+
+impl AsFd for EpollStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.write.as_ref().as_fd()
+    }
 }
 
 impl Stream for EpollStream {

@@ -13,6 +13,7 @@
 
 mod acceptor;
 mod admin;
+mod admission;
 mod connection;
 mod core;
 mod engine;
@@ -22,6 +23,7 @@ mod log_quota;
 mod mailbox;
 mod metrics_page;
 mod outlet;
+mod overdue;
 mod parking;
 mod probe;
 mod responder;
@@ -35,11 +37,13 @@ mod watching;
 
 pub use acceptor::Acceptor;
 pub use admin::{AdminResponder, AdminServer, AdminService};
+pub use admission::{Admission, Admissions};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreOptions};
 pub(crate) use log_quota::LogQuota;
 pub use mailbox::CoreHandle;
 pub use metrics_page::MetricsPage;
+pub use overdue::Owed;
 pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
 pub use responder::RoutingResponder;
 pub use room::WaitingRoom;

@@ -11,14 +11,14 @@ use crate::config::{
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, Parsed, Text};
+use Kind::{Choice, Flag, Integer, List, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
     name: "serve",
-    reload: Reload::Never,
+    reload: Reload::Only(super::admin::ACCESS_FIELDS),
     repeated: false,
     doc: "How gateways reach the daemon.",
     fields: &[
@@ -61,7 +61,36 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                     Ok(())
                 },
             },
-            "Permission bits of the routing socket: who may write to it may route and book. The other is the owner's.",
+            "Permission bits of the routing socket: who may write to it may route and book. The other is [admin]'s.",
+        ),
+        field(
+            "allow_uids",
+            "",
+            Value(""),
+            List {
+                items_max: limits::ALLOWED_ACCOUNTS_MAX,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, v| c.access.uids = v,
+            },
+            "Users, each a number or a name of /etc/passwd, that may route. With this or allow_gids set nobody else may, root neither.",
+        ),
+        field(
+            "allow_gids",
+            "",
+            Value(""),
+            List {
+                items_max: limits::ALLOWED_ACCOUNTS_MAX,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, v| c.access.gids = v,
+            },
+            "Groups, each a number or a name of /etc/group, that may too: as the peer's process was when it connected. Open connections stay.",
+        ),
+        field(
+            "frame_timeout_ms",
+            "milliseconds",
+            Value("10000"),
+            Integer { min: 0, max: limits::FRAME_TIMEOUT_MS_CEILING, set: |c, v| c.frame_timeout_ms = v },
+            "A connection that leaves a frame unfinished, or hello unsaid, for so long is told so and closed. 0: never.",
         ),
         field(
             "io",

@@ -1,0 +1,57 @@
+//! The table that says who may administer, and the fields that say who may connect.
+
+use super::field;
+use crate::config::AdminConfig;
+use crate::config::endpoint;
+use crate::config::field::{Kind, Preset, Reload, Section};
+use crate::limits;
+
+use Kind::{List, Parsed};
+use Preset::Value;
+
+/// The fields that a running daemon takes over, of either socket.
+pub(super) const ACCESS_FIELDS: &[&str] = &["allow_uids", "allow_gids"];
+
+pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
+    name: "admin",
+    reload: Reload::Only(ACCESS_FIELDS),
+    repeated: false,
+    doc: "Who may administer: status, adding and removing workers, resets, policies.",
+    fields: &[
+        field(
+            "socket_mode",
+            "octal",
+            Value("0600"),
+            Parsed {
+                what: "an octal mode in quotes, such as \"0660\"",
+                set: |c, text| {
+                    c.socket_mode = endpoint::socket_mode(text)?;
+                    Ok(())
+                },
+            },
+            "Permission bits of the admin socket. 0600: only the daemon's own user, and root, whatever the lists say.",
+        ),
+        field(
+            "allow_uids",
+            "",
+            Value(""),
+            List {
+                items_max: limits::ALLOWED_ACCOUNTS_MAX,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, v| c.access.uids = v,
+            },
+            "As serve.allow_uids, for those who administer. The two lists know nothing of each other.",
+        ),
+        field(
+            "allow_gids",
+            "",
+            Value(""),
+            List {
+                items_max: limits::ALLOWED_ACCOUNTS_MAX,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, v| c.access.gids = v,
+            },
+            "As serve.allow_gids, for those who administer.",
+        ),
+    ],
+};

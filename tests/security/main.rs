@@ -1,0 +1,48 @@
+//! Bad clients against the real daemon: each attack, and that nothing is left of it.
+//!
+//! What a client can touch of `limits`, where it is held to before anything is reserved for it, and what shows that.
+//! Tests without a module are of this binary.
+//!
+//! | bound | test |
+//! |---|---|
+//! | `FRAME_BODY_BYTES_CEILING`, `FRAME_BODY_BYTES_MAX_DEFAULT`, `FRAME_ALIGN_BYTES` | `frames::lengths_that_lie_reserve_nothing` |
+//! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::frames` |
+//! | `READS_PER_TURN_MAX`, `FRAMES_PER_TURN_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
+//! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::outlet`; `serve_protocol` `lifecycle` |
+//! | `FRAME_TIMEOUT_MS_CEILING`, `OVERDUE_LOOKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |
+//! | `ERROR_TEXT_BYTES_MAX` | `bounds::as_much_as_may_be_…` |
+//! | `REQUEST_OVERHEAD_BYTES_MAX` | asserted in `limits` against what it is for; `bounds::as_much_as_may_be_…` |
+//! | `FRAME_TABLE_DEPTH_MAX` | no table of the schema holds its like: nothing can nest deeper than it says; fuzz target `request` |
+//! | `REQUEST_TABLES_MAX` | `bounds::tables_are_counted_before_they_are_looked_at` |
+//! | `CONNECTIONS_MAX` | `pace::more_connections_than_may_be_…` |
+//! | `ADMIN_CONNECTIONS_MAX` | `pace::who_never_says_hello_…`; `serve_protocol` `lifecycle` |
+//! | `MAILBOX_MESSAGES_MAX`, `LISTEN_BACKLOG` | a flood may meet them in `pace::more_connections_than_may_be_…` |
+//! | `LOG_LINES_PER_WINDOW_MAX`, `LOG_WINDOW_MS` | `identity::who_is_not_listed_…`; unit tests of `serve::log_quota` |
+//! | `METRICS_CONNECTIONS_MAX`, `METRICS_CONNECTION_MS_MAX` | unit tests of `serve::metrics_page` |
+//! | `ALLOWED_ACCOUNTS_MAX`, `PEER_GROUPS_MAX` | `identity`; unit tests of `serve::admission` |
+//! | `PROMPT_TOKENS_MAX`, `PROMPT_BLOCKS_MAX` | `bounds::as_much_as_may_be_…` |
+//! | `NAME_BYTES_MAX` | `bounds::as_much_as_may_be_…`, `bounds::names_and_reasons_elsewhere_…` |
+//! | `MEDIA_HASHES_MAX`, `ALLOW_LIST_MAX`, `REQUEST_TAINTS_MAX`, `SHARED_HITS_MAX` | `bounds::as_much_as_may_be_…` |
+//! | `CANDIDATES_MAX`, `WORKERS_PAGE_MAX`, `WORKER_FIELDS_MAX` | `bounds::names_and_reasons_elsewhere_…` |
+//! | `BOOKINGS_PER_SESSION_MAX` | `bookings::who_books_and_never_frees_…` |
+//! | `SESSIONS_MAX`, `ACTIVE_WORDS_MAX` | unit tests of `load` |
+//! | `BOOKINGS_MAX` | looked at where `BOOKINGS_PER_SESSION_MAX` is; no test makes so many |
+//! | `QUEUE_REQUESTS_…`, `QUEUE_BYTES_MAX`, `QUEUE_SETS_MAX` | unit tests of `queue`; test `queue` |
+//! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
+#![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
+
+mod besieged;
+mod bookings;
+mod bounds;
+mod frames;
+mod identity;
+mod pace;
+#[path = "../process/mod.rs"]
+mod process;
+mod raw;
+
+/// Says, past the test harness, what was not tested and why.
+fn skipped(what: &str, why: &str) {
+    let line = format!("skipped: {what}: {why}\n");
+    std::io::Write::write_all(&mut std::io::stdout().lock(), line.as_bytes()).expect("said");
+}

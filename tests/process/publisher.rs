@@ -26,6 +26,8 @@ impl Publisher {
     pub(crate) fn bind(endpoint: &str) -> zmq::Result<Self> {
         let socket = zmq::Context::new().socket(zmq::XPUB)?;
         socket.set_linger(0)?;
+        // As engines do: a daemon that has no processor for a while loses nothing.
+        socket.set_sndhwm(100_000)?;
         socket.set_rcvtimeo(PATIENCE.as_millis() as i32)?;
         // Every subscription is told, also one that somebody else has, as one who was killed may.
         socket.set_xpub_verbose(true)?;

@@ -1,0 +1,289 @@
+//! Clients that do not behave, each in a thread of its own, over and over. What they are answered is not looked at, but
+//! where it must not be: another's booking.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvrouted::client::{Client, ClientOptions};
+use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
+use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+use kvrouted::serve::admin_path;
+use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::gateway::Truth;
+
+/// What there is of bad behaviour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vice {
+    /// Connects and leaves, many at once.
+    Storm,
+    /// Dies in the middle of a frame.
+    Dies,
+    /// Sends a frame byte by byte.
+    Loris,
+    /// Reads a byte now and then.
+    SlowReader,
+    /// Asks and asks, and never reads.
+    NeverReads,
+    /// Sends anything.
+    Garbage,
+    /// Books and does not free.
+    Leaker,
+    /// Comes back as the session it was, and tries to be another.
+    Switcher,
+    /// Waits for busy workers, and leaves.
+    Parker,
+    /// Watches the fleet and asks for status without an end.
+    Onlooker,
+}
+
+impl Vice {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Storm,
+        Self::Dies,
+        Self::Loris,
+        Self::SlowReader,
+        Self::NeverReads,
+        Self::Garbage,
+        Self::Leaker,
+        Self::Switcher,
+        Self::Parker,
+        Self::Onlooker,
+    ];
+}
+
+/// A client of one vice.
+pub(crate) struct Villain<'a> {
+    vice: Vice,
+    socket: PathBuf,
+    truth: &'a Truth,
+    random: Xoshiro256PlusPlus,
+    rounds: &'a AtomicU64,
+}
+
+impl<'a> Villain<'a> {
+    pub(crate) fn new(vice: Vice, socket: &Path, truth: &'a Truth, seed: u64, rounds: &'a AtomicU64) -> Self {
+        let random = Xoshiro256PlusPlus::seed_from_u64(seed ^ (vice as u64) << 32);
+        Self { vice, socket: socket.to_owned(), truth, random, rounds }
+    }
+
+    pub(crate) fn run(mut self, stop: &AtomicBool) {
+        // Relaxed: it is only to end some time, and a count.
+        while !stop.load(Ordering::Relaxed) {
+            // The daemon may refuse and close: that is how it should be.
+            let _ = self.once();
+            self.rounds.fetch_add(1, Ordering::Relaxed);
+            self.rest_ms(5..100);
+        }
+    }
+
+    fn once(&mut self) -> std::io::Result<()> {
+        match self.vice {
+            Vice::Storm => self.storm(),
+            Vice::Dies => self.die(),
+            Vice::Loris => self.send_slowly(),
+            Vice::SlowReader => self.read_slowly(),
+            Vice::NeverReads => self.never_read(),
+            Vice::Garbage => self.send_garbage(),
+            Vice::Leaker => self.leak(),
+            Vice::Switcher => self.switch_sessions(),
+            Vice::Parker => self.park(),
+            Vice::Onlooker => self.look_on(),
+        }
+    }
+
+    fn rest_ms(&mut self, range: std::ops::Range<u64>) {
+        std::thread::sleep(Duration::from_millis(self.random.random_range(range)));
+    }
+
+    fn connect(&self) -> std::io::Result<UnixStream> {
+        let stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+        Ok(stream)
+    }
+
+    fn greeted(&self) -> std::io::Result<UnixStream> {
+        let mut stream = self.connect()?;
+        stream.write_all(&hello(None))?;
+        read_frame(&mut stream)?;
+        Ok(stream)
+    }
+
+    fn storm(&mut self) -> std::io::Result<()> {
+        let mut held = Vec::new();
+        for at in 0..64 {
+            let mut stream = self.connect()?;
+            if at % 2 == 0 {
+                stream.write_all(&hello(None))?;
+            }
+            held.push(stream);
+        }
+        self.rest_ms(0..20);
+        Ok(())
+    }
+
+    fn die(&mut self) -> std::io::Result<()> {
+        for _ in 0..16 {
+            let mut stream = self.greeted()?;
+            let frame = route(3, SpaceId(0), 2000, Some("dies"));
+            let cut = self.random.random_range(0..=frame.len());
+            stream.write_all(&frame[..cut])?;
+            if cut % 2 == 0 {
+                stream.shutdown(Shutdown::Write)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_slowly(&mut self) -> std::io::Result<()> {
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(self.greeted()?);
+        }
+        // Longer than may be: the daemon closes them.
+        for byte in route(3, SpaceId(0), 64, None) {
+            self.rest_ms(10..30);
+            for stream in &mut held {
+                stream.write_all(&[byte])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_slowly(&mut self) -> std::io::Result<()> {
+        let mut stream = self.greeted()?;
+        for id in 0..200 {
+            stream.write_all(&route(id, SpaceId(0), 400, None))?;
+        }
+        for _ in 0..200 {
+            stream.read_exact(&mut [0; 16])?;
+            self.rest_ms(1..10);
+        }
+        Ok(())
+    }
+
+    fn never_read(&mut self) -> std::io::Result<()> {
+        let mut stream = self.greeted()?;
+        stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+        let frames: Vec<u8> = (0..64).flat_map(|id| route(id, SpaceId(0), 200, None)).collect();
+        // Until neither side takes any more.
+        while stream.write_all(&frames).is_ok() {}
+        self.rest_ms(500..3000);
+        Ok(())
+    }
+
+    fn send_garbage(&mut self) -> std::io::Result<()> {
+        for _ in 0..16 {
+            let mut stream = if self.random.random() { self.greeted()? } else { self.connect()? };
+            let mut bytes: Vec<u8> = (0..self.random.random_range(8..20_000)).map(|_| self.random.random()).collect();
+            if self.random.random() {
+                let (kind, body) = (self.random.random_range(1..40), bytes.len() as u32 / 8 * 8);
+                let header = FrameHeader::new(FrameKind::Route, body, CorrelationId(1));
+                bytes.splice(0..0, FrameHeader { kind, ..header }.encode());
+            }
+            let _ = stream.write_all(&bytes);
+            stream.shutdown(Shutdown::Write)?;
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        Ok(())
+    }
+
+    fn leak(&mut self) -> std::io::Result<()> {
+        let mut stream = self.greeted()?;
+        let seed: u32 = self.random.random();
+        for id in 0..100 {
+            stream.write_all(&route(id, SpaceId(0), 300, Some(&format!("leak-{seed}-{id}"))))?;
+            read_frame(&mut stream)?;
+        }
+        // Now and then it stays, so that its bookings end by their age.
+        if self.random.random_range(0..4) == 0 {
+            self.rest_ms(2000..8000);
+        }
+        Ok(())
+    }
+
+    fn switch_sessions(&mut self) -> std::io::Result<()> {
+        let token = SessionToken { hi: self.random.random(), lo: self.random.random::<u64>() | 1 };
+        let options = |session| ClientOptions {
+            name: "switcher".into(),
+            session: Some(session),
+            timeout: Some(crate::process::PATIENCE),
+        };
+        let as_session = |session| Client::connect(&self.socket, &options(session)).map_err(std::io::Error::other);
+        let mut first = as_session(token)?;
+        let (tokens, space) = ([9; 256], SpaceId(0));
+        let book = Some(BookingRequest { request_id: "switched", attempt: 0 });
+        let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
+        let reply = first.route(&request).map_err(std::io::Error::other)?;
+        let Some(handle) = reply.booking else { return Ok(()) };
+        drop(first);
+        let mut other = as_session(SessionToken { hi: token.hi, lo: token.lo ^ 2 })?;
+        for booking in [BookingRef::Handle(handle), BookingRef::Request { request_id: "switched", attempt: 0 }] {
+            let outcome = other.free(&booking).map_err(std::io::Error::other)?;
+            if outcome == BookingOutcome::Applied {
+                self.truth.wrong(format!("another session's booking was freed: {booking:?}"));
+            }
+        }
+        let mut again = as_session(token)?;
+        // Its grace may be over by now, where the machine is slow.
+        again.free(&BookingRef::Handle(handle)).map_err(std::io::Error::other)?;
+        Ok(())
+    }
+
+    fn park(&mut self) -> std::io::Result<()> {
+        let mut stream = self.greeted()?;
+        for id in 0..40 {
+            stream.write_all(&route(id, SpaceId(1), 600, Some(&format!("park-{id}"))))?;
+        }
+        self.rest_ms(0..400);
+        Ok(())
+    }
+
+    fn look_on(&mut self) -> std::io::Result<()> {
+        let mut encoder = RequestEncoder::default();
+        let mut watcher = self.greeted()?;
+        let mut frames = Vec::new();
+        encoder.watch(CorrelationId(1), None, 0, &mut frames);
+        watcher.write_all(&frames)?;
+        let mut admin = UnixStream::connect(admin_path(&self.socket))?;
+        admin.write_all(&hello(None))?;
+        read_frame(&mut admin)?;
+        frames.clear();
+        (0..20).for_each(|id| encoder.status(CorrelationId(id), 0, 0, &mut frames));
+        admin.write_all(&frames)?;
+        for _ in 0..10 {
+            read_frame(&mut admin)?;
+        }
+        Ok(())
+    }
+}
+
+fn hello(session: Option<SessionToken>) -> Vec<u8> {
+    let mut out = Vec::new();
+    RequestEncoder::default().hello(CorrelationId(1), "villain", session, &mut out);
+    out
+}
+
+fn route(id: u64, space: SpaceId, tokens: usize, book: Option<&str>) -> Vec<u8> {
+    let tokens = vec![3; tokens];
+    let book = book.map(|request_id| BookingRequest { request_id, attempt: 0 });
+    let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
+    let mut out = Vec::new();
+    RequestEncoder::default().route(CorrelationId(id), &request, &mut out).expect("encoded");
+    out
+}
+
+fn read_frame(stream: &mut UnixStream) -> std::io::Result<()> {
+    let mut header = [0; 16];
+    stream.read_exact(&mut header)?;
+    let body_bytes = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+    stream.read_exact(&mut vec![0; body_bytes as usize])
+}

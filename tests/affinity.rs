@@ -126,3 +126,15 @@ fn a_session_whose_worker_leaves_is_bound_anew_and_without_affinity_the_reply_sa
     assert!(reply.notes.contains(ReplyNotes::AFFINITY_OFF));
     assert!(!ask(&mut client, "", "b", &tokens).notes.contains(ReplyNotes::AFFINITY_OFF));
 }
+
+#[test]
+fn a_query_of_a_session_goes_where_that_is_bound() {
+    let daemon = daemon(4, "affinity = \"hard\"");
+    let mut client = daemon.client();
+    let (bound, handle) = chosen(&ask(&mut client, "s", "r", &prompt(0, 64)));
+    free(&mut client, handle);
+    let command = ["query", "--model", "m", "--tokens", "1,2,3", "--session", "s"];
+    for _ in 0..8 {
+        assert_eq!(daemon.said(&command)["best"]["worker_id"], bound.id.0);
+    }
+}

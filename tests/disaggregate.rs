@@ -209,3 +209,38 @@ fn a_later_attempt_ends_the_half_that_prefills_though_who_was_to_decode_has_left
     client.route(&alone).expect("a decision");
     assert_eq!(loads(&daemon), [(0, 0), (1, 64)]);
 }
+
+#[test]
+fn a_query_names_both_workers_or_says_why_there_is_one() {
+    let daemon = daemon("");
+    let query = |flags: &[&str]| {
+        let plain = ["query", "--socket"];
+        let socket = daemon.socket();
+        let prompt = [process::text(&socket), "--model", "m", "--tokens", "1,2,3"];
+        process::run(&[&plain[..], &prompt, flags].concat())
+    };
+    let pair = query(&["--disaggregate", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&pair.stdout).expect("JSON");
+    assert_eq!((&said["best"]["worker_id"], &said["prefill_candidates"][0]["worker_id"]), (&2.into(), &1.into()));
+    let text = String::from_utf8(query(&["--disaggregate"]).stdout).expect("text");
+    let (prefill, decode) = text.split_once("to decode:").expect("two tables");
+    assert!(prefill.contains("│ * ┆ 1/0") && decode.contains("│ * ┆ 2/0"), "{text}");
+    let alone = query(&["--role", "prefill", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+    assert_eq!((&said["best"]["worker_id"], said.get("prefill_candidates")), (&1.into(), None));
+    assert_eq!(query(&[]).status.code(), Some(1), "two pools fit");
+    let wrong = query(&["--role", "other"]);
+    assert!(
+        wrong.status.code() == Some(64) && String::from_utf8_lossy(&wrong.stderr).contains("both, prefill, decode")
+    );
+
+    // Without anybody to prefill, one worker does both.
+    let mut client = daemon.client();
+    let pool = space(&client, PoolRole::Prefill);
+    daemon.worker_ok(&["set", "1", "draining=true"]);
+    until("it drains", || {
+        client.route(&RouteRequest::new(pool, Prompt::of_tokens(&[1]))).expect("a reply").eligible == 0
+    });
+    let text = String::from_utf8(query(&["--disaggregate"]).stdout).expect("text");
+    assert!(text.contains("prefills too: the model has no prefill pool") && !text.contains("to decode:"), "{text}");
+}

@@ -10,6 +10,7 @@ use super::ranking::{self, Answer};
 use super::worker::worker;
 use super::{remote, terms};
 use crate::config::socket_default;
+use crate::fleet::PoolRole;
 use crate::ids::Worker;
 use crate::route::Mode;
 
@@ -26,6 +27,9 @@ pub struct QueryArgs {
     /// The namespace of the model's space [default: the default namespace]
     #[arg(long, value_name = "NAME")]
     pub namespace: Option<String>,
+    /// The pool of the model's workers, where it has several: prefill, decode or both [default: decode if --disaggregate]
+    #[arg(long, value_name = "ROLE", value_parser = role)]
+    pub role: Option<PoolRole>,
     /// The prompt's token ids, with commas between
     #[arg(long, value_name = "1,2,3")]
     pub tokens: Option<String>,
@@ -47,11 +51,17 @@ pub struct QueryArgs {
     /// The only worker that may be chosen: its id for any rank, or id/rank
     #[arg(long, value_name = "ID[/RANK]", value_parser = worker)]
     pub pin: Option<Worker>,
+    /// The session that the prompt belongs to: whether a worker is kept for it depends on `affinity` in [policy]
+    #[arg(long, value_name = "NAME")]
+    pub session: Option<String>,
+    /// Choose a worker of the model's prefill pool too, and one of its decode pool
+    #[arg(long)]
+    pub disaggregate: bool,
     /// Print what every cost was made of, term by term
     #[arg(long, conflicts_with = "json")]
     pub explain: bool,
     /// Print what every worker would have to do if it took the prompt, instead of who is chosen
-    #[arg(long, conflicts_with_all = ["explain", "mode", "pin"])]
+    #[arg(long, conflicts_with_all = ["explain", "mode", "pin", "session", "disaggregate"])]
     pub potential_loads: bool,
     /// Print one JSON object a prompt instead of a table
     #[arg(long)]
@@ -68,16 +78,18 @@ impl QueryArgs {
         // Flushed when the last answer is out: `Stdout` itself flushes at every line.
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
+        let role = self.role.or(self.disaggregate.then_some(PoolRole::Decode));
+        let pool = remote::Pool { model: &self.model, namespace: self.namespace.as_deref(), role };
         if self.potential_loads {
-            let namespace = self.namespace.as_deref();
-            remote::potential_loads(&self.socket, &self.model, namespace, &questions, &mut |place, loads| {
+            remote::potential_loads(&self.socket, pool, &questions, &mut |place, loads| {
                 refused += usize::from(loads.is_err());
                 self.print_loads(&mut out, place, &questions[place], loads)
             })?;
             return self.end(out, refused, questions.len());
         }
-        let how = remote::How { mode: self.mode, pin: self.pin };
-        remote::ask(&self.socket, &self.model, self.namespace.as_deref(), how, &questions, &mut |place, answer| {
+        let session = self.session.as_deref();
+        let how = remote::How { mode: self.mode, pin: self.pin, session, disaggregate: self.disaggregate };
+        remote::ask(&self.socket, pool, how, &questions, &mut |place, answer| {
             refused += usize::from(matches!(answer, Answer::Refused(_)));
             self.print(&mut out, place, &questions[place], answer)
         })?;
@@ -151,6 +163,12 @@ impl QueryArgs {
 fn mode(text: &str) -> Result<Mode, String> {
     let named = Mode::ALL.into_iter().find(|mode| mode.name() == text);
     named.ok_or_else(|| format!("`{text}` is none of {}", Mode::NAMES.join(", ")))
+}
+
+fn role(text: &str) -> Result<PoolRole, String> {
+    let roles = [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode];
+    let named = roles.into_iter().find(|role| role.name() == text);
+    named.ok_or_else(|| format!("`{text}` is none of {}", roles.map(PoolRole::name).join(", ")))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

@@ -34,6 +34,8 @@ pub(super) struct Ranking {
     pub(super) nobody: Option<Kind>,
     /// The chosen worker first, if there is one, then by ascending cost; those out of the running last.
     pub(super) rows: Vec<Row>,
+    /// Who prefills where that was asked for, the chosen worker first; empty = who is chosen above does both.
+    pub(super) prefill: Vec<Row>,
 }
 
 /// One worker of a decision.
@@ -72,6 +74,9 @@ struct RankingLine<'a> {
     #[serde(rename = "match")]
     matched: &'static str,
     candidates: Vec<CandidateJson<'a>>,
+    /// Where a pair was chosen.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prefill_candidates: Vec<CandidateJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -125,6 +130,7 @@ pub(super) fn json(answer: &Answer) -> serde_json::Result<String> {
             best: ranking.best().map(|row| WorkerJson { worker_id: row.worker.id.0, dp_rank: row.worker.rank.0 }),
             matched: ranking.matched.name(),
             candidates: ranking.rows.iter().map(candidate_json).collect(),
+            prefill_candidates: ranking.prefill.iter().map(candidate_json).collect(),
         }),
         Answer::Refused(error) => serde_json::to_string(&RefusalLine { error }),
     }
@@ -161,7 +167,10 @@ pub(super) fn text(answer: &Answer, token_count: usize) -> String {
         counted(ranking.rows.len(), "worker"),
         ranking.mode.map(|mode| format!("; by {}", mode.name())).unwrap_or_default()
     );
-    text.push_str(&table(ranking).to_string());
+    if !ranking.prefill.is_empty() {
+        text.push_str(&format!("to prefill:\n{}\nto decode:\n", table(&ranking.prefill)));
+    }
+    text.push_str(&table(&ranking.rows).to_string());
     text.push('\n');
     for remark in remarks(ranking) {
         text.push_str(remark);
@@ -195,15 +204,27 @@ fn remarks(ranking: &Ranking) -> Vec<&'static str> {
             ranking.notes.contains(ReplyNotes::ALL_DOWN),
             "every worker is down, as far as their event streams tell; they are ranked all the same",
         ),
+        (
+            ranking.notes.contains(ReplyNotes::AFFINITY_OFF),
+            "the space keeps no sessions with their workers: `affinity` in [policy] is off",
+        ),
+        (
+            ranking.notes.contains(ReplyNotes::PREFILL_NOBODY),
+            "the worker chosen to decode prefills too: the model has no prefill pool, or nobody in it is in the running",
+        ),
+        (
+            ranking.notes.contains(ReplyNotes::PREFILL_LOCAL),
+            "the worker chosen to decode prefills too: by `prefill_bypass` of [policy], the way to another is not worth it",
+        ),
         (ranking.ties > 1, "several workers share the lowest cost; one of them was drawn"),
     ];
     remarks.into_iter().filter(|(applies, _)| *applies).map(|(_, remark)| remark).collect()
 }
 
-fn table(ranking: &Ranking) -> Table {
+fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
-    for (at, row) in ranking.rows.iter().enumerate() {
+    for (at, row) in rows.iter().enumerate() {
         table.add_row(cells(row, at == 0 && row.cost.is_some()));
     }
     table

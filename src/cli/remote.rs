@@ -10,6 +10,7 @@ use super::prompts::Question;
 use super::ranking::{Answer, Ranking, Row};
 use crate::client::{Client, ClientOptions, Reply};
 use crate::error::{Error, Kind};
+use crate::fleet::PoolRole;
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::CANDIDATES_MAX;
 use crate::route::{Mode, Overrides, Prompt, RouteRequest};
@@ -36,27 +37,25 @@ fn unavailable(socket: &Path, error: &Error) -> Failure {
 /// Asks a daemon every question, several at once, and hands over the answers in the order asked.
 pub(super) fn ask(
     socket: &Path,
-    model: &str,
-    namespace: Option<&str>,
-    how: How,
+    pool: Pool<'_>,
+    how: How<'_>,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Answer) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    let space = client.space(model, namespace)?.id;
+    let space = client.pool(pool.model, pool.namespace, pool.role)?.id;
     pipeline::run(&mut Asking { client, space, how, known: None }, questions, deliver)
 }
 
 /// Asks a daemon what every worker would have to do with each prompt, and hands over the answers in the order asked.
 pub(super) fn potential_loads(
     socket: &Path,
-    model: &str,
-    namespace: Option<&str>,
+    pool: Pool<'_>,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Loads) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    let space = client.space(model, namespace)?.id;
+    let space = client.pool(pool.model, pool.namespace, pool.role)?.id;
     for (place, question) in questions.iter().enumerate() {
         let loads = client.potential_loads(&request(space, How::default(), question));
         match &loads {
@@ -99,36 +98,51 @@ pub(super) fn set_policy(socket: &Path, order: &wire::PolicyOrder<'_>) -> Result
     Ok(client.set_policy(order)?)
 }
 
+/// Whose workers are asked about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pool<'a> {
+    pub(super) model: &'a str,
+    pub(super) namespace: Option<&'a str>,
+    /// Needed where the model has several.
+    pub(super) role: Option<PoolRole>,
+}
+
 /// What every question of a command has in common beside its space.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct How {
+pub(super) struct How<'a> {
     /// How the worker is chosen; `None` = as the space's policy says.
     pub(super) mode: Option<Mode>,
     /// The only worker that may be.
     pub(super) pin: Option<Worker>,
+    /// The conversation that the prompts belong to.
+    pub(super) session: Option<&'a str>,
+    /// Whether a worker to prefill is wanted, too.
+    pub(super) disaggregate: bool,
 }
 
-struct Asking {
+struct Asking<'a> {
     client: Client,
     space: SpaceId,
-    how: How,
+    how: How<'a>,
     /// The space's workers, once a reply has named one without saying more of it.
     known: Option<Vec<wire::WorkerInfo>>,
 }
 
-fn request(space: SpaceId, how: How, question: &Question) -> RouteRequest<'_> {
+fn request<'a>(space: SpaceId, how: How<'a>, question: &'a Question) -> RouteRequest<'a> {
     RouteRequest {
         lora: question.lora.as_deref(),
         salt: question.salt.as_deref(),
         explain: true,
         pin: how.pin,
+        affinity_session: how.session,
+        disaggregate: how.disaggregate,
         overrides: Overrides { mode: how.mode, ..Overrides::NONE },
         candidates_max: CANDIDATES_MAX,
         ..RouteRequest::new(space, Prompt::Tokens(&question.tokens))
     }
 }
 
-impl Exchange for Asking {
+impl Exchange for Asking<'_> {
     fn send(&mut self, question: &Question) -> Result<CorrelationId, Failure> {
         Ok(self.client.send_route(&request(self.space, self.how, question))?)
     }
@@ -197,6 +211,7 @@ fn ranking(reply: wire::RouteReply) -> Ranking {
         ties: reply.ties,
         mode: reply.mode,
         nobody: Kind::from_code(reply.nobody),
+        prefill: reply.prefill.into_iter().map(candidate).collect(),
         rows,
     }
 }

@@ -68,6 +68,7 @@ use std::time::Duration;
 use link::Link;
 
 use crate::error::{Error, Kind, Result};
+use crate::fleet::PoolRole;
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::load::{BookingOutcome, BookingRef, SessionToken};
 use crate::route::RouteRequest;
@@ -170,7 +171,15 @@ impl Client {
     /// # Errors
     /// [`Kind::UnknownSpace`] with the models there are, or if more than one space fits.
     pub fn space(&self, model: &str, namespace: Option<&str>) -> Result<&SpaceInfo> {
-        spaces::find(self.hello.spaces.iter(), model, namespace, None)
+        self.pool(model, namespace, None)
+    }
+
+    /// The same of one pool of the model, where it has several.
+    ///
+    /// # Errors
+    /// As [`Client::space`].
+    pub fn pool(&self, model: &str, namespace: Option<&str>, role: Option<PoolRole>) -> Result<&SpaceInfo> {
+        spaces::find(self.hello.spaces.iter(), model, namespace, role)
     }
 
     /// Queues a route; its reply comes by [`Client::recv`].

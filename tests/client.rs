@@ -275,3 +275,61 @@ fn a_thread_that_blocks_has_the_same_client() {
     daemon.process.end("-KILL");
     assert!(client.route(&question(space, &tokens)).expect("an answer").is_fallback());
 }
+
+#[test]
+fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_caller() {
+    let daemon = Daemon::configured("[policy]\nqueue_threshold = 1.0\n[[worker]]\nid = 1\nbatched_tokens_max = 64\n");
+    runtime().block_on(async {
+        let client = AsyncClient::new(daemon.socket(), options());
+        let space = space(&client).await;
+        let (long, short) = (prompt(1, 640), prompt(2, 64));
+        let first = client.route(&booked(space, &long, "first")).await.expect("an answer").booking().expect("booked");
+        let hasty = RouteRequest { deadline_us: 20_000, ..booked(space, &short, "hasty") };
+        assert_eq!(client.route(&hasty).await.unwrap_err().kind(), Kind::DeadlinePassed);
+        let waits = |name: &'static str| {
+            let client = client.clone();
+            tokio::spawn(async move { client.route(&booked(space, &prompt(3, 64), name)).await })
+        };
+        let (waiting, given_up) = (waits("waits"), waits("given up"));
+        until_holds("both wait", || daemon.counter("queue_waiting") == 2).await;
+        assert!(!client.route(&question(space, &short)).await.expect("an answer").is_fallback());
+        assert!(!waiting.is_finished(), "asked later, answered earlier");
+        given_up.abort();
+        client.prefill_complete(first, 0).await.expect("told");
+        let second = waiting.await.expect("it ran").expect("an answer");
+        assert_eq!(second.best(), Some(Worker::new(1, 0)));
+        for booking in [first, second.booking().expect("booked")] {
+            assert_eq!(client.free(booking).await.expect("told"), Some(BookingOutcome::Applied));
+        }
+        // Its turn comes when the second has made room; nobody takes the reply.
+        until_holds("nothing is booked", || bookings(&daemon) == 0 && daemon.counter("queue_waiting") == 0).await;
+    });
+}
+
+#[test]
+fn a_socket_that_is_no_daemons_is_a_daemon_that_does_not_answer() {
+    let folder = process::folder();
+    let path = folder.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    std::thread::spawn(move || {
+        for (at, peer) in listener.incoming().enumerate() {
+            let Ok(mut peer) = peer else { return };
+            let garbage: &[u8] = [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &[0; 16], &[]][at % 3];
+            // A client that has left already has heard enough.
+            drop(std::io::Write::write_all(&mut peer, garbage));
+        }
+    });
+    runtime().block_on(async {
+        let client = AsyncClient::new(&path, options());
+        assert_eq!(client.connected().await.unwrap_err().kind(), Kind::Connection);
+        until_holds("it is tried again", || client.counter(ClientCounter::ConnectsFailed) >= 4).await;
+        assert_eq!(client.counter(ClientCounter::Connected), 0);
+        assert_eq!(client.route(&question(SpaceId(0), &[1])).await.unwrap_err().kind(), Kind::Connection);
+    });
+}
+
+#[test]
+fn its_handle_is_for_every_thread() {
+    fn is_shared<T: Clone + Send + Sync + 'static>() {}
+    is_shared::<AsyncClient>();
+}

@@ -50,7 +50,8 @@ impl FallbackReason {
     }
 }
 
-/// A decision that the client made alone: nothing is booked, and no cache was looked at.
+/// A decision that the client made alone: nothing is booked, and no cache was looked at. Of a request for a pair it names
+/// who does both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallback {
     /// Who should run it, and whom to turn to next; never empty.

@@ -11,9 +11,12 @@ use crate::route::{
 };
 use crate::serve::Routed;
 
-/// The name under which the prefill half of a request is booked.
-pub(super) fn prefill_name(request_id: &str) -> String {
-    format!("{request_id}{PREFILL_BOOKING_SUFFIX}")
+/// The name under which the prefill half of a request is booked, written over `name`.
+pub(super) fn prefill_name<'a>(request_id: &str, name: &'a mut String) -> &'a str {
+    name.clear();
+    name.push_str(request_id);
+    name.push_str(PREFILL_BOOKING_SUFFIX);
+    name
 }
 
 impl CoreService {
@@ -28,8 +31,9 @@ impl CoreService {
         let alone = RouteRequest { disaggregate: false, ..*request };
         let pool = prefill_pool(&self.shared.fleet.load(), request.space)?;
         let Some(pool) = pool else { return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision) };
-        let name = request.book.map(|book| prefill_name(book.request_id));
-        let prefills = prefill_half(&alone, pool, name.as_deref());
+        let mut name = String::new();
+        let name = request.book.map(|book| prefill_name(book.request_id, &mut name));
+        let prefills = prefill_half(&alone, pool, name);
         if self.bypasses(&alone, &prefills, decision)? {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_LOCAL, decision);
         }

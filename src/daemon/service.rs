@@ -131,6 +131,8 @@ pub(super) struct CoreService {
     recorder: Recorder,
     /// What the last decision was judged by, where somebody notes it.
     judged_by: Option<Policy>,
+    /// The name of the other half of a request, kept for its memory.
+    prefill_name: String,
     rng: Xoshiro256PlusPlus,
     /// Of failures that gateways report.
     failures_logged: LogQuota,
@@ -142,8 +144,8 @@ impl CoreService {
         let evidence = Evidence::new(Arc::clone(&metrics.workers));
         let recorder = shared.recording.recorder(core);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let (scratch, failures_logged) = (Scratch::default(), LogQuota::default());
-        Self { shared, metrics, scratch, evidence, recorder, judged_by: None, rng, failures_logged }
+        let (scratch, prefill_name, failures_logged) = (Scratch::default(), String::new(), LogQuota::default());
+        Self { shared, metrics, scratch, evidence, recorder, judged_by: None, prefill_name, rng, failures_logged }
     }
 
     pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
@@ -212,8 +214,8 @@ impl CoreService {
         }
         if book.attempt > 0 {
             // The attempt before may have been a pair, whatever this one is.
-            let prefill = super::pair::prefill_name(book.request_id);
-            self.shared.loads.free_earlier(session, &prefill, book.attempt, now_ns);
+            let prefill = super::pair::prefill_name(book.request_id, &mut self.prefill_name);
+            self.shared.loads.free_earlier(session, prefill, book.attempt, now_ns);
         }
         if booked.unshared {
             self.metrics.counters.bump(CoreCounter::BookingsUnshared);
@@ -389,8 +391,8 @@ impl Service for CoreService {
         let now_ns = self.shared.now_ns();
         if let BookingRef::Request { request_id, attempt } = booking {
             // By its name a request ends as a whole; most have no other half.
-            let prefill = super::pair::prefill_name(request_id);
-            self.shared.loads.free(session, BookingRef::Request { request_id: &prefill, attempt: *attempt }, now_ns);
+            let prefill = super::pair::prefill_name(request_id, &mut self.prefill_name);
+            self.shared.loads.free(session, BookingRef::Request { request_id: prefill, attempt: *attempt }, now_ns);
         }
         Ok(self.shared.loads.free(session, *booking, now_ns))
     }

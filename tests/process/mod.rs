@@ -95,6 +95,7 @@ impl Process {
         Self { child, log }
     }
 
+    /// The kernel's number of it.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

@@ -32,8 +32,8 @@ pub(super) enum Phase {
 
 /// Who is handed a reply. Gives the reply back where nobody takes it any more.
 pub(super) trait Waiter {
-    /// Hands over a reply; `Err` = nobody waits.
-    fn hand(self, reply: Result<Reply>) -> Result<(), Result<Reply>>;
+    /// Hands over a reply; `None` = taken.
+    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>>;
 }
 
 /// What stays behind if a request's reply is not taken.
@@ -299,7 +299,7 @@ impl<W: Waiter> Conversation<W> {
         }
         let Some(asked) = self.asked.remove(&id) else { return };
         let untaken = match asked.waiter {
-            Some(waiter) => waiter.hand(reply).err(),
+            Some(waiter) => waiter.hand(reply),
             None => Some(reply),
         };
         if let Some(Ok(reply)) = untaken {

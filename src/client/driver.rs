@@ -28,8 +28,8 @@ pub(super) struct Caller {
 }
 
 impl Waiter for Caller {
-    fn hand(self, reply: Result<Reply>) -> Result<(), Result<Reply>> {
-        self.reply.send(reply)
+    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>> {
+        self.reply.send(reply).err()
     }
 }
 

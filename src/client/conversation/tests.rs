@@ -18,13 +18,13 @@ struct Ear {
 }
 
 impl Waiter for Ear {
-    fn hand(self, reply: Result<Reply>) -> Result<(), Result<Reply>> {
+    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>> {
         if self.has_left {
-            return Err(reply);
+            return Some(reply);
         }
         let heard = reply.map_or_else(|error| error.kind().name().to_owned(), |_| "reply".to_owned());
         self.heard.borrow_mut().push(heard);
-        Ok(())
+        None
     }
 }
 

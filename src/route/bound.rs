@@ -119,7 +119,9 @@ impl Favour {
         if self != Self::Cheaper(place) {
             return terms;
         }
-        let affinity_factor = if terms.cost > 0.0 { policy.affinity.factor } else { 1.0 };
+        // Nor can one without end: nothing times it is no number.
+        let is_weighable = terms.cost > 0.0 && terms.cost.is_finite();
+        let affinity_factor = if is_weighable { policy.affinity.factor } else { 1.0 };
         CostTerms { affinity_factor, cost: terms.cost * affinity_factor, ..terms }
     }
 
@@ -230,6 +232,14 @@ mod tests {
             observation.asked.overrides = Overrides { mode: Some(mode), ..Overrides::default() };
             assert_eq!(judged(&soft, &observation), (0, Affinity::Kept, 1), "{mode:?}");
         }
+    }
+
+    #[test]
+    fn a_cost_without_end_stays_so_whatever_the_factor() {
+        let affinity = AffinityPolicy { factor: 0.0, ..AffinityPolicy::default() };
+        let free = Policy { affinity, ..Policy::default() };
+        let lessened = |cost| Favour::Cheaper(0).lessened(&free, 0, CostTerms { cost, ..CostTerms::default() }).cost;
+        assert_eq!([30.0, f64::INFINITY, -3.0].map(lessened), [0.0, f64::INFINITY, -3.0]);
     }
 
     #[test]

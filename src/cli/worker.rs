@@ -55,7 +55,8 @@ pub enum WorkerAction {
         /// Which: its id for every rank, or id/rank
         #[arg(value_name = "ID[/RANK]", value_parser = worker)]
         worker: Worker,
-        /// draining, weight, taints, loras, name, capacity_blocks, blocks_max, batched_tokens_max, device
+        /// draining, weight, taints, loras, name, capacity_blocks, blocks_max, batched_tokens_max, prefill_base_us,
+        /// prefill_token_ns, prefill_cached_token_ns, device
         #[arg(required = true, value_name = "FIELD=VALUE,...")]
         fields: Vec<String>,
     },

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
-use crate::load::PrefillModel;
+use crate::load::{PrefillFigures, PrefillModel};
 
 use crate::route::Policy;
 
@@ -389,6 +389,8 @@ pub struct WorkerConfig {
     pub blocks_max: u64,
     /// Tokens it batches in one step.
     pub batched_tokens_max: u64,
+    /// What a prefill takes on it, where it is not as on all.
+    pub prefill: PrefillFigures,
     /// What it computes on.
     pub device_class: DeviceClass,
     /// Its throughput relative to a CPU worker's 1.

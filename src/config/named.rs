@@ -20,8 +20,20 @@ pub enum FileFormat {
 }
 
 /// Fields that [`WorkerPatch`] may set: none of them touches the worker's stream.
-const PATCHABLE: [&str; 9] =
-    ["draining", "weight", "taints", "loras", "name", "capacity_blocks", "blocks_max", "batched_tokens_max", "device"];
+const PATCHABLE: [&str; 12] = [
+    "draining",
+    "weight",
+    "taints",
+    "loras",
+    "name",
+    "capacity_blocks",
+    "blocks_max",
+    "batched_tokens_max",
+    "prefill_base_us",
+    "prefill_token_ns",
+    "prefill_cached_token_ns",
+    "device",
+];
 
 /// Reads a file of workers. `source` names it in problems.
 ///
@@ -108,6 +120,9 @@ impl WorkerPatch {
                 "capacity_blocks" => worker.capacity_blocks = draft.capacity_blocks,
                 "blocks_max" => worker.blocks_max = draft.blocks_max,
                 "batched_tokens_max" => worker.batched_tokens_max = draft.batched_tokens_max,
+                "prefill_base_us" => worker.prefill.base_ns = workers::prefill(draft).base_ns,
+                "prefill_token_ns" => worker.prefill.token_ns = draft.prefill_token_ns,
+                "prefill_cached_token_ns" => worker.prefill.cached_token_ns = draft.prefill_cached_token_ns,
                 "device" => worker.device_class = draft.device,
                 _ => {}
             }
@@ -125,6 +140,9 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
         "capacity_blocks" => to.capacity_blocks = from.capacity_blocks,
         "blocks_max" => to.blocks_max = from.blocks_max,
         "batched_tokens_max" => to.batched_tokens_max = from.batched_tokens_max,
+        "prefill_base_us" => to.prefill_base_us = from.prefill_base_us,
+        "prefill_token_ns" => to.prefill_token_ns = from.prefill_token_ns,
+        "prefill_cached_token_ns" => to.prefill_cached_token_ns = from.prefill_cached_token_ns,
         "device" => to.device = from.device,
         _ => {}
     }
@@ -243,6 +261,7 @@ impl Named {
 mod tests {
     use super::*;
     use crate::fleet::WorkerState;
+    use crate::load::PrefillFigures;
 
     fn spaces() -> Vec<SpaceConfig> {
         ["a", "b"].map(|model| SpaceConfig { model: model.into(), ..SpaceConfig::default() }).into()
@@ -301,12 +320,15 @@ mod tests {
         let named =
             parse_worker("t", &said(&[("id", "1"), ("model", "a"), ("weight", "3")]), &spaces()).expect("valid");
         let before = named.workers[0].clone();
-        let mut patch = WorkerPatch::parse("t", &said(&[("draining", "true"), ("taints", "x+y")])).expect("valid");
+        let mut patch =
+            WorkerPatch::parse("t", &said(&[("draining", "true"), ("taints", "x+y"), ("prefill_base_us", "3")]))
+                .expect("valid");
         patch.add(&WorkerPatch::parse("t", &said(&[("draining", "false"), ("name", "n")])).expect("valid"));
         let mut after = before.clone();
         patch.apply(&mut after);
         let taints = vec!["x".to_owned(), "y".to_owned()];
-        assert_eq!(after, WorkerConfig { taints, name: "n".into(), ..before });
+        let prefill = PrefillFigures { base_ns: Some(3000), ..PrefillFigures::default() };
+        assert_eq!(after, WorkerConfig { taints, prefill, name: "n".into(), ..before });
         let refused = WorkerPatch::parse("t", &said(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
         assert!(refused.contains("cannot be set of a worker that stays"), "{refused}");
     }

@@ -10,6 +10,7 @@ use super::{Named, ServerConfig, SpaceConfig, WorkerConfig};
 use crate::fleet::{DeviceClass, EventSource, WorkerState};
 use crate::ids::{SpaceId, Worker};
 use crate::limits;
+use crate::load::PrefillFigures;
 
 /// A GPU worker's throughput where its record does not say, relative to a CPU worker's 1.
 const GPU_WEIGHT_DEFAULT: f64 = 8.0;
@@ -188,6 +189,7 @@ fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &
         capacity_blocks: draft.capacity_blocks,
         blocks_max: draft.blocks_max,
         batched_tokens_max: draft.batched_tokens_max,
+        prefill: prefill(draft),
         device_class: draft.device,
         weight: weight(draft),
         taints: draft.taints.clone(),
@@ -201,6 +203,14 @@ pub(super) fn weight(draft: &WorkerDraft) -> f64 {
         DeviceClass::Gpu => GPU_WEIGHT_DEFAULT,
         DeviceClass::Cpu => 1.0,
     })
+}
+
+pub(super) fn prefill(draft: &WorkerDraft) -> PrefillFigures {
+    PrefillFigures {
+        base_ns: draft.prefill_base_us.map(|us| us * 1000),
+        token_ns: draft.prefill_token_ns,
+        cached_token_ns: draft.prefill_cached_token_ns,
+    }
 }
 
 pub(super) const fn state(draft: &WorkerDraft) -> WorkerState {

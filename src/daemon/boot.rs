@@ -53,6 +53,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
     for (worker, index) in config.workers.iter().zip(std::iter::from_fn(|| places.take())) {
         let mut record = records.record(worker, index, now_unix_ms);
         record.slot = shards.add(worker, record.shard)?;
+        loads.set_prefill(index, worker.prefill);
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
         if let Some(publisher) = records.publisher(&record, &view) {
             shards.publishers[usize::from(record.shard.0)].push(publisher);

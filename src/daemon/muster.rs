@@ -126,6 +126,7 @@ impl Muster {
         });
         self.views.put(index, view);
         self.loads.admit(index);
+        self.loads.set_prefill(index, config.prefill);
         let newcomer = match &publisher {
             Some(_) => {
                 let newcomer = self.snapshots.of_newcomer(&self.fleet.load(), &record);
@@ -168,9 +169,11 @@ impl Muster {
         let trust = Arc::clone(&held.trust);
         let record = self.records.amended(&config, held.index, held.shard, held.slot, held.trust);
         let amendment = Amendment { record, blocks_max: config.blocks_max, restream };
+        let prefill = config.prefill;
         self.are.insert(worker, config);
         match asked(streams, held.shard, |stream| stream.amend(amendment.clone())).await {
             Ok(Admitted { unheard }) => {
+                self.loads.set_prefill(held.index, prefill);
                 self.counters.bump(DaemonCounter::WorkersChanged);
                 if restream {
                     self.counters.bump(DaemonCounter::WorkersEmptied);

@@ -28,7 +28,7 @@ pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
 pub use cell::{EngineLoad, Load, LoadCells};
 pub use failures::BackOff;
-pub use prefill::PrefillModel;
+pub use prefill::{PrefillFigures, PrefillModel};
 pub use reports::Moved;
 pub use session::{SessionId, SessionToken};
 pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

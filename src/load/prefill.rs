@@ -28,6 +28,17 @@ pub enum PrefillModel {
     Learnt,
 }
 
+/// What a prefill takes on one worker, where that is known of it: in place of what the fixed model says of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefillFigures {
+    /// Nanoseconds of every prefill.
+    pub base_ns: Option<u64>,
+    /// Nanoseconds of a token that is not cached.
+    pub token_ns: Option<u64>,
+    /// Nanoseconds of a token that is cached.
+    pub cached_token_ns: Option<u64>,
+}
+
 /// A prefill that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefill {
@@ -137,6 +148,8 @@ pub(super) struct Prefills {
     places: Vec<Place>,
     free: Option<PrefillId>,
     learnt: HashMap<WorkerIndex, Learnt>,
+    /// Of workers that have any.
+    figures: HashMap<WorkerIndex, PrefillFigures>,
 }
 
 impl Prefills {
@@ -149,8 +162,10 @@ impl Prefills {
         match self.model {
             PrefillModel::Off => None,
             PrefillModel::Fixed { base_ns, token_ns, cached_token_ns } => {
-                let computed = base_ns.saturating_add(token_ns.saturating_mul(tokens));
-                Some(computed.saturating_add(cached_token_ns.saturating_mul(cached_tokens)))
+                let own = self.figures.get(&worker).copied().unwrap_or_default();
+                let of_tokens = own.token_ns.unwrap_or(token_ns).saturating_mul(tokens);
+                let of_cached = own.cached_token_ns.unwrap_or(cached_token_ns).saturating_mul(cached_tokens);
+                Some(own.base_ns.unwrap_or(base_ns).saturating_add(of_tokens).saturating_add(of_cached))
             }
             PrefillModel::Learnt => self.learnt.get(&worker)?.expects(tokens as f64).map(|ns| ns as u64),
         }
@@ -222,9 +237,19 @@ impl Prefills {
         self.learnt.entry(worker).or_default().take(prefill.tokens, took_ns);
     }
 
-    /// Forgets what a worker's prefills took.
+    /// What a worker's prefills take from now on, those under way left as they are.
+    pub(super) fn set_figures(&mut self, worker: WorkerIndex, figures: PrefillFigures) {
+        if figures == PrefillFigures::default() {
+            self.figures.remove(&worker);
+        } else {
+            self.figures.insert(worker, figures);
+        }
+    }
+
+    /// Forgets what a worker's prefills took, and take.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
         self.learnt.remove(&worker);
+        self.figures.remove(&worker);
     }
 
     /// What a worker has to prefill.
@@ -336,6 +361,16 @@ mod tests {
     fn a_fixed_prefill_takes_what_its_tokens_take() {
         let model = PrefillModel::Fixed { base_ns: 5, token_ns: 10, cached_token_ns: 1 };
         assert_eq!(Prefills::new(model).duration_ns(W, 100, 7), Some(1012));
+        // One worker has figures of its own.
+        let mut prefills = Prefills::new(model);
+        prefills.set_figures(W, PrefillFigures { token_ns: Some(20), ..PrefillFigures::default() });
+        assert_eq!(prefills.duration_ns(W, 100, 7), Some(2012));
+        assert_eq!(prefills.duration_ns(WorkerIndex(4), 100, 7), Some(1012));
+        let all = PrefillFigures { base_ns: Some(0), token_ns: Some(1), cached_token_ns: Some(2) };
+        prefills.set_figures(W, all);
+        assert_eq!(prefills.duration_ns(W, 100, 7), Some(114));
+        prefills.forget(W);
+        assert_eq!(prefills.duration_ns(W, 100, 7), Some(1012), "who follows in its place has none");
         assert_eq!(Prefills::new(PrefillModel::Off).duration_ns(W, 100, 7), None);
     }
 

@@ -8,7 +8,7 @@ use super::books::{Books, ns};
 use super::cell::{Load, LoadCells};
 use super::failures::BackOff;
 use super::names::Name;
-use super::prefill::{PrefillModel, Prefills};
+use super::prefill::{PrefillFigures, PrefillModel, Prefills};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
@@ -167,6 +167,11 @@ impl Loads {
     pub fn admit(&self, worker: WorkerIndex) {
         let _one_writer = self.books.lock();
         self.cells.give(worker);
+    }
+
+    /// What prefills take on a worker that is there, where it is not as on all; of those booked from now on.
+    pub fn set_prefill(&self, worker: WorkerIndex, figures: PrefillFigures) {
+        self.books.lock().prefills.set_figures(worker, figures);
     }
 
     /// Whether a worker can be booked.

@@ -38,6 +38,7 @@ pub mod ids;
 pub mod limits;
 pub mod metrics;
 mod reasons;
+mod sync;
 pub mod trust;
 
 // The write flow, in its order.

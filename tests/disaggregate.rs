@@ -152,6 +152,27 @@ fn a_pair_waits_for_who_prefills_and_is_booked_whole() {
 }
 
 #[test]
+fn a_pair_that_is_freed_by_name_makes_room_where_it_was_prefilled_at_once() {
+    let daemon = daemon("queue_threshold = 0.5");
+    let (mut holder, mut waiter) = (daemon.client(), daemon.client());
+    let tokens = prompt(1, 64);
+    let by_name = |request_id| BookingRef::Request { request_id, attempt: 0 };
+    for _ in 0..8 {
+        holder.route(&pair(&holder, "held", &tokens)).expect("a decision");
+        let asked = pair(&waiter, "next", &tokens);
+        waiter.send_route(&asked).expect("queued");
+        waiter.flush().expect("sent");
+        until("it waits", || daemon.counter("queue_waiting") == 1);
+        assert_eq!(holder.free(&by_name("held")).expect("told"), BookingOutcome::Applied);
+        let (_, Reply::Route(_)) = waiter.recv().expect("a reply") else { panic!("no decision") };
+        assert_eq!(waiter.free(&by_name("next")).expect("told"), BookingOutcome::Applied);
+    }
+    let [woken, found] = ["queue_woken", "queue_found_by_look"].map(|name| daemon.counter(name));
+    assert!(woken == 8 && found < woken, "{found} of {woken} were found by the look alone");
+    assert_eq!(loads(&daemon), [(0, 0), (0, 0)]);
+}
+
+#[test]
 fn a_later_attempt_takes_over_both_halves_though_it_is_no_pair_itself() {
     let daemon = daemon("");
     let mut client = daemon.client();

@@ -109,6 +109,84 @@ fn a_prefill_that_is_done_makes_room() {
     assert!(decided(&mut waiter).1.booking.is_some());
 }
 
+/// Times that something makes room of which no request for that worker tells.
+const ROUNDS: u64 = 8;
+
+/// Of those who waited in so many rounds, not all were found by the regular look alone: one may fall together with it.
+fn was_told(daemon: &Daemon, rounds: u64) {
+    assert_eq!(daemon.counter("queue_woken"), rounds);
+    let found = daemon.counter("queue_found_by_look");
+    assert!(found < rounds, "{found} of {rounds} were found by the look alone");
+}
+
+#[test]
+fn a_later_attempt_elsewhere_makes_room_at_once() {
+    let daemon = daemon(2, "");
+    let (mut holder, mut waiter) = (daemon.client(), daemon.client());
+    let tokens = [prompt(1, 64), prompt(2, 64)];
+    for round in 0..ROUNDS {
+        let (first, moved) = book(&mut holder, "first", &tokens[0]);
+        let at_first = [first];
+        let asked = RouteRequest { allow: Some(&at_first), ..request(&waiter, "next", &tokens[1]) };
+        send(&mut waiter, &asked);
+        wait_for_waiting(&daemon, 1);
+        let other = [Worker::new(3 - first.id.0, 0)];
+        let again = Some(BookingRequest { request_id: "first", attempt: 1 });
+        let again = RouteRequest { book: again, allow: Some(&other), ..request(&holder, "first", &tokens[0]) };
+        let again = holder.route(&again).expect("a decision");
+        assert_ne!(again.booking, Some(moved));
+        let (_, reply) = decided(&mut waiter);
+        assert_eq!(reply.candidates[0].worker, first);
+        free(&mut waiter, reply.booking.expect("a booking"));
+        free(&mut holder, again.booking.expect("a booking"));
+        assert_eq!(daemon.counter("queue_woken"), round + 1);
+    }
+    was_told(&daemon, ROUNDS);
+}
+
+#[test]
+fn bookings_that_expire_make_room_at_once() {
+    let daemon = daemon(1, "[booking]\nsession_grace_s = 0");
+    let mut waiter = daemon.client();
+    let tokens = [prompt(1, 64), prompt(2, 64)];
+    for _ in 0..3 {
+        let mut holder = daemon.client();
+        book(&mut holder, "held", &tokens[0]);
+        let asked = request(&waiter, "next", &tokens[1]);
+        send(&mut waiter, &asked);
+        wait_for_waiting(&daemon, 1);
+        drop(holder);
+        let (_, reply) = decided(&mut waiter);
+        free(&mut waiter, reply.booking.expect("a booking"));
+    }
+    assert_eq!(daemon.counter("bookings_expired_session"), 3);
+    was_told(&daemon, 3);
+}
+
+#[test]
+fn a_worker_may_have_figures_of_its_own_for_what_a_prefill_takes() {
+    let folder = process::folder();
+    let config = process::configure(
+        folder.path(),
+        "[policy]\nqueue_threshold = 0.5\n[booking]\nprefill_model = \"fixed\"\nprefill_token_ns = 1000000000\n\
+         [[worker]]\nid = 1\nbatched_tokens_max = 100\nprefill_base_us = 0\nprefill_token_ns = 0\n\
+         [[worker]]\nid = 2\nbatched_tokens_max = 100\n",
+    );
+    let daemon = Daemon::serve(folder, &["--config", process::text(&config)]);
+    let mut client = daemon.client();
+    let tokens = prompt(1, 640);
+    let at = |id| [Worker::new(id, 0)];
+    for (request_id, at) in [("a", at(1)), ("b", at(1)), ("c", at(2))] {
+        let asked = RouteRequest { allow: Some(&at), ..request(&client, request_id, &tokens) };
+        assert!(client.route(&asked).expect("it need not wait").booking.is_some());
+    }
+    // What the first has booked is done as soon as it is there; what the second has takes minutes.
+    let slow = at(2);
+    let asked = RouteRequest { allow: Some(&slow), ..request(&client, "d", &tokens) };
+    send(&mut client, &asked);
+    wait_for_waiting(&daemon, 1);
+}
+
 #[test]
 fn who_waits_for_a_busy_worker_keeps_nobody_from_another() {
     let daemon = daemon(2, "");

@@ -24,6 +24,7 @@ const LAYERS: &[&[&str]] = &[
         "metrics",
         "reasons",
         "schema_generated",
+        "sync",
         "radix",
     ],
     &["fleet", "load", "index", "event", "hash", "queue"],

@@ -330,6 +330,9 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
             let expired = shared.loads.expire(shared.now_ns(), BOOKINGS_EXPIRED_PER_TURN_MAX);
             counters.add(DaemonCounter::BookingsExpiredAge, expired.by_age);
             counters.add(DaemonCounter::BookingsExpiredSession, expired.by_session);
+            if expired.bookings() > 0 {
+                shared.room.made_room();
+            }
             if expired.bookings() < BOOKINGS_EXPIRED_PER_TURN_MAX as u64 {
                 break;
             }

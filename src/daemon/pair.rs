@@ -52,6 +52,8 @@ impl CoreService {
         } else if let Some(handle) = prefill.booking {
             // Nobody decodes, or not yet: what would be prefilled would be for nobody.
             self.shared.loads.free(session, BookingRef::Handle(handle), self.shared.now_ns());
+            // Somebody may have found it busy meanwhile.
+            self.shared.room.made_room();
         }
         decided
     }

@@ -212,10 +212,13 @@ impl CoreService {
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
         }
-        if book.attempt > 0 {
-            // The attempt before may have been a pair, whatever this one is.
+        // The attempt before may have been a pair, whatever this one is.
+        let of_pair = book.attempt > 0 && {
             let prefill = super::pair::prefill_name(book.request_id, &mut self.prefill_name);
-            self.shared.loads.free_earlier(session, prefill, book.attempt, now_ns);
+            self.shared.loads.free_earlier(session, prefill, book.attempt, now_ns)
+        };
+        if booked.superseded || of_pair {
+            self.shared.room.made_room();
         }
         if booked.unshared {
             self.metrics.counters.bump(CoreCounter::BookingsUnshared);
@@ -392,7 +395,9 @@ impl Service for CoreService {
         if let BookingRef::Request { request_id, attempt } = booking {
             // By its name a request ends as a whole; most have no other half.
             let prefill = super::pair::prefill_name(request_id, &mut self.prefill_name);
-            self.shared.loads.free(session, BookingRef::Request { request_id: prefill, attempt: *attempt }, now_ns);
+            if self.shared.loads.free_live(session, prefill, *attempt, now_ns) {
+                self.shared.room.made_room();
+            }
         }
         Ok(self.shared.loads.free(session, *booking, now_ns))
     }

@@ -59,6 +59,19 @@ impl Loads {
         }
     }
 
+    /// Ends the live booking of this name and attempt, if there is one; whether there was. As [`Loads::free`], without
+    /// asking whether it ended before.
+    pub fn free_live(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
+        let name = Name::new(self.config.secret, session, request_id);
+        let mut books = self.books.lock();
+        let slot = books.bookings.live_named(name);
+        let slot = slot.filter(|slot| books.bookings.get(*slot).is_some_and(|booking| booking.attempt == attempt));
+        if let Some(slot) = slot {
+            self.end(&mut books, slot, now_ns);
+        }
+        slot.is_some()
+    }
+
     /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.
     pub fn free_earlier(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
         let name = Name::new(self.config.secret, session, request_id);

@@ -7,6 +7,7 @@ counters! {
     QueueCounter {
         Queued = "queue_queued", "Requests that found every worker busy and began to wait.";
         Woken = "queue_woken", "Requests that had waited and were answered: by a decision, or by an error of deciding.";
+        FoundByLook = "queue_found_by_look", "Requests that had waited and were decided at the look once in 100 ms: of their room nobody had told, as of a prefill reckoned done.";
         PutBack = "queue_put_back", "Times a request was to be decided, found every worker busy again and waited on.";
         Expired = "queue_expired", "Requests given up because no worker had room by their deadline.";
         Cancelled = "queue_cancelled", "Requests that waited when their connection ended.";

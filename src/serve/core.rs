@@ -268,10 +268,14 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     /// Passes on what another thread, or a turn before, has put before this core.
     fn late(self: &Rc<Self>, late: Late) {
         match late {
+            // Tasks of their own: if deciding panics, the core goes on.
             Late::Serve => {
                 let core = Rc::clone(self);
-                // A task of its own: if deciding panics, the core goes on.
                 tokio::task::spawn_local(async move { core.responder.borrow_mut().serve_waiting(None) });
+            }
+            Late::Look => {
+                let core = Rc::clone(self);
+                tokio::task::spawn_local(async move { core.responder.borrow_mut().look_for_room() });
             }
             Late::Reply { connection, ticket, frame, session, booked } => {
                 self.responder.borrow_mut().unpark(connection, ticket);

@@ -14,6 +14,7 @@
 mod acceptor;
 mod admin;
 mod admission;
+mod awaited;
 mod connection;
 mod core;
 mod engine;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::connection::Peer;
 use super::responder::RoutingResponder;
@@ -25,7 +25,7 @@ pub(super) struct Parking {
     /// Told what is left to be done in another turn.
     late: Arc<LateBox>,
     /// By connection.
-    tickets: FxHashMap<u64, Vec<Ticket>>,
+    tickets: FxHashMap<u64, FxHashSet<Ticket>>,
     scratch: RequestScratch,
 }
 
@@ -39,7 +39,7 @@ impl Parking {
 
     fn forget(&mut self, connection: u64, ticket: Ticket) {
         if let Some(tickets) = self.tickets.get_mut(&connection) {
-            tickets.retain(|waiting| *waiting != ticket);
+            tickets.remove(&ticket);
             if tickets.is_empty() {
                 self.tickets.remove(&connection);
             }
@@ -76,7 +76,7 @@ impl<S: Service> RoutingResponder<S> {
         let parked = Parked { core: parking.core, connection, session, id, body: body.into() };
         let bytes = body.len() + size_of::<Parked>() + size_of_val(wait.workers.as_slice());
         let ticket = parking.room.park(&Claim { bytes, ..wait.claim }, &wait.workers, parked)?;
-        parking.tickets.entry(connection).or_default().push(ticket);
+        parking.tickets.entry(connection).or_default().insert(ticket);
         self.look_again(ticket, wait.workers.clone());
         Ok(())
     }
@@ -116,22 +116,34 @@ impl<S: Service> RoutingResponder<S> {
         if is_awaited { self.service.booked_worker(session, booking) } else { None }
     }
 
+    /// Decides who waits and finds room of which nobody told; how many they are is counted, unless the fleet has changed,
+    /// for which everybody is decided again.
+    pub(super) fn look_for_room(&mut self) {
+        let Some(parking) = &self.parking else { return };
+        let (room, reconsiders) = (Arc::clone(&parking.room), parking.room.reconsiders());
+        let answered = self.serve_waiting(None);
+        if !reconsiders {
+            room.counters().add(QueueCounter::FoundByLook, answered as u64);
+        }
+    }
+
     /// Decides who waits and finds room, with this worker or with any; a bounded number, the rest in another turn.
-    pub(super) fn serve_waiting(&mut self, worker: Option<WorkerIndex>) {
+    /// Returns how many were answered.
+    pub(super) fn serve_waiting(&mut self, worker: Option<WorkerIndex>) -> usize {
         let mut answered = 0;
         for _ in 0..QUEUE_SERVED_PER_TURN_MAX {
-            let (Some(parking), service) = (&self.parking, &self.service) else { return };
+            let (Some(parking), service) = (&self.parking, &self.service) else { return answered };
             if worker.is_some_and(|worker| !service.has_room(worker)) {
-                return;
+                return answered;
             }
             let mut seen = FxHashMap::default();
             let has_room = |worker| *seen.entry(worker).or_insert_with(|| service.has_room(worker));
-            let Some(in_hand) = parking.room.next(worker, has_room) else { return };
+            let Some(in_hand) = parking.room.next(worker, has_room) else { return answered };
             if let Some((ticket, workers)) = self.serve(in_hand) {
                 self.look_again(ticket, workers);
                 // It waits for others now, or the room has gone again. Who is behind it is looked at in time.
                 if worker.is_some() {
-                    return;
+                    return answered;
                 }
             } else {
                 answered += 1;
@@ -141,6 +153,7 @@ impl<S: Service> RoutingResponder<S> {
         if let Some(parking) = self.parking.as_ref().filter(|parking| answered > 0 || parking.room.reconsiders()) {
             parking.late.serve();
         }
+        answered
     }
 
     /// Decides a request that waits and answers it; if everybody is busy again it waits on, and that is returned.

@@ -9,7 +9,6 @@
 //! whether anybody waits after. One of them sees the other.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use crossbeam::queue::SegQueue;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::awaited::{Awaited, Told};
 use crate::error::{Error, Kind};
 use crate::ids::{CorrelationId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
@@ -54,24 +54,27 @@ pub(super) enum Late {
     },
     /// Somebody who waits may find room.
     Serve,
+    /// It is time to look whether somebody who waits finds room that nobody told of.
+    Look,
 }
 
 /// What other threads put before a core. Not bounded by itself: a reply is there for each request that waited, whose
-/// number is, and `Serve` at most once.
+/// number is, and `Serve` and `Look` at most once each.
 #[derive(Debug, Default)]
 pub(super) struct LateBox {
     pub(super) queue: SegQueue<Late>,
     pub(super) arrived: Notify,
-    serve_told: AtomicBool,
+    serve_told: Told,
+    look_told: Told,
 }
 
 impl LateBox {
     pub(super) fn pop(&self) -> Option<Late> {
         let late = self.queue.pop()?;
-        if matches!(late, Late::Serve) {
-            // Acquire: pairs with TOLD. Whoever found it told, and so told nothing, had changed before what is looked at
-            // after this. A store alone would not do: the looks could come before it.
-            self.serve_told.swap(false, Ordering::Acquire);
+        match late {
+            Late::Serve => self.serve_told.take(),
+            Late::Look => self.look_told.take(),
+            Late::Reply { .. } => {}
         }
         Some(late)
     }
@@ -83,9 +86,15 @@ impl LateBox {
 
     /// Tells it to serve who waits, unless it is told already.
     pub(super) fn serve(&self) {
-        // TOLD. Release: what the caller has changed is seen by who takes it back.
-        if !self.serve_told.swap(true, Ordering::Release) {
+        if self.serve_told.tell() {
             self.put(Late::Serve);
+        }
+    }
+
+    /// Tells it to look for those whose room nobody tells of, unless it is told already.
+    fn look(&self) {
+        if self.look_told.tell() {
+            self.put(Late::Look);
         }
     }
 }
@@ -95,8 +104,7 @@ impl LateBox {
 pub struct WaitingRoom {
     started: Instant,
     queue: Mutex<Queue<Parked>>,
-    /// How many are in the queue, to be looked at without the lock.
-    waiting: AtomicUsize,
+    waiting: Awaited,
     cores: Box<[OnceLock<Arc<LateBox>>]>,
     /// Who is to be decided again whatever room there is, in order: the fleet has changed, and with it who may take them.
     reconsidered: Mutex<VecDeque<Ticket>>,
@@ -115,7 +123,7 @@ impl WaitingRoom {
         Self {
             started,
             queue: Mutex::new(Queue::new(bounds)),
-            waiting: AtomicUsize::new(0),
+            waiting: Awaited::default(),
             cores: (0..cores).map(|_| OnceLock::new()).collect(),
             reconsidered: Mutex::default(),
             ends_sooner: Notify::new(),
@@ -161,18 +169,28 @@ impl WaitingRoom {
 
     /// Whether somebody waits, asked by whoever has just changed a load.
     pub(super) fn is_awaited(&self) -> bool {
-        // SeqCst fence: ROOM, between the load's change and the look at who waits.
-        fence(Ordering::SeqCst);
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.waiting.is_any()
+    }
+
+    /// Something has ended that may give room, and no core serves who waits for it: bookings expired, or made way for a
+    /// later attempt. A core is told, if anybody waits. Call it after the loads have changed.
+    pub fn made_room(&self) {
+        if self.is_awaited()
+            && let Some(core) = self.first_core()
+        {
+            core.serve();
+        }
+    }
+
+    fn first_core(&self) -> Option<&Arc<LateBox>> {
+        self.cores.iter().find_map(OnceLock::get)
     }
 
     /// Does something with the queue, and lets everybody see how many wait after.
     fn with<R>(&self, act: impl FnOnce(&mut Queue<Parked>) -> R) -> R {
         let mut queue = self.queue.lock();
         let done = act(&mut queue);
-        self.waiting.store(queue.len(), Ordering::Relaxed);
-        // SeqCst fence: ROOM, between the change of the queue and the look at loads that may follow.
-        fence(Ordering::SeqCst);
+        self.waiting.set(queue.len());
         done
     }
 
@@ -280,7 +298,7 @@ impl WaitingRoom {
     }
 
     /// Gives up, for ever, who has waited for too long, and lets a core look once in `recheck_ms` whether somebody who
-    /// waits finds room that nobody told of: bookings expire, workers come and back-offs end.
+    /// waits finds room that nobody told of: back-offs end, and prefills are reckoned done.
     /// When `fleet_version` has moved, everybody who waits is decided again.
     pub async fn tend(&self, recheck_ms: u64, fleet_version: impl Fn() -> u64) {
         let mut version_seen = fleet_version();
@@ -303,9 +321,9 @@ impl WaitingRoom {
                 *self.reconsidered.lock() = waiting.into();
             }
             if self.waiting() > 0
-                && let Some(core) = self.cores.iter().find_map(OnceLock::get)
+                && let Some(core) = self.first_core()
             {
-                core.serve();
+                core.look();
             }
         }
     }

@@ -18,7 +18,6 @@ mod names;
 mod prefill;
 mod reports;
 mod session;
-mod sync;
 mod table;
 
 #[cfg(test)]

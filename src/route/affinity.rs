@@ -9,16 +9,15 @@
 //! that finds another one at work for too long leaves the binding as it was, and says so: nothing here waits for a
 //! thread that was put aside.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
+use crate::sync::{AtomicU64, Ordering, fence, spin};
 
-/// Entries of one bucket.
-const WAYS: usize = 8;
+/// Entries of one bucket. The model checker gets a small world.
+const WAYS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
 /// Times that a reader or a writer finds a bucket being written before it goes without.
-const TRIES_MAX: usize = 256;
+const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
 
 /// What binding a session did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +99,7 @@ impl Bucket {
             if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
                 return Some(entries);
             }
-            std::hint::spin_loop();
+            spin();
         }
         None
     }
@@ -120,7 +119,7 @@ impl Bucket {
                 fence(Ordering::Release);
                 return Some(sequence);
             }
-            std::hint::spin_loop();
+            spin();
         }
         None
     }
@@ -180,7 +179,55 @@ impl Affinities {
     }
 }
 
-#[cfg(test)]
+/// Every order of accesses that the memory model allows, tried by the model checker:
+/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release route::affinity`
+#[cfg(all(test, kvrouted_loom))]
+mod loom {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const SPACE: SpaceId = SpaceId(0);
+
+    fn worker(number: u32) -> Worker {
+        Worker { id: WorkerId(u64::from(number)), rank: DpRank(number) }
+    }
+
+    fn bind(table: &Affinities, number: u32) -> Bound {
+        table.bind(SPACE, "s", worker(number), 0, 10)
+    }
+
+    #[test]
+    fn a_reader_beside_a_writer_sees_a_whole_binding_or_none() {
+        ::loom::model(|| {
+            let table = Arc::new(Affinities::new(1, 0));
+            assert_eq!(bind(&table, 1), Bound::Done);
+            let shared = Arc::clone(&table);
+            let reader = ::loom::thread::spawn(move || shared.worker_of(SPACE, "s", 0, 10));
+            assert_eq!(bind(&table, 2), Bound::Done);
+            let seen = reader.join().expect("it ended");
+            assert!(seen.is_none_or(|seen| seen == worker(1) || seen == worker(2)), "{seen:?}");
+            assert_eq!(table.worker_of(SPACE, "s", 0, 10), Some(worker(2)));
+        });
+    }
+
+    #[test]
+    fn of_two_writers_one_follows_the_other_or_goes_without() {
+        ::loom::model(|| {
+            let table = Arc::new(Affinities::new(1, 0));
+            let shared = Arc::clone(&table);
+            let other = ::loom::thread::spawn(move || bind(&shared, 1));
+            let done = [bind(&table, 2), other.join().expect("it ended")];
+            assert!(done.contains(&Bound::Done));
+            let bound = table.worker_of(SPACE, "s", 0, 10).expect("bound by one of them");
+            let skipped = done.map(|bound| bound == Bound::Skipped);
+            assert!(!skipped[0] || bound == worker(1));
+            assert!(!skipped[1] || bound == worker(2));
+        });
+    }
+}
+
+#[cfg(all(test, not(kvrouted_loom)))]
 mod tests {
     use std::collections::HashMap;
 

@@ -63,9 +63,15 @@ impl Tables {
         (1..=CHUNK_ORDER + 1).contains(&order).then(|| (at, order - 1))
     }
 
-    /// The slot of an edge, the node below and its words, if it is among so many slots.
+    /// The slot of an edge, the node below and its words as `load` gives them, if it is among so many slots.
     #[inline]
-    pub(super) fn find(&self, words: &Words, key: Key, probes_max: u32) -> Option<(u32, u32, Node)> {
+    pub(super) fn find(
+        &self,
+        words: &Words,
+        key: Key,
+        probes_max: u32,
+        load: impl Fn(&Words, u32) -> Node,
+    ) -> Option<(u32, u32, Node)> {
         let (at, order) = self.at(key.table())?;
         let slots = words.slice(at, 1 << order)?;
         let mask = (1 << order) - 1;
@@ -76,7 +82,7 @@ impl Tables {
                 return None;
             }
             if tag == key.tag() {
-                let node = Node::load(words, child);
+                let node = load(words, child);
                 if node.parent == key.parent && node.len > 0 && node.first == key.first {
                     return Some((slot, child, node));
                 }

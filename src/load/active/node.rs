@@ -23,7 +23,7 @@ pub(super) const fn is_node(parent: u32) -> bool {
     parent < ROOTS_FROM
 }
 
-/// A node's words. Readers use the first five fields, and the hash.
+/// A node's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     /// The node above, or the root of a space.
@@ -65,16 +65,22 @@ pub(super) const fn room_for(workers: u32) -> u32 {
 }
 
 impl Node {
-    /// The node at `at`. A reader may be given nonsense, which it finds out later.
+    /// The node at `at` as readers see it, who use no more of it. They may be given nonsense, which they find out later.
     #[inline]
-    pub(super) fn load(words: &Words, at: u32) -> Self {
+    pub(super) fn see(words: &Words, at: u32) -> Self {
         let Some(all) = words.slice(at, NODE_WORDS) else { return Self::default() };
         // Relaxed: the root's sequence says whether they belong together.
         let half = |place: usize| halves(all[place].load(super::Ordering::Relaxed));
         let ((parent, len), (hashes, list), (workers, room)) = (half(0), half(1), half(2));
-        let ((ends, children), (only, root)) = (half(3), half(4));
         let first = all[5].load(super::Ordering::Relaxed);
-        Self { parent, len, hashes, list, workers, room, ends, children, only, root, first }
+        Self { parent, len, hashes, list, workers, room, first, ..Self::default() }
+    }
+
+    /// The node at `at`, for the writer.
+    #[inline]
+    pub(super) fn load(words: &Words, at: u32) -> Self {
+        let ((ends, children), (only, root)) = (halves(words.load(at + 3)), halves(words.load(at + 4)));
+        Self { ends, children, only, root, ..Self::see(words, at) }
     }
 
     pub(super) fn store(&self, words: &Words, at: u32) {

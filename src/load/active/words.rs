@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::load::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a chunk, as a power of two. The model checker gets a small world.
 pub(super) const CHUNK_ORDER: u32 = if cfg!(all(test, kvrouted_loom)) { 7 } else { 16 };

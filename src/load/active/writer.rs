@@ -355,7 +355,9 @@ fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash])
     let mut branch = Branch { parent: root_of(space), depth: 0, within: None };
     while branch.depth < locals.len() {
         let key = tree.key(branch.parent, locals[branch.depth]);
-        let Some((_, at, node)) = tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX) else { break };
+        let Some((_, at, node)) = tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX, Node::load) else {
+            break;
+        };
         let common = tree.common(&node, &locals[branch.depth..]);
         branch.depth += common;
         if common < node.len as usize {
@@ -380,7 +382,7 @@ pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
 
 /// Where an edge stands in its table.
 fn slot_of(tree: &ActiveTree, root: usize, key: Key) -> Option<u32> {
-    tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX).map(|(slot, ..)| slot)
+    tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX, Node::load).map(|(slot, ..)| slot)
 }
 
 /// What a node is found by.

@@ -41,7 +41,7 @@ impl TrustCell {
     /// Replaces what readers see. Call it after the index shows what `trust` speaks of; a level that
     /// falls, also before.
     pub fn store(&self, trust: Trust) {
-        let packed = (trust.level as u64) << LEVEL_SHIFT | trust.reasons.bits();
+        let packed = pack_trust(&trust);
         self.since_unix_ms.store(trust.since_unix_ms, Ordering::Relaxed);
         // Release: pairs with the Acquire in `load`; a reader that sees a risen level sees the index that earned it.
         self.packed.store(packed, Ordering::Release);
@@ -53,6 +53,7 @@ impl TrustCell {
     /// What is known now. Load it before the index is read, so that the index is at least as new as it says, and
     /// once more after, so that what the index lost meanwhile is not believed ([`Trust::meet`]).
     #[must_use]
+    #[inline]
     pub fn load(&self) -> Trust {
         // Acquire: pairs with the Release in `store`.
         let seq = self.as_of_seq.load(Ordering::Acquire);
@@ -66,6 +67,21 @@ impl TrustCell {
             as_of_unix_ms: self.as_of_unix_ms.load(Ordering::Relaxed),
         }
     }
+
+    /// What is known now, if it is another than `before`, which was loaded from this cell: then the two are to
+    /// [meet](Trust::meet).
+    #[must_use]
+    #[inline]
+    pub fn changed_since(&self, before: &Trust) -> Option<Trust> {
+        // Acquire: pairs with the Release in `store`. Relaxed: see the table.
+        let (packed, since_unix_ms) = (self.packed.load(Ordering::Acquire), self.since_unix_ms.load(Ordering::Relaxed));
+        (packed != pack_trust(before) || since_unix_ms != before.since_unix_ms).then(|| self.load())
+    }
+}
+
+/// Level in the top byte, reasons below.
+const fn pack_trust(trust: &Trust) -> u64 {
+    (trust.level as u64) << LEVEL_SHIFT | trust.reasons.bits()
 }
 
 /// A space's hash scheme: configured, or learnt from the first worker that shows it. Zero = unknown.

@@ -107,40 +107,43 @@ pub struct Space {
     pub scheme: Arc<SchemeCell>,
 }
 
-/// One worker's record.
+/// One worker's record. What every decision reads of it lies together on its first cache line.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub struct WorkerRecord {
     /// Its place in the table.
     pub index: WorkerIndex,
-    /// Who it is.
-    pub worker: Worker,
     /// The space it serves.
     pub space: SpaceId,
-    /// A short name for people.
-    pub name: String,
+    /// Who it is.
+    pub worker: Worker,
     /// Which shard's writer owns its blocks.
     pub shard: ShardId,
     /// The index's name for it in that shard.
     pub slot: WorkerSlot,
+    /// Where it is in its life.
+    pub state: WorkerState,
+    /// What it computes on.
+    pub device_class: DeviceClass,
+    /// How much the index's word about it may be believed.
+    pub trust: Arc<TrustCell>,
+    /// Its throughput relative to a CPU worker's 1.
+    pub weight: f64,
     /// KV blocks its device holds; 0 = not known.
     pub capacity_blocks: u64,
     /// Tokens it batches in one step.
     pub batched_tokens_max: u64,
-    /// What it computes on.
-    pub device_class: DeviceClass,
-    /// Its throughput relative to a CPU worker's 1.
-    pub weight: f64,
+    /// A short name for people.
+    pub name: String,
     /// Labels that constraints match.
     pub taints: Vec<String>,
     /// LoRA adapters that it has loaded, as far as its record says.
     pub loras: Vec<String>,
-    /// Where it is in its life.
-    pub state: WorkerState,
-    /// How much the index's word about it may be believed.
-    pub trust: Arc<TrustCell>,
     /// Where its events come from; `None` = it publishes none.
     pub events: Option<EventSource>,
 }
+
+const _: () = assert!(std::mem::offset_of!(WorkerRecord, name) == 64, "a decision reads one line of a worker");
 
 /// Every space and worker at one version.
 #[derive(Clone, Debug, Default)]

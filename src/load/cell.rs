@@ -40,31 +40,36 @@ pub struct Load {
     pub version: u64,
 }
 
-/// One record, on cache lines of its own. A seqlock: odd while it is written.
+/// One record, on two cache lines of its own: a decision reads the first, and the second only of workers whose prefills
+/// are modelled or who say something. A seqlock: odd while it is written.
 ///
 /// | tag | write | read |
 /// |---|---|---|
 /// | OPEN | `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
 /// | DONE | `sequence` to even, Release | `sequence`, Acquire, before the fields |
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 struct Cell {
+    sequence: AtomicU64,
     /// Whose load it is: a [`WorkerIndex`], or `NOBODY`.
     owner: AtomicU32,
-    sequence: AtomicU64,
-    /// The backlog's fields; a duration that is not known is `NO_DURATION`.
     prefill_tokens: AtomicU64,
-    anchor_tokens: AtomicU64,
-    anchor_ns: AtomicU64,
-    since_ns: AtomicU64,
-    all_modelled: AtomicU64,
     decode_parts: AtomicU64,
     requests: AtomicU64,
     back_off_until_ns: AtomicU64,
-    /// What the worker says: its fields, two of them in a word where they fit, and when; never = `NEVER`.
-    said: [AtomicU64; 4],
+    /// How long the anchor of the backlog takes; not known = `NO_DURATION`.
+    anchor_ns: AtomicU64,
+    /// When the worker said something; never = `NEVER`.
     said_ns: AtomicU64,
+    /// The backlog's other fields, of which nothing is read without a duration.
+    anchor_tokens: AtomicU64,
+    since_ns: AtomicU64,
+    all_modelled: AtomicU64,
+    /// What the worker says: its fields, two of them in a word where they fit.
+    said: [AtomicU64; 4],
 }
+
+const _: () = assert!(std::mem::offset_of!(Cell, anchor_tokens) == 64 && size_of::<Cell>() == 128);
 
 /// "It has said nothing" of when it did.
 const NEVER: u64 = u64::MAX;
@@ -84,32 +89,22 @@ pub(super) struct Record {
     pub(super) said: Option<(EngineLoad, u64)>,
 }
 
-impl Record {
-    /// As a load, with the prefills as booked.
-    const fn load(&self, version: u64) -> Load {
-        let prefill_tokens = self.backlog.tokens;
-        let decode_blocks = (self.decode_parts + BLOCK_PARTS / 2) / BLOCK_PARTS;
-        let back_off_until_ns = self.back_off_until_ns;
-        Load { prefill_tokens, decode_blocks, requests: self.requests, back_off_until_ns, engine: None, version }
-    }
-}
-
 impl Cell {
     fn new(owner: u32) -> Self {
         let zero = || AtomicU64::new(0);
         let cell = Self {
-            owner: AtomicU32::new(owner),
             sequence: zero(),
+            owner: AtomicU32::new(owner),
             prefill_tokens: zero(),
-            anchor_tokens: zero(),
-            anchor_ns: zero(),
-            since_ns: zero(),
-            all_modelled: zero(),
             decode_parts: zero(),
             requests: zero(),
             back_off_until_ns: zero(),
-            said: std::array::from_fn(|_| zero()),
+            anchor_ns: zero(),
             said_ns: zero(),
+            anchor_tokens: zero(),
+            since_ns: zero(),
+            all_modelled: zero(),
+            said: std::array::from_fn(|_| zero()),
         };
         cell.store(&Record::default());
         cell
@@ -118,29 +113,64 @@ impl Cell {
     /// Relaxed: the sequence says whether the fields belong together.
     fn load(&self) -> Record {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
+        let said_ns = of(&self.said_ns);
+        Record {
+            backlog: self.backlog(),
+            decode_parts: of(&self.decode_parts),
+            requests: of(&self.requests),
+            back_off_until_ns: of(&self.back_off_until_ns),
+            said: (said_ns != NEVER).then(|| (self.said(), said_ns)),
+        }
+    }
+
+    /// Relaxed: as `load`.
+    fn backlog(&self) -> Backlog {
+        let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
         let anchor_ns = of(&self.anchor_ns);
-        let backlog = Backlog {
+        Backlog {
             tokens: of(&self.prefill_tokens),
             anchor_tokens: of(&self.anchor_tokens),
             anchor_ns: (anchor_ns != NO_DURATION).then_some(anchor_ns),
             since_ns: of(&self.since_ns),
             all_modelled: of(&self.all_modelled) != 0,
-        };
-        let said_ns = of(&self.said_ns);
-        let [prefill_tokens, decode_blocks, requests, usage] = [0, 1, 2, 3].map(|at: usize| of(&self.said[at]));
-        let said = EngineLoad {
+        }
+    }
+
+    /// Relaxed: as `load`.
+    fn said(&self) -> EngineLoad {
+        let [prefill_tokens, decode_blocks, requests, usage] =
+            [0, 1, 2, 3].map(|at: usize| self.said[at].load(Ordering::Relaxed));
+        EngineLoad {
             prefill_tokens,
             decode_blocks,
             running: (requests >> 32) as u32,
             waiting: requests as u32,
             kv_usage_millionths: usage as u32,
-        };
-        Record {
-            backlog,
-            decode_parts: of(&self.decode_parts),
-            requests: of(&self.requests),
-            back_off_until_ns: of(&self.back_off_until_ns),
-            said: (said_ns != NEVER).then_some((said, said_ns)),
+        }
+    }
+
+    /// Writes the load to where it is wanted, with the prefills as booked. Relaxed: as `load`.
+    #[inline]
+    fn booked(&self, version: u64, to: &mut Load) {
+        let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
+        let Load { prefill_tokens, decode_blocks, requests, back_off_until_ns, engine, version: of_version } = to;
+        *prefill_tokens = of(&self.prefill_tokens);
+        *decode_blocks = (of(&self.decode_parts) + BLOCK_PARTS / 2) / BLOCK_PARTS;
+        *requests = of(&self.requests);
+        *back_off_until_ns = of(&self.back_off_until_ns);
+        (*engine, *of_version) = (None, version);
+    }
+
+    /// As [`LoadCells::read_at`]. Relaxed: as `load`.
+    #[inline]
+    fn load_at(&self, version: u64, (now_ns, said_ns_max): (u64, u64), to: &mut Load) {
+        self.booked(version, to);
+        if self.anchor_ns.load(Ordering::Relaxed) != NO_DURATION {
+            to.prefill_tokens = self.backlog().at(now_ns);
+        }
+        let said_ns = self.said_ns.load(Ordering::Relaxed);
+        if said_ns != NEVER && now_ns.saturating_sub(said_ns) <= said_ns_max {
+            to.engine = Some(self.said());
         }
     }
 
@@ -211,44 +241,48 @@ impl LoadCells {
     /// The load as it was booked, prefills under way in full; all zero for a worker that is not in the table.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
-        let (record, version) = self.record(worker);
-        record.load(version)
+        let mut load = Load::default();
+        self.whole(worker, |cell, version| cell.booked(version, &mut load));
+        load
     }
 
-    /// The load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left of them;
-    /// what the worker said itself, if that is no longer ago than `said_ns_max`.
-    #[must_use]
-    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64) -> Load {
-        let (record, version) = self.record(worker);
-        let engine = record.said.filter(|(_, said_ns)| now_ns.saturating_sub(*said_ns) <= said_ns_max);
-        let engine = engine.map(|(said, _)| said);
-        Load { prefill_tokens: record.backlog.at(now_ns), engine, ..record.load(version) }
+    /// Writes to `to` the load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left
+    /// of them; what the worker said itself, if that is no longer ago than `said_ns_max`.
+    #[inline]
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64, to: &mut Load) {
+        if !self.whole(worker, |cell, version| cell.load_at(version, (now_ns, said_ns_max), to)) {
+            *to = Load::default();
+        }
     }
 
     #[cfg(test)]
     pub(super) fn decode_parts(&self, worker: WorkerIndex) -> u64 {
-        self.record(worker).0.decode_parts
+        let mut parts = 0;
+        self.whole(worker, |cell, _| parts = cell.decode_parts.load(Ordering::Relaxed));
+        parts
     }
 
-    fn record(&self, worker: WorkerIndex) -> (Record, u64) {
-        let Some(cell) = self.0.get(worker.place()) else { return Default::default() };
+    /// Has `read` read a worker's cell, told its version, until the fields belong together; `false` for a worker that is
+    /// not in the table, of which nothing is read.
+    #[inline]
+    fn whole(&self, worker: WorkerIndex, mut read: impl FnMut(&Cell, u64)) -> bool {
+        let Some(cell) = self.0.get(worker.place()) else { return false };
         // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
         if cell.owner.load(Ordering::Relaxed) != worker.0 {
-            return Default::default();
+            return false;
         }
-        let mut read = Default::default();
         for _ in 0..READ_TRIES_MAX {
             // Acquire: pairs with DONE.
             let before = cell.sequence.load(Ordering::Acquire);
-            read = (cell.load(), before);
+            read(cell, before);
             // Acquire fence: pairs with OPEN; a field of a later write makes the later sequence visible.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && cell.sequence.load(Ordering::Relaxed) == before {
-                return read;
+                break;
             }
             std::hint::spin_loop();
         }
-        read
+        true
     }
 
     /// Changes a worker's load. The caller holds the bookings' lock: there is one writer at a time.

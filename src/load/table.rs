@@ -131,7 +131,15 @@ impl Loads {
     /// A worker's load at a time, without a lock: of prefills whose time is known counts what is left of them.
     #[must_use]
     pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
-        self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max))
+        let mut load = Load::default();
+        self.read_into(worker, now_ns, &mut load);
+        load
+    }
+
+    /// As [`Loads::read_at`], written to where it is wanted.
+    #[inline]
+    pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) {
+        self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max), to);
     }
 
     /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is

@@ -49,7 +49,8 @@ pub struct CostTerms {
     pub cost: f64,
 }
 
-/// What a cost depends on beside the worker itself: all those in the running together.
+/// What a cost depends on beside the worker itself: all those in the running together. What no cost of a policy depends
+/// on is left at 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Among {
     /// How many there are.
@@ -63,20 +64,25 @@ pub struct Among {
 }
 
 impl Among {
-    /// Of those in the running; `turn` counts decisions.
+    /// Of those in the running, as far as the costs of `policy` depend on it; `turn` counts decisions.
     #[must_use]
-    pub fn of<'a>(turn: u64, running: impl Iterator<Item = &'a Observed>) -> Self {
-        let mut among = Self { prefill_tokens_min: u64::MAX, ..Self::default() };
-        let mut pools = [(0_u64, 0.0_f64); 2];
-        for observed in running {
-            among.count += 1;
-            among.prefill_tokens_min = among.prefill_tokens_min.min(observed.load.prefill_tokens);
-            let (requests, weight) = &mut pools[observed.device_class as usize];
-            *requests += observed.load.requests;
-            *weight += observed.weight;
-        }
+    pub fn of<'a>(policy: &Policy, turn: u64, running: impl ExactSizeIterator<Item = &'a Observed> + Clone) -> Self {
+        let mut among = Self { count: running.len() as u32, ..Self::default() };
         among.turn = turn.checked_rem(u64::from(among.count)).unwrap_or(0) as u32;
-        among.pool_loads = pools.map(|(requests, weight)| if weight > 0.0 { requests as f64 / weight } else { 0.0 });
+        if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
+            let tokens = running.clone().map(|observed| observed.load.prefill_tokens);
+            among.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
+        }
+        if policy.mode.cost_model() == CostModel::PoolLoad {
+            let mut pools = [(0_u64, 0.0_f64); 2];
+            for observed in running {
+                let (requests, weight) = &mut pools[observed.device_class as usize];
+                *requests += observed.load.requests;
+                *weight += observed.weight;
+            }
+            let load = |(requests, weight)| if weight > 0.0 { requests as f64 / weight } else { 0.0 };
+            among.pool_loads = pools.map(load);
+        }
         among
     }
 }
@@ -85,8 +91,10 @@ impl Among {
 ///
 /// The formula of `kv` is Dynamo 1.6.1's (`scheduling/selector/reference.rs` there), every tier told apart; the
 /// lowest cost wins. In other modes the terms say the same of the worker, and only the cost is another.
+///
+/// Always inlined, with what it is made of: who wants the cost alone, of thousands, makes no terms then.
 #[must_use]
-#[inline]
+#[inline(always)]
 pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, place: u32) -> CostTerms {
     let terms = blocks(policy, asked, observed, among.prefill_tokens_min);
     let cost = match policy.mode.cost_model() {
@@ -104,10 +112,10 @@ pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, 
 }
 
 /// The terms, and the cost in blocks.
-#[inline]
+#[inline(always)]
 fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
     let load = &observed.load;
-    let block_size = f64::from(asked.block_size);
+    let block_size = exact(asked.block_size);
     let held = CostTerms { decay: decay(policy, asked, observed, prefill_tokens_min), ..CostTerms::default() };
     let held = credits(policy, asked, observed, held);
     let credit = held.device_credit + held.host_credit + held.disk_credit + held.shared_credit;
@@ -121,7 +129,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
 
     let run_already = if policy.assume_kv_reuse { observed.active_depth_blocks } else { 0 };
     let (active_decode_blocks, additional_decode_blocks) = if policy.track_active_blocks {
-        (load.decode_blocks as f64, f64::from(asked.whole_blocks.saturating_sub(run_already)))
+        (load.decode_blocks as f64, exact(asked.whole_blocks.saturating_sub(run_already)))
     } else {
         (0.0, 0.0)
     };
@@ -153,7 +161,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
 }
 
 /// How much a backlog lessens the device credit.
-#[inline]
+#[inline(always)]
 fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> f64 {
     if !policy.track_prefill_tokens || policy.credit_decay <= 0.0 {
         return 1.0;
@@ -164,26 +172,48 @@ fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min
 }
 
 /// Adds what the worker holds, and the credit it is worth, to `terms`.
-#[inline]
+#[inline(always)]
 fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms) -> CostTerms {
     let is_believed = observed.trust.level >= policy.credit_trust_min;
     let (overlap, shared) = match is_believed {
         true => (observed.overlap, observed.shared_blocks),
         false => (TierBlocks::default(), asked.shared_blocks),
     };
-    let (device, host) = (f64::from(overlap.device), f64::from(overlap.host));
-    let disk = f64::from(overlap.disk) + f64::from(overlap.external);
+    let (device, host) = (exact(overlap.device), exact(overlap.host));
+    let disk = exact(overlap.disk) + exact(overlap.external);
     let effective_overlap = device + host * policy.host_hit_weight + disk * policy.disk_hit_weight;
     CostTerms {
         request_blocks: asked.request_blocks() as f64,
-        cached_tokens: (effective_overlap * f64::from(asked.block_size)).round(),
+        cached_tokens: rounded(effective_overlap * exact(asked.block_size)),
         effective_overlap,
         device_credit: policy.device_credit * terms.decay * device,
         host_credit: policy.host_hit_weight * host,
         disk_credit: policy.disk_hit_weight * disk,
-        shared_credit: policy.shared_multiplier * f64::from(shared),
+        shared_credit: policy.shared_multiplier * exact(shared),
         ..terms
     }
+}
+
+/// From here on every number is whole.
+const WHOLE_FROM: f64 = (1_u64 << 52) as f64;
+
+/// The nearest whole number, of two the higher: for what is not negative as [`f64::round`], which is a call into the
+/// system's library where the processor's own instruction is not asked for.
+#[inline(always)]
+fn rounded(value: f64) -> f64 {
+    if !(0.0..WHOLE_FROM).contains(&value) {
+        return value.round();
+    }
+    // The sum keeps no part of a whole: it is rounded, of two to the even one.
+    let nearest = (value + WHOLE_FROM) - WHOLE_FROM;
+    nearest + if value - nearest == 0.5 { 1.0 } else { 0.0 }
+}
+
+/// As [`f64::from`]. The processor's instruction waits for the number that its register held before, which is another
+/// worker's: thousands of costs would be worked out one after the other instead of side by side.
+#[inline(always)]
+fn exact(count: u32) -> f64 {
+    f64::from_bits(WHOLE_FROM.to_bits() | u64::from(count)) - WHOLE_FROM
 }
 
 /// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
@@ -229,6 +259,20 @@ mod tests {
         let terms = cost(&Policy::default(), &asked(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole ones to decode on.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_the_library_does() {
+        let halves = (0..4000_u32).map(|at| f64::from(at) / 2.0);
+        let awkward = [0.499_999_999_999_999_94, 0.5, 2.5, 4_503_599_627_370_495.5, 4_503_599_627_370_497.0, 1e300];
+        let around = |value: f64| [value.next_down(), value, value.next_up()];
+        for value in halves.chain(awkward).flat_map(around) {
+            assert_eq!(rounded(value).to_bits(), value.round().to_bits(), "{value:?}");
+        }
+        assert!(rounded(f64::NAN).is_nan());
+        for count in [0, 1, 709, 1 << 20, u32::MAX - 1, u32::MAX] {
+            assert_eq!(exact(count).to_bits(), f64::from(count).to_bits());
+        }
     }
 
     #[test]
@@ -329,7 +373,7 @@ mod tests {
         ];
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
-            let among = Among::of(4, workers.iter());
+            let among = Among::of(&policy, 4, workers.iter());
             let terms = |place: usize| super::cost(&policy, &asked(), &workers[place], &among, place as u32);
             assert_eq!(terms(1).decode, 13.0);
             [0, 1, 2].map(|place| terms(place).cost)

@@ -20,15 +20,15 @@ pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision:
     decision.nobody = nobody(observation, decision);
     let favour = Favour::of(policy, observation, decision);
     favour.apply(observation, decision);
-    let running = || decision.running.iter().filter_map(|place| observation.workers.get(*place as usize));
-    let among = Among::of(observation.asked.turn, running());
+    let running = decision.running.iter().map(|place| &observation.workers[*place as usize]);
+    let among = Among::of(policy, observation.asked.turn, running.clone());
     let terms = |at: u32, observed: &Observed| {
         let terms = cost(policy, &observation.asked, observed, &among, at);
         let place = decision.running.get(at as usize).copied().unwrap_or_default();
         favour.lessened(policy, place, terms)
     };
     // Most are not listed: of them nothing is kept but what choosing needs.
-    decision.priced.extend(running().zip(0_u32..).map(|(observed, place)| {
+    decision.priced.extend(running.zip(0_u32..).map(|(observed, place)| {
         let CostTerms { cost, active_requests, .. } = terms(place, observed);
         Priced { place, cost, active_requests }
     }));

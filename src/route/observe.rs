@@ -18,9 +18,9 @@ use crate::hash;
 use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
-use crate::load::{ActiveDepths, ActiveRead, Load, Loads};
+use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
-use crate::trust::{TrustLevel, TrustReason};
+use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// Where a decision looks. Index readers are by space.
 #[derive(Clone, Copy)]
@@ -81,8 +81,12 @@ pub fn observe(
     observation.index_epoch = 0;
     buffers.active_locked = false;
     observation.asked.session = session(view, request, observation);
+    // Before workers are read: what is known of them then is as fresh as can be when one of them is booked.
+    if let Some(scheme) = scheme {
+        block_hashes(request, scheme, &mut buffers.locals)?;
+    }
     list(view, request, buffers, observation);
-    look_up(view, request, scheme, mode, buffers, observation)?;
+    look_up(view, request, scheme, mode, buffers, observation);
     share(request, scheme, buffers, observation)?;
     if mode == Mode::RoundRobin {
         observation.asked.turn = turn(view, request);
@@ -168,35 +172,74 @@ fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, obse
     buffers.allowed.clear();
     buffers.allowed.extend_from_slice(request.allow.unwrap_or_default());
     buffers.allowed.sort_unstable();
-    let listed = |record: &WorkerRecord| {
-        let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
-        let named = |worker: &Worker| buffers.allowed.binary_search(worker).is_ok();
-        named(&record.worker) || named(&every_rank)
-    };
-    observation.workers.clear();
-    let observed = |record: &WorkerRecord, load: Load| Observed {
-        index: record.index,
-        worker: record.worker,
-        overlap: TierBlocks::default(),
-        active_depth_blocks: 0,
+    let is_choosy = is_choosy(request);
+    let mut count = 0;
+    for record in view.fleet.workers_of(request.space) {
+        if count == observation.workers.len() {
+            observation.workers.push(Observed::default());
+        }
+        let observed = &mut observation.workers[count];
+        count += 1;
+        note(view, record, observed);
+        if is_choosy {
+            suit(request, &buffers.allowed, record, observed);
+        }
+    }
+    observation.workers.truncate(count);
+}
+
+/// Notes a worker as it is, whatever the request; its overlap comes later. Field by field, and none left out: a whole one
+/// would be made elsewhere and copied, for each of thousands.
+#[inline]
+fn note(view: &View<'_>, record: &WorkerRecord, observed: &mut Observed) {
+    let Observed {
+        index,
+        worker,
+        overlap,
+        active_depth_blocks,
+        shared_blocks,
         load,
-        trust: record.trust.load(),
-        state: record.state,
-        device_class: record.device_class,
-        weight: record.weight,
-        capacity_blocks: record.capacity_blocks,
-        batched_tokens_max: record.batched_tokens_max,
-        shared_blocks: 0,
-        allowed: request.allow.is_none() || listed(record),
-        backing_off: load.back_off_until_ns > view.now_ns,
-        is_pinned: request.pin.is_none_or(|pin| names(pin, record.worker)),
-        has_adapter: request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora)),
-        has_required_taints: request.required_taints.iter().all(|taint| has_taint(record, taint)),
-        taint_weight: taint_weight(request, record),
-    };
-    let workers = view.fleet.workers_of(request.space);
-    let workers = workers.map(|record| observed(record, view.loads.read_at(record.index, view.now_ns)));
-    observation.workers.extend(workers);
+        trust: Trust { level, reasons, since_unix_ms, as_of_seq, as_of_unix_ms },
+        state,
+        device_class,
+        weight,
+        capacity_blocks,
+        batched_tokens_max,
+        allowed,
+        backing_off,
+        is_pinned,
+        has_adapter,
+        has_required_taints,
+        taint_weight,
+    } = observed;
+    view.loads.read_into(record.index, view.now_ns, load);
+    *backing_off = load.back_off_until_ns > view.now_ns;
+    let trust = record.trust.load();
+    (*level, *reasons, *since_unix_ms) = (trust.level, trust.reasons, trust.since_unix_ms);
+    (*as_of_seq, *as_of_unix_ms) = (trust.as_of_seq, trust.as_of_unix_ms);
+    (*index, *worker, *state, *device_class) = (record.index, record.worker, record.state, record.device_class);
+    *weight = record.weight;
+    (*capacity_blocks, *batched_tokens_max) = (record.capacity_blocks, record.batched_tokens_max);
+    (*overlap, *active_depth_blocks, *shared_blocks) = (TierBlocks::default(), 0, 0);
+    (*allowed, *is_pinned, *has_adapter, *has_required_taints) = (true, true, false, true);
+    *taint_weight = 0.0;
+}
+
+/// Whether a request asks for more of a worker than that it is of the space.
+fn is_choosy(request: &RouteRequest<'_>) -> bool {
+    let labels = !request.required_taints.is_empty() || !request.preferred_taints.names.is_empty();
+    labels || request.allow.is_some() || request.pin.is_some() || request.lora.is_some()
+}
+
+/// Notes how a worker suits what a request asks of it.
+fn suit(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord, observed: &mut Observed) {
+    let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
+    let named = |worker: &Worker| allowed.binary_search(worker).is_ok();
+    observed.allowed = request.allow.is_none() || named(&record.worker) || named(&every_rank);
+    observed.is_pinned = request.pin.is_none_or(|pin| names(pin, record.worker));
+    observed.has_adapter = request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora));
+    observed.has_required_taints = request.required_taints.iter().all(|taint| has_taint(record, taint));
+    observed.taint_weight = taint_weight(request, record);
 }
 
 fn has_taint(record: &WorkerRecord, taint: &str) -> bool {
@@ -227,7 +270,7 @@ fn share(
     Ok(())
 }
 
-/// Hashes the prompt and gives every worker its overlap, or says that none can be known.
+/// Gives every worker its overlap with the prompt, whose blocks are hashed, or says that none can be known.
 fn look_up(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -235,22 +278,19 @@ fn look_up(
     mode: Mode,
     buffers: &mut Buffers,
     observation: &mut Observation,
-) -> Result<()> {
-    let Some(scheme) = scheme else {
+) {
+    if scheme.is_none() {
         observation.matched = MatchStatus::Unmatchable;
         observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
-        return Ok(());
-    };
-    block_hashes(request, scheme, &mut buffers.locals)?;
+        return;
+    }
     overlap(view, request, buffers, observation);
-    active(view, request, buffers, observation);
     if mode == Mode::Approximate {
         observation.workers.iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
     }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
         predict(view, request, predictions, buffers, observation);
     }
-    Ok(())
 }
 
 /// The prompt's local hashes under the space's scheme.
@@ -287,43 +327,44 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
                 ));
             }
             locals.clear();
-            let whole = hashes.chunks_exact(8).filter_map(|bytes| bytes.try_into().ok());
-            locals.extend(whole.map(|bytes| LocalHash(u64::from_le_bytes(bytes))));
+            let (whole, _) = hashes.as_chunks();
+            locals.extend(whole.iter().map(|bytes| LocalHash(u64::from_le_bytes(*bytes))));
         }
     }
     Ok(())
 }
 
-/// Reads the index once and gives every worker its overlap.
+/// Reads the index once and the prompts in flight once, and gives every worker what it holds of the prompt and how far it
+/// runs it already. The prompts are read after the loads: what a booking between the two adds is counted by neither, or
+/// it is the chosen worker's and noticed.
 fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
     observation.request_blocks = buffers.locals.len() as u32;
-    let Some(index) = view.indexes.get(request.space.0 as usize) else { return };
+    let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
+    buffers.active_locked = read == ActiveRead::Locked;
+    let Some(index) = view.indexes.get(request.space.0 as usize) else {
+        for observed in &mut observation.workers {
+            observed.active_depth_blocks = buffers.active.of(observed.index);
+        }
+        return;
+    };
     let lookup = index.lookup(&buffers.locals, &mut buffers.depths);
     observation.index_epoch = lookup.epoch;
-    if lookup.contended {
-        observation.notes.insert(ReplyNotes::READ_CONTENDED);
-    }
+    let mut contended = lookup.contended;
     for (observed, record) in observation.workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+        observed.active_depth_blocks = buffers.active.of(observed.index);
         observed.overlap = buffers.depths.of(record.shard, record.slot);
         // The worker may have been emptied since its trust was read, in time for this look-up.
-        observed.trust = observed.trust.meet(record.trust.load());
-        if observed.trust.reasons.contains(TrustReason::ReadContended) {
-            observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        if let Some(later) = record.trust.changed_since(&observed.trust) {
+            observed.trust = observed.trust.meet(later);
         }
+        contended |= observed.trust.reasons.contains(TrustReason::ReadContended);
         if lookup.contended {
             observed.trust.reasons.insert(TrustReason::ReadContended);
             observed.trust.level = observed.trust.level.min(TrustLevel::Unproven);
         }
     }
-}
-
-/// Reads the prompts in flight once, and says how far each worker already runs this one. After the loads: what a booking
-/// between the two adds is counted by neither, or it is the chosen worker's and noticed.
-fn active(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
-    let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
-    buffers.active_locked = read == ActiveRead::Locked;
-    for observed in &mut observation.workers {
-        observed.active_depth_blocks = buffers.active.of(observed.index);
+    if contended {
+        observation.notes.insert(ReplyNotes::READ_CONTENDED);
     }
 }
 

@@ -77,28 +77,22 @@ pub(super) fn names(named: Worker, worker: Worker) -> bool {
 
 /// Lists who is in the running, and the others with the rule that removed them.
 pub(super) fn admit(policy: &Policy, observation: &Observation, decision: &mut Decision) {
-    // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
-    let adapter = observation.asked.pin.is_none()
-        && observation.workers.iter().any(|observed| observed.allowed && observed.has_adapter);
     note_idle(&policy.busy, observation, decision);
-    list(observation, decision, |observed, idle| removed_by(policy, adapter, observed, idle));
+    // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
+    let mut rules = Rules { policy, adapter: false, undoubted: false };
+    rules.adapter = rules.list(observation, decision) && observation.asked.pin.is_none();
+    if rules.adapter {
+        rules.list(observation, decision);
+    }
     let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, _)| rule(*by));
     let others_were_fit = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
     if decision.running.is_empty() && removed(Rule::is_doubtful) && !others_were_fit {
-        list(observation, decision, |observed, idle| removed_by(policy, adapter, &undoubted(observed), idle));
+        rules.undoubted = true;
+        rules.list(observation, decision);
         if !decision.running.is_empty() {
             decision.notes.insert(ReplyNotes::ALL_DOWN);
         }
     }
-}
-
-/// A worker as if its publisher were there and it had failed nobody.
-const fn undoubted(observed: &Observed) -> Observed {
-    let state = match observed.state {
-        WorkerState::Down => WorkerState::Ready,
-        state => state,
-    };
-    Observed { state, backing_off: false, ..*observed }
 }
 
 /// Notes the engines with a rank that is not busy, where that matters.
@@ -125,39 +119,70 @@ fn is_busy(busy: &BusyThresholds, observed: &Observed) -> bool {
     decode || prefill || steps
 }
 
-/// Lists every worker as in the running or under the rule that removed it. The rule is told whether the worker's
-/// engine is busy.
-fn list(observation: &Observation, decision: &mut Decision, removed_by: impl Fn(&Observed, bool) -> Option<Rule>) {
-    decision.running.clear();
-    decision.removed.clear();
-    for (place, observed) in observation.workers.iter().enumerate() {
-        let idle = decision.engines_idle.binary_search(&observed.worker.id).is_ok();
-        match removed_by(observed, idle) {
-            Some(rule) => decision.removed.push((rule, observed.worker)),
-            None => decision.running.push(place as u32),
-        }
-    }
+/// What takes a worker out of the running of one decision.
+struct Rules<'a> {
+    policy: &'a Policy,
+    /// Only workers that have the request's adapter stay.
+    adapter: bool,
+    /// Workers count as if their publishers were there and they had failed nobody.
+    undoubted: bool,
 }
 
-/// The first rule that takes a worker out of the running. `adapter`: only workers that have the
-/// request's adapter stay.
-fn removed_by(policy: &Policy, adapter: bool, observed: &Observed, idle: bool) -> Option<Rule> {
-    let unavailable = match observed.state {
-        WorkerState::Draining => Some(Rule::Draining),
-        WorkerState::Down => Some(Rule::Down),
-        WorkerState::Joining | WorkerState::Ready => None,
-    };
-    let rules = [
-        (!observed.allowed, Rule::NotAllowed),
-        (adapter && !observed.has_adapter, Rule::NoAdapter),
-        (unavailable.is_some(), unavailable.unwrap_or(Rule::Down)),
-        (observed.backing_off, Rule::BackingOff),
-        (!observed.is_pinned, Rule::NotPinned),
-        (!observed.has_required_taints, Rule::Taints),
-        (policy.busy.any() && !idle, Rule::Busy),
-        (observed.trust.level < policy.trust_min, Rule::Trust),
-    ];
-    rules.iter().find(|(applies, _)| *applies).map(|(_, rule)| *rule)
+impl Rules<'_> {
+    /// Lists every worker as in the running or under the rule that removed it. Says whether a worker that may be chosen
+    /// advertises the request's adapter.
+    fn list(&self, observation: &Observation, decision: &mut Decision) -> bool {
+        decision.running.clear();
+        decision.removed.clear();
+        let busy = self.policy.busy.any();
+        let mut advertised = false;
+        for (place, observed) in observation.workers.iter().enumerate() {
+            advertised |= observed.allowed && observed.has_adapter;
+            let idle = !busy || decision.engines_idle.binary_search(&observed.worker.id).is_ok();
+            // Most stay: to know that takes no look at which rule would come first.
+            if self.is_fit(observed, idle) {
+                decision.running.push(place as u32);
+            } else if let Some(rule) = self.removed_by(observed, idle) {
+                decision.removed.push((rule, observed.worker));
+            }
+        }
+        advertised
+    }
+
+    /// Whether no rule takes a worker out.
+    #[inline]
+    const fn is_fit(&self, observed: &Observed, idle: bool) -> bool {
+        observed.allowed
+            & (observed.has_adapter | !self.adapter)
+            & (matches!(observed.state, WorkerState::Joining | WorkerState::Ready) | self.is_spared(observed))
+            & (!observed.backing_off | self.undoubted)
+            & observed.is_pinned
+            & observed.has_required_taints
+            & idle
+            & (observed.trust.level as u8 >= self.policy.trust_min as u8)
+    }
+
+    /// Whether a worker's being down does not count.
+    const fn is_spared(&self, observed: &Observed) -> bool {
+        self.undoubted & matches!(observed.state, WorkerState::Down)
+    }
+
+    /// The first rule that takes a worker out of the running.
+    #[inline(never)]
+    fn removed_by(&self, observed: &Observed, idle: bool) -> Option<Rule> {
+        let rules = [
+            (!observed.allowed, Rule::NotAllowed),
+            (self.adapter && !observed.has_adapter, Rule::NoAdapter),
+            (observed.state == WorkerState::Draining, Rule::Draining),
+            (observed.state == WorkerState::Down && !self.undoubted, Rule::Down),
+            (observed.backing_off && !self.undoubted, Rule::BackingOff),
+            (!observed.is_pinned, Rule::NotPinned),
+            (!observed.has_required_taints, Rule::Taints),
+            (!idle, Rule::Busy),
+            (observed.trust.level < self.policy.trust_min, Rule::Trust),
+        ];
+        rules.iter().find(|(applies, _)| *applies).map(|(_, rule)| *rule)
+    }
 }
 
 /// Why nobody is in the running; `None` if somebody is.

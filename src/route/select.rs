@@ -12,7 +12,7 @@ pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, dr
     if candidates.is_empty() {
         return 0;
     }
-    let order = |a: &Priced, b: &Priced| compare(pick, a, b).then(a.place.cmp(&b.place));
+    let order = |a: &Priced, b: &Priced| rank(pick, a).cmp(&rank(pick, b)).then(a.place.cmp(&b.place));
     let (lowest, ties) = lowest(candidates, pick, drawing);
     let chosen = match pick {
         Pick::Lowest | Pick::LowestThenIdlest => lowest,
@@ -22,36 +22,66 @@ pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, dr
     candidates.swap(0, chosen);
     let rest = candidates.len() - 1;
     let listed_rest = listed.saturating_sub(1).min(rest);
-    if listed_rest < rest {
+    if listed_rest <= INSERTED_MAX {
+        insert_lowest(&mut candidates[1..], listed_rest, order);
+    } else if listed_rest < rest {
         candidates[1..].select_nth_unstable_by(listed_rest, order);
-        candidates.truncate(1 + listed_rest);
     }
-    candidates[1..].sort_unstable_by(order);
+    candidates.truncate(1 + listed_rest);
+    if listed_rest > INSERTED_MAX {
+        candidates[1..].sort_unstable_by(order);
+    }
     ties
 }
 
-fn compare(pick: Pick, a: &Priced, b: &Priced) -> Ordering {
-    let by_cost = a.cost.total_cmp(&b.cost);
-    match pick {
-        Pick::LowestThenIdlest => by_cost.then(a.active_requests.total_cmp(&b.active_requests)),
-        _ => by_cost,
+/// So many of the lowest are found by going through all once; more by sorting.
+const INSERTED_MAX: usize = 16;
+
+/// Puts the `count` lowest first, in order; what becomes of the others does not matter.
+fn insert_lowest(candidates: &mut [Priced], count: usize, order: impl Fn(&Priced, &Priced) -> Ordering) {
+    for at in 0..candidates.len() {
+        let (candidate, held) = (candidates[at], at.min(count));
+        // Most of them are higher than all that are held.
+        if held == count && (count == 0 || order(&candidate, &candidates[count - 1]).is_ge()) {
+            continue;
+        }
+        let mut place = if held == count { count - 1 } else { held };
+        while place > 0 && order(&candidate, &candidates[place - 1]).is_lt() {
+            candidates[place] = candidates[place - 1];
+            place -= 1;
+        }
+        candidates[place] = candidate;
     }
+}
+
+/// A number for what decides: the lower, the earlier.
+#[inline]
+fn rank(pick: Pick, priced: &Priced) -> (i64, i64) {
+    match pick {
+        Pick::LowestThenIdlest => (ordinal(priced.cost), ordinal(priced.active_requests)),
+        _ => (ordinal(priced.cost), 0),
+    }
+}
+
+/// A whole number in the order of [`f64::total_cmp`].
+#[inline]
+const fn ordinal(value: f64) -> i64 {
+    let bits = value.to_bits() as i64;
+    bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
 
 /// The place of the lowest, each of equals as likely as the others, and how many they are.
 fn lowest(candidates: &[Priced], pick: Pick, drawing: &mut Drawing) -> (usize, u32) {
     // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
-    let (mut chosen, mut ties) = (0, 1);
-    for place in 1..candidates.len() {
-        match compare(pick, &candidates[place], &candidates[chosen]) {
-            Ordering::Less => (chosen, ties) = (place, 1),
-            Ordering::Equal => {
-                ties += 1;
-                if drawing.below(ties) == 0 {
-                    chosen = place;
-                }
-            }
-            Ordering::Greater => {}
+    let (mut chosen, mut ties, mut least) = (0, 0, (i64::MAX, i64::MAX));
+    for (place, priced) in candidates.iter().enumerate() {
+        let rank = rank(pick, priced);
+        if rank > least {
+            continue;
+        }
+        ties = if rank == least { ties + 1 } else { 1 };
+        if ties == 1 || drawing.below(ties) == 0 {
+            (chosen, least) = (place, rank);
         }
     }
     (chosen, ties as u32)
@@ -125,6 +155,21 @@ mod tests {
         choose(&mut candidates, 0, Pick::Lowest, &mut drawing);
         assert_eq!(order(&candidates), [1], "the chosen one is always listed");
         assert_eq!(choose(&mut Vec::new(), 8, Pick::Lowest, &mut drawing), 0);
+    }
+
+    #[test]
+    fn few_and_many_are_listed_in_the_same_order() {
+        let mut drawing = Draws::new(5).begin();
+        for count in 1..60 {
+            let costs: Vec<f64> = (0..count).map(|_| drawing.below(20) as f64).collect();
+            let mut all = priced(&costs);
+            choose(&mut all, usize::MAX, Pick::Lowest, &mut Draws::new(1).begin());
+            for listed in 0..count + 2 {
+                let mut some = priced(&costs);
+                choose(&mut some, listed, Pick::Lowest, &mut Draws::new(1).begin());
+                assert_eq!(some, all[..listed.clamp(1, count)], "{listed} of {costs:?}");
+            }
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub struct ServerConfig {
 /// Which interface to the kernel carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// io_uring where a probe at the start finds it usable, else epoll.
+    /// What costs least: epoll.
     #[default]
     Auto,
     /// io_uring or nothing.

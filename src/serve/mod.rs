@@ -10,6 +10,17 @@
 //!
 //! A [`Connection`] turns bytes into frames and frames into replies and knows nothing of engines; a
 //! [`Service`] answers and knows nothing of bytes.
+//!
+//! # Turns
+//!
+//! The connections of a core take turns, whose bounds are in [`limits`](crate::limits): so many requests, bytes of requests,
+//! or bytes of replies. When a turn is over its replies are written and every other connection with something to do has one.
+//! A request so waits for at most one turn of each other connection of its core, and for its own connection's requests
+//! before it. Within a turn nothing is preempted: the longest is that of the requests that take longest to decide, and a
+//! reply of the whole fleet, as to a watch, fills a turn of its own where the fleet is large.
+//!
+//! A core that has nothing to do sleeps, or looks for work for a while where that pays: see `spin`. Whatever it could look
+//! at beside sockets takes its turns the same way, as a task that yields.
 
 mod acceptor;
 mod admin;

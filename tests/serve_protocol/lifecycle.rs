@@ -16,7 +16,7 @@ use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
 use kvrouted::wire::RequestEncoder;
 
 use crate::daemon::{
-    BODY_MAX, Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame,
+    Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame,
 };
 use crate::service::{FakeService, PANIC_TOKENS};
 

@@ -2,7 +2,7 @@
  * decides without the daemon, by rendezvous over the workers that it last called healthy, where that does not answer.
  *
  * For one thread, as kvrouted.h, which it includes. Every client, in whatever language, gives a prompt to the same worker
- * if it knows the same workers: ../fallback_vectors.json.
+ * if it knows the same workers: ../../tests/fixtures/fallback_vectors.json.
  *
  *     kvr_steady steady;
  *     kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;

@@ -115,7 +115,7 @@ class CClient(unittest.TestCase):
 
     def test_hashes_and_choices_without_the_daemon_are_those_of_the_other_clients(self):
         program = self.build("test_steady.c", *self.sanitizers())
-        vectors = json.loads((ROOT / "clients/fallback_vectors.json").read_text())
+        vectors = json.loads((ROOT / "tests/fixtures/fallback_vectors.json").read_text())
         lines, expected = [], []
         for vector in vectors["costs"]:
             lines.append(f"cost {vector['draw']}")

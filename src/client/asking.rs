@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
-use super::conversation::{Leaves, Phase};
+use super::conversation::{Leaves, Phase, Told};
 use super::counters::ClientCounter;
 use super::driver::{Caller, Shared};
 use super::fallback::FallbackReason;
@@ -49,15 +49,15 @@ impl From<Failure> for Error {
 /// A reply that is waited for. Dropped before it came, its booking is given back.
 struct Awaited {
     shared: Arc<Shared>,
-    reply: oneshot::Receiver<Result<Reply>>,
+    reply: oneshot::Receiver<Result<Told>>,
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.reply.close();
         // It may have come in this very moment.
-        if let Ok(Ok(reply)) = self.reply.try_recv() {
-            self.shared.conversation.lock().untaken(&reply);
+        if let Ok(Ok(told)) = self.reply.try_recv() {
+            self.shared.conversation.lock().untaken(&told);
             self.shared.wake.notify_one();
         }
     }
@@ -86,7 +86,7 @@ pub(super) async fn ask<P: Put>(
     shared: &Arc<Shared>,
     deadline: Instant,
     put: impl Fn() -> Result<P>,
-) -> Result<Reply, Failure> {
+) -> Result<Told, Failure> {
     let mut lost_before = false;
     loop {
         connected(shared, deadline).await?;
@@ -97,8 +97,8 @@ pub(super) async fn ask<P: Put>(
         };
         let asked_at = Instant::now();
         match timeout_at(deadline.into(), &mut awaited.reply).await {
-            Ok(Ok(Ok(Reply::Error(error)))) => return Err(Failure::Refused(error.into())),
-            Ok(Ok(Ok(reply))) => return Ok(reply),
+            Ok(Ok(Ok(Told { reply: Reply::Error(error), .. }))) => return Err(Failure::Refused(error.into())),
+            Ok(Ok(Ok(told))) => return Ok(told),
             // What came cannot be read: the connection lives on.
             Ok(Ok(Err(error))) if error.kind() != Kind::Connection => return Err(Failure::Refused(error)),
             Ok(Ok(Err(_)) | Err(_)) if lost_before => {
@@ -165,8 +165,8 @@ pub(super) async fn tell(
     let Some(mut awaited) = guard.said(place) else { return Ok(None) };
     let asked_at = Instant::now();
     match timeout_at(deadline.into(), &mut awaited.reply).await {
-        Ok(Ok(Ok(Reply::Error(error)))) => Err(Failure::Refused(error.into())),
-        Ok(Ok(Ok(reply))) => Ok(Some(reply)),
+        Ok(Ok(Ok(Told { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
+        Ok(Ok(Ok(told))) => Ok(Some(told.reply)),
         Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
         // It was in flight when the connection ended: it goes with the next one.
         Ok(Ok(Err(_)) | Err(_)) => Ok(None),

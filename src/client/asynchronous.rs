@@ -9,7 +9,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
 use super::asking::{self, Failure};
-use super::conversation::{Conversation, Phase};
+use super::conversation::{Conversation, Phase, Told};
 use super::counters::ClientCounter;
 use super::driver::{self, Shared};
 use super::fallback::{Fallback, FallbackReason, Fleet, rank};
@@ -37,6 +37,9 @@ impl Drop for Task {
 /// A daemon, for all the tasks of a gateway: clones share one connection, on which any number of requests are in flight
 /// and replies come in any order. It is made beside requests, again when it breaks, and further and further apart while
 /// nobody answers.
+///
+/// One connection is served by one of the daemon's cores: a gateway that needs more of them makes several clients, which
+/// share their bookings where they share a [session](SteadyOptions::session).
 ///
 /// Every call ends within [`SteadyOptions::timeout`]. It may be dropped at any time: what a call that nobody waits for any
 /// more has booked is given back, and what was to be said of a booking is said nevertheless.
@@ -160,14 +163,15 @@ impl AsyncClient {
     }
 
     async fn ask_route(&self, request: &RouteRequest<'_>) -> Result<Answer, Failure> {
-        match self.ask_prompt(Question::Route, request).await? {
-            Reply::Route(reply) => Ok(Answer::Daemon { reply: Box::new(reply), instance_id: self.instance_id() }),
+        let Told { reply, instance_id } = self.ask_prompt(Question::Route, request).await?;
+        match reply {
+            Reply::Route(reply) => Ok(Answer::Daemon { reply: Box::new(reply), instance_id }),
             other => Err(unexpected("route", &other).into()),
         }
     }
 
     /// Asks about a prompt, hashed here where that is wanted, and as tokens where the daemon refuses its hashes.
-    pub(super) async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<Reply, Failure> {
+    pub(super) async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<Told, Failure> {
         let deadline = self.deadline();
         let put = || {
             let (space, scheme, waits) = {
@@ -250,7 +254,7 @@ impl AsyncClient {
 
     async fn tell(&self, booking: Booking, word: Word) -> Result<Option<BookingOutcome>> {
         let other_run = |id: u64| id != 0 && id != booking.instance_id;
-        if other_run(self.instance_id()) {
+        if other_run(self.shared.conversation.lock().instance_id()) {
             // Its handles are no names of this one's bookings.
             return Ok(Some(BookingOutcome::Unknown));
         }
@@ -266,11 +270,6 @@ impl AsyncClient {
             ) => Ok(Some(outcome)),
             Some(other) => Err(unexpected("a report", &other)),
         }
-    }
-
-    /// Which run of the daemon was last spoken to; 0 = none yet.
-    fn instance_id(&self) -> u64 {
-        self.shared.conversation.lock().hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
 
     pub(super) fn deadline(&self) -> Instant {

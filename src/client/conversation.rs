@@ -30,10 +30,17 @@ pub(super) enum Phase {
     Resting,
 }
 
-/// Who is handed a reply. Gives the reply back where nobody takes it any more.
+/// A reply, and the run of the daemon that gave it: handles in it mean nothing to another.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Told {
+    pub(super) reply: Reply,
+    pub(super) instance_id: u64,
+}
+
+/// Who is handed a reply.
 pub(super) trait Waiter {
-    /// Hands over a reply; `None` = taken.
-    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>>;
+    /// Hands over a reply, or why there is none; answers with a reply that nobody waits for.
+    fn hand(self, told: Result<Told>) -> Option<Told>;
 }
 
 /// What stays behind if a request's reply is not taken.
@@ -102,6 +109,11 @@ impl<W: Waiter> Conversation<W> {
 
     pub(super) const fn count(&mut self, counter: ClientCounter) {
         self.counters[counter as usize] += 1;
+    }
+
+    /// Which run of the daemon was last spoken to; 0 = none yet.
+    pub(super) fn instance_id(&self) -> u64 {
+        self.hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
 
     /// Whether this run of the daemon was the last that was spoken to.
@@ -298,18 +310,23 @@ impl<W: Waiter> Conversation<W> {
             return;
         }
         let Some(asked) = self.asked.remove(&id) else { return };
+        let instance_id = self.instance_id();
+        let told = reply.map(|reply| Told { reply, instance_id });
         let untaken = match asked.waiter {
-            Some(waiter) => waiter.hand(reply),
-            None => Some(reply),
+            Some(waiter) => waiter.hand(told),
+            None => told.ok(),
         };
-        if let Some(Ok(reply)) = untaken {
-            self.untaken(&reply);
+        if let Some(told) = untaken {
+            self.untaken(&told);
         }
     }
 
     /// A reply that nobody takes: what it booked nobody else would ever free.
-    pub(super) fn untaken(&mut self, reply: &Reply) {
-        let Reply::Route(route) = reply else { return };
+    pub(super) fn untaken(&mut self, told: &Told) {
+        let Reply::Route(route) = &told.reply else { return };
+        if !self.is_run(told.instance_id) {
+            return;
+        }
         for handle in [route.booking, route.prefill_booking].into_iter().flatten() {
             self.count(ClientCounter::BookingsGivenBack);
             let report = Report { name: Name::Handle(handle), word: Word::Free };
@@ -321,7 +338,7 @@ impl<W: Waiter> Conversation<W> {
     }
 
     fn learn(&mut self, told: WatchReply) {
-        let instance_id = self.hello.as_ref().map_or(0, |hello| hello.instance_id);
+        let instance_id = self.instance_id();
         let known = |mut info: crate::wire::WorkerInfo| {
             info.space = self.spaces.ours(info.space)?;
             Some(info)

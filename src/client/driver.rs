@@ -11,25 +11,24 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
-use super::conversation::{Conversation, Phase, Waiter};
+use super::conversation::{Conversation, Phase, Told, Waiter};
 use super::fallback::Fleet;
 use super::options::SteadyOptions;
 use crate::error::{Error, Kind, Result};
 use crate::load::SessionToken;
-use crate::wire::Reply;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
 
 /// A task that waits for its reply, and its place among those in flight, which is free when the reply has come.
 pub(super) struct Caller {
-    pub(super) reply: oneshot::Sender<Result<Reply>>,
+    pub(super) reply: oneshot::Sender<Result<Told>>,
     pub(super) _place: OwnedSemaphorePermit,
 }
 
 impl Waiter for Caller {
-    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>> {
-        self.reply.send(reply).err()
+    fn hand(self, told: Result<Told>) -> Option<Told> {
+        self.reply.send(told).err().and_then(Result::ok)
     }
 }
 

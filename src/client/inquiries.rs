@@ -16,7 +16,7 @@ impl AsyncClient {
     /// # Errors
     /// The daemon's refusals; [`Kind::Connection`](crate::error::Kind::Connection) where it does not answer.
     pub async fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        match self.ask_prompt(Question::Overlap, request).await? {
+        match self.ask_prompt(Question::Overlap, request).await?.reply {
             Reply::Overlap(reply) => Ok(reply),
             other => Err(unexpected("overlap", &other)),
         }
@@ -28,7 +28,7 @@ impl AsyncClient {
     /// As [`AsyncClient::overlap`]; [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without
     /// [`features::POTENTIAL_LOADS`](crate::wire::features::POTENTIAL_LOADS).
     pub async fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        match self.ask_prompt(Question::PotentialLoads, request).await? {
+        match self.ask_prompt(Question::PotentialLoads, request).await?.reply {
             Reply::PotentialLoads(loads) => Ok(loads),
             other => Err(unexpected("potential_loads", &other)),
         }
@@ -49,7 +49,8 @@ impl AsyncClient {
                     Ok(())
                 })
             };
-            let WorkersPage { workers, next_cursor, .. } = match asking::ask(self.shared(), deadline, put).await? {
+            let WorkersPage { workers, next_cursor, .. } = match asking::ask(self.shared(), deadline, put).await?.reply
+            {
                 Reply::Workers(page) => page,
                 other => return Err(unexpected("workers", &other)),
             };
@@ -78,7 +79,7 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match asking::ask(self.shared(), self.deadline(), put).await? {
+        match asking::ask(self.shared(), self.deadline(), put).await?.reply {
             Reply::ReportLoad(accepted) => Ok(accepted),
             other => Err(unexpected("report_load", &other)),
         }
@@ -97,7 +98,7 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match asking::ask(self.shared(), self.deadline(), put).await? {
+        match asking::ask(self.shared(), self.deadline(), put).await?.reply {
             Reply::ReportFailure(back_off_ms) => Ok(back_off_ms),
             other => Err(unexpected("report_failure", &other)),
         }

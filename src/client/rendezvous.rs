@@ -2,7 +2,7 @@
 //! a worker that goes moves only its own keys.
 //!
 //! Whole numbers and one division, so that clients in every language compute the same bits; the vectors in
-//! `clients/fallback_vectors.json` hold them to it:
+//! `tests/fixtures/fallback_vectors.json` hold them to it:
 //!
 //! ```text
 //! key      = CRC-32 (IEEE) of the bytes of a name, or of a prompt's first tokens (u32) or local hashes (u64), little

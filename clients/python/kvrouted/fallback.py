@@ -1,7 +1,7 @@
 """Deciding without the daemon: by rendezvous over the workers that it last called healthy.
 
 Every client that remembers the same workers, in whatever language, gives a key to the same one, and one that goes
-moves only its own keys. `clients/fallback_vectors.json` holds them all to the same bits. What workers hold in their
+moves only its own keys. `tests/fixtures/fallback_vectors.json` holds them all to the same bits. What workers hold in their
 caches and how busy they are is not known here.
 """
 

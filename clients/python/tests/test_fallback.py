@@ -81,7 +81,7 @@ class Rendezvous(unittest.TestCase):
 class Vectors(unittest.TestCase):
     """What clients in other languages are held to as well."""
 
-    vectors = json.loads((ROOT / "clients/fallback_vectors.json").read_text())
+    vectors = json.loads((ROOT / "tests/fixtures/fallback_vectors.json").read_text())
 
     def test_draws_cost_their_negative_logarithm(self):
         for vector in self.vectors["costs"]:

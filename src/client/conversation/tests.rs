@@ -18,11 +18,11 @@ struct Ear {
 }
 
 impl Waiter for Ear {
-    fn hand(self, reply: Result<Reply>) -> Option<Result<Reply>> {
+    fn hand(self, told: Result<Told>) -> Option<Told> {
         if self.has_left {
-            return Some(reply);
+            return told.ok();
         }
-        let heard = reply.map_or_else(|error| error.kind().name().to_owned(), |_| "reply".to_owned());
+        let heard = told.map_or_else(|error| error.kind().name().to_owned(), |_| "reply".to_owned());
         self.heard.borrow_mut().push(heard);
         None
     }
@@ -145,6 +145,10 @@ fn what_was_in_flight_when_a_connection_ended_is_put_right_on_the_next() {
     assert_eq!((talk.phase, talk.silence.since()), (Phase::Resting, Some(now)), "it did not last");
     assert_eq!(connect(&mut talk, 2), ["watch"]);
     assert!(!talk.is_run(1) && talk.is_run(2));
+    talk.untaken(&Told { reply: booked(5, 6), instance_id: 1 });
+    assert_eq!(said(&mut talk), [] as [&str; 0], "its handles may name other bookings here");
+    talk.untaken(&Told { reply: booked(5, 6), instance_id: 2 });
+    assert_eq!(said(&mut talk), [free_words(5), free_words(6)]);
 }
 
 #[test]

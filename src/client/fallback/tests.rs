@@ -99,7 +99,7 @@ fn numbers(value: &Value) -> Vec<u64> {
 
 #[test]
 fn every_client_chooses_alike() {
-    let vectors = include_str!("../../../clients/fallback_vectors.json");
+    let vectors = include_str!("../../../tests/fixtures/fallback_vectors.json");
     let vectors: Value = serde_json::from_str(vectors).expect("JSON");
     let listed = |name: &str| vectors[name].as_array().expect("a list").clone();
     for vector in listed("costs") {

@@ -278,7 +278,8 @@ fn a_thread_that_blocks_has_the_same_client() {
 
 #[test]
 fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_caller() {
-    let daemon = Daemon::configured("[policy]\nqueue_threshold = 1.0\n[[worker]]\nid = 1\nbatched_tokens_max = 64\n");
+    let mut daemon =
+        Daemon::configured("[policy]\nqueue_threshold = 1.0\n[[worker]]\nid = 1\nbatched_tokens_max = 64\n");
     runtime().block_on(async {
         let client = AsyncClient::new(daemon.socket(), options());
         let space = space(&client).await;
@@ -303,6 +304,17 @@ fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_c
         }
         // Its turn comes when the second has made room; nobody takes the reply.
         until_holds("nothing is booked", || bookings(&daemon) == 0 && daemon.counter("queue_waiting") == 0).await;
+
+        // Who waits while the daemon ends is told so, and the client decides.
+        client.route(&booked(space, &long, "last")).await.expect("an answer").booking().expect("booked");
+        let waiting = waits("waits on");
+        until_holds("it waits", || daemon.counter("queue_waiting") == 1).await;
+        daemon.process.signal("-TERM");
+        match waiting.await.expect("it ran").expect("an answer") {
+            Answer::Fallback(fallback) => assert_eq!(fallback.why, FallbackReason::Draining),
+            Answer::Daemon { reply, .. } => panic!("{reply:?}"),
+        }
+        daemon.process.ended();
     });
 }
 

@@ -218,6 +218,23 @@ static void broken_replies_are_read_within_their_bytes(void) {
     }
     CHECK(read > 0);
     kvr__consume(&client.in, frame_bytes);
+    for (at = 0, read = 0; at < client.fleet.used; at++) {
+        static const uint8_t wrong[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+        kvr_buffer fleet = client.fleet;
+        kvr_worker worker;
+        size_t i, n;
+        for (i = 0; i <= sizeof wrong; i++) {
+            body = (uint8_t *)malloc(fleet.used);
+            memcpy(body, client.fleet.bytes, fleet.used);
+            fleet.bytes = body;
+            /* At last it is cut short. */
+            if (i < sizeof wrong) body[at] = wrong[i];
+            else fleet.used = at;
+            for (n = 0; n < 8 && kvr__read_worker(&fleet, n, &worker) > 0; n++) read++;
+            free(body);
+        }
+    }
+    CHECK(read > 0);
 }
 
 static void a_late_booking_is_freed(void) {

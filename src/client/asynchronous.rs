@@ -45,6 +45,32 @@ impl Drop for Task {
 /// more has booked is given back, and what was to be said of a booking is said nevertheless.
 ///
 /// Ids of spaces are the client's own: they stay when the daemon starts again with others.
+///
+/// ```no_run
+/// use kvrouted::client::{Answer, AsyncClient, SteadyOptions};
+/// use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+///
+/// # async fn complete(tokens: &[u32]) -> kvrouted::error::Result<()> {
+/// let options = SteadyOptions { name: "my-gateway".into(), ..SteadyOptions::default() };
+/// let client = AsyncClient::new("/run/kvrouted/kvrouted.sock", options);
+/// client.connected().await?;
+/// let space = client.space("example-model", None, None)?.id;
+///
+/// let book = Some(BookingRequest { request_id: "request-1", attempt: 0 });
+/// let answer = client.route(&RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(tokens)) }).await?;
+/// if let Answer::Fallback(alone) = &answer {
+///     eprintln!("decided without the daemon: {}", alone.why.name());
+/// }
+/// if let Some(worker) = answer.best() {
+///     println!("send the prompt to worker {worker}");
+/// }
+/// if let Some(booking) = answer.booking() {
+///     client.prefill_complete(booking, 0).await?; // when its first token comes
+///     client.free(booking).await?; // when it has ended, however it ended
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct AsyncClient {
     shared: Arc<Shared>,

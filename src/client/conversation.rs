@@ -310,6 +310,11 @@ impl<W: Waiter> Conversation<W> {
             return;
         }
         let Some(asked) = self.asked.remove(&id) else { return };
+        if let (Err(_), Leaves::Booking { request_id, attempt }) = (&reply, asked.leaves) {
+            // It cannot be read what was booked.
+            self.count(ClientCounter::BookingsGivenBack);
+            self.say(Report { name: Name::Request { request_id, attempt }, word: Word::Free }, None);
+        }
         let instance_id = self.instance_id();
         let told = reply.map(|reply| Told { reply, instance_id });
         let untaken = match asked.waiter {

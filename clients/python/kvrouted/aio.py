@@ -362,7 +362,7 @@ class AsyncClient:
             return
         coming = self._waiting.pop(correlation_id, None)
         if coming is not None and not coming.done():
-            self._core.claimed(correlation_id)
+            self._core.claimed(correlation_id, reply)
             coming.set_result(reply)
             return
         self._nobody_waits(correlation_id, reply)

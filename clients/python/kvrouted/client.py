@@ -330,7 +330,7 @@ class Client:
                 if follow_up:
                     self._send(follow_up, deadline)
                 continue
-            self._core.claimed(wanted)
+            self._core.claimed(wanted, reply)
             if isinstance(reply, ProtocolError):
                 raise reply
             return reply

@@ -204,9 +204,12 @@ class Core:
             self._fleet_version_seen = reply.fleet_version
         return header.correlation_id, reply
 
-    def claimed(self, correlation_id: int) -> None:
+    def claimed(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> None:
         """The caller that waits for this reply has got it."""
-        self._booking.pop(correlation_id, None)
+        request = self._booking.pop(correlation_id, None)
+        if request is not None and isinstance(reply, ProtocolError):
+            # What was booked cannot be read.
+            self._owe_free_of(request)
 
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
         """A reply that no caller waits for; answers with what is to be sent because of it."""

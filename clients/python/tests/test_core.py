@@ -5,8 +5,20 @@ from dataclasses import replace
 
 import flatbuffers
 
-from kvrouted import Booking, Hello, Limits, Options, PoolRole, RouteRequest, Scheme, Space, Unreachable, frames
-from kvrouted.core import Core
+from kvrouted import (
+    Booking,
+    Hello,
+    Limits,
+    Options,
+    PoolRole,
+    ProtocolError,
+    RouteRequest,
+    Scheme,
+    Space,
+    Unreachable,
+    frames,
+)
+from kvrouted.core import Core, OtherRun
 from kvrouted.schema_generated import routing_generated as fb
 
 
@@ -27,13 +39,15 @@ def frame(correlation_id: int, kind: int, builder: flatbuffers.Builder, root: in
     return frames._HEADER.pack(len(body), kind, 0, 1, correlation_id) + body
 
 
-def route_reply(correlation_id: int, slot: int) -> bytes:
+def route_reply(correlation_id: int, slot: int, prefill_slot: int | None = None) -> bytes:
     builder = flatbuffers.Builder(64)
     fb.RouteReplyStartCandidatesVector(builder, 0)
     candidates = builder.EndVector()
     fb.RouteReplyStart(builder)
     fb.RouteReplyAddCandidates(builder, candidates)
     fb.RouteReplyAddBooking(builder, fb.CreateBookingHandle(builder, slot, 1))
+    if prefill_slot is not None:
+        fb.RouteReplyAddPrefillBooking(builder, fb.CreateBookingHandle(builder, prefill_slot, 1))
     return frame(correlation_id, fb.Kind.RouteReply, builder, fb.RouteReplyEnd(builder))
 
 
@@ -57,6 +71,26 @@ def freed(data: bytes) -> list[tuple[int, object]]:
 
 
 class Replies(unittest.TestCase):
+    def test_both_halves_of_a_pair_that_nobody_waits_for_are_freed(self):
+        core = connected()
+        core.feed(route_reply(9, 5, 6))
+        self.assertEqual([name for _, name in freed(core.stray(*core.next_reply()))], [5, 6])
+
+    def test_what_was_booked_by_a_reply_that_cannot_be_read_is_freed_by_name(self):
+        core = connected()
+        core.route(50, RouteRequest(model="m", tokens=[1], book="one"), 1.0)
+        core.feed(frames._HEADER.pack(8, fb.Kind.RouteReply, 0, 1, 50) + bytes(8))
+        at, reply = core.next_reply()
+        self.assertIsInstance(reply, ProtocolError)
+        core.claimed(at, reply)
+        self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["one"])
+
+    def test_a_booking_is_reported_to_the_run_that_holds_it(self):
+        core = connected(instance_id=1)
+        self.assertEqual(core.report(Booking(1, 2, 1), lambda at: b"said", 3), b"said")
+        with self.assertRaises(OtherRun):
+            core.report(Booking(1, 2, 7), lambda at: b"said", 3)
+
     def test_replies_are_found_however_their_bytes_come(self):
         core = connected()
         stream = route_reply(5, 1) + free_reply(6) + route_reply(7, 2)
@@ -99,7 +133,8 @@ class Bookings(unittest.TestCase):
         core = connected()
         for at, name in enumerate(("one", "two", None)):
             core.route(at + 50, RouteRequest(model="m", tokens=[1], book=name), 1.0)
-        core.claimed(50)
+        core.feed(free_reply(50))
+        core.claimed(*core.next_reply())
         core.closed()
         core.opened(hello(1))
         self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["two"])

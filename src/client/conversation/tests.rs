@@ -120,6 +120,11 @@ fn replies_come_in_any_order_and_a_late_booking_is_given_back() {
     talk.answered(one, Ok(booked(9, 9)));
     assert_eq!(said(&mut talk), [] as [&str; 0], "whose it is nobody knows");
     assert_eq!(talk.counters[ClientCounter::BookingsGivenBack as usize], 2);
+
+    let unread = ask(&mut talk, booking(), &ear);
+    talk.answered(unread, Err(Error::new(Kind::Unsupported, "a newer daemon's", "")));
+    assert_eq!(said(&mut talk), [FREE_OF_R], "what it booked cannot be read");
+    assert_eq!(*ear.heard.borrow(), ["reply", "unsupported"]);
 }
 
 #[test]

@@ -164,7 +164,7 @@ class Core:
         self._owed.append(say)
 
     def report(self, booking: Booking, say: Callable[[int], bytes], correlation_id: int) -> bytes:
-        """The frame of a report. Raises OtherRun for a booking of another run of the daemon: its name is no name here."""
+        """The frame of a report. Raises OtherRun for a booking of another run of the daemon: it means nothing here."""
         if self.hello is not None and self.hello.instance_id != booking.instance_id:
             raise OtherRun
         return say(correlation_id)

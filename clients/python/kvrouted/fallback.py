@@ -1,8 +1,8 @@
 """Deciding without the daemon: by rendezvous over the workers that it last called healthy.
 
 Every client that remembers the same workers, in whatever language, gives a key to the same one, and one that goes
-moves only its own keys. `tests/fixtures/fallback_vectors.json` holds them all to the same bits. What workers hold in their
-caches and how busy they are is not known here.
+moves only its own keys. `tests/fixtures/fallback_vectors.json` holds them all to the same bits. What workers hold in
+their caches and how busy they are is not known here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .messages import (
     RouteReply,
     RouteRequest,
     TierBlocks,
+    Tokens,
     Trust,
     Worker,
     WorkerInfo,
@@ -108,9 +109,7 @@ def key(request: RouteRequest, prefix_tokens: int) -> int:
     if name:
         return crc32(name.encode())
     if request.tokens is not None:
-        tokens = request.tokens
-        begin = memoryview(tokens)[: 4 * prefix_tokens or None] if _is_packed(tokens) else tokens[: prefix_tokens or None]
-        crc = crc32(token_bytes(begin))
+        crc = crc32(_beginning(request.tokens, prefix_tokens))
     else:
         hashes = request.local_hashes or ()
         if prefix_tokens and request.scheme is not None:
@@ -125,8 +124,11 @@ def key(request: RouteRequest, prefix_tokens: int) -> int:
     return crc
 
 
-def _is_packed(tokens: object) -> bool:
-    return isinstance(tokens, (bytes, bytearray, memoryview))
+def _beginning(tokens: Tokens, most: int) -> bytes:
+    """So many tokens, 0 = all of them, as bytes."""
+    if isinstance(tokens, (bytes, bytearray, memoryview)):
+        return token_bytes(memoryview(tokens)[: 4 * most or None])
+    return token_bytes(tokens[: most or None])
 
 
 def _next(state: int) -> int:
@@ -162,8 +164,8 @@ def _cost(drawn: int, weight: float) -> float:
 
 
 def rank(key: int, workers: Sequence[WorkerInfo], most: int) -> list[tuple[float, WorkerInfo]]:
-    """Weighted rendezvous: the workers of the lowest costs, each with its cost, so that each has the lowest in proportion
-    to its weight. Equal costs are ordered by the higher draw, then by name.
+    """Weighted rendezvous: the workers of the lowest costs, each with its cost; each has the lowest in proportion to its
+    weight. Equal costs are ordered by the higher draw, then by name.
     """
     drawn = [(draw(key, info.worker), info) for info in workers]
     if len({info.weight for info in workers}) == 1:

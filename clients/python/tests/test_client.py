@@ -247,7 +247,8 @@ class Pairs(unittest.TestCase):
     """A model of two pools."""
 
     def test_one_reply_names_who_prefills_and_who_decodes(self):
-        spaces = "".join(f'[[space]]\nmodel = "m"\nblock_size = 16\nrole = "{role}"\n' for role in ("prefill", "decode"))
+        roles = ("prefill", "decode")
+        spaces = "".join(f'[[space]]\nmodel = "m"\nblock_size = 16\nrole = "{role}"\n' for role in roles)
         workers = "".join(
             f'[[worker]]\nid = {at}\nrole = "{role}"\n' for at, role in ((1, "prefill"), (2, "decode"))
         )

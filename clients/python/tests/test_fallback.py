@@ -3,8 +3,8 @@
 import json
 import unittest
 
-from kvrouted import DecidedBy, DeviceClass, RouteRequest, Scheme, Trust, Worker, WorkerInfo, WorkerState
-from kvrouted.fallback import Fleet, decide, key, rank, surprise
+from kvrouted import DecidedBy, DeviceClass, RouteRequest, Scheme, Trust, Worker, WorkerInfo, WorkerState, fallback
+from kvrouted.fallback import Fleet, decide, key, surprise
 from kvrouted.messages import EVERY_RANK, WorkersPage
 
 from .daemon import ROOT
@@ -98,8 +98,9 @@ class Vectors(unittest.TestCase):
                 fields["tokens"] = vector["tokens"]
             request = RouteRequest(model="m", **fields)
             self.assertEqual(key(request, vector["prefix_tokens"]), vector["key"], vector)
-            workers = [worker(row["worker"][0], rank=row["worker"][1], weight=row["weight"]) for row in vector["workers"]]
-            ranked = [list(info.worker) for _, info in rank(vector["key"], workers, 99)]
+            rows = [(*row["worker"], row["weight"]) for row in vector["workers"]]
+            workers = [worker(at, rank=rank, weight=weight) for at, rank, weight in rows]
+            ranked = [list(info.worker) for _, info in fallback.rank(vector["key"], workers, 99)]
             self.assertEqual(ranked, vector["ranked"], vector)
 
     def test_tokens_are_one_prompt_in_whatever_form(self):

@@ -10,7 +10,7 @@ use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 /// An opaque name of a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BookingHandle {
-    /// Where it is kept.
+    /// Where it is kept, and whose it is.
     pub slot: u64,
     /// Which of the bookings once kept there; never 0.
     pub generation: u64,
@@ -208,8 +208,8 @@ impl Bookings {
         self.generations
     }
 
-    /// Keeps `booking`, whose name no other that is alive has, giving it its generation.
-    pub(super) fn insert(&mut self, mut booking: Booking) -> BookingHandle {
+    /// Keeps `booking`, whose name no other that is alive has, giving it its generation. Answers with its slot and that.
+    pub(super) fn insert(&mut self, mut booking: Booking) -> (u32, u64) {
         self.generations += 1;
         booking.generation = self.generations;
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -222,13 +222,13 @@ impl Bookings {
             Some(older) => older.younger = Some(slot),
             None => self.oldest = Some(slot),
         }
-        let handle = BookingHandle { slot: u64::from(slot), generation: booking.generation };
+        let generation = booking.generation;
         let hash = booking.name.hash();
         self.slots[slot as usize] = Some(booking);
         let slots = &self.slots;
         let of_slot = |slot: &u32| slots[*slot as usize].as_ref().map_or(0, |booking| booking.name.hash());
         self.by_name.insert_unique(hash, slot, of_slot);
-        handle
+        (slot, generation)
     }
 
     /// Ends the booking in `slot`, remembering its name.

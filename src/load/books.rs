@@ -1,7 +1,9 @@
 //! What is behind the bookings' lock.
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 use super::active::ActiveWriter;
-use super::booking::{Booking, BookingOutcome, BookingRef, Bookings, Named};
+use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Named};
 use super::failures::Failures;
 use super::names::Name;
 use super::prefill::{Prefill, PrefillId, Prefills};
@@ -63,23 +65,29 @@ impl Books {
         Ok(())
     }
 
+    /// The handle of a booking of `session`. Its upper half shows whom it was given to, long after the booking has
+    /// ended: to others it names nothing, so that nobody learns what became of it.
+    pub(super) fn handle(&self, session: SessionId, slot: u32, generation: u64) -> BookingHandle {
+        let mut whose = [0; 16];
+        whose[..8].copy_from_slice(&generation.to_le_bytes());
+        whose[8..12].copy_from_slice(&session.0.to_le_bytes());
+        whose[12..].copy_from_slice(&slot.to_le_bytes());
+        let shown = xxh3_64_with_seed(&whose, self.secret) as u32;
+        BookingHandle { slot: u64::from(shown) << 32 | u64::from(slot), generation }
+    }
+
     /// The slot of a live booking of `session`, or what to answer instead.
     pub(super) fn find(&self, session: SessionId, booking: BookingRef<'_>) -> Result<u32, BookingOutcome> {
         match booking {
             BookingRef::Handle(handle) => {
-                let slot = u32::try_from(handle.slot).map_err(|_| BookingOutcome::Unknown)?;
+                let slot = handle.slot as u32;
+                if self.handle(session, slot, handle.generation) != handle {
+                    return Err(BookingOutcome::Unknown);
+                }
                 match self.bookings.get(slot) {
-                    Some(live) if live.generation == handle.generation => {
-                        if live.name.session() == session {
-                            Ok(slot)
-                        } else {
-                            Err(BookingOutcome::Unknown)
-                        }
-                    }
-                    // A generation that was handed out and is gone has ended.
-                    _ if handle.generation != 0 && handle.generation <= self.bookings.generations() => {
-                        Err(BookingOutcome::AlreadyApplied)
-                    }
+                    Some(live) if live.generation == handle.generation && live.name.session() == session => Ok(slot),
+                    // A generation that was handed out to this session and is gone has ended.
+                    _ if handle.generation <= self.bookings.generations() => Err(BookingOutcome::AlreadyApplied),
                     _ => Err(BookingOutcome::Unknown),
                 }
             }

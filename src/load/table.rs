@@ -276,7 +276,7 @@ impl Loads {
         }
         let placed = self.place(&mut books, worker, &demand);
         let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
-        let handle = books.bookings.insert(Booking {
+        let (slot, generation) = books.bookings.insert(Booking {
             generation: 0,
             name,
             attempt,
@@ -292,7 +292,8 @@ impl Loads {
             older: None,
             younger: None,
         });
-        books.keep_in_session(session, handle.slot as u32);
+        books.keep_in_session(session, slot);
+        let handle = books.handle(session, slot, generation);
         let backlog = books.prefills.backlog(worker);
         self.cells.change(worker, |record| {
             record.backlog = backlog;

@@ -83,10 +83,8 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
     // of the start, and then drains it.
     let mut signals = Signals::listen()?;
-    let admissions = Admissions::resolve(config)?;
     // Everything that can be refused is bound before any thread runs.
-    let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
-    let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
+    let (routing, admin, admissions) = bind(config)?;
     let snapshots = Snapshots::open(config)?;
     let scrapes = MetricsPage::bind(config.metrics.port).await?;
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
@@ -143,6 +141,14 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     end(cores, streams, threads, &snapshots, deadline);
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+/// The socket for gateways and the one for administration, and who may connect to them.
+fn bind(config: &Config) -> Result<(BoundSocket, BoundSocket, Admissions)> {
+    let admissions = Admissions::resolve(config)?;
+    let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
+    let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
+    Ok((routing, admin, admissions))
 }
 
 const fn io_choice(io: IoEngine) -> IoChoice {

@@ -141,8 +141,7 @@ impl WaitingRoom {
     /// How many wait now.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        // Relaxed: for people.
-        self.waiting.load(Ordering::Relaxed)
+        self.waiting.count()
     }
 
     /// How long those waited that were answered by a decision: the sum in seconds, and (upper bound in seconds, count) of each

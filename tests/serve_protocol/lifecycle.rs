@@ -15,9 +15,7 @@ use kvrouted::route::RouteRequest;
 use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
 use kvrouted::wire::RequestEncoder;
 
-use crate::daemon::{
-    Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame,
-};
+use crate::daemon::{Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame};
 use crate::service::{FakeService, PANIC_TOKENS};
 
 #[test]

@@ -7,10 +7,13 @@ use kvrouted::ids::{LocalHash, SpaceId, WorkerIndex};
 use kvrouted::load::{ActiveDepths, BookingRef, Demand, Loads, LoadsConfig, PromptBlocks, SessionId};
 
 const SPACE: SpaceId = SpaceId(0);
-/// Blocks of a prompt.
-const BLOCKS: u64 = 720;
+/// Blocks of a prompt: of one of the conversations of a public trace, on average.
+const BLOCKS: u64 = 709;
 /// Blocks that every prompt begins with.
 const SHARED: u64 = 64;
+/// Prompts in flight on each worker.
+const IN_FLIGHT: u32 = 4;
+const WORKERS: [u32; 2] = [16, 64];
 
 /// The blocks of a prompt.
 fn prompt(number: u64) -> Vec<LocalHash> {
@@ -22,11 +25,11 @@ fn demand(locals: &[LocalHash]) -> Demand<'_> {
     Demand { space: SPACE, prefill_tokens: 1000, blocks: PromptBlocks::Shared(locals), ..Demand::default() }
 }
 
-/// Workers with four prompts each, all with the same beginning.
+/// Workers with some prompts each, all with the same beginning.
 fn busy(workers: u32) -> Option<(Loads, SessionId)> {
     let loads = Loads::new(workers as usize, LoadsConfig::default());
     let session = loads.open_session(None, 0).ok()?;
-    for at in 0..4 * workers {
+    for at in 0..IN_FLIGHT * workers {
         let locals = prompt(u64::from(at) + 1);
         let worker = WorkerIndex(at % workers);
         loads.book(session, &format!("r{at}"), 0, worker, demand(&locals), 0).ok()?;
@@ -34,9 +37,10 @@ fn busy(workers: u32) -> Option<(Loads, SessionId)> {
     Some((loads, session))
 }
 
+/// A booking and its end by handle, at once.
 fn book(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/book_and_free");
-    for workers in [16, 64] {
+    for workers in WORKERS {
         let Some((loads, session)) = busy(workers) else { return };
         for (name, locals) in [("new_tail", prompt(1_000_000)), ("same_prompt", prompt(1))] {
             group.bench_function(BenchmarkId::new(name, workers), |bencher| {
@@ -57,9 +61,34 @@ fn book(c: &mut Criterion) {
     group.finish();
 }
 
+/// A booking, and by its name the end of the one that is oldest, as gateways make them: every prompt is another, none is
+/// still in the caches when it ends.
+fn in_turn(c: &mut Criterion) {
+    let mut group = c.benchmark_group("load/book_and_free_oldest");
+    for workers in WORKERS {
+        let Some((loads, session)) = busy(workers) else { return };
+        let in_flight = u64::from(IN_FLIGHT * workers);
+        let names: Vec<String> = (0..2 * in_flight).map(|at| format!("r{at}")).collect();
+        let prompts: Vec<_> = (0..2 * in_flight).map(|at| prompt(at + 1)).collect();
+        let mut next = in_flight;
+        group.bench_function(BenchmarkId::new("new_tail", workers), |bencher| {
+            bencher.iter(|| {
+                let at = (next % (2 * in_flight)) as usize;
+                let oldest = &names[((next - in_flight) % (2 * in_flight)) as usize];
+                next += 1;
+                let worker = WorkerIndex(at as u32 % workers);
+                let booked = loads.book(session, &names[at], 0, worker, demand(&prompts[at]), 0);
+                let freed = loads.free(session, BookingRef::Request { request_id: oldest, attempt: 0 }, 0);
+                (booked.is_ok(), freed)
+            });
+        });
+    }
+    group.finish();
+}
+
 fn active(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/active");
-    for workers in [16, 64] {
+    for workers in WORKERS {
         let Some((loads, _)) = busy(workers) else { return };
         let mut depths = ActiveDepths::default();
         for (name, locals) in [("beginning", prompt(1_000_000)), ("whole_prompt", prompt(1))] {
@@ -79,5 +108,5 @@ fn read(c: &mut Criterion) {
     c.bench_function("load/read", |bencher| bencher.iter(|| loads.read_at(black_box(WorkerIndex(3)), 7)));
 }
 
-criterion_group!(benches, book, active, read);
+criterion_group!(benches, book, in_turn, active, read);
 criterion_main!(benches);

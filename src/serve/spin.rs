@@ -55,9 +55,10 @@ impl Habit {
         Self { max_ns, rest: Rest::Asleep { since_ns: 0 }, gap_ns: Self::longest(max_ns), unprobed: 0 }
     }
 
-    /// Longer gaps count as this, so that a long silence is soon forgotten.
+    /// Longer gaps count as this: one silence between two bursts, however long, does not keep a core from looking in the
+    /// next.
     const fn longest(max_ns: u64) -> u64 {
-        max_ns.saturating_mul(4)
+        max_ns.saturating_mul(2)
     }
 
     /// Something has come. Whether it was found by looking, where sleep would have been.

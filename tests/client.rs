@@ -274,6 +274,12 @@ fn a_thread_that_blocks_has_the_same_client() {
     assert_eq!(client.overlap(&question(space, &tokens)).expect("overlaps").workers.len(), 2);
     daemon.process.end("-KILL");
     assert!(client.route(&question(space, &tokens)).expect("an answer").is_fallback());
+    // Between calls nobody looks after the connection.
+    std::thread::sleep(Duration::from_millis(100));
+    let folder = Arc::clone(&daemon.folder);
+    let _next = Daemon::start_in(folder, &WORKERS);
+    until("it is found again", || !client.route(&question(space, &tokens)).expect("an answer").is_fallback());
+    assert_eq!(client.counter(ClientCounter::Connected), 2);
 }
 
 #[test]

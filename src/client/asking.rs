@@ -134,10 +134,12 @@ fn send<P: Put>(
     place: OwnedSemaphorePermit,
     put: impl Fn() -> Result<P>,
 ) -> Result<Option<Awaited>, Failure> {
+    let connection = shared.conversation.lock().connection();
     let put = put()?;
     let (sender, reply) = oneshot::channel();
     let mut conversation = shared.conversation.lock();
-    if conversation.phase != Phase::Open {
+    // By another connection's names it would be another question.
+    if conversation.phase != Phase::Open || conversation.connection() != connection {
         return Ok(None);
     }
     let caller = Caller { reply: sender, _place: place };
@@ -222,6 +224,7 @@ impl Drop for Owing<'_> {
 /// Waits until requests can be sent, no longer than is worth it.
 pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), Failure> {
     let mut phases = shared.phases.subscribe();
+    let mut is_tried = false;
     loop {
         {
             let conversation = shared.conversation.lock();
@@ -229,6 +232,9 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
             match conversation.phase {
                 Phase::Open if !rests => return Ok(()),
                 Phase::Connecting { is_first: true } => {}
+                // It is tried now: what comes of that is worth the wait for the one who found it due.
+                Phase::Resting if !rests => is_tried = true,
+                Phase::Connecting { is_first: false } if is_tried => {}
                 _ => {
                     return Err(match &conversation.refusal {
                         Some((kind, message, remedy)) => {

@@ -116,6 +116,11 @@ impl<W: Waiter> Conversation<W> {
         self.hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
 
+    /// The number of the last connection that was made.
+    pub(super) const fn connection(&self) -> u64 {
+        self.counters[ClientCounter::Connected as usize]
+    }
+
     /// Whether this run of the daemon was the last that was spoken to.
     pub(super) fn is_run(&self, instance_id: u64) -> bool {
         self.hello.as_ref().is_some_and(|hello| hello.instance_id == instance_id)

@@ -86,6 +86,9 @@ pub(super) async fn drive(shared: Arc<Shared>) {
             let mut conversation = shared.conversation.lock();
             let is_first = conversation.silence.since().is_none();
             conversation.phase = Phase::Connecting { is_first };
+            drop(conversation);
+            // Those who found it due wait for what comes next, which may be another rest.
+            shared.publish();
         }
     }
 }

@@ -39,12 +39,21 @@ impl SteadyClient {
         Ok(Self { runtime, client })
     }
 
+    /// Makes a call. What has come since the last one, and what has become due, is looked after first: a call that is
+    /// answered at once would leave no time for it.
+    fn call<T>(&self, call: impl Future<Output = T>) -> T {
+        self.runtime.block_on(async {
+            tokio::task::yield_now().await;
+            call.await
+        })
+    }
+
     /// See [`AsyncClient::connected`].
     ///
     /// # Errors
     /// As there.
     pub fn connected(&self) -> Result<()> {
-        self.runtime.block_on(self.client.connected())
+        self.call(self.client.connected())
     }
 
     /// See [`AsyncClient::session`].
@@ -78,7 +87,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn route(&self, request: &RouteRequest<'_>) -> Result<Answer> {
-        self.runtime.block_on(self.client.route(request))
+        self.call(self.client.route(request))
     }
 
     /// See [`AsyncClient::overlap`].
@@ -86,7 +95,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        self.runtime.block_on(self.client.overlap(request))
+        self.call(self.client.overlap(request))
     }
 
     /// See [`AsyncClient::potential_loads`].
@@ -94,7 +103,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        self.runtime.block_on(self.client.potential_loads(request))
+        self.call(self.client.potential_loads(request))
     }
 
     /// See [`AsyncClient::workers`].
@@ -102,7 +111,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn workers(&self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
-        self.runtime.block_on(self.client.workers(space))
+        self.call(self.client.workers(space))
     }
 
     /// See [`AsyncClient::prefill_complete`].
@@ -110,7 +119,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn prefill_complete(&self, booking: Booking, prefill_us: u64) -> Result<Option<BookingOutcome>> {
-        self.runtime.block_on(self.client.prefill_complete(booking, prefill_us))
+        self.call(self.client.prefill_complete(booking, prefill_us))
     }
 
     /// See [`AsyncClient::output_progress`].
@@ -118,7 +127,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn output_progress(&self, booking: Booking, output_tokens: u32) -> Result<Option<BookingOutcome>> {
-        self.runtime.block_on(self.client.output_progress(booking, output_tokens))
+        self.call(self.client.output_progress(booking, output_tokens))
     }
 
     /// See [`AsyncClient::served`].
@@ -126,7 +135,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn served(&self, booking: Booking, worker: Worker) -> Result<Option<BookingOutcome>> {
-        self.runtime.block_on(self.client.served(booking, worker))
+        self.call(self.client.served(booking, worker))
     }
 
     /// See [`AsyncClient::free`].
@@ -134,7 +143,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn free(&self, booking: Booking) -> Result<Option<BookingOutcome>> {
-        self.runtime.block_on(self.client.free(booking))
+        self.call(self.client.free(booking))
     }
 
     /// See [`AsyncClient::report_load`].
@@ -142,7 +151,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn report_load(&self, space: SpaceId, worker: Worker, load: &EngineLoad) -> Result<bool> {
-        self.runtime.block_on(self.client.report_load(space, worker, load))
+        self.call(self.client.report_load(space, worker, load))
     }
 
     /// See [`AsyncClient::report_failure`].
@@ -150,7 +159,7 @@ impl SteadyClient {
     /// # Errors
     /// As there.
     pub fn report_failure(&self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
-        self.runtime.block_on(self.client.report_failure(space, worker, reason))
+        self.call(self.client.report_failure(space, worker, reason))
     }
 
     /// See [`AsyncClient::close`].

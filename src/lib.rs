@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
-//!      → predict → {fleet, load, index, event, hash, queue} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons}
+//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -51,6 +51,7 @@ pub mod snapshot;
 // The read flow, from the decision outwards.
 pub mod fleet;
 pub mod journal;
+pub mod lane;
 pub mod load;
 pub mod predict;
 pub mod queue;

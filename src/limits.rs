@@ -4,12 +4,14 @@
 mod client;
 mod connections;
 mod journal;
+mod lane;
 mod recovery;
 mod turns;
 
 pub use client::*;
 pub use connections::*;
 pub use journal::*;
+pub use lane::*;
 pub use recovery::*;
 pub use turns::*;
 

@@ -1,0 +1,147 @@
+//! The memory that the two sides of a lane share.
+//!
+//! It is an anonymous file that the daemon makes and seals: nobody can shrink it, so no access to it can fail, whatever
+//! the other side does. Both map it whole. The only view of it is as atomic words, because the other side may change any
+//! of them at any time.
+#![expect(unsafe_code, reason = "memory is mapped, and seen as words")]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::sizes::LaneSizes;
+use crate::error::{Error, Kind, Result};
+
+/// The mapped memory of one lane.
+#[derive(Debug)]
+pub struct LaneMemory {
+    words: NonNull<AtomicU64>,
+    sizes: LaneSizes,
+    /// The file, on the side that made it.
+    made: Option<OwnedFd>,
+    /// Whether its pages stay for whoever still maps it.
+    is_left: bool,
+}
+
+// SAFETY: it owns its mapping, which belongs to no thread.
+unsafe impl Send for LaneMemory {}
+
+impl LaneMemory {
+    /// Makes the memory of a lane: all zero, which is how a lane begins.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the kernel has none.
+    pub fn make(sizes: LaneSizes) -> Result<Self> {
+        let file = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
+        // Populated: no page of it is first touched while a request waits.
+        let words =
+            map(&file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
+        Ok(Self { words, sizes, made: Some(file), is_left: false })
+    }
+
+    /// Maps what a daemon has made.
+    ///
+    /// # Errors
+    /// [`Kind::Malformed`] if it could shrink or is of another size; [`Kind::System`].
+    pub fn map(file: &OwnedFd, sizes: LaneSizes) -> Result<Self> {
+        let not_ours = |what: &str| {
+            let remedy = "check that the socket is kvrouted's and of the same release";
+            Error::new(Kind::Malformed, format!("the daemon's lane is {what}"), remedy)
+        };
+        let seals =
+            fcntl_get_seals(file).map_err(|error| not_ours("no memory").caused_by(std::io::Error::from(error)))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+            return Err(not_ours("not sealed"));
+        }
+        let bytes = fstat(file).map_err(|error| cannot("be looked at", error))?.st_size;
+        if u64::try_from(bytes) != Ok(sizes.memory_bytes() as u64) {
+            return Err(not_ours("of another size than was said"));
+        }
+        let words =
+            map(file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
+        Ok(Self { words, sizes, made: None, is_left: false })
+    }
+
+    /// A second descriptor of the file, for the other side.
+    ///
+    /// # Errors
+    /// [`Kind::System`] on the side that maps, and where descriptors are short.
+    pub fn share(&self) -> Result<OwnedFd> {
+        let made = self.made.as_ref().ok_or_else(|| cannot("be shared by who maps it", Errno::BADF))?;
+        made.try_clone().map_err(cannot_share)
+    }
+
+    /// Leaves its pages to whoever else maps it when this side lets go of it.
+    pub const fn leave(&mut self) {
+        self.is_left = true;
+    }
+
+    /// How large its rings are.
+    #[must_use]
+    pub const fn sizes(&self) -> LaneSizes {
+        self.sizes
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is of exactly so many bytes, aligned to a page, readable and writable, and there for as long
+        // as `self` is. The file is sealed against shrinking, so every page of it can be accessed. Any bytes are a valid
+        // word, and words are only ever accessed as atomics here; what another process does to them is a race with
+        // nothing but atomic accesses.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.sizes.memory_bytes() / size_of::<AtomicU64>()) }
+    }
+}
+
+impl Drop for LaneMemory {
+    fn drop(&mut self) {
+        let bytes = self.sizes.memory_bytes();
+        // SAFETY: `map` gave this mapping of so many bytes, and nobody can hold a view of it beyond `self`.
+        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), bytes) };
+        if let Err(error) = unmapped {
+            tracing::warn!(%error, "the memory of a lane stays mapped");
+        }
+        // The other side may keep the file for as long as it likes, on this process's account: its pages are given back.
+        if let Some(file) = self.made.as_ref().filter(|_| !self.is_left)
+            && let Err(error) = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes as u64)
+        {
+            tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
+        }
+    }
+}
+
+fn sealed_file(bytes: usize) -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match memfd_create("kvrouted-lane", flags | MemfdFlags::NOEXEC_SEAL) {
+        // Kernels before 6.3 do not know that it is not to be run.
+        Err(Errno::INVAL) => memfd_create("kvrouted-lane", flags),
+        made => made,
+    }?;
+    ftruncate(&file, bytes as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+fn map(file: &impl AsFd, sizes: LaneSizes, flags: MapFlags) -> rustix::io::Result<NonNull<AtomicU64>> {
+    let bytes = sizes.memory_bytes();
+    // SAFETY: no address is asked for, so nothing that is mapped already is touched.
+    let address = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) }?;
+    NonNull::new(address.cast()).ok_or(Errno::NOMEM)
+}
+
+fn cannot(what: &str, error: Errno) -> Error {
+    let remedy = "raise the limits of memory and of open files, or ask without a lane";
+    Error::new(Kind::System, format!("the memory of a lane cannot {what}"), remedy)
+        .caused_by(std::io::Error::from(error))
+}
+
+fn cannot_share(error: std::io::Error) -> Error {
+    let remedy = "raise the limit of open files, or ask without a lane";
+    Error::new(Kind::System, "the memory of a lane cannot be handed on", remedy).caused_by(error)
+}

@@ -1,0 +1,166 @@
+//! A ring of words with one writer and one reader, neither of which believes the other.
+//!
+//! Each side keeps its own position, and what it last saw of the other's, in memory of its own. It never reads its own
+//! position back from shared memory. A position that it reads there is checked against both before it is used.
+//!
+//! Positions count words since the lane was made. At 10 GiB a second a u64 of them lasts for centuries.
+
+use std::sync::atomic::Ordering;
+
+use super::fault::LaneFault;
+use super::word::Word;
+
+/// Bytes of a word.
+pub(super) const WORD_BYTES: usize = 8;
+
+/// The shared part of a ring.
+#[derive(Debug)]
+pub struct Ring<'a, W> {
+    /// Where the next word is written. Sync point PUBLISH: stored with Release by the writer after the words before it,
+    /// loaded with Acquire by the reader before it copies them.
+    pub tail: &'a W,
+    /// Where the next word is read. Sync point RECLAIM: stored with Release by the reader after it has copied the words
+    /// before it, loaded with Acquire by the writer before it writes over them.
+    pub head: &'a W,
+    /// The words; their number is a power of two.
+    pub words: &'a [W],
+}
+
+impl<W> Ring<'_, W> {
+    fn capacity(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    /// The words from a position on: up to the end of the ring, and on from its beginning.
+    fn from(&self, position: u64) -> (&[W], &[W]) {
+        let at = position as usize & (self.words.len() - 1);
+        let (wrapped, first) = self.words.split_at(at);
+        (first, wrapped)
+    }
+}
+
+fn copy_in<W: Word>(words: &[W], chunks: &[[u8; WORD_BYTES]]) {
+    for (word, chunk) in words.iter().zip(chunks) {
+        // Relaxed: shown by the Release of PUBLISH.
+        word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+    }
+}
+
+fn copy_out<W: Word>(words: &[W], chunks: &mut [[u8; WORD_BYTES]]) {
+    for (word, chunk) in words.iter().zip(chunks) {
+        // Relaxed: the Acquire of PUBLISH came before.
+        *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+}
+
+/// The side that writes.
+#[derive(Debug, Default)]
+pub struct Producer {
+    tail: u64,
+    /// The last head that was believed.
+    head: u64,
+}
+
+impl Producer {
+    /// Words that can be written now.
+    ///
+    /// # Errors
+    /// Where the reader's position cannot be.
+    pub fn room<W: Word>(&mut self, ring: &Ring<'_, W>) -> Result<usize, LaneFault> {
+        // Acquire: pairs with the Release of RECLAIM; what is written from here on comes after the reader's copies.
+        let head = ring.head.load(Ordering::Acquire);
+        if head < self.head {
+            return Err(LaneFault::HeadBackwards);
+        }
+        if head > self.tail {
+            return Err(LaneFault::HeadBeyond);
+        }
+        self.head = head;
+        Ok((ring.capacity() - (self.tail - head)) as usize)
+    }
+
+    /// Writes as many whole words of `bytes` as there is room for; gives the bytes that it took.
+    ///
+    /// # Errors
+    /// As [`Producer::room`].
+    pub fn push<W: Word>(&mut self, ring: &Ring<'_, W>, bytes: &[u8]) -> Result<usize, LaneFault> {
+        let (chunks, _) = bytes.as_chunks::<WORD_BYTES>();
+        let mut room = (ring.capacity() - (self.tail - self.head)) as usize;
+        if room < chunks.len() {
+            room = self.room(ring)?;
+        }
+        let chunks = &chunks[..chunks.len().min(room)];
+        if chunks.is_empty() {
+            return Ok(0);
+        }
+        let (first, wrapped) = ring.from(self.tail);
+        let (to_first, to_wrapped) = chunks.split_at(chunks.len().min(first.len()));
+        copy_in(first, to_first);
+        copy_in(wrapped, to_wrapped);
+        self.tail += chunks.len() as u64;
+        // Release: PUBLISH, pairs with the Acquire in `Consumer::ready`.
+        ring.tail.store(self.tail, Ordering::Release);
+        Ok(chunks.len() * WORD_BYTES)
+    }
+}
+
+/// The side that reads.
+#[derive(Debug, Default)]
+pub struct Consumer {
+    head: u64,
+    /// The last tail that was believed.
+    tail: u64,
+}
+
+impl Consumer {
+    /// Words that can be read now.
+    ///
+    /// # Errors
+    /// Where the writer's position cannot be.
+    pub fn ready<W: Word>(&mut self, ring: &Ring<'_, W>) -> Result<usize, LaneFault> {
+        // Acquire: pairs with the Release of PUBLISH; the words before it are there.
+        let tail = ring.tail.load(Ordering::Acquire);
+        if tail < self.tail {
+            return Err(LaneFault::TailBackwards);
+        }
+        if tail - self.head > ring.capacity() {
+            return Err(LaneFault::TailBeyond);
+        }
+        self.tail = tail;
+        Ok((tail - self.head) as usize)
+    }
+
+    /// Copies up to `words_max` words behind what `out` holds and frees them; gives the bytes that it copied. Every word
+    /// is read once: what the writer does to it afterwards changes nothing here.
+    ///
+    /// # Errors
+    /// As [`Consumer::ready`].
+    pub fn pop<W: Word>(
+        &mut self,
+        ring: &Ring<'_, W>,
+        words_max: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<usize, LaneFault> {
+        let count = self.ready(ring)?.min(words_max);
+        if count == 0 {
+            return Ok(0);
+        }
+        let held = out.len();
+        out.resize(held + count * WORD_BYTES, 0);
+        let (chunks, _) = out[held..].as_chunks_mut::<WORD_BYTES>();
+        let (first, wrapped) = ring.from(self.head);
+        let (of_first, of_wrapped) = chunks.split_at_mut(count.min(first.len()));
+        copy_out(first, of_first);
+        copy_out(wrapped, of_wrapped);
+        self.head += count as u64;
+        // Release: RECLAIM, pairs with the Acquire in `Producer::room`.
+        ring.head.store(self.head, Ordering::Release);
+        Ok(count * WORD_BYTES)
+    }
+
+    /// How many words were read since the lane was made.
+    #[must_use]
+    pub const fn position(&self) -> u64 {
+        self.head
+    }
+}

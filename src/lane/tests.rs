@@ -1,0 +1,182 @@
+//! The rings alone: what goes in comes out, and a peer that lies is found out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::limits::LANE_RING_BYTES_CEILING;
+
+const WORDS: usize = 64;
+
+struct Shared {
+    tail: AtomicU64,
+    head: AtomicU64,
+    words: Vec<AtomicU64>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let words = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        Self { tail: AtomicU64::new(0), head: AtomicU64::new(0), words }
+    }
+
+    fn ring(&self) -> Ring<'_, AtomicU64> {
+        Ring { tail: &self.tail, head: &self.head, words: &self.words }
+    }
+}
+
+fn ends() -> (LaneEnd, LaneEnd) {
+    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
+    let made = LaneMemory::make(sizes).unwrap();
+    let mapped = LaneMemory::map(&made.share().unwrap(), sizes).unwrap();
+    (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon))
+}
+
+proptest! {
+    #[test]
+    fn bytes_come_out_as_they_went_in_however_they_wrap(
+        frames in proptest::collection::vec((1_usize..200, any::<u64>()), 1..60), reads in proptest::collection::vec(1_usize..100, 1..20),
+    ) {
+        let shared = Shared::new();
+        let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+        let sent: Vec<u8> = frames.iter().flat_map(|(words, fill)| {
+            (0..*words as u64).flat_map(move |at| fill.wrapping_add(at).to_ne_bytes())
+        }).collect();
+        let (mut rest, mut received) = (sent.as_slice(), Vec::new());
+        let mut reads = reads.iter().cycle();
+        while received.len() < sent.len() {
+            let taken = producer.push(&shared.ring(), rest).unwrap();
+            rest = &rest[taken..];
+            prop_assert!(producer.room(&shared.ring()).unwrap() <= WORDS);
+            let ready = consumer.ready(&shared.ring()).unwrap();
+            let count = consumer.pop(&shared.ring(), *reads.next().unwrap(), &mut received).unwrap();
+            prop_assert!(count > 0 && count <= ready * 8);
+        }
+        prop_assert_eq!(received, sent);
+        prop_assert_eq!(producer.room(&shared.ring()).unwrap(), WORDS);
+    }
+
+    #[test]
+    fn no_word_of_a_peer_makes_a_reader_or_writer_go_beyond_the_ring(
+        lies in proptest::collection::vec((0_u8..4, any::<u64>(), 0_u64..200), 1..60),
+    ) {
+        let shared = Shared::new();
+        let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+        let mut out = Vec::new();
+        for (what, anything, near) in lies {
+            match what {
+                0 => shared.tail.store(anything, Ordering::Relaxed),
+                1 => shared.tail.store(near, Ordering::Relaxed),
+                2 => shared.head.store(anything, Ordering::Relaxed),
+                _ => shared.head.store(near, Ordering::Relaxed),
+            }
+            out.clear();
+            if let Ok(bytes) = consumer.pop(&shared.ring(), usize::MAX, &mut out) {
+                prop_assert!(bytes <= WORDS * 8 && bytes == out.len());
+            }
+            if let Ok(room) = producer.room(&shared.ring()) {
+                prop_assert!(room <= WORDS);
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_that_cannot_be_are_named() {
+    let shared = Shared::new();
+    let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+    assert_eq!(producer.push(&shared.ring(), &[7; 80]), Ok(80));
+    assert_eq!(consumer.pop(&shared.ring(), 5, &mut Vec::new()), Ok(40));
+    let tail = |at| shared.tail.store(at, Ordering::Relaxed);
+    let head = |at| shared.head.store(at, Ordering::Relaxed);
+    tail(9);
+    assert_eq!(consumer.ready(&shared.ring()), Err(LaneFault::TailBackwards));
+    tail(5 + WORDS as u64 + 1);
+    assert_eq!(consumer.ready(&shared.ring()), Err(LaneFault::TailBeyond));
+    tail(u64::MAX);
+    assert_eq!(consumer.ready(&shared.ring()), Err(LaneFault::TailBeyond));
+    tail(5 + WORDS as u64);
+    assert_eq!(consumer.ready(&shared.ring()), Ok(WORDS), "a full ring is no lie");
+    assert_eq!(producer.room(&shared.ring()), Ok(WORDS - 5));
+    head(4);
+    assert_eq!(producer.room(&shared.ring()), Err(LaneFault::HeadBackwards));
+    head(11);
+    assert_eq!(producer.room(&shared.ring()), Err(LaneFault::HeadBeyond));
+    head(10);
+    assert_eq!(producer.room(&shared.ring()), Ok(WORDS));
+}
+
+#[test]
+fn what_was_copied_does_not_change_with_the_ring() {
+    let shared = Shared::new();
+    let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+    producer.push(&shared.ring(), &[1; 16]).unwrap();
+    let mut out = Vec::new();
+    consumer.pop(&shared.ring(), usize::MAX, &mut out).unwrap();
+    shared.words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    assert_eq!(out, [1; 16]);
+}
+
+#[test]
+fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
+    let (mut gateway, mut daemon) = ends();
+    assert_eq!(gateway.send(&[3; 24]), Ok(Moved { bytes: 24, rings: false }));
+    let mut out = vec![9];
+    assert_eq!(daemon.receive(17, &mut out), Ok(Moved { bytes: 16, rings: false }), "whole words");
+    daemon.announce(Awaited::ROOM);
+    assert_eq!(gateway.send(&[3; 8]), Ok(Moved { bytes: 8, rings: false }), "it waits for room, not for data");
+    daemon.announce(Awaited::DATA);
+    assert_eq!(gateway.send(&[3; 8]), Ok(Moved { bytes: 8, rings: true }));
+    assert_eq!(gateway.send(&[3; 8]), Ok(Moved { bytes: 8, rings: false }), "once");
+    daemon.announce(Awaited::DATA);
+    daemon.settle(Awaited::DATA);
+    assert_eq!(gateway.send(&[3; 8]), Ok(Moved { bytes: 8, rings: false }));
+    assert_eq!(daemon.incoming_bytes(), Ok(40));
+    assert_eq!(gateway.room_bytes(), Ok(4096 - 40));
+    gateway.announce(Awaited::BOTH);
+    assert!(daemon.receive(usize::MAX, &mut out).unwrap().rings, "there is room again");
+    assert_eq!((out.len(), daemon.received_bytes()), (57, 56));
+}
+
+#[test]
+fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
+    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
+    let larger = LaneSizes::asked(8192, 4096, LANE_RING_BYTES_CEILING).unwrap();
+    let made = LaneMemory::make(sizes).unwrap();
+    let shared = made.share().unwrap();
+    assert!(LaneMemory::map(&shared, larger).unwrap_err().to_string().contains("another size"));
+    for bytes in [0, 4096, 1 << 20] {
+        assert!(rustix::fs::ftruncate(&shared, bytes).is_err(), "nobody can change its size");
+    }
+    assert!(rustix::fs::fcntl_add_seals(&shared, rustix::fs::SealFlags::WRITE).is_err());
+    let loose = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&loose, sizes.memory_bytes() as u64).unwrap();
+    assert!(LaneMemory::map(&loose, sizes).unwrap_err().to_string().contains("not sealed"));
+    let file = std::os::fd::OwnedFd::from(tempfile::tempfile().unwrap());
+    assert!(LaneMemory::map(&file, sizes).is_err());
+}
+
+#[test]
+fn the_memory_of_a_lane_that_has_ended_is_given_back_though_the_gateway_keeps_the_file() {
+    let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).unwrap();
+    let made = LaneMemory::make(sizes).unwrap();
+    let kept = made.share().unwrap();
+    let blocks = |fd: &std::os::fd::OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    assert!(blocks(&kept) > 0);
+    drop(made);
+    assert_eq!(blocks(&kept), 0);
+}
+
+#[test]
+fn a_bell_never_waits_and_says_when_nobody_is_there() {
+    let (ours, theirs) = bell_pair().unwrap();
+    assert_eq!(hear(&ours), Heard::Quiet);
+    // Far more than a socket holds, on one that would wait.
+    (0..100_000).for_each(|_| ring(&theirs));
+    assert_eq!(hear(&ours), Heard::Quiet);
+    drop(theirs);
+    let last = (0..100_000).map(|_| hear(&ours)).find(|heard| *heard == Heard::Gone);
+    assert_eq!(last, Some(Heard::Gone));
+    ring(&ours);
+}

@@ -1,0 +1,32 @@
+//! Bounds of shared-memory lanes.
+
+/// Lanes of one daemon that may be configured, over all cores.
+pub const LANES_CEILING: u64 = 4096;
+/// Smallest ring, bytes: a page.
+pub const LANE_RING_BYTES_MIN: u32 = 4 << 10;
+/// What each ring of a lane has when its gateway does not say, bytes; less where less is allowed.
+pub const LANE_RING_BYTES_DEFAULT: u32 = 256 << 10;
+/// Largest ring that may be configured, bytes.
+pub const LANE_RING_BYTES_CEILING: u32 = 64 << 20;
+/// Bytes before a lane's rings: positions and who waits for what, each on cache lines of its own.
+pub const LANE_CONTROL_BYTES: usize = 4 << 10;
+/// Looks at a silent lane, over all lanes of a core that are looked at, before the core's connections have their turn.
+pub const LANE_LOOKS_PER_TURN: u32 = 64;
+/// Looks at a silent lane between two looks at the clock.
+pub const LANE_LOOKS_PER_CLOCK: u32 = 16;
+/// How long a gateway's socket may take nothing while it is to be given its lane, milliseconds.
+pub const LANE_HAND_OVER_MS_MAX: u64 = 1_000;
+/// How long to rest before trying that again, milliseconds.
+pub const LANE_HAND_OVER_REST_MS: u64 = 1;
+/// Rings of a bell that are taken by one read; all mean the same.
+pub const LANE_BELL_BYTES: usize = 256;
+
+const _: () = assert!(LANE_RING_BYTES_MIN.is_power_of_two() && LANE_RING_BYTES_CEILING.is_power_of_two());
+const _: () = assert!(LANE_RING_BYTES_DEFAULT.is_power_of_two());
+const _: () =
+    assert!(LANE_RING_BYTES_MIN <= LANE_RING_BYTES_DEFAULT && LANE_RING_BYTES_DEFAULT <= LANE_RING_BYTES_CEILING);
+// Pages, so that a ring and what is before it can be mapped apart.
+const _: () = assert!(LANE_CONTROL_BYTES.is_multiple_of(4 << 10) && LANE_RING_BYTES_MIN.is_multiple_of(4 << 10));
+const _: () = assert!(LANE_RING_BYTES_MIN as usize > super::FRAME_HEADER_BYTES, "a ring holds at least a header");
+const _: () = assert!(LANE_LOOKS_PER_CLOCK <= LANE_LOOKS_PER_TURN);
+const _: () = assert!(LANES_CEILING <= super::CONNECTIONS_MAX as u64, "every lane has a connection");

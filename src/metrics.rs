@@ -108,6 +108,7 @@ counters! {
 
 mod core;
 mod journal;
+mod lane;
 mod load_report;
 mod queue;
 mod relay;
@@ -115,6 +116,7 @@ mod snapshot;
 
 pub use core::CoreCounter;
 pub use journal::JournalCounter;
+pub use lane::LaneCounter;
 pub use load_report::LoadReportCounter;
 pub use queue::QueueCounter;
 pub use relay::RelayCounter;
@@ -317,6 +319,7 @@ mod tests {
         check::<SnapshotCounter>();
         check::<RouteCounter>();
         check::<QueueCounter>();
+        check::<LaneCounter>();
     }
 
     #[test]

@@ -223,6 +223,7 @@ fn feature_bits_are_documented() {
         ("pairs", features::PAIRS),
         ("potential_loads", features::POTENTIAL_LOADS),
         ("watch", features::WATCH),
+        ("lanes", features::LANES),
     ];
     let expected: Vec<Vec<String>> =
         bits.iter().map(|(name, bit)| vec![bit.trailing_zeros().to_string(), (*name).into()]).collect();

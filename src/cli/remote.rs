@@ -21,7 +21,7 @@ const ANSWER_S_MAX: u64 = 10;
 
 fn options() -> ClientOptions {
     let timeout = Some(Duration::from_secs(ANSWER_S_MAX));
-    ClientOptions { name: "kvrouted command line".to_owned(), session: None, timeout }
+    ClientOptions { name: "kvrouted command line".to_owned(), timeout, ..ClientOptions::default() }
 }
 
 /// Connection failures end with their own code, whatever went wrong underneath.

@@ -30,7 +30,7 @@ pub(super) fn next_frame(received: &[u8]) -> Result<Option<ReplyFrame>> {
     Ok(Some(ReplyFrame { id: header.correlation_id, reply: decode_reply(header.kind, body), bytes }))
 }
 
-fn untrusted(what: &str) -> Error {
+pub(super) fn untrusted(what: &str) -> Error {
     Error::new(
         Kind::Malformed,
         format!("the daemon sent {what}"),

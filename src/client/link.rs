@@ -1,5 +1,8 @@
 //! Bytes and frames between a client and its daemon.
 
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,17 +11,25 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recv, recvmsg, send, socket_with,
 };
 use rustix::time::Timespec;
 
-use super::frame::next_frame;
+use super::frame::untrusted;
+use super::inbox::Inbox;
+use super::lane::{Lane, Woken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
+use crate::lane::Awaited;
 use crate::wire::Reply;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
+/// Bytes read at once of a reply that comes with descriptors.
+const HANDED_BYTES: usize = 4 << 10;
+/// Descriptors taken with it.
+const DESCRIPTORS_MAX: usize = 2;
 /// How long to rest before trying a listener again whose backlog is full.
 const CONNECT_REST: Duration = Duration::from_millis(5);
 
@@ -27,14 +38,17 @@ const CONNECT_REST: Duration = Duration::from_millis(5);
 pub(super) struct Link {
     stream: UnixStream,
     timeout: Option<Duration>,
-    received: Vec<u8>,
-    /// Bytes of `received` that are read already.
-    consumed: usize,
+    /// How long to look for replies before sleeping.
+    spin: Duration,
+    /// What came by the socket.
+    inbox: Inbox,
+    /// By which everything goes once there is one.
+    lane: Option<Lane>,
 }
 
 impl Link {
     /// Connects.
-    pub(super) fn connect(path: &Path, timeout: Option<Duration>) -> Result<Self> {
+    pub(super) fn connect(path: &Path, timeout: Option<Duration>, spin: Duration) -> Result<Self> {
         let cannot = |error: std::io::Error| {
             let remedy = "start the daemon with `kvrouted serve`, or give the --socket it listens on";
             Error::new(Kind::Connection, format!("cannot connect to {}", path.display()), remedy).caused_by(error)
@@ -55,7 +69,7 @@ impl Link {
                 Err(error) => return Err(cannot(error.into())),
             }
         }
-        Ok(Self { stream: socket.into(), timeout, received: Vec::new(), consumed: 0 })
+        Ok(Self { stream: socket.into(), timeout, spin, inbox: Inbox::default(), lane: None })
     }
 
     /// Waits for as long as it takes from now on.
@@ -63,8 +77,30 @@ impl Link {
         self.timeout = None;
     }
 
+    /// Everything goes by `lane` from now on.
+    pub(super) fn use_lane(&mut self, lane: Lane) {
+        self.lane = Some(lane);
+    }
+
+    /// Whether it does.
+    pub(super) const fn has_lane(&self) -> bool {
+        self.lane.is_some()
+    }
+
     /// Sends all of `bytes`, reading what comes meanwhile.
     pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while let Some(lane) = self.lane.as_mut().filter(|_| !bytes.is_empty()) {
+            let sent = lane.send(bytes)?;
+            bytes = bytes.get(sent..).unwrap_or_default();
+            if bytes.is_empty() || lane.receive()? > 0 {
+                continue;
+            }
+            let woken = lane.wait(Awaited::BOTH, &self.stream, self.timeout)?;
+            if woken == Woken::Socket && self.read().is_err() {
+                // As below: `recv` gives out what has come, and then the end.
+                return Ok(());
+            }
+        }
         while !bytes.is_empty() {
             match send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
@@ -90,28 +126,85 @@ impl Link {
             if let Some(reply) = self.next_reply()? {
                 return Ok(reply);
             }
-            self.wait(PollFlags::IN)?;
-            self.read()?;
+            let Some(lane) = &mut self.lane else {
+                self.wait_looking()?;
+                continue;
+            };
+            if lane.receive()? > 0 || lane.wait(Awaited::DATA, &self.stream, self.timeout)? == Woken::There {
+                continue;
+            }
+            if let Err(ended) = self.read() {
+                // What the daemon wrote before it ended the connection is there by now, if it has left it.
+                let last = self.lane.as_mut().map(Lane::receive);
+                if !matches!(last, Some(Ok(1..))) {
+                    return Err(ended);
+                }
+            }
+        }
+    }
+
+    /// Waits for the reply to `id`, the only request under way, and for the descriptors that come with it.
+    pub(super) fn recv_handed(&mut self, id: CorrelationId) -> Result<(Reply, Vec<OwnedFd>)> {
+        let mut descriptors = Vec::new();
+        loop {
+            match self.inbox.next_reply()? {
+                Some((of, reply)) if of == id => return Ok((reply, descriptors)),
+                Some(_) => return Err(untrusted("a reply to what was not asked")),
+                None => self.wait(PollFlags::IN)?,
+            };
+            let mut bytes = [0; HANDED_BYTES];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                Ok(message) if message.bytes == 0 => return Err(gone()),
+                Ok(message) => {
+                    for part in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(rights) = part {
+                            descriptors.extend(rights);
+                        }
+                    }
+                    self.inbox.room().extend_from_slice(&bytes[..message.bytes]);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(gone().caused_by(std::io::Error::from(error))),
+            }
         }
     }
 
     fn next_reply(&mut self) -> Result<Option<(CorrelationId, Reply)>> {
-        let rest = self.received.get(self.consumed..).unwrap_or_default();
-        let Some(frame) = next_frame(rest)? else { return Ok(None) };
-        self.consumed += frame.bytes;
-        Ok(Some((frame.id, frame.reply?)))
+        if let Some(lane) = &mut self.lane
+            && let Some(reply) = lane.inbox.next_reply()?
+        {
+            return Ok(Some(reply));
+        }
+        self.inbox.next_reply()
     }
 
-    /// Reads what there is. The end of the stream is an error, because a reply is always waited for.
-    fn read(&mut self) -> Result<()> {
-        self.received.drain(..self.consumed);
-        self.consumed = 0;
-        self.received.reserve(READ_BYTES);
-        match recv(&self.stream, spare_capacity(&mut self.received), RecvFlags::DONTWAIT) {
+    /// Reads what there is; gives how much. The end of the stream is an error, because a reply is always waited for.
+    fn read(&mut self) -> Result<usize> {
+        let received = self.inbox.room();
+        received.reserve(READ_BYTES);
+        match recv(&self.stream, spare_capacity(received), RecvFlags::DONTWAIT) {
             Ok((0, _)) | Err(Errno::CONNRESET) => Err(gone()),
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Ok((_, read)) => Ok(read),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
             Err(error) => Err(gone().caused_by(std::io::Error::from(error))),
         }
+    }
+
+    /// Reads what comes next, by looking for a while and then asleep.
+    fn wait_looking(&mut self) -> Result<()> {
+        if !self.spin.is_zero() {
+            let until = Instant::now() + self.spin;
+            while Instant::now() < until {
+                if self.read()? > 0 {
+                    return Ok(());
+                }
+            }
+        }
+        self.wait(PollFlags::IN)?;
+        self.read().map(drop)
     }
 
     /// Waits until one of `events` is there.
@@ -120,11 +213,7 @@ impl Link {
         loop {
             let mut fds = [PollFd::new(&self.stream, events)];
             match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => {
-                    let what =
-                        format!("the daemon has been silent for {} ms", self.timeout.unwrap_or_default().as_millis());
-                    return Err(Error::new(Kind::Connection, what, "check the daemon, or raise the timeout"));
-                }
+                Ok(0) => return Err(silent(self.timeout)),
                 Ok(_) => {
                     let ready = fds[0].revents();
                     // An end or an error of the stream is found by reading.
@@ -138,7 +227,12 @@ impl Link {
     }
 }
 
-fn gone() -> Error {
+pub(super) fn silent(timeout: Option<Duration>) -> Error {
+    let what = format!("the daemon has been silent for {} ms", timeout.unwrap_or_default().as_millis());
+    Error::new(Kind::Connection, what, "check the daemon, or raise the timeout")
+}
+
+pub(super) fn gone() -> Error {
     Error::new(
         Kind::Connection,
         "the daemon has closed the connection",

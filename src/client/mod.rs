@@ -9,7 +9,7 @@
 //! order they come, each with the id of its request. While it waits for room to send, the client reads:
 //! any number of requests can be queued without either side waiting for the other forever.
 //!
-//! Connections that share a [`SessionToken`] share their bookings.
+//! Connections that share a [`SessionToken`](crate::load::SessionToken) share their bookings.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -45,12 +45,15 @@ mod answer;
 mod asking;
 mod asynchronous;
 mod backoff;
+mod connecting;
 mod conversation;
 mod counters;
 mod driver;
 mod fallback;
 mod frame;
+mod inbox;
 mod inquiries;
+mod lane;
 mod link;
 mod options;
 mod prompt;
@@ -64,14 +67,13 @@ mod watch;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use link::Link;
 
 use crate::error::{Error, Kind, Result};
 use crate::fleet::PoolRole;
 use crate::ids::{CorrelationId, SpaceId};
-use crate::load::{BookingOutcome, BookingRef, SessionToken};
+use crate::load::{BookingOutcome, BookingRef};
 use crate::route::RouteRequest;
 use crate::wire::{
     HelloReply, OverlapReply, PROTOCOL_VERSION, RequestEncoder, RouteReply, SpaceInfo, WorkerInfo, WorkersPage,
@@ -80,6 +82,7 @@ pub use crate::wire::{RemoteError, Reply};
 pub use answer::Answer;
 pub use asynchronous::AsyncClient;
 pub use backoff::BackOff;
+pub use connecting::{ClientOptions, LaneUse};
 pub use counters::ClientCounter;
 pub use fallback::{Fallback, FallbackReason, Fleet};
 pub use options::SteadyOptions;
@@ -89,17 +92,6 @@ pub use watch::Watch;
 
 /// Bytes of queued requests that are sent without waiting for [`Client::flush`].
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-
-/// How to connect.
-#[derive(Clone, Debug, Default)]
-pub struct ClientOptions {
-    /// What the client calls itself in the daemon's logs.
-    pub name: String,
-    /// The session that this connection shares with others; `None` = one of its own.
-    pub session: Option<SessionToken>,
-    /// How long to wait for the daemon, at each call; `None` = as long as it takes.
-    pub timeout: Option<Duration>,
-}
 
 /// A connection to a daemon.
 #[derive(Debug)]
@@ -112,6 +104,7 @@ pub struct Client {
     early: VecDeque<(CorrelationId, Reply)>,
     next_id: u64,
     hello: HelloReply,
+    lane_refusal: Option<Error>,
 }
 
 impl Client {
@@ -120,7 +113,7 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`] if nobody answers there, or the daemon's own error.
     pub fn connect(path: &Path, options: &ClientOptions) -> Result<Self> {
-        let link = Link::connect(path, options.timeout)?;
+        let link = Link::connect(path, options.timeout, options.spin)?;
         let hello = HelloReply {
             version: 0,
             instance_id: 0,
@@ -130,7 +123,7 @@ impl Client {
             admin_socket: None,
         };
         let (encoder, unsent, early) = (RequestEncoder::default(), Vec::new(), VecDeque::new());
-        let mut client = Self { link, encoder, unsent, early, next_id: 1, hello };
+        let mut client = Self { link, encoder, unsent, early, next_id: 1, hello, lane_refusal: None };
         let id = client.take_id();
         client.encoder.hello(id, &options.name, options.session, &mut client.unsent);
         client.flush()?;
@@ -140,6 +133,7 @@ impl Client {
             Reply::Error(error) => return Err(error.into()),
             other => return Err(unexpected("hello", &other)),
         };
+        client.begin_lane(options.lane, options.spin)?;
         Ok(client)
     }
 
@@ -149,7 +143,7 @@ impl Client {
     /// As [`Client::connect`]; [`Kind::Unsupported`] if the daemon has no admin socket.
     pub fn connect_admin(path: &Path, options: &ClientOptions) -> Result<Self> {
         // A session is the routing socket's affair; none is opened to ask a question.
-        let options = ClientOptions { session: None, ..options.clone() };
+        let options = ClientOptions { session: None, lane: LaneUse::Off, ..options.clone() };
         let client = Self::connect(path, &options)?;
         let Some(admin) = client.hello.admin_socket.clone() else {
             return Err(Error::new(Kind::Unsupported, "the daemon has no admin socket", "start it with one"));

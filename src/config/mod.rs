@@ -157,6 +157,10 @@ pub struct ServeConfig {
     pub spin_us_max: u32,
     /// How long a gateway may leave its replies unread, milliseconds; 0 = for ever.
     pub unread_ms_max: u64,
+    /// Lanes that may be open; 0 = none.
+    pub lanes_max: usize,
+    /// Largest ring of a lane, bytes.
+    pub lane_ring_bytes_max: u32,
     /// How long a stop waits for replies under way, milliseconds.
     pub drain_ms_max: u64,
 }

@@ -21,10 +21,10 @@ use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, Latency, LoadReportCounter,
-    PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, LaneCounter, Latency,
+    LoadReportCounter, PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
 };
-use crate::serve::WaitingRoom;
+use crate::serve::{Lanes, WaitingRoom};
 use crate::shadow::ShadowTally;
 use crate::snapshot::SnapshotStats;
 
@@ -56,6 +56,7 @@ pub(super) struct Sources {
     pub(super) snapshots: Arc<SnapshotStats>,
     pub(super) heard: Arc<CounterSet<LoadReportCounter>>,
     pub(super) room: Arc<WaitingRoom>,
+    pub(super) lanes: Arc<Lanes>,
     pub(super) doctor: Doctor,
 }
 
@@ -79,6 +80,7 @@ impl Sources {
             snapshots: Arc::clone(snapshots),
             heard,
             room: Arc::clone(&shared.room),
+            lanes: Arc::clone(&shared.lanes),
             doctor: Doctor::default(),
         }
     }
@@ -113,6 +115,7 @@ impl Collector for Gatherer {
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
         self.queue(&mut encoder)?;
+        self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
         self.snapshots(&mut encoder)
     }
@@ -275,6 +278,18 @@ impl Gatherer {
         metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
+    fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let lanes = &self.0.lanes;
+        for counter in LaneCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&lanes.counters().get(*counter), None)?;
+        }
+        let mut metric =
+            encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that are open.", None, MetricType::Gauge)?;
+        metric.encode_gauge(&(lanes.open() as i64))
+    }
+
     /// By space, as far as the shadow policy has judged there.
     fn shadow(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (table, tallies) = (self.0.fleet.load(), self.0.recording.shadowing.tallies());
@@ -346,6 +361,7 @@ mod tests {
             daemon: Arc::default(),
             snapshots: Arc::default(),
             heard: Arc::default(),
+            lanes: Arc::new(Lanes::new(1, 0)),
             room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
             doctor: Doctor::default(),
         };

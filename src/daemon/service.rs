@@ -27,7 +27,7 @@ use crate::route::{
     Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, PotentialLoads, RouteRequest, Scratch, View,
     Wait, decide, demand, overlaps, potential_loads, seconds,
 };
-use crate::serve::{HelloInfo, LogQuota, Routed, Service, WaitingRoom};
+use crate::serve::{HelloInfo, Lanes, LogQuota, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
 
 /// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) recording: Recording,
     /// Where requests wait that find every worker busy.
     pub(super) room: Arc<WaitingRoom>,
+    /// Lanes of gateways, on all cores together.
+    pub(super) lanes: Arc<Lanes>,
     /// Whom sessions are bound to.
     pub(super) affinities: Arc<Affinities>,
     /// Where the clock of bookings starts.
@@ -77,6 +79,7 @@ impl Shared {
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
             affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
+            lanes: Arc::new(Lanes::new(config.serve.lanes_max, config.serve.lane_ring_bytes_max)),
             room: Arc::new(WaitingRoom::new(CORES_MAX, config.policy.queue_requests_max, started)),
             started,
         }
@@ -311,6 +314,10 @@ impl Service for CoreService {
         self.record(request, decision);
         self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
         Ok(Routed::Decided)
+    }
+
+    fn lanes(&self) -> Arc<Lanes> {
+        Arc::clone(&self.shared.lanes)
     }
 
     fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {

@@ -19,8 +19,8 @@ use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, JournalCounter, LoadReportCounter, PredictorCounter, QueueCounter,
-    RouteCounter, SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, JournalCounter, LaneCounter, LoadReportCounter, PredictorCounter,
+    QueueCounter, RouteCounter, SnapshotCounter, WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -185,6 +185,9 @@ impl Administration {
         let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64), live]);
         let heard = LoadReportCounter::ALL.iter();
         let heard = heard.map(|counter| (counter.name().to_owned(), self.sources.heard.get(*counter)));
+        let lanes = &self.sources.lanes;
+        let open = ("lanes_open".to_owned(), lanes.open() as u64);
+        let lanes = LaneCounter::ALL.iter().map(|counter| (counter.name().to_owned(), lanes.counters().get(*counter)));
         let predicting = &self.sources.predicting.counters;
         let predictor = PredictorCounter::ALL.iter();
         let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
@@ -202,6 +205,7 @@ impl Administration {
             .chain(daemon)
             .chain(queue)
             .chain(heard)
+            .chain(lanes.chain([open]))
             .chain(predictor)
             .chain(journal)
             .chain(shadow)

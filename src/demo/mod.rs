@@ -338,7 +338,7 @@ fn judge(report: &Report, verdict: &Verdict) -> Result<(), Error> {
 }
 
 fn client_options() -> ClientOptions {
-    ClientOptions { name: "demo".to_owned(), session: None, timeout: Some(Duration::from_secs(5)) }
+    ClientOptions { name: "demo".to_owned(), timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() }
 }
 
 fn internal(what: &str) -> Error {

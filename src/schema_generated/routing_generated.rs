@@ -18,7 +18,7 @@ pub const ENUM_MIN_KIND: u8 = 0;
 pub const ENUM_MAX_KIND: u8 = 254;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_KIND: [Kind; 34] = [
+pub const ENUM_VALUES_KIND: [Kind; 36] = [
   Kind::None,
   Kind::Hello,
   Kind::HelloReply,
@@ -52,6 +52,8 @@ pub const ENUM_VALUES_KIND: [Kind; 34] = [
   Kind::ResetReply,
   Kind::SetPolicy,
   Kind::SetPolicyReply,
+  Kind::OpenLane,
+  Kind::OpenLaneReply,
   Kind::Error,
 ];
 
@@ -93,6 +95,8 @@ impl Kind {
   pub const ResetReply: Self = Self(30);
   pub const SetPolicy: Self = Self(31);
   pub const SetPolicyReply: Self = Self(32);
+  pub const OpenLane: Self = Self(33);
+  pub const OpenLaneReply: Self = Self(34);
   pub const Error: Self = Self(254);
 
   pub const ENUM_MIN: u8 = 0;
@@ -131,6 +135,8 @@ impl Kind {
     Self::ResetReply,
     Self::SetPolicy,
     Self::SetPolicyReply,
+    Self::OpenLane,
+    Self::OpenLaneReply,
     Self::Error,
   ];
   /// Returns the variant's name or "" if unknown.
@@ -169,6 +175,8 @@ impl Kind {
       Self::ResetReply => Some("ResetReply"),
       Self::SetPolicy => Some("SetPolicy"),
       Self::SetPolicyReply => Some("SetPolicyReply"),
+      Self::OpenLane => Some("OpenLane"),
+      Self::OpenLaneReply => Some("OpenLaneReply"),
       Self::Error => Some("Error"),
       _ => None,
     }
@@ -8661,6 +8669,266 @@ impl ::core::fmt::Debug for WatchReply<'_> {
     let mut ds = f.debug_struct("WatchReply");
       ds.field("workers", &self.workers());
       ds.field("fleet_version", &self.fleet_version());
+      ds.finish()
+  }
+}
+pub enum OpenLaneOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct OpenLane<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for OpenLane<'a> {
+  type Inner = OpenLane<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> OpenLane<'a> {
+  pub const VT_REQUEST_RING_BYTES: ::flatbuffers::VOffsetT = 4;
+  pub const VT_REPLY_RING_BYTES: ::flatbuffers::VOffsetT = 6;
+  pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 8;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    OpenLane { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args OpenLaneArgs
+  ) -> ::flatbuffers::WIPOffset<OpenLane<'bldr>> {
+    let mut builder = OpenLaneBuilder::new(_fbb);
+    builder.add_must_understand(args.must_understand);
+    builder.add_reply_ring_bytes(args.reply_ring_bytes);
+    builder.add_request_ring_bytes(args.request_ring_bytes);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn request_ring_bytes(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(OpenLane::VT_REQUEST_RING_BYTES, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn reply_ring_bytes(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(OpenLane::VT_REPLY_RING_BYTES, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn must_understand(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(OpenLane::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for OpenLane<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u32>("request_ring_bytes", Self::VT_REQUEST_RING_BYTES, false)?
+     .visit_field::<u32>("reply_ring_bytes", Self::VT_REPLY_RING_BYTES, false)?
+     .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct OpenLaneArgs {
+    pub request_ring_bytes: u32,
+    pub reply_ring_bytes: u32,
+    pub must_understand: u64,
+}
+impl<'a> Default for OpenLaneArgs {
+  #[inline]
+  fn default() -> Self {
+    OpenLaneArgs {
+      request_ring_bytes: 0,
+      reply_ring_bytes: 0,
+      must_understand: 0,
+    }
+  }
+}
+
+pub struct OpenLaneBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> OpenLaneBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_request_ring_bytes(&mut self, request_ring_bytes: u32) {
+    self.fbb_.push_slot::<u32>(OpenLane::VT_REQUEST_RING_BYTES, request_ring_bytes, 0);
+  }
+  #[inline]
+  pub fn add_reply_ring_bytes(&mut self, reply_ring_bytes: u32) {
+    self.fbb_.push_slot::<u32>(OpenLane::VT_REPLY_RING_BYTES, reply_ring_bytes, 0);
+  }
+  #[inline]
+  pub fn add_must_understand(&mut self, must_understand: u64) {
+    self.fbb_.push_slot::<u64>(OpenLane::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> OpenLaneBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    OpenLaneBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<OpenLane<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for OpenLane<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("OpenLane");
+      ds.field("request_ring_bytes", &self.request_ring_bytes());
+      ds.field("reply_ring_bytes", &self.reply_ring_bytes());
+      ds.field("must_understand", &self.must_understand());
+      ds.finish()
+  }
+}
+pub enum OpenLaneReplyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct OpenLaneReply<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for OpenLaneReply<'a> {
+  type Inner = OpenLaneReply<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> OpenLaneReply<'a> {
+  pub const VT_LAYOUT: ::flatbuffers::VOffsetT = 4;
+  pub const VT_REQUEST_RING_BYTES: ::flatbuffers::VOffsetT = 6;
+  pub const VT_REPLY_RING_BYTES: ::flatbuffers::VOffsetT = 8;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    OpenLaneReply { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args OpenLaneReplyArgs
+  ) -> ::flatbuffers::WIPOffset<OpenLaneReply<'bldr>> {
+    let mut builder = OpenLaneReplyBuilder::new(_fbb);
+    builder.add_reply_ring_bytes(args.reply_ring_bytes);
+    builder.add_request_ring_bytes(args.request_ring_bytes);
+    builder.add_layout(args.layout);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn layout(&self) -> u16 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u16>(OpenLaneReply::VT_LAYOUT, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn request_ring_bytes(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(OpenLaneReply::VT_REQUEST_RING_BYTES, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn reply_ring_bytes(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(OpenLaneReply::VT_REPLY_RING_BYTES, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for OpenLaneReply<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u16>("layout", Self::VT_LAYOUT, false)?
+     .visit_field::<u32>("request_ring_bytes", Self::VT_REQUEST_RING_BYTES, false)?
+     .visit_field::<u32>("reply_ring_bytes", Self::VT_REPLY_RING_BYTES, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct OpenLaneReplyArgs {
+    pub layout: u16,
+    pub request_ring_bytes: u32,
+    pub reply_ring_bytes: u32,
+}
+impl<'a> Default for OpenLaneReplyArgs {
+  #[inline]
+  fn default() -> Self {
+    OpenLaneReplyArgs {
+      layout: 0,
+      request_ring_bytes: 0,
+      reply_ring_bytes: 0,
+    }
+  }
+}
+
+pub struct OpenLaneReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> OpenLaneReplyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_layout(&mut self, layout: u16) {
+    self.fbb_.push_slot::<u16>(OpenLaneReply::VT_LAYOUT, layout, 0);
+  }
+  #[inline]
+  pub fn add_request_ring_bytes(&mut self, request_ring_bytes: u32) {
+    self.fbb_.push_slot::<u32>(OpenLaneReply::VT_REQUEST_RING_BYTES, request_ring_bytes, 0);
+  }
+  #[inline]
+  pub fn add_reply_ring_bytes(&mut self, reply_ring_bytes: u32) {
+    self.fbb_.push_slot::<u32>(OpenLaneReply::VT_REPLY_RING_BYTES, reply_ring_bytes, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> OpenLaneReplyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    OpenLaneReplyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<OpenLaneReply<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for OpenLaneReply<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("OpenLaneReply");
+      ds.field("layout", &self.layout());
+      ds.field("request_ring_bytes", &self.request_ring_bytes());
+      ds.field("reply_ring_bytes", &self.reply_ring_bytes());
       ds.finish()
   }
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::frames::{FrameReader, Next};
+use super::lane::Handed;
 use super::overdue::Owed;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
@@ -20,6 +21,19 @@ pub struct Peer {
     pub uid: u32,
     /// How far the dialogue has come.
     pub phase: Phase,
+    /// What carries its bytes.
+    pub carried: Carried,
+    /// What is to go with the last reply.
+    pub handed: Option<Handed>,
+}
+
+/// What carries a connection's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// A socket.
+    Socket,
+    /// A lane, which is part of a socket's connection.
+    Lane,
 }
 
 /// How far a connection's dialogue has come.
@@ -89,7 +103,8 @@ impl Connection {
     /// A connection of user `uid` that answers bodies of up to `body_bytes_max` bytes.
     #[must_use]
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
-        let peer = Peer { connection: 0, uid, phase: Phase::HelloAwaited };
+        let (phase, carried) = (Phase::HelloAwaited, Carried::Socket);
+        let peer = Peer { connection: 0, uid, phase, carried, handed: None };
         let (frames, owed) = (FrameReader::new(body_bytes_max), Rc::default());
         Self { frames, peer, turn: Turn::default(), frames_done: 0, owed }
     }
@@ -105,6 +120,17 @@ impl Connection {
     #[must_use]
     pub fn owed(&self) -> Rc<Cell<Owed>> {
         Rc::clone(&self.owed)
+    }
+
+    /// The lane of a connection, as number `connection` of its core.
+    pub(super) fn of_lane(owner: &Peer, connection: u64, body_bytes_max: u32) -> Self {
+        let peer = Peer { connection, carried: Carried::Lane, handed: None, ..*owner };
+        Self { peer, ..Self::new(0, body_bytes_max) }
+    }
+
+    /// What is to go with the replies that were answered last.
+    pub fn take_handed(&mut self) -> Option<Handed> {
+        self.peer.handed.take()
     }
 
     /// The receive buffer, to be read into behind what it holds; there is room.
@@ -137,7 +163,8 @@ impl Connection {
 
     fn answer_frames<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
         loop {
-            if self.turn.is_over() {
+            // What is handed over goes with the reply that was answered last.
+            if self.turn.is_over() || self.peer.handed.is_some() {
                 self.turn = Turn::default();
                 return Flow::Yield;
             }

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::connection::Connection;
 use super::engine::{Ended, Stream, drive};
+use super::lane::{Carrier, attend};
 use super::log_quota::LogQuota;
 use super::mailbox::{CoreHandle, Mailbox, Message};
 use super::outlet::{Outlet, Pushed};
@@ -175,12 +176,14 @@ pub(super) struct Shared<T, S: Service> {
     ended: Notify,
     pub(super) log_quota: LogQuota,
     /// When it looks for work instead of sleeping.
-    pub(super) spin: Spin,
+    pub(super) spin: Rc<Spin>,
+    /// The number of the next connection or lane.
+    next_id: Cell<u64>,
 }
 
 /// An open connection: its socket, and what is written to it.
 pub(super) struct Link<T> {
-    pub(super) stream: T,
+    pub(super) stream: Carrier<T>,
     pub(super) outlet: Outlet,
     /// It is closed because its peer leaves replies unread.
     is_unread: Cell<bool>,
@@ -189,8 +192,12 @@ pub(super) struct Link<T> {
 }
 
 impl<T: Stream> Link<T> {
-    fn new(stream: T, owed: Rc<Cell<Owed>>) -> Self {
+    pub(super) fn new(stream: Carrier<T>, owed: Rc<Cell<Owed>>) -> Self {
         Self { stream, outlet: Outlet::default(), is_unread: Cell::new(false), owed }
+    }
+
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_unread.get()
     }
 
     /// Closes it: its peer leaves replies unread. Whoever reads from it or writes to it is told so by the socket.
@@ -208,24 +215,24 @@ async fn run<T: Stream, S: Service + 'static>(
     responder: RefCell<RoutingResponder<S>>,
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
-    let spin = Spin::new(options.spin_us_max, Arc::clone(&counters));
+    let spin = Rc::new(Spin::new(options.spin_us_max, Arc::clone(&counters)));
+    let next_id = Cell::new(0);
     let core: Rc<Shared<T, S>> =
-        Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota, spin });
+        Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota, spin, next_id });
     let beside = [
         tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
         tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
         tokio::task::spawn_local(close_overdue(Rc::clone(&core))),
+        tokio::task::spawn_local(attend(Rc::clone(&core))),
         tokio::task::spawn_local({
             let core = Rc::clone(&core);
             async move { core.spin.run().await }
         }),
     ];
-    let mut next_id = 0;
     let deadline = loop {
         match core.mailbox.next().await {
             Message::Connection { stream, uid } => {
-                core.admit(next_id, stream, uid);
-                next_id += 1;
+                core.admit(stream, uid);
             }
             Message::Late(late) => core.late(late),
             Message::Drain { deadline } => break deadline,
@@ -236,13 +243,24 @@ async fn run<T: Stream, S: Service + 'static>(
 }
 
 impl<T: Stream, S: Service + 'static> Shared<T, S> {
+    /// A number for a connection or lane, never used again.
+    pub(super) fn take_id(&self) -> u64 {
+        self.next_id.replace(self.next_id.get() + 1)
+    }
+
+    /// Whoever waits for connections and lanes to end looks again.
+    pub(super) fn one_ended(&self) {
+        self.ended.notify_one();
+    }
+
     /// Starts the one task that reads, answers and writes a connection.
-    fn admit(self: &Rc<Self>, id: u64, stream: UnixStream, uid: u32) {
+    fn admit(self: &Rc<Self>, stream: UnixStream, uid: u32) {
+        let id = self.take_id();
         self.counters.bump(CoreCounter::Connections);
         let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max).numbered(id));
         let owed = connection.borrow().owed();
         let open = OpenConnection { core: Rc::clone(self), id, connection };
-        let link = match T::from_std(stream) {
+        let link = match Carrier::from_std(stream) {
             Ok(stream) => Rc::new(Link::new(stream, owed)),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
@@ -258,6 +276,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&open.core.spin)).await;
             let ended = if is_unread.get() { Ended::Unread } else { ended };
             open.core.count_end(uid, &ended);
+            open.core.end_lane_of(open.id).await;
             outlet.flushed().await;
             // What the peer has not read stays readable; it just sees the end at once. An error says that
             // the peer is gone, which is what is wanted.
@@ -331,6 +350,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         let core = self.options.index;
         tracing::info!(core, connections = self.open.borrow().len(), "the core drains");
         self.drain_waiting(deadline).await;
+        self.responder.borrow_mut().lanes.draining = true;
         self.shutdown_all(std::net::Shutdown::Read);
         if !self.all_ended(deadline).await {
             tracing::warn!(
@@ -398,6 +418,8 @@ impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {
                 "answering a request panicked; its connection is closed, the others go on"
             );
         }
+        // It has ended by now, unless this is a panic.
+        core.shut_lane_of(self.id);
         self.connection.get_mut().on_closed(&mut *core.responder.borrow_mut());
         core.open.borrow_mut().remove(&self.id);
         core.counters.bump(CoreCounter::ConnectionsClosed);

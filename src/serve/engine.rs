@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, Flow, Respond};
@@ -23,6 +24,10 @@ pub(super) trait Stream: Sized + 'static {
     async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>);
     /// Ends reads, writes or both; those that wait return.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+    /// Its socket, by which descriptors can be handed over; `None` = it has none.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// How a connection ended.
@@ -90,7 +95,11 @@ pub(super) async fn drive<S: Stream, R: Respond>(
         loop {
             let flow = connection.borrow_mut().on_bytes(&mut *responder.borrow_mut(), &mut out);
             if !out.is_empty() {
-                let (written, buffer) = outlet.write_all(stream, out).await;
+                let handed = connection.borrow_mut().take_handed();
+                let (written, buffer) = match &handed {
+                    None => outlet.write_all(stream, out).await,
+                    Some(handed) => outlet.hand_over(stream, out, handed).await,
+                };
                 out = buffer;
                 out.clear();
                 out.shrink_to(REPLY_BUFFER_BYTES_KEPT);

@@ -68,6 +68,10 @@ impl Stream for EpollStream {
         };
         rustix::net::shutdown(self.write.as_ref(), how).map_err(Into::into)
     }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.write.as_ref().as_fd())
+    }
 }
 
 /// Builds this engine's runtime, reports by `ready`, and runs `future` to its end.

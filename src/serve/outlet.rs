@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::engine::Stream;
+use super::lane::{Handed, hand_over};
 use crate::limits::REPLY_BUFFER_BYTES_MAX;
 
 /// The writing side of a connection. Of its two writers, the one that reads and answers and the one that brings late
@@ -48,6 +49,28 @@ impl Outlet {
         self.is_writing.set(false);
         self.wake();
         written
+    }
+
+    /// Writes all of `bytes` once nobody else writes, and descriptors with them.
+    pub(super) async fn hand_over<S: Stream>(
+        &self,
+        stream: &S,
+        bytes: Vec<u8>,
+        handed: &Handed,
+    ) -> (io::Result<()>, Vec<u8>) {
+        while self.is_writing.get() {
+            self.changed().await;
+        }
+        let Some(socket) = stream.socket() else { return (Err(io::ErrorKind::Unsupported.into()), bytes) };
+        self.is_writing.set(true);
+        self.writes.set(self.writes.get() + 1);
+        let written = match hand_over(socket, &bytes, handed).await {
+            Ok(sent) => stream.write_all(bytes[sent..].to_vec()).await.0,
+            Err(error) => Err(error),
+        };
+        self.is_writing.set(false);
+        self.wake();
+        (written, bytes)
     }
 
     /// Adds a late reply.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::connection::{Peer, Phase, Respond};
+use super::connection::{Carried, Peer, Phase, Respond};
+use super::lane::CoreLanes;
 use super::parking::Parking;
 use super::room::{Booked, LateBox};
 use super::service::{HelloInfo, Routed, Service};
@@ -17,6 +18,7 @@ use crate::metrics::{CoreCounter, CounterSet};
 use crate::route::{Decision, MatchStatus, PotentialLoads, ReplyNotes, RouteRequest};
 use crate::wire::{
     FrameHeader, FrameKind, Hello, HelloFacts, ReplyEncoder, Request, RequestScratch, ServerLimits, decode_request,
+    features,
 };
 
 /// Answers a core's connections. Everything it needs per request is kept from one to the next.
@@ -30,6 +32,7 @@ pub struct RoutingResponder<S> {
     potential: PotentialLoads,
     pub(super) encoder: ReplyEncoder,
     pub(super) watches: Watches,
+    pub(super) lanes: CoreLanes,
     /// Where requests wait; `None` = nowhere.
     pub(super) parking: Option<Parking>,
 }
@@ -45,6 +48,7 @@ impl<S: Service> RoutingResponder<S> {
     /// Answers by `service`; `frame_body_bytes_max` is what hello says of the connections' bound.
     #[must_use]
     pub fn new(service: S, counters: Arc<CounterSet<CoreCounter>>, frame_body_bytes_max: u32) -> Self {
+        let lanes = CoreLanes::new(service.lanes());
         Self {
             service,
             counters,
@@ -54,6 +58,7 @@ impl<S: Service> RoutingResponder<S> {
             potential: PotentialLoads::default(),
             encoder: ReplyEncoder::default(),
             watches: Watches::default(),
+            lanes,
             parking: None,
         }
     }
@@ -121,6 +126,7 @@ impl<S: Service> RoutingResponder<S> {
             Request::Watch { space, fleet_version_seen } => {
                 return self.watch(peer.connection, id, (*space, *fleet_version_seen), out);
             }
+            Request::OpenLane(asked) => self.open_lane(peer, id, *asked, out)?,
             told => self.told(session, id, told, out)?,
         }
         Ok(Replied::Now)
@@ -167,7 +173,8 @@ impl<S: Service> RoutingResponder<S> {
             | Request::Overlap(_)
             | Request::PotentialLoads(_)
             | Request::Workers { .. }
-            | Request::Watch { .. } => {}
+            | Request::Watch { .. }
+            | Request::OpenLane(_) => {}
         }
         Ok(())
     }
@@ -214,7 +221,10 @@ impl<S: Service> RoutingResponder<S> {
         peer.phase = Phase::Open(Some(session));
         tracing::debug!(client = hello.client_name, uid = peer.uid, session = session.0, "hello");
         let info = self.service.hello();
-        let facts = hello_facts(version, &info, self.frame_body_bytes_max);
+        let mut facts = hello_facts(version, &info, self.frame_body_bytes_max);
+        if self.lanes.are_on() {
+            facts.features |= features::LANES;
+        }
         self.encoder.hello(id, &facts, &self.service.fleet(), out);
         Ok(())
     }
@@ -298,7 +308,10 @@ impl<S: Service> Respond for RoutingResponder<S> {
     fn closed(&mut self, peer: &mut Peer) {
         self.cancel_parked(peer.connection);
         self.watches.end(peer.connection);
-        if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited) {
+        if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited)
+            // The session of a lane is its connection's, which is still there.
+            && peer.carried == Carried::Socket
+        {
             self.service.session_closed(session);
         }
     }
@@ -341,6 +354,8 @@ pub(super) fn hello_facts<'a>(version: u16, info: &HelloInfo<'a>, frame_body_byt
             workers_page_max: WORKERS_PAGE_MAX as u32,
             bookings_per_session_max: info.bookings_per_session_max,
         },
+        // Whoever has lanes to give says so.
+        features: features::SERVED & !features::LANES,
         admin_socket: info.admin_socket.and_then(std::path::Path::to_str),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
+use super::lane::Lanes;
 use super::room::WaitingRoom;
 use crate::error::Result;
 use crate::fleet::FleetTable;
@@ -63,6 +64,11 @@ pub trait Service {
     /// # Errors
     /// Unknown space, scheme mismatch, a full table. Nobody eligible is no error but an empty decision.
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed>;
+
+    /// The lanes that gateways may open, on all cores together.
+    fn lanes(&self) -> Arc<Lanes> {
+        Arc::new(Lanes::new(0, 0))
+    }
 
     /// Where requests of all cores wait; `None` = nowhere, so that no route may be [`Routed::Busy`].
     fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {

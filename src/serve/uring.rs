@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use tokio_uring::buf::BoundedBuf;
 
@@ -39,6 +40,12 @@ impl Stream for UringStream {
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.0.shutdown(how)
+    }
+
+    #[expect(unsafe_code, reason = "tokio-uring knows its descriptor as a number only")]
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is open as long as `self.0` is, which the borrow cannot outlive.
+        Some(unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) })
     }
 }
 

@@ -6,7 +6,6 @@ use super::convert::{
     device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, side_to_wire,
     state_to_wire, terms_args, tiers_to_wire, trust_to_wire, worker_to_wire,
 };
-use super::features;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, ServerLimits, SourceStatus, StatusPage, WorkerStatus};
 use super::policy::PolicyDone;
@@ -31,6 +30,8 @@ pub struct HelloFacts<'a> {
     pub instance_id: u64,
     /// The daemon's bounds.
     pub limits: ServerLimits,
+    /// What the daemon serves: bits of [`features`](super::features).
+    pub features: u64,
     /// Where status is answered.
     pub admin_socket: Option<&'a str>,
 }
@@ -75,7 +76,7 @@ impl ReplyEncoder {
             version: facts.version,
             instance_id: facts.instance_id,
             limits: Some(limits),
-            features: features::SERVED,
+            features: facts.features,
             spaces: Some(spaces),
             admin_socket,
         };

@@ -98,6 +98,10 @@ frame_kinds! {
     SetPolicy = "set_policy";
     /// What decides and what judges now.
     SetPolicyReply = "set_policy_reply";
+    /// Share memory with this connection.
+    OpenLane = "open_lane";
+    /// The memory.
+    OpenLaneReply = "open_lane_reply";
     /// A request failed.
     Error = "error";
 }

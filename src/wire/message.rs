@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::lanes::LaneOpened;
 use super::policy::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
@@ -46,6 +47,8 @@ pub enum Reply {
     Reset(ResetDone),
     /// What decides and what judges now.
     SetPolicy(PolicyDone),
+    /// To open-lane; descriptors come with it.
+    OpenLane(LaneOpened),
     /// To anything that failed.
     Error(RemoteError),
 }

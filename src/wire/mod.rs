@@ -9,6 +9,7 @@ mod convert;
 mod encode_reply;
 mod encode_request;
 mod header;
+mod lanes;
 mod message;
 mod policy;
 mod questions;
@@ -23,6 +24,7 @@ mod tests;
 pub use encode_reply::{HelloFacts, ReplyEncoder};
 pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
+pub use lanes::{LaneAsked, LaneOpened};
 pub use message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
     SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
@@ -68,6 +70,8 @@ pub mod features {
     pub const POTENTIAL_LOADS: u64 = 1 << 15;
     /// Watch requests.
     pub const WATCH: u64 = 1 << 16;
+    /// Memory that both sides share in place of the socket.
+    pub const LANES: u64 = 1 << 17;
     /// Everything this version serves.
     pub const SERVED: u64 = ROUTING
         | BOOKINGS
@@ -85,5 +89,6 @@ pub mod features {
         | AFFINITY
         | PAIRS
         | POTENTIAL_LOADS
-        | WATCH;
+        | WATCH
+        | LANES;
 }

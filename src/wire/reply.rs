@@ -6,6 +6,7 @@ use super::convert::{
     worker_from_wire,
 };
 use super::header::FrameKind;
+use super::lanes;
 use super::message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
     SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
@@ -60,6 +61,7 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
             let table = root::<fb::SetPolicyReply<'_>>(body)?;
             Reply::SetPolicy(PolicyDone { policy_version: table.policy_version(), shadow_share: table.shadow_share() })
         }
+        FrameKind::OpenLaneReply => Reply::OpenLane(lanes::lane_opened(root::<fb::OpenLaneReply<'_>>(body)?)),
         FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
         other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
     })

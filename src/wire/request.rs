@@ -10,6 +10,7 @@ use super::constraints::{self, ConstraintScratch, Constraints};
 use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
+use super::lanes::{self, LaneAsked};
 use super::message::WorkerChange;
 use super::policy::{self, PolicyOrder};
 use super::questions;
@@ -145,6 +146,8 @@ pub enum Request<'a> {
     Reset(Option<Worker>),
     /// Set, promote or end a shadow policy. Admin socket only.
     SetPolicy(PolicyOrder<'a>),
+    /// Share memory with this connection.
+    OpenLane(LaneAsked),
 }
 
 /// The request in a body, given the kind in its header.
@@ -201,6 +204,7 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             understood(table.must_understand())?;
             Request::SetPolicy(policy::decode(&table, &mut scratch.fields)?)
         }
+        FrameKind::OpenLane => lanes::open_lane(&root::<fb::OpenLane<'a>>(body)?)?,
         other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
     })
 }

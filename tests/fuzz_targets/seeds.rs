@@ -25,6 +25,7 @@ use kvrouted::wire::{
 use kvrouted::{config, error, fleet};
 
 use crate::targets::apply::{self, Step};
+use crate::targets::lane;
 use crate::vllm::Batch;
 
 const PLAIN: Scheme = Scheme { block_size: 4, window: Window::Plain };
@@ -44,8 +45,36 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "journal" => journals::journals(),
         "config" => configurations(),
         "load_stat" => load_stats(),
+        "lane" => lane_steps(),
         _ => Vec::new(),
     }
+}
+
+/// Rings that are filled and read in steps of several lengths, and one of each lie.
+fn lane_steps() -> Vec<Vec<u8>> {
+    let honest = |words: u8, reads: &[u8]| {
+        let mut steps = Vec::new();
+        for round in 0..5_u8 {
+            for at in 0..words {
+                let place = round.wrapping_mul(words).wrapping_add(at) % lane::WORDS as u8;
+                steps.extend([lane::Step::Store as u8, place]);
+                steps.extend(u64::from_be_bytes([round, at, 3, 4, 5, 6, 7, 8]).to_le_bytes());
+            }
+            steps.extend([lane::Step::Publish as u8, words]);
+            steps.extend(reads.iter().flat_map(|words| [lane::Step::Read as u8, *words]));
+        }
+        steps
+    };
+    let lie = |tail: u64| {
+        let mut steps = honest(3, &[3]);
+        steps.push(lane::Step::Lie as u8);
+        steps.extend(tail.to_le_bytes());
+        steps.extend([lane::Step::Read as u8, 255]);
+        steps
+    };
+    let mut seeds = vec![honest(1, &[1]), honest(7, &[2, 4, 255]), honest(32, &[31, 1]), honest(9, &[10])];
+    seeds.extend([0, 14, 15 + 32, 15 + 33, u64::MAX].map(lie));
+    seeds
 }
 
 /// Readings of the lengths that engines send, and of numbers of each width.
@@ -253,8 +282,13 @@ fn requests() -> Vec<Vec<u8>> {
 fn replies() -> Vec<Vec<u8>> {
     let (mut encoder, id, mut frames) = (ReplyEncoder::default(), CorrelationId(1), Vec::new());
     let fleet = fleet::FleetTable::default();
-    let facts =
-        HelloFacts { version: 1, instance_id: 5, limits: ServerLimits::default(), admin_socket: Some("a.sock") };
+    let facts = HelloFacts {
+        version: 1,
+        instance_id: 5,
+        limits: ServerLimits::default(),
+        features: 3,
+        admin_socket: Some("a.sock"),
+    };
     let page = StatusPage { counters: vec![("requests".into(), 4)], uptime_ms: 9, ..StatusPage::default() };
     let refused = error::Error::new(error::Kind::Malformed, "the body does not verify", "send another");
     let mut frame = |write: &mut dyn FnMut(&mut ReplyEncoder, &mut Vec<u8>)| {

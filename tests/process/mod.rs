@@ -60,7 +60,7 @@ pub(crate) fn replace(path: &Path, text: &str) {
 }
 
 pub(crate) fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
+    ClientOptions { name: "test".into(), timeout: Some(PATIENCE), ..ClientOptions::default() }
 }
 
 /// The binary, with what `RUST_LOG` says here taken away.

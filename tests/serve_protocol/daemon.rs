@@ -133,7 +133,7 @@ impl Daemon {
 }
 
 pub(crate) fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), session: None, timeout: Some(PATIENCE) }
+    ClientOptions { name: "test".into(), timeout: Some(PATIENCE), ..ClientOptions::default() }
 }
 
 /// A socket and what was encoded for it.

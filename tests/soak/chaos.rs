@@ -216,6 +216,7 @@ impl<'a> Villain<'a> {
             name: "switcher".into(),
             session: Some(session),
             timeout: Some(crate::process::PATIENCE),
+            ..ClientOptions::default()
         };
         let as_session = |session| Client::connect(&self.socket, &options(session)).map_err(std::io::Error::other);
         let mut first = as_session(token)?;

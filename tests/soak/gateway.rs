@@ -129,7 +129,12 @@ pub(crate) struct Gateway<'a> {
 impl<'a> Gateway<'a> {
     pub(crate) fn new(truth: &'a Truth, socket: &Path, seed: u64) -> Self {
         let session = Some(SessionToken { hi: seed, lo: 1 });
-        let options = ClientOptions { name: format!("gateway-{seed}"), session, timeout: Some(PATIENCE) };
+        let options = ClientOptions {
+            name: format!("gateway-{seed}"),
+            session,
+            timeout: Some(PATIENCE),
+            ..ClientOptions::default()
+        };
         let client = Client::connect(socket, &options).expect("a connection");
         let (heard, random) = (vec![None; truth.engines.len()], Xoshiro256PlusPlus::seed_from_u64(seed));
         Self { truth, client, heard, random, held: VecDeque::new(), asked: 0 }

@@ -142,6 +142,24 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             "A gateway that leaves its replies unread this long is disconnected. 0: never.",
         ),
         field(
+            "lanes_max",
+            "lanes",
+            Value("64"),
+            Integer { min: 0, max: limits::LANES_CEILING, set: |c, v| c.lanes_max = v as usize },
+            "Gateways that may share memory with the daemon instead of writing to its socket. Pays with spin_us_max. 0: none.",
+        ),
+        field(
+            "lane_ring_bytes_max",
+            "bytes",
+            Value("1048576"),
+            Integer {
+                min: limits::LANE_RING_BYTES_MIN as u64,
+                max: limits::LANE_RING_BYTES_CEILING as u64,
+                set: |c, v| c.lane_ring_bytes_max = v as u32,
+            },
+            "Largest ring that a gateway may ask for, rounded down to a power of two; a lane has two. 256 KiB each unless it asks.",
+        ),
+        field(
             "drain_ms_max",
             "milliseconds",
             Value("5000"),

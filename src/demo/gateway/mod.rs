@@ -244,7 +244,8 @@ struct Daemon {
 
 impl Daemon {
     fn connect(socket: &Path) -> Result<Self, Error> {
-        let options = ClientOptions { name: "demo-gateway".to_owned(), session: None, timeout: Some(REPLY_TIMEOUT) };
+        let options =
+            ClientOptions { name: "demo-gateway".to_owned(), timeout: Some(REPLY_TIMEOUT), ..ClientOptions::default() };
         let client = Client::connect(socket, &options)?;
         let space = client.space(MODEL, None)?.id;
         Ok(Self { client, space })

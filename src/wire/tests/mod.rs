@@ -21,6 +21,7 @@ use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 const ID: CorrelationId = CorrelationId(0xfeed);
+const LANE: LaneAsked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 0 };
 const PLAIN_4: Scheme = Scheme { block_size: 4, window: Window::Plain };
 
 /// Header and body of the only frame in `bytes`.
@@ -123,7 +124,7 @@ fn small_requests_round_trip() {
     let remove = WorkerChange { op: WorkerOp::Remove, worker: Some(Worker::new(7, u32::MAX)), fields: &[] };
     let settings = [("mode".to_owned(), "kv".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.25 };
-    let cases: [(Encode<'_>, Request<'_>); 19] = [
+    let cases: [(Encode<'_>, Request<'_>); 20] = [
         (&|e, out| e.watch(ID, None, 0, out), Request::Watch { space: None, fleet_version_seen: 0 }),
         (
             &|e, out| e.watch(ID, Some(SpaceId(3)), 9, out),
@@ -163,6 +164,7 @@ fn small_requests_round_trip() {
         (&|e, out| e.set_policy(ID, &shadow, out), Request::SetPolicy(shadow)),
         (&|e, out| e.set_policy(ID, &PolicyOrder::Promote, out), Request::SetPolicy(PolicyOrder::Promote)),
         (&|e, out| e.set_policy(ID, &PolicyOrder::EndShadow, out), Request::SetPolicy(PolicyOrder::EndShadow)),
+        (&|e, out| e.open_lane(ID, LANE, out), Request::OpenLane(LANE)),
         (&|e, out| e.reset(ID, Some(Worker::new(9, 2)), out), Request::Reset(Some(Worker::new(9, 2)))),
     ];
     for (encode, expected) in cases {
@@ -198,6 +200,7 @@ fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
         body!(ChangeWorker, ChangeWorkerArgs),
         body!(Reset, ResetArgs),
         body!(SetPolicy, SetPolicyArgs),
+        body!(OpenLane, OpenLaneArgs),
     ];
     for (kind, body) in bodies {
         let error = decode_request(kind as u8, &body, &mut RequestScratch::default()).unwrap_err();

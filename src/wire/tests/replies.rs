@@ -149,7 +149,8 @@ fn status_page() -> StatusPage {
 fn the_other_replies_round_trip() {
     let (mut encoder, (decision, fleet)) = (ReplyEncoder::default(), decision());
     let limits = ServerLimits { frame_body_bytes_max: 1, prompt_tokens_max: 2, ..Default::default() };
-    let facts = HelloFacts { version: 1, instance_id: 8, limits, admin_socket: Some("/run/a") };
+    let facts = HelloFacts { version: 1, instance_id: 8, limits, features: 7, admin_socket: Some("/run/a") };
+    let lane = LaneOpened { layout: 1, request_ring_bytes: 4096, reply_ring_bytes: 8192 };
     let page = status_page();
     let load =
         PotentialLoad { worker: Worker::new(9, 1), active_requests: 3, prefill_tokens: u64::MAX, decode_blocks: 5 };
@@ -178,6 +179,7 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.potential_loads(ID, &potential, out));
     encode(&mut |e, out| e.status(ID, &page, out));
     encode(&mut |e, out| e.change_worker(ID, 4, out));
+    encode(&mut |e, out| e.lane_opened(ID, lane, out));
     encode(&mut |e, out| e.error(ID, &refusal, out));
     let [
         Reply::Hello(hello),
@@ -191,12 +193,14 @@ fn the_other_replies_round_trip() {
         Reply::PotentialLoads(loads),
         Reply::Status(got),
         Reply::ChangeWorker(4),
+        Reply::OpenLane(opened),
         Reply::Error(error),
     ] = replies.as_slice()
     else {
         panic!("other kinds: {replies:?}")
     };
-    assert_eq!((hello.version, hello.instance_id, hello.limits, hello.features), (1, 8, limits, features::SERVED));
+    assert_eq!((hello.version, hello.instance_id, hello.limits, hello.features), (1, 8, limits, 7));
+    assert_eq!(*opened, lane);
     assert_eq!(hello.admin_socket.as_deref(), Some(std::path::Path::new("/run/a")));
     let (model, namespace) = ("m".to_owned(), "ns".to_owned());
     assert_eq!(

@@ -7,6 +7,7 @@ mod engine;
 mod events;
 mod gate;
 mod journal;
+pub(crate) mod lane;
 mod load_stat;
 mod recovery;
 mod routing;
@@ -29,4 +30,5 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("journal", journal::journal),
     ("config", config::config),
     ("load_stat", load_stat::load_stat),
+    ("lane", lane::lane),
 ];

@@ -67,7 +67,8 @@ fn within_bounds(request: &Request<'_>) {
         | Request::ReportLoad { .. }
         | Request::ReportFailure { .. }
         | Request::Status { .. }
-        | Request::Reset(_) => {}
+        | Request::Reset(_)
+        | Request::OpenLane(_) => {}
     }
 }
 
@@ -147,6 +148,10 @@ fn goes_round(request: &Request<'_>) {
         Request::SetPolicy(order) => {
             encoder.set_policy(id, order, &mut out);
             FrameKind::SetPolicy
+        }
+        Request::OpenLane(asked) => {
+            encoder.open_lane(id, *asked, &mut out);
+            FrameKind::OpenLane
         }
         told => encode_told(&mut encoder, id, told, &mut out),
     };

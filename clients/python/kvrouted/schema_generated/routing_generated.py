@@ -40,6 +40,8 @@ class Kind(object):
     ResetReply = 30
     SetPolicy = 31
     SetPolicyReply = 32
+    OpenLane = 33
+    OpenLaneReply = 34
     Error = 254
 
 
@@ -4025,6 +4027,126 @@ def WatchReplyAddFleetVersion(builder, fleetVersion):
     builder.PrependUint64Slot(1, fleetVersion, 0)
 
 def WatchReplyEnd(builder):
+    return builder.EndObject()
+
+
+
+class OpenLane(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = OpenLane()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsOpenLane(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def OpenLaneBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # OpenLane
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # OpenLane
+    def RequestRingBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # OpenLane
+    def ReplyRingBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # OpenLane
+    def MustUnderstand(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+def OpenLaneStart(builder):
+    builder.StartObject(3)
+
+def OpenLaneAddRequestRingBytes(builder, requestRingBytes):
+    builder.PrependUint32Slot(0, requestRingBytes, 0)
+
+def OpenLaneAddReplyRingBytes(builder, replyRingBytes):
+    builder.PrependUint32Slot(1, replyRingBytes, 0)
+
+def OpenLaneAddMustUnderstand(builder, mustUnderstand):
+    builder.PrependUint64Slot(2, mustUnderstand, 0)
+
+def OpenLaneEnd(builder):
+    return builder.EndObject()
+
+
+
+class OpenLaneReply(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = OpenLaneReply()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsOpenLaneReply(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def OpenLaneReplyBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # OpenLaneReply
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # OpenLaneReply
+    def Layout(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint16Flags, o + self._tab.Pos)
+        return 0
+
+    # OpenLaneReply
+    def RequestRingBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # OpenLaneReply
+    def ReplyRingBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+def OpenLaneReplyStart(builder):
+    builder.StartObject(3)
+
+def OpenLaneReplyAddLayout(builder, layout):
+    builder.PrependUint16Slot(0, layout, 0)
+
+def OpenLaneReplyAddRequestRingBytes(builder, requestRingBytes):
+    builder.PrependUint32Slot(1, requestRingBytes, 0)
+
+def OpenLaneReplyAddReplyRingBytes(builder, replyRingBytes):
+    builder.PrependUint32Slot(2, replyRingBytes, 0)
+
+def OpenLaneReplyEnd(builder):
     return builder.EndObject()
 
 

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Parity(ParityArgs),
     /// Ask kvrouted's daemon, a bare server and the peer's selection service over their sockets.
     Socket(SocketArgs),
+    /// Ask kvrouted's daemon by shared memory and by its socket, in turns.
+    Lane(LaneArgs),
     /// Publish prepared messages; `ingest` starts these.
     #[command(hide = true)]
     IngestSend(SendArgs),
@@ -290,6 +292,21 @@ pub(crate) struct SocketArgs {
     #[arg(long, value_name = "NAME", requires = "save")]
     #[serde(skip)]
     pub(crate) name: Option<String>,
+}
+
+/// Arguments of `lane`.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct LaneArgs {
+    /// Seconds of each measurement; a fifth of it goes before, and does not count.
+    #[arg(long, default_value_t = 0.5, value_parser = parse_seconds)]
+    pub(crate) seconds: f64,
+    /// Rounds, in each of which every way has its turn.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeat: u32,
+    /// Print one JSON object in place of the table.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) json: bool,
 }
 
 /// Which server.

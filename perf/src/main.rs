@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, ParityArgs, SocketArgs};
+use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -59,6 +59,7 @@ fn main() -> ExitCode {
             return ended(ingest::serve(args));
         }
         Command::Socket(args) => ask_over_sockets(args, &mut out),
+        Command::Lane(args) => ask_by_lane(args, &mut out),
         Command::SocketServe(args) => return ended(socket::serve(args)),
         Command::Soak(args) => soak::run(args, &mut out).and_then(|soak| print(&mut out, &json(&soak)?)),
         Command::Memory(args) => memory::run(args).and_then(|memory| print(&mut out, &json(&memory)?)),
@@ -95,6 +96,11 @@ fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failu
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })
+}
+
+fn ask_by_lane(args: &LaneArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = socket::run_lane(args)?;
+    print(out, &if args.json { json(&report)? } else { report.table() })
 }
 
 fn compare_decisions(args: &ParityArgs, out: &mut impl Write) -> Result<(), Failure> {

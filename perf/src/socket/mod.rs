@@ -7,10 +7,12 @@
 mod contents;
 mod dialect;
 mod floor;
+mod lane;
 mod load;
 mod report;
 mod run;
 mod server;
 
+pub(crate) use lane::run as run_lane;
 pub(crate) use run::run;
 pub(crate) use server::serve;

@@ -80,7 +80,7 @@ impl Shared {
             recording: Recording::new(config, cores),
             affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
             lanes: Arc::new(Lanes::new(config.serve.lanes_max, config.serve.lane_ring_bytes_max)),
-            room: Arc::new(WaitingRoom::new(CORES_MAX, config.policy.queue_requests_max, started)),
+            room: Arc::new(WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started)),
             started,
         }
     }
@@ -333,6 +333,10 @@ impl Service for CoreService {
 
     fn booked_worker(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<WorkerIndex> {
         self.shared.loads.worker_of(session, *booking)
+    }
+
+    fn booked_output(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<(u32, u32)> {
+        self.shared.loads.output_of(session, *booking)
     }
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {

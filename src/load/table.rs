@@ -216,6 +216,15 @@ impl Loads {
         books.bookings.get(slot).map(|booking| booking.worker)
     }
 
+    /// How many tokens a live booking of `session` is known to have put out, and how many make a block; 0 = output is
+    /// not counted.
+    #[must_use]
+    pub fn output_of(&self, session: SessionId, booking: BookingRef<'_>) -> Option<(u32, u32)> {
+        let books = self.books.lock();
+        let slot = books.find(session, booking).ok()?;
+        books.bookings.get(slot).map(|booking| (booking.output.tokens, booking.output.block_size))
+    }
+
     /// Live bookings of all sessions.
     #[must_use]
     pub fn live(&self) -> usize {

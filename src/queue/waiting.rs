@@ -196,6 +196,11 @@ impl<T> Queue<T> {
         self.lanes.first_where(has_room).and_then(|ticket| self.take(ticket))
     }
 
+    /// All who wait, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.waiting.values().map(|waiting| &waiting.what)
+    }
+
     /// Who waits, in order, whomever they wait for.
     #[must_use]
     pub fn tickets(&self) -> Vec<Ticket> {

@@ -14,7 +14,7 @@ use crate::limits::{QUEUE_LOOKS_MAX, QUEUE_SERVED_PER_TURN_MAX};
 use crate::load::{BookingRef, SessionId};
 use crate::metrics::QueueCounter;
 use crate::queue::{Claim, Ticket};
-use crate::route::Wait;
+use crate::route::{RouteRequest, Wait};
 use crate::wire::{FrameHeader, FrameKind, Request, RequestScratch, decode_request};
 
 /// Where a core's requests wait, and which of them do.
@@ -65,15 +65,16 @@ impl<S: Service> RoutingResponder<S> {
         &mut self,
         peer: &Peer,
         session: SessionId,
-        header: &FrameHeader,
-        body: &[u8],
+        (header, body): (&FrameHeader, &[u8]),
+        route: &RouteRequest<'_>,
         wait: &Wait,
     ) -> Result<()> {
         let Some(parking) = &mut self.parking else {
             return Err(Error::new(Kind::AllBusy, "every worker is busy, and nobody waits here", "ask again"));
         };
         let (connection, id) = (peer.connection, header.correlation_id);
-        let parked = Parked { core: parking.core, connection, session, id, body: body.into() };
+        let (space, prompt_tokens) = (route.space, route.prompt.token_count() as u64);
+        let parked = Parked { core: parking.core, connection, session, id, space, prompt_tokens, body: body.into() };
         let bytes = body.len() + size_of::<Parked>() + size_of_val(wait.workers.as_slice());
         let ticket = parking.room.park(&Claim { bytes, ..wait.claim }, &wait.workers, parked)?;
         parking.tickets.entry(connection).or_default().insert(ticket);

@@ -107,7 +107,7 @@ impl<S: Service> RoutingResponder<S> {
             Request::Hello(_) => {}
             Request::Route(route) => {
                 if let Routed::Busy(wait) = self.route(session, id, route, out)? {
-                    return self.park(peer, session, header, body, &wait).map(|()| Replied::Later);
+                    return self.park(peer, session, (header, body), route, &wait).map(|()| Replied::Later);
                 }
             }
             Request::Overlap(route) => {

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use super::awaited::{Awaited, Told};
 use crate::error::{Error, Kind};
-use crate::ids::{CorrelationId, WorkerIndex};
+use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
 use crate::load::{BookingHandle, SessionId};
 use crate::metrics::{CounterSet, Latency, QueueCounter};
@@ -33,6 +33,10 @@ pub(super) struct Parked {
     pub(super) connection: u64,
     pub(super) session: SessionId,
     pub(super) id: CorrelationId,
+    /// Which space it is a request of.
+    pub(super) space: SpaceId,
+    /// How long its prompt is.
+    pub(super) prompt_tokens: u64,
     /// The body of its frame.
     pub(super) body: Box<[u8]>,
 }
@@ -142,6 +146,14 @@ impl WaitingRoom {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.count()
+    }
+
+    /// How many of a space wait now, and the tokens of their prompts. Looks at everybody who waits: for people.
+    #[must_use]
+    pub fn waiting_of(&self, space: SpaceId) -> (usize, u64) {
+        let queue = self.queue.lock();
+        let of_space = queue.iter().filter(|parked| parked.space == space);
+        of_space.fold((0, 0), |(count, tokens), parked| (count + 1, tokens + parked.prompt_tokens))
     }
 
     /// How long those waited that were answered by a decision: the sum in seconds, and (upper bound in seconds, count) of each

@@ -86,6 +86,12 @@ pub trait Service {
         None
     }
 
+    /// How many tokens a live booking of `session` is known to have put out, and how many make a block; 0 = output is
+    /// not counted.
+    fn booked_output(&self, _session: SessionId, _booking: &BookingRef<'_>) -> Option<(u32, u32)> {
+        None
+    }
+
     /// Fills `decision.candidates` with what every eligible worker holds of the prompt. `request` books
     /// nothing and lists everybody, so that a route answers it; override to list the others too.
     ///

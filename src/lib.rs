@@ -14,6 +14,8 @@
 //!   one thread from the socket to the index.
 //! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. No
 //!   lock is taken until something is booked, but where what is in flight changes under the look again and again.
+//! * **HTTP.** A port for clients of Dynamo's services has a thread of its own, which is one more gateway: it decides by the
+//!   same code as a core, and no core waits for it.
 //! * **Control.** The main thread accepts connections and hands them to cores, answers the admin socket and
 //!   `/metrics`, expires bookings, and drains on SIGTERM.
 //!

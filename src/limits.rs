@@ -3,6 +3,7 @@
 
 mod client;
 mod connections;
+mod http;
 mod journal;
 mod lane;
 mod recovery;
@@ -10,6 +11,7 @@ mod turns;
 
 pub use client::*;
 pub use connections::*;
+pub use http::*;
 pub use journal::*;
 pub use lane::*;
 pub use recovery::*;

@@ -107,6 +107,7 @@ counters! {
 }
 
 mod core;
+mod http;
 mod journal;
 mod lane;
 mod load_report;
@@ -115,6 +116,7 @@ mod relay;
 mod snapshot;
 
 pub use core::CoreCounter;
+pub use http::HttpCounter;
 pub use journal::JournalCounter;
 pub use lane::LaneCounter;
 pub use load_report::LoadReportCounter;
@@ -320,6 +322,7 @@ mod tests {
         check::<RouteCounter>();
         check::<QueueCounter>();
         check::<LaneCounter>();
+        check::<HttpCounter>();
     }
 
     #[test]

@@ -61,6 +61,20 @@ fn the_example_says_once_when_changes_count() {
 }
 
 #[test]
+fn who_may_administer_by_http_follows_from_the_address_unless_it_is_said() {
+    let http = |lines: &str| good(&format!("[[space]]\nmodel = \"a\"\n[http]\n{lines}")).http;
+    let bare = http("");
+    assert_eq!((bare.port, bare.listen.is_loopback(), bare.administer), (0, true, true));
+    assert_eq!(bare.body_bytes_max, limits::HTTP_BODY_BYTES_MAX_DEFAULT);
+    assert!(!http("port = 1\nadminister = false").administer);
+    assert!(http("port = 1\nlisten = \"0.0.0.0\"\nadminister = true").administer);
+    let bad = |lines: &str, wanted| expect(&format!("[[space]]\nmodel = \"a\"\n[http]\n{lines}"), &[wanted]);
+    bad("port = 1\nlisten = \"::\"", (5, "http.listen", "administer", None));
+    bad("port = 1\nlisten = \"here\"", (5, "http.listen", "no IP address", None));
+    bad("port = 1\n[metrics]\nport = 1", (4, "http.port", "metrics.port", None));
+}
+
+#[test]
 fn a_space_may_say_something_else_than_the_policy() {
     // [policy] stands behind the spaces: where it stands does not matter.
     let text = "[[space]]\nmodel = \"a\"\n[space.policy]\nmode = \"least-loaded\"\nbusy_prefill_tokens = 9\n\

@@ -60,6 +60,9 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
+    /// Answer clients of Dynamo's indexer and selection service on this port of the loopback interface; 0 = nowhere [default: 0]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub http_port: Option<String>,
     /// Keep snapshots of the workers in this directory [default: no snapshots]
     #[arg(long, value_name = "PATH")]
     pub snapshot_dir: Option<String>,
@@ -132,6 +135,7 @@ impl ServeArgs {
             ("--cores", "serve", "cores", &self.cores),
             ("--pin", "serve", "pin", &pin),
             ("--metrics-port", "metrics", "port", &self.metrics_port),
+            ("--http-port", "http", "port", &self.http_port),
             ("--snapshot-dir", "snapshot", "dir", &self.snapshot_dir),
             ("--seed", "policy", "seed", &self.seed),
             ("--log-level", "log", "level", &self.log_level),

@@ -10,7 +10,7 @@ use super::fields::WorkerDraft;
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
-use super::{Config, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
+use super::{Config, HttpConfig, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
 use crate::ids::SpaceId;
 use crate::limits;
 use crate::route::{Mode, Policy};
@@ -34,6 +34,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         serve: serve(&draft.serve, problems),
         admin: draft.admin.value.clone(),
         metrics: draft.metrics.value.clone(),
+        http: http(draft, problems),
         log: draft.log.value.clone(),
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
@@ -70,6 +71,26 @@ fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig
         problems.push(entry.problem("spin_us_max", message));
     }
     serve
+}
+
+/// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident.
+fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
+    let (entry, mut http) = (&draft.http, draft.http.value);
+    let is_said = entry.written("administer").is_some();
+    if !is_said {
+        http.administer = http.listen.is_loopback();
+    }
+    if http.port != 0 && !is_said && !http.listen.is_loopback() && !entry.is_refused("listen") {
+        let message = "is not the loopback interface, and the port asks for no credentials: say with administer = true \
+                       or false whether whoever reaches it may register and remove workers";
+        problems.push(entry.problem("listen", message));
+    }
+    let metrics = &draft.metrics;
+    if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {
+        let message = "is metrics.port, too; the HTTP port serves /metrics itself, so one of them may go";
+        problems.push(entry.problem("port", message));
+    }
+    http
 }
 
 fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {

@@ -19,6 +19,7 @@ pub fn example() -> String {
     section(&mut text, &fields::SERVE);
     section(&mut text, &fields::ADMIN);
     section(&mut text, &fields::METRICS);
+    section(&mut text, &fields::HTTP);
     section(&mut text, &fields::LOG);
     section(&mut text, &fields::INGEST);
     section(&mut text, &fields::BOOKING);

@@ -4,6 +4,7 @@
 mod admin;
 mod daemon;
 mod fleet;
+mod http;
 mod journal;
 mod policy;
 mod relay;
@@ -13,6 +14,7 @@ use super::field::{Field, Kind, Preset};
 pub(super) use admin::ADMIN;
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+pub(super) use http::HTTP;
 pub(super) use journal::{JOURNAL, SHADOW};
 pub(super) use policy::POLICY;
 pub(super) use relay::RELAY;

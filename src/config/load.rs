@@ -93,6 +93,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
             "admin" => apply(&fields::ADMIN, &mut draft.admin, setting, problems),
             "metrics" => apply(&fields::METRICS, &mut draft.metrics, setting, problems),
+            "http" => apply(&fields::HTTP, &mut draft.http, setting, problems),
             "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),

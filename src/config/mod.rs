@@ -19,6 +19,7 @@ mod settings;
 mod walk;
 mod workers;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
@@ -44,6 +45,8 @@ pub struct Config {
     pub admin: AdminConfig,
     /// The metrics page.
     pub metrics: MetricsConfig,
+    /// The HTTP port.
+    pub http: HttpConfig,
     /// The log.
     pub log: LogConfig,
     /// How events are taken in.
@@ -185,6 +188,25 @@ impl ServeConfig {
 pub struct MetricsConfig {
     /// TCP port on the loopback interface; 0 = none.
     pub port: u16,
+}
+
+/// `[http]`: the HTTP port, for clients of Dynamo's standalone indexer and selection service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpConfig {
+    /// TCP port; 0 = none.
+    pub port: u16,
+    /// The address it is bound to.
+    pub listen: IpAddr,
+    /// Whether workers may be registered and removed by it.
+    pub administer: bool,
+    /// Largest request body answered, bytes.
+    pub body_bytes_max: u64,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self { port: 0, listen: IpAddr::V4(Ipv4Addr::LOCALHOST), administer: true, body_bytes_max: 0 }
+    }
 }
 
 /// What a log line looks like.

@@ -181,6 +181,7 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
         ("serve", &draft.serve.head),
         ("admin", &draft.admin.head),
         ("metrics", &draft.metrics.head),
+        ("http", &draft.http.head),
         ("log", &draft.log.head),
         ("ingest", &draft.ingest.head),
         ("booking", &draft.booking.head),

@@ -9,8 +9,8 @@ use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::{
-    AdminConfig, BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig, PolicyConfig,
-    RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
+    PolicyConfig, RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
@@ -108,6 +108,7 @@ pub(super) struct Draft {
     pub(super) serve: Entry<ServeConfig>,
     pub(super) admin: Entry<AdminConfig>,
     pub(super) metrics: Entry<MetricsConfig>,
+    pub(super) http: Entry<HttpConfig>,
     pub(super) log: Entry<LogConfig>,
     pub(super) ingest: Entry<IngestConfig>,
     pub(super) booking: Entry<BookingConfig>,
@@ -137,6 +138,7 @@ impl Draft {
             serve: preset(&fields::SERVE),
             admin: preset(&fields::ADMIN),
             metrics: preset(&fields::METRICS),
+            http: preset(&fields::HTTP),
             log: preset(&fields::LOG),
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
@@ -154,7 +156,7 @@ impl Draft {
 }
 
 /// Every table's name, and which fields it has.
-fn sections() -> [(&'static str, Vec<&'static str>); 14] {
+fn sections() -> [(&'static str, Vec<&'static str>); 15] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -162,6 +164,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 14] {
         of(&fields::SERVE),
         of(&fields::ADMIN),
         of(&fields::METRICS),
+        of(&fields::HTTP),
         of(&fields::LOG),
         of(&fields::INGEST),
         of(&fields::BOOKING),
@@ -233,6 +236,7 @@ impl Walk<'_> {
                 "serve" => self.single(&fields::SERVE, item, place, &mut draft.serve),
                 "admin" => self.single(&fields::ADMIN, item, place, &mut draft.admin),
                 "metrics" => self.single(&fields::METRICS, item, place, &mut draft.metrics),
+                "http" => self.single(&fields::HTTP, item, place, &mut draft.http),
                 "log" => self.single(&fields::LOG, item, place, &mut draft.log),
                 "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),
                 "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),

@@ -21,8 +21,8 @@ use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, JournalCounter, LaneCounter, Latency,
-    LoadReportCounter, PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, HttpCounter, JournalCounter, LaneCounter,
+    Latency, LoadReportCounter, PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
 };
 use crate::serve::{Lanes, WaitingRoom};
 use crate::shadow::ShadowTally;
@@ -58,6 +58,7 @@ pub(super) struct Sources {
     pub(super) room: Arc<WaitingRoom>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) doctor: Doctor,
+    pub(super) http: Arc<CounterSet<HttpCounter>>,
 }
 
 impl Sources {
@@ -82,6 +83,7 @@ impl Sources {
             room: Arc::clone(&shared.room),
             lanes: Arc::clone(&shared.lanes),
             doctor: Doctor::default(),
+            http: Arc::default(),
         }
     }
 
@@ -246,6 +248,11 @@ impl Gatherer {
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.recording.counters.get(*counter), None)?;
         }
+        for counter in HttpCounter::ALL {
+            let name = format!("kvrouted_{}", counter.name());
+            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.http.get(*counter), None)?;
+        }
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
             (
@@ -364,6 +371,7 @@ mod tests {
             lanes: Arc::new(Lanes::new(1, 0)),
             room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
             doctor: Doctor::default(),
+            http: Arc::default(),
         };
         let page = render(&Arc::new(sources)).unwrap();
         // Families are there without samples too.

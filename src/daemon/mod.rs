@@ -10,6 +10,7 @@ mod discover;
 mod doctor;
 mod evidence;
 mod exposition;
+mod http;
 mod muster;
 mod pair;
 mod predicting;
@@ -44,13 +45,14 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, IoChoice, MetricsPage,
-    choose_engine,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, HttpPort, HttpThread,
+    IoChoice, MetricsPage, choose_engine,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
 use discover::Discovery;
 use exposition::{CoreMetrics, Sources};
+use http::Http;
 use muster::Muster;
 use predicting::PredictorThread;
 pub use reload::ReadConfig;
@@ -79,30 +81,30 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     // The one call that sees every processor: a pinned thread sees only its own.
     let cpus = core_affinity::get_core_ids().unwrap_or_default();
     let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
-
     // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
     // of the start, and then drains it.
     let mut signals = Signals::listen()?;
-    // Everything that can be refused is bound before any thread runs.
-    let (routing, admin, admissions) = bind(config)?;
+    let Doors { routing, admin, admissions, scrapes, http } = Doors::bind(config).await?;
     let snapshots = Snapshots::open(config)?;
-    let scrapes = MetricsPage::bind(config.metrics.port).await?;
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
-    let shared = Shared::new(config, core_count, started, &fleet, indexes, &predicting, &loads);
+    // The HTTP port decides and counts as one core more.
+    let deciding = core_count + usize::from(http.is_some());
+    let shared = Shared::new(config, deciding, started, &fleet, indexes, &predicting, &loads);
     let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
     let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &streams)?;
     let heard: Arc<CounterSet<LoadReportCounter>> = Arc::default();
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&heard), shared.clock())?);
-    let threads = Threads { predictor, keeper, journal, listener: Arc::clone(&listener) };
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
-    let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
-    let cores = start_cores(config, engine, &cpus, &shared, &metrics)?;
+    let metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
+    let cores = start_cores(config, engine, &cpus, &shared, &metrics[..core_count])?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
     let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
-    let muster = Muster::new(config, (records, places), snapshots.clone(), listener, &sources);
+    let muster = Muster::new(config, (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
     let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
+    let mut http = Http::start(config, http, (&shared, core_count), &sources, &streams)?;
+    let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take() };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -126,29 +128,39 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         ended = watch_threads(&handles, &streams, &threads) => Err(ended),
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
+        () = http.obey(&roster) => Err("administration by HTTP"),
         () = metrics_page(scrapes, &sources) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
         () = tend(&shared) => Err("the queue"),
         () = doctor::watch(&sources, &roster) => Err("diagnosis"),
         ended = discover::run(discovery) => Err(ended),
     };
-    let deadline = Instant::now() + Duration::from_millis(config.serve.drain_ms_max);
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
-    // The routing socket goes first, so that nobody connects to a daemon that is leaving.
-    drop(acceptor);
-    // What holds on to the ingest threads goes too.
-    drop(admin);
-    end(cores, streams, threads, &snapshots, deadline);
+    // The routing socket goes first: nobody connects to a daemon that leaves. So does what holds on to the ingest threads.
+    drop((acceptor, admin));
+    http.drain();
+    end(cores, streams, threads, &snapshots, Instant::now() + Duration::from_millis(config.serve.drain_ms_max));
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
 }
 
-/// The socket for gateways and the one for administration, and who may connect to them.
-fn bind(config: &Config) -> Result<(BoundSocket, BoundSocket, Admissions)> {
-    let admissions = Admissions::resolve(config)?;
-    let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
-    let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
-    Ok((routing, admin, admissions))
+/// Where the daemon is reached, and by whom. Everything that can be refused is bound before any thread runs.
+struct Doors {
+    routing: BoundSocket,
+    admin: BoundSocket,
+    admissions: Admissions,
+    scrapes: Option<MetricsPage>,
+    http: Option<HttpPort>,
+}
+
+impl Doors {
+    async fn bind(config: &Config) -> Result<Self> {
+        let admissions = Admissions::resolve(config)?;
+        let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
+        let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
+        let scrapes = MetricsPage::bind(config.metrics.port).await?;
+        Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(config.http)? })
+    }
 }
 
 const fn io_choice(io: IoEngine) -> IoChoice {
@@ -199,7 +211,7 @@ async fn watch_threads(cores: &[CoreHandle], streams: &Streams, threads: &Thread
 fn announce(config: &Config, engine: Engine, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
-        metrics_port = config.metrics.port, engine = engine.name(), cores, shards,
+        metrics_port = config.metrics.port, http_port = config.http.port, engine = engine.name(), cores, shards,
         spaces = config.spaces.len(), workers = config.workers.len(), "serving"
     );
     if config.workers.is_empty() && config.servers.is_empty() && config.discovery.path.is_none() {
@@ -357,7 +369,7 @@ async fn tend(shared: &Shared) {
 fn end(
     cores: Vec<Core>,
     streams: Arc<Streams>,
-    Threads { predictor, keeper, journal, listener }: Threads,
+    Threads { predictor, keeper, journal, listener, http }: Threads,
     snapshots: &Snapshots,
     deadline: Instant,
 ) {
@@ -366,6 +378,8 @@ fn end(
     }
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
+    // It has told those who ask that the daemon drains.
+    ended.extend(http.map(HttpThread::stop));
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // Nobody else has them any more; if somebody had, they would end with the process.
     let streams = Arc::into_inner(streams).unwrap_or_default();
@@ -393,7 +407,7 @@ mod tests {
         let core = cores.pop().unwrap();
         let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
         let listener = Arc::new(LoadListener::start(loads, Arc::default(), shared.clock()).unwrap());
-        let threads = Threads { predictor: None, keeper: None, journal, listener };
+        let threads = Threads { predictor: None, keeper: None, journal, listener, http: None };
         let (handles, streams) = ([core.handle()], Streams::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {

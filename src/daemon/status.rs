@@ -19,8 +19,8 @@ use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, JournalCounter, LaneCounter, LoadReportCounter, PredictorCounter,
-    QueueCounter, RouteCounter, SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, HttpCounter, JournalCounter, LaneCounter, LoadReportCounter,
+    PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter, WorkerCounter,
 };
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
@@ -197,6 +197,7 @@ impl Administration {
         let tally = self.sources.recording.shadowing.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);
         let shadow = tally.counts().map(|(name, _, count)| (name.to_owned(), count)).into_iter().chain([regret]);
+        let http = HttpCounter::ALL.iter().map(|counter| (counter.name().to_owned(), self.sources.http.get(*counter)));
         let snapshots = &self.sources.snapshots;
         let kept = SnapshotCounter::ALL.iter();
         let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
@@ -211,6 +212,7 @@ impl Administration {
             .chain(shadow)
             .chain(kept)
             .chain(refused)
+            .chain(http)
             .collect()
     }
 }

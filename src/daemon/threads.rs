@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::predicting::PredictorThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
+use crate::serve::HttpThread;
 use crate::snapshot::Keeper;
 
 /// Which of them run.
@@ -14,6 +15,7 @@ pub(super) struct Threads {
     pub(super) journal: WriterThread,
     /// Whoever takes workers in tells it whom to listen to.
     pub(super) listener: Arc<LoadListener>,
+    pub(super) http: Option<HttpThread>,
 }
 
 impl Threads {
@@ -27,6 +29,9 @@ impl Threads {
         }
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");
+        }
+        if !self.http.as_ref().is_none_or(HttpThread::is_running) {
+            return Some("the HTTP port");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Acceptor (control thread) ─ mailbox ─▶ Core thread ─ Stream (io_uring | epoll) ─▶ Connection ─▶ RoutingResponder ─▶ Service
+//! HttpPort (its own thread) ─ JSON ─ frames in memory ───────────────────────────────────────▶ RoutingResponder ─▶ Service
 //! AdminServer (control thread) ───────────────────────── Stream (epoll) ──────────▶ Connection ─▶ AdminResponder ──▶ AdminService
 //! ```
 //!
@@ -31,6 +32,7 @@ mod core;
 mod engine;
 mod epoll;
 mod frames;
+mod http;
 mod lane;
 mod log_quota;
 mod mailbox;
@@ -53,6 +55,7 @@ pub use admin::{AdminResponder, AdminServer, AdminService};
 pub use admission::{Admission, Admissions};
 pub use connection::{Carried, Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreOptions};
+pub use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerOrder};
 pub use lane::{Handed, Lanes};
 pub(crate) use log_quota::LogQuota;
 pub use mailbox::CoreHandle;

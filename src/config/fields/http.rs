@@ -1,0 +1,53 @@
+//! The table of the HTTP port.
+
+use super::field;
+use crate::config::HttpConfig;
+use crate::config::field::{Fault, Kind, Preset, Reload, Section};
+use crate::limits;
+
+use Kind::{Flag, Integer, Parsed};
+use Preset::{Absent, Value};
+
+pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
+    name: "http",
+    reload: Reload::Never,
+    repeated: false,
+    doc: "A port with the HTTP endpoints of Dynamo's standalone indexer and selection service, and /metrics. It asks for\n\
+          # no credentials.",
+    fields: &[
+        field(
+            "port",
+            "TCP port",
+            Value("0"),
+            Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
+            "Where it is served, by a thread of its own. 0: nowhere.",
+        ),
+        field(
+            "listen",
+            "",
+            Value("127.0.0.1"),
+            Parsed {
+                what: "an IP address in quotes, such as \"127.0.0.1\"",
+                set: |c, text| {
+                    c.listen = text.parse().map_err(|_| Fault::new(format!("`{text}` is no IP address")))?;
+                    Ok(())
+                },
+            },
+            "The address it is bound to. On another than the loopback interface whoever reaches it may route and book.",
+        ),
+        field(
+            "administer",
+            "",
+            Absent("true"),
+            Flag { set: |c, v| c.administer = v },
+            "Whether workers may be registered and removed by it. Absent: on the loopback interface; else it must be said.",
+        ),
+        field(
+            "body_bytes_max",
+            "bytes",
+            Value("8388608"),
+            Integer { min: 4096, max: limits::HTTP_BODY_BYTES_CEILING, set: |c, v| c.body_bytes_max = v },
+            "Largest request body answered; a token takes some 7 bytes of JSON.",
+        ),
+    ],
+};

@@ -1,0 +1,177 @@
+//! The HTTP port as a part of the daemon: its gateway's half of a core, and the way from it to the control thread.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::{mpsc, oneshot};
+
+use super::core_seed;
+use super::exposition::{self, CoreMetrics, Sources};
+use super::roster::Roster;
+use super::service::{CoreService, Shared};
+use super::streams::Streams;
+use crate::config::{Config, SpaceConfig};
+use crate::discovery::Source;
+use crate::error::{Error, Kind, Result};
+use crate::fleet::{Fleet, FleetTable, WorkerRecord};
+use crate::ids::{GroupId, SpaceId, Tier};
+use crate::index::StoreBlocks;
+use crate::ingest::DumpPart;
+use crate::limits::HTTP_CHANGES_WAITING_MAX;
+use crate::route::PolicyTable;
+use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WaitingRoom, WorkerOrder};
+use crate::wire::{WorkerChange, WorkerOp};
+
+/// Changes that belong together, and where to say what came of them.
+type Ordered = (Vec<WorkerOrder>, oneshot::Sender<Result<()>>);
+
+/// The HTTP port, where there is one, from the control thread's side.
+pub(super) struct Http {
+    pub(super) thread: Option<HttpThread>,
+    orders: mpsc::Receiver<Ordered>,
+    is_draining: Arc<AtomicBool>,
+}
+
+impl Http {
+    /// Serves a port that is bound. `cores` are the serving cores, behind which it counts as one more.
+    pub(super) fn start(
+        config: &Config,
+        port: Option<HttpPort>,
+        (shared, cores): (&Shared, usize),
+        sources: &Arc<Sources>,
+        streams: &Arc<Streams>,
+    ) -> Result<Self> {
+        let (send, orders) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
+        let is_draining = Arc::<AtomicBool>::default();
+        let start = |port: HttpPort| {
+            let metrics = sources.cores.get(cores).map_or_else(Arc::<CoreMetrics>::default, Arc::clone);
+            let counted = HttpMetrics { http: Arc::clone(&sources.http), core: Arc::clone(&metrics.counters) };
+            let backend = Backend {
+                fleet: Arc::clone(&shared.fleet),
+                policies: Arc::clone(&shared.policies),
+                room: Arc::clone(&shared.room),
+                spaces: config.spaces.clone(),
+                sources: Arc::clone(sources),
+                // Not the streams themselves: a dump that is under way must not keep them from ending.
+                streams: Arc::downgrade(streams),
+                orders: send,
+                is_draining: Arc::clone(&is_draining),
+            };
+            let service = CoreService::new(shared.clone(), metrics, cores, core_seed(config, cores));
+            port.start(service, cores, counted, Arc::new(backend))
+        };
+        let thread = port.map(start).transpose()?;
+        Ok(Self { thread, orders, is_draining })
+    }
+
+    /// Does what HTTP clients order, for ever.
+    pub(super) async fn obey(&mut self, roster: &Roster) {
+        while let Some((orders, done)) = self.orders.recv().await {
+            // Whoever ordered it may have gone; it is done all the same.
+            let _ = done.send(obey(roster, &orders));
+        }
+        std::future::pending().await
+    }
+
+    /// Refuses what would begin something from now on. Who waits for an order to be done is told, too.
+    pub(super) fn drain(self) {
+        // Relaxed: nothing else hangs on it.
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does all of the orders. If one cannot be done, requests name whom they named before.
+fn obey(roster: &Roster, orders: &[WorkerOrder]) -> Result<()> {
+    let before = roster.directory().said_by(&Source::Admin);
+    for order in orders {
+        let change = match order {
+            WorkerOrder::Add(fields) => WorkerChange { op: WorkerOp::Add, worker: None, fields },
+            WorkerOrder::Remove(worker) => WorkerChange { op: WorkerOp::Remove, worker: Some(*worker), fields: &[] },
+        };
+        if let Err(error) = roster.change(&change) {
+            roster.say(Source::Admin, before);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// What the thread of the HTTP port sees of the daemon.
+struct Backend {
+    fleet: Arc<Fleet>,
+    policies: Arc<ArcSwap<PolicyTable>>,
+    room: Arc<WaitingRoom>,
+    spaces: Vec<SpaceConfig>,
+    sources: Arc<Sources>,
+    streams: Weak<Streams>,
+    orders: mpsc::Sender<Ordered>,
+    is_draining: Arc<AtomicBool>,
+}
+
+impl HttpBackend for Backend {
+    fn is_draining(&self) -> bool {
+        // Relaxed: nothing else hangs on it.
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    fn fleet(&self) -> Guard<Arc<FleetTable>> {
+        self.fleet.load()
+    }
+
+    fn spaces(&self) -> &[SpaceConfig] {
+        &self.spaces
+    }
+
+    fn tracks_prefill(&self, space: SpaceId) -> bool {
+        self.policies.load().of(space).track_prefill_tokens
+    }
+
+    fn waiting(&self, space: SpaceId) -> (usize, u64) {
+        self.room.waiting_of(space)
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        exposition::render(&self.sources)
+    }
+
+    fn change(&self, orders: Vec<WorkerOrder>) -> Result<oneshot::Receiver<Result<()>>> {
+        let (done, outcome) = oneshot::channel();
+        self.orders.try_send((orders, done)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                Error::new(Kind::Overloaded, "too many changes of workers wait", "ask again later")
+            }
+            mpsc::error::TrySendError::Closed(_) => {
+                Error::new(Kind::Draining, "the daemon drains", "ask another, or this one once it has restarted")
+            }
+        })?;
+        Ok(outcome)
+    }
+
+    fn dump(&self, record: &WorkerRecord, each: &mut dyn FnMut(&StoreBlocks<'_>) -> bool) -> Result<(), &'static str> {
+        let streams = self.streams.upgrade().ok_or("draining")?;
+        let parts = streams.dump(record.shard, record.worker).map_err(|error| error.kind().name())?;
+        drop(streams);
+        loop {
+            match parts.recv().map_err(|_| "broken_off")? {
+                // A tier holds what all of its groups have, which one group's stores do not tell.
+                DumpPart::Begin(begin) if has_several_groups(&begin.groups) => return Err("several_kv_groups"),
+                DumpPart::Begin(_) => {}
+                DumpPart::Chunk(chunk) => {
+                    for store in (0..chunk.stores()).filter_map(|number| chunk.store(number)) {
+                        if !each(&store) {
+                            return Err("not_read");
+                        }
+                    }
+                }
+                DumpPart::End(_) => return Ok(()),
+                DumpPart::Aborted(reason) => return Err(reason.name()),
+            }
+        }
+    }
+}
+
+fn has_several_groups(groups: &[(Tier, GroupId)]) -> bool {
+    Tier::ALL.iter().any(|tier| groups.iter().filter(|(of, _)| of == tier).count() > 1)
+}

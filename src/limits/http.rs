@@ -1,0 +1,56 @@
+//! Bounds of the HTTP port. Whoever may connect to it is not known, so all of them hold before anything is allocated.
+
+use super::{FRAME_BODY_BYTES_CEILING, METRICS_CONNECTIONS_MAX, PROMPT_TOKENS_MAX, WORKERS_MAX};
+
+/// Open connections to the HTTP port; more wait in the kernel.
+pub const HTTP_CONNECTIONS_MAX: usize = 256;
+/// How long a connection may take to send the head of a request, milliseconds; also how long it may be idle between two.
+pub const HTTP_HEAD_MS_MAX: u64 = 30_000;
+/// How long a request's body may take from its first byte to its last, milliseconds.
+pub const HTTP_BODY_MS_MAX: u64 = 30_000;
+/// How long a reader may take nothing of a response before its connection is closed, milliseconds.
+pub const HTTP_WRITE_STALL_MS_MAX: u64 = 10_000;
+/// Headers of one request.
+pub const HTTP_HEADERS_MAX: usize = 64;
+/// Bytes of a request's head; what came with them in one read may come on top.
+pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
+/// Largest body answered, unless configured otherwise; a token takes some 7 bytes of JSON.
+pub const HTTP_BODY_BYTES_MAX_DEFAULT: u64 = 8 << 20;
+/// Largest body that may be configured.
+pub const HTTP_BODY_BYTES_CEILING: u64 = 128 << 20;
+/// Bytes of all bodies that are being received; who comes beyond waits.
+pub const HTTP_BODIES_BYTES_MAX: u64 = 256 << 20;
+/// Nesting of the JSON in a body; what is meant needs six.
+pub const HTTP_JSON_DEPTH_MAX: usize = 32;
+/// Selections that wait for somebody to book them.
+pub const HTTP_SELECTIONS_MAX: usize = 4096;
+/// Memory of their prompts, bytes.
+pub const HTTP_SELECTIONS_BYTES_MAX: usize = 256 << 20;
+/// How long one waits, milliseconds.
+pub const HTTP_SELECTION_MS_MAX: u64 = 120_000;
+/// Workers about which it is remembered what only HTTP clients want to know.
+pub const HTTP_RECORDS_MAX: usize = WORKERS_MAX;
+/// Data-parallel ranks that one request may register.
+pub const HTTP_RANKS_MAX: u32 = 256;
+/// Requests to change workers that may wait for the control thread.
+pub const HTTP_CHANGES_WAITING_MAX: usize = 64;
+/// How long a change of workers is waited for until the fleet shows it, milliseconds.
+pub const HTTP_SETTLE_MS_MAX: u64 = 5_000;
+/// How long to rest before the fleet is looked at again, milliseconds.
+pub const HTTP_SETTLE_REST_MS: u64 = 2;
+/// Dumps of the index that may be under way.
+pub const HTTP_DUMPS_MAX: usize = 1;
+/// Bytes of a dump that are gathered before they are sent.
+pub const HTTP_DUMP_CHUNK_BYTES: usize = 64 << 10;
+/// Such pieces that may wait for whoever reads them.
+pub const HTTP_DUMP_CHUNKS_MAX: usize = 16;
+/// How long a stop waits for the responses under way once everybody else has ended, milliseconds.
+pub const HTTP_END_MS_MAX: u64 = 500;
+
+const _: () = assert!(HTTP_CONNECTIONS_MAX >= METRICS_CONNECTIONS_MAX);
+const _: () = assert!(HTTP_BODY_BYTES_MAX_DEFAULT <= HTTP_BODY_BYTES_CEILING);
+const _: () =
+    assert!(HTTP_BODY_BYTES_CEILING <= HTTP_BODIES_BYTES_MAX, "one body alone is never refused for the others");
+// A body of the largest size makes a prompt that the protocol between core and gateway can carry, or is refused by it.
+const _: () = assert!(PROMPT_TOKENS_MAX * 4 < FRAME_BODY_BYTES_CEILING as usize);
+const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);

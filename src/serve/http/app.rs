@@ -1,0 +1,138 @@
+//! What the handlers of requests share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::Guard;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::body::Bodies;
+use super::desk::Desk;
+use super::fields::PromptFields;
+use super::orders::WorkerOrder;
+use super::records::Records;
+use super::refusal::Refusal;
+use super::selections::{Forgotten, Selections};
+use super::space;
+use crate::config::SpaceConfig;
+use crate::error::{Error, Kind, Result};
+use crate::fleet::{FleetTable, WorkerRecord};
+use crate::ids::{Scheme, SpaceId};
+use crate::index::StoreBlocks;
+use crate::limits::HTTP_DUMPS_MAX;
+use crate::metrics::{CounterSet, HttpCounter};
+
+/// The daemon behind an HTTP port, beside what a [`Service`](crate::serve::Service) answers.
+pub trait HttpBackend: Send + Sync + 'static {
+    /// Whether it takes no more requests.
+    fn is_draining(&self) -> bool;
+
+    /// The current fleet table.
+    fn fleet(&self) -> Guard<Arc<FleetTable>>;
+
+    /// The spaces as they are configured, by [`SpaceId`].
+    fn spaces(&self) -> &[SpaceConfig];
+
+    /// Whether the prefill term counts in a space.
+    fn tracks_prefill(&self, space: SpaceId) -> bool;
+
+    /// How many requests of a space wait for a worker, and the tokens of their prompts.
+    fn waiting(&self, space: SpaceId) -> (usize, u64);
+
+    /// Every metric, as text.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    fn metrics(&self) -> Result<String, fmt::Error>;
+
+    /// Has workers changed as administration would: all of the orders, or none. The receiver is told what came of it.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if too many changes wait, [`Kind::Draining`].
+    fn change(&self, orders: Vec<WorkerOrder>) -> Result<oneshot::Receiver<Result<()>>>;
+
+    /// Gives out every block of a worker, a parent before its children, until `each` answers that nobody wants more.
+    /// Blocks the calling thread.
+    ///
+    /// # Errors
+    /// Why there is nothing, or not all of it, by name.
+    fn dump(&self, worker: &WorkerRecord, each: &mut dyn FnMut(&StoreBlocks<'_>) -> bool) -> Result<(), &'static str>;
+}
+
+/// The state of one HTTP port.
+pub(super) struct App {
+    pub(super) desk: Desk,
+    pub(super) backend: Arc<dyn HttpBackend>,
+    pub(super) bodies: Bodies,
+    pub(super) records: Mutex<Records>,
+    pub(super) selections: Mutex<Selections>,
+    /// Held while workers are changed: what is looked at before holds until it is done.
+    pub(super) changing: tokio::sync::Mutex<()>,
+    pub(super) dumps: Arc<Semaphore>,
+    pub(super) counters: Arc<CounterSet<HttpCounter>>,
+    may_administer: bool,
+    started: Instant,
+}
+
+impl App {
+    pub(super) fn new(
+        desk: Desk,
+        backend: Arc<dyn HttpBackend>,
+        counters: Arc<CounterSet<HttpCounter>>,
+        (body_bytes_max, may_administer): (u64, bool),
+    ) -> Self {
+        Self {
+            desk,
+            backend,
+            bodies: Bodies::new(body_bytes_max, Arc::clone(&counters)),
+            records: Mutex::default(),
+            selections: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
+            counters,
+            may_administer,
+            started: Instant::now(),
+        }
+    }
+
+    /// Milliseconds of this port's clock.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Refuses what begins something while the daemon ends.
+    pub(super) fn serving(&self) -> Result<()> {
+        if self.backend.is_draining() {
+            return Err(Error::new(
+                Kind::Draining,
+                "the daemon drains",
+                "ask another, or this one once it has restarted",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses a change of workers where that is not allowed here.
+    pub(super) fn administering(&self) -> Result<()> {
+        if self.may_administer {
+            return self.serving();
+        }
+        self.counters.bump(HttpCounter::AdministrationRefused);
+        let remedy = "set administer = true under [http], or use `kvrouted worker` on the daemon's host";
+        Err(Error::new(Kind::NotPermitted, "this HTTP port changes no workers: http.administer is false", remedy))
+    }
+
+    /// The space of a request that wants a worker, and how its prompts are cut.
+    pub(super) fn space_of(&self, fields: &PromptFields) -> Result<(SpaceId, Scheme), Refusal> {
+        let fleet = self.backend.fleet();
+        let space = space::to_select(&fleet, &fields.model_name, &fields.routing_group)?;
+        Ok((space.id, space::scheme_of(space, self.records.lock().block_size_of(space.id))))
+    }
+
+    pub(super) fn count_forgotten(&self, forgotten: Forgotten) {
+        self.counters.add(HttpCounter::SelectionsEvicted, forgotten.evicted);
+        self.counters.add(HttpCounter::SelectionsExpired, forgotten.expired);
+    }
+}

@@ -1,0 +1,209 @@
+//! `/dump`: every block of every worker as the events that would store them, in the shape that Dynamo's indexers take
+//! from each other. It is written while it is read, so that it never takes more than a few pieces of memory.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::body::Frame;
+use rustc_hash::FxHashMap;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::app::App;
+use super::refusal::Refusal;
+use super::space;
+use crate::error::{Error, Kind};
+use crate::fleet::WorkerRecord;
+use crate::ids::Tier;
+use crate::index::StoreBlocks;
+use crate::limits::{HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX};
+use crate::metrics::HttpCounter;
+
+/// Begins a dump; one at a time.
+pub(super) async fn dump(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+    app.serving()?;
+    let Ok(place) = Arc::clone(&app.dumps).try_acquire_owned() else {
+        app.counters.bump(HttpCounter::DumpsRefused);
+        return Err(Error::new(Kind::Overloaded, "a dump is under way", "ask again once it is over").into());
+    };
+    app.counters.bump(HttpCounter::Dumps);
+    let (send, pieces) = mpsc::channel(HTTP_DUMP_CHUNKS_MAX);
+    let writing =
+        Writing { app, pieces: send, out: Vec::new(), is_read: true, is_whole: true, events: 0, _place: place };
+    // The index hands its blocks over as fast as they are taken, and not to a task.
+    drop(tokio::task::spawn_blocking(move || writing.run()));
+    Ok(([(header::CONTENT_TYPE, "application/json")], Body::new(Pieces(pieces))).into_response())
+}
+
+/// What has been written of a dump and not been read.
+struct Pieces(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}
+
+struct Writing {
+    app: Arc<App>,
+    pieces: mpsc::Sender<Bytes>,
+    out: Vec<u8>,
+    /// Whether somebody still reads it.
+    is_read: bool,
+    /// Whether nothing was left out.
+    is_whole: bool,
+    events: u64,
+    _place: OwnedSemaphorePermit,
+}
+
+/// The workers of one model and routing group.
+#[derive(Default)]
+struct Partition {
+    block_size: Option<u32>,
+    workers: Vec<WorkerRecord>,
+}
+
+/// What is left out of a dump: a worker's blocks, or some of them.
+struct LeftOut {
+    worker_id: u64,
+    dp_rank: u32,
+    reason: &'static str,
+}
+
+impl Writing {
+    fn run(mut self) {
+        let mut is_first = true;
+        self.out.push(b'{');
+        for (name, partition) in self.partitions() {
+            if !std::mem::take(&mut is_first) {
+                self.out.push(b',');
+            }
+            self.partition(&name, &partition);
+        }
+        self.out.extend_from_slice(b"}");
+        self.flush();
+        if !self.is_read || !self.is_whole {
+            self.app.counters.bump(HttpCounter::DumpsIncomplete);
+        }
+    }
+
+    /// Pools of one model and routing group are told together: their workers differ.
+    fn partitions(&self) -> BTreeMap<String, Partition> {
+        let fleet = self.app.backend.fleet();
+        let mut partitions: BTreeMap<String, Partition> = BTreeMap::new();
+        for space in &fleet.spaces {
+            let workers: Vec<_> = fleet.workers_of(space.id).cloned().collect();
+            if workers.is_empty() {
+                continue;
+            }
+            let partition = partitions.entry(format!("{}:{}", space.model, space::group_of(space))).or_default();
+            let registered = self.app.records.lock().block_size_of(space.id);
+            let known = space.scheme.get().map(|scheme| scheme.block_size).or(registered);
+            partition.block_size = partition.block_size.or(known);
+            partition.workers.extend(workers);
+        }
+        partitions
+    }
+
+    fn partition(&mut self, name: &str, partition: &Partition) {
+        self.text(name);
+        let block_size = partition.block_size.unwrap_or(0);
+        self.write(format_args!(":{{\"block_size\":{block_size},\"events\":["));
+        self.events = 0;
+        let mut left_out = Vec::new();
+        for record in &partition.workers {
+            let (worker_id, dp_rank) = (record.worker.id.0, record.worker.rank.0);
+            left_out.extend(self.worker(record).map(|reason| LeftOut { worker_id, dp_rank, reason }));
+        }
+        self.out.extend_from_slice(b"],\"left_out\":[");
+        for (at, LeftOut { worker_id, dp_rank, reason }) in left_out.iter().enumerate() {
+            self.is_whole = false;
+            let comma = if at > 0 { "," } else { "" };
+            self.write(format_args!(
+                "{comma}{{\"worker_id\":{worker_id},\"dp_rank\":{dp_rank},\"reason\":\"{reason}\"}}"
+            ));
+        }
+        self.out.extend_from_slice(b"]}");
+    }
+
+    /// Writes a worker's blocks. Why not all, if so.
+    fn worker(&mut self, record: &WorkerRecord) -> Option<&'static str> {
+        if record.events.is_none() || !self.is_read {
+            return None;
+        }
+        let app = Arc::clone(&self.app);
+        // What has been told of it, in which tiers.
+        let mut told: FxHashMap<u64, u8> = FxHashMap::default();
+        let mut has_dormant = false;
+        let dumped = app.backend.dump(record, &mut |store| {
+            let bit = 1_u8 << store.tier.index();
+            let is_news = store.hashes.iter().any(|hash| told.get(&hash.0).is_none_or(|tiers| tiers & bit == 0));
+            if store.parent.is_some_and(|parent| !told.contains_key(&parent.0)) {
+                // It counts for nothing here, and there it could not be stored.
+                has_dormant = true;
+            } else if is_news {
+                store.hashes.iter().for_each(|hash| *told.entry(hash.0).or_default() |= bit);
+                self.event(record, store);
+            }
+            self.is_read
+        });
+        match dumped {
+            Err(reason) => Some(reason),
+            Ok(()) => has_dormant.then_some("blocks_without_parent"),
+        }
+    }
+
+    fn event(&mut self, record: &WorkerRecord, store: &StoreBlocks<'_>) {
+        let (worker_id, dp_rank, event_id) = (record.worker.id.0, record.worker.rank.0, self.events);
+        let comma = if event_id > 0 { "," } else { "" };
+        let tier = match store.tier {
+            Tier::Device => "device",
+            Tier::Host => "host_pinned",
+            Tier::Disk => "disk",
+            Tier::External => "external",
+        };
+        self.write(format_args!(
+            "{comma}{{\"worker_id\":{worker_id},\"storage_tier\":\"{tier}\",\"event\":{{\"event_id\":{event_id},\
+             \"data\":{{\"stored\":{{\"parent_hash\":"
+        ));
+        match store.parent {
+            Some(parent) => self.write(format_args!("{}", parent.0)),
+            None => self.out.extend_from_slice(b"null"),
+        }
+        self.out.extend_from_slice(b",\"start_position\":null,\"blocks\":[");
+        for (at, (hash, local)) in store.hashes.iter().zip(store.locals).enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let (hash, local) = (hash.0, local.0);
+            self.write(format_args!("{comma}{{\"block_hash\":{hash},\"tokens_hash\":{local},\"mm_extra_info\":null}}"));
+        }
+        self.write(format_args!("]}}}},\"dp_rank\":{dp_rank}}}}}"));
+        self.events += 1;
+        if self.out.len() >= HTTP_DUMP_CHUNK_BYTES {
+            self.flush();
+        }
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to memory does not fail.
+        let _ = self.out.write_fmt(text);
+    }
+
+    fn text(&mut self, text: &str) {
+        let _ = serde_json::to_writer(&mut self.out, text);
+    }
+
+    fn flush(&mut self) {
+        let piece = std::mem::take(&mut self.out);
+        self.is_read = self.is_read && self.pieces.blocking_send(piece.into()).is_ok();
+    }
+}

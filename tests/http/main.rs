@@ -1,0 +1,11 @@
+//! The HTTP port of a daemon that runs: what clients of Dynamo's standalone indexer and selection service ask of it, in
+//! their words, and what they get.
+
+#[path = "../process/mod.rs"]
+mod process;
+
+mod client;
+mod indexer;
+mod limits;
+mod selection;
+mod workers;

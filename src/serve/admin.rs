@@ -23,7 +23,7 @@ use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::{CorrelationId, Worker};
-use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, FRAME_BODY_BYTES_MAX_DEFAULT, WORKERS_PAGE_MAX};
+use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::wire::{
     FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, StatusPage, WorkerChange,
@@ -85,7 +85,7 @@ impl AdminResponder {
             Request::Hello(hello) => {
                 let version = hello.negotiate()?;
                 peer.phase = Phase::Open(None);
-                let facts = hello_facts(version, &self.service.hello(), FRAME_BODY_BYTES_MAX_DEFAULT);
+                let facts = hello_facts(version, &self.service.hello(), ADMIN_FRAME_BODY_BYTES_MAX);
                 self.encoder.hello(id, &facts, &self.service.fleet(), out);
             }
             Request::Status { cursor, limit } => {
@@ -245,7 +245,7 @@ impl AdminServer {
         let (patience, counters) = (self.patience, Arc::clone(&self.counters));
         tokio::task::spawn_local(async move {
             let _counted = counted;
-            let connection = RefCell::new(Connection::new(uid, FRAME_BODY_BYTES_MAX_DEFAULT));
+            let connection = RefCell::new(Connection::new(uid, ADMIN_FRAME_BODY_BYTES_MAX));
             let (owed, outlet) = (connection.borrow().owed(), Outlet::default());
             // A read or write of this engine may be given up.
             let ended = tokio::select! {

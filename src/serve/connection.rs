@@ -6,6 +6,7 @@ use std::rc::Rc;
 use super::frames::{FrameReader, Next};
 use super::lane::Handed;
 use super::overdue::Owed;
+use super::receive_room::ReceiveRoom;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX};
@@ -105,8 +106,15 @@ impl Connection {
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
         let (phase, carried) = (Phase::HelloAwaited, Carried::Socket);
         let peer = Peer { connection: 0, uid, phase, carried, handed: None };
-        let (frames, owed) = (FrameReader::new(body_bytes_max), Rc::default());
+        let (frames, owed) = (FrameReader::new(body_bytes_max, Rc::default()), Rc::default());
         Self { frames, peer, turn: Turn::default(), frames_done: 0, owed }
+    }
+
+    /// The same with a receive buffer that shares `room` with those of others.
+    #[must_use]
+    pub fn within(mut self, room: &Rc<ReceiveRoom>) -> Self {
+        self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(room));
+        self
     }
 
     /// The same as number `connection` of its core.
@@ -185,6 +193,10 @@ impl Connection {
                     responder.refuse(header.correlation_id, &error, out);
                     0
                 }
+                Next::NoRoom(header) => {
+                    responder.refuse(header.correlation_id, &no_room(), out);
+                    0
+                }
                 Next::Incomplete => return Flow::Continue,
                 Next::Untrusted(reason) => return Flow::Close { reason },
             };
@@ -206,6 +218,14 @@ fn oversized(header: &FrameHeader, max: u32) -> Error {
         Kind::Oversized,
         format!("a body of {} bytes, the limit is {max}", header.body_bytes),
         "send a shorter prompt, or send it as local hashes, or raise frame_body_bytes_max in the configuration",
+    )
+}
+
+fn no_room() -> Error {
+    Error::new(
+        Kind::Overloaded,
+        "too many large frames are on their way at once",
+        "ask again, keep fewer large requests in flight, or send prompts as local hashes",
     )
 }
 

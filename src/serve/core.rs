@@ -20,6 +20,7 @@ use super::mailbox::{CoreHandle, Mailbox, Message};
 use super::outlet::{Outlet, Pushed};
 use super::overdue::{Owed, close_overdue};
 use super::probe::Engine;
+use super::receive_room::ReceiveRoom;
 use super::responder::RoutingResponder;
 use super::room::Late;
 use super::service::Service;
@@ -174,6 +175,7 @@ pub(super) struct Shared<T, S: Service> {
     /// Open connections by a number that is never used again.
     pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
+    receive_room: Rc<ReceiveRoom>,
     pub(super) log_quota: LogQuota,
     /// When it looks for work instead of sleeping.
     pub(super) spin: Rc<Spin>,
@@ -215,10 +217,11 @@ async fn run<T: Stream, S: Service + 'static>(
     responder: RefCell<RoutingResponder<S>>,
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
+    let receive_room = Rc::new(ReceiveRoom::new(options.frame_body_bytes_max, Arc::clone(&counters)));
     let spin = Rc::new(Spin::new(options.spin_us_max, Arc::clone(&counters)));
     let next_id = Cell::new(0);
     let core: Rc<Shared<T, S>> =
-        Rc::new(Shared { options, mailbox, counters, responder, open, ended, log_quota, spin, next_id });
+        Rc::new(Shared { options, mailbox, counters, responder, open, ended, receive_room, log_quota, spin, next_id });
     let beside = [
         tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
         tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
@@ -253,11 +256,15 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         self.ended.notify_one();
     }
 
+    fn connection(&self, id: u64, uid: u32) -> Connection {
+        Connection::new(uid, self.options.frame_body_bytes_max).within(&self.receive_room).numbered(id)
+    }
+
     /// Starts the one task that reads, answers and writes a connection.
     fn admit(self: &Rc<Self>, stream: UnixStream, uid: u32) {
         let id = self.take_id();
         self.counters.bump(CoreCounter::Connections);
-        let connection = RefCell::new(Connection::new(uid, self.options.frame_body_bytes_max).numbered(id));
+        let connection = RefCell::new(self.connection(id, uid));
         let owed = connection.borrow().owed();
         let open = OpenConnection { core: Rc::clone(self), id, connection };
         let link = match Carrier::from_std(stream) {

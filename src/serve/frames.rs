@@ -1,7 +1,9 @@
 //! The receive buffer of a connection, and the frames in it.
 
 use std::ops::Range;
+use std::rc::Rc;
 
+use super::receive_room::ReceiveRoom;
 use crate::limits::{
     FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN, RECEIVE_BUFFER_READS_KEPT,
 };
@@ -14,6 +16,8 @@ pub(super) enum Next {
     Frame(FrameHeader, Range<usize>),
     /// The header of a body beyond the bound; the body is skipped as it comes in.
     Oversized(FrameHeader),
+    /// The header of a frame for which there is no room beside those of other connections; the rest of it is skipped.
+    NoRoom(FrameHeader),
     /// Nothing whole: read more.
     Incomplete,
     /// A header that does not say where the next frame starts.
@@ -37,11 +41,21 @@ pub(super) struct FrameReader {
     /// Reads since the buffer was last needed at its size.
     small_reads: u32,
     body_bytes_max: u32,
+    /// What it shares with other connections, and the bytes of it that are taken: the buffer's beyond its minimum.
+    room: Rc<ReceiveRoom>,
+    taken: usize,
+}
+
+impl Drop for FrameReader {
+    fn drop(&mut self) {
+        self.room.give_back(self.taken);
+    }
 }
 
 impl FrameReader {
-    pub(super) fn new(body_bytes_max: u32) -> Self {
-        Self { buffer: Vec::new(), consumed: 0, skip_bytes: 0, wanted: 0, small_reads: 0, body_bytes_max }
+    pub(super) fn new(body_bytes_max: u32, room: Rc<ReceiveRoom>) -> Self {
+        let (consumed, skip_bytes, wanted, small_reads, taken) = (0, 0, 0, 0, 0);
+        Self { buffer: Vec::new(), consumed, skip_bytes, wanted, small_reads, body_bytes_max, room, taken }
     }
 
     /// Bytes of a body at most.
@@ -75,15 +89,40 @@ impl FrameReader {
         } else {
             self.small_reads = self.small_reads.saturating_add(1);
         }
-        if self.buffer.capacity().saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2 {
-            // Twice what arrived, but not beyond the frame: a header alone reserves nothing.
-            let target =
-                self.wanted.min(held * 2).max(held + RECEIVE_BUFFER_BYTES_MIN / 2).max(RECEIVE_BUFFER_BYTES_MIN);
-            self.buffer.reserve_exact(target - held);
+        if self.is_full(held) {
+            self.buffer.reserve_exact(self.target(held) - held);
         } else if held == 0 && self.buffer.capacity() > RECEIVE_BUFFER_BYTES_MIN {
             let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT;
             self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
         }
+        let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
+        self.room.give_back(given_back);
+        self.taken -= given_back;
+    }
+
+    /// Whether the buffer has to grow for the next read, with so many bytes held.
+    fn is_full(&self, held: usize) -> bool {
+        self.buffer.capacity().saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2
+    }
+
+    /// What it grows to then: twice what arrived, but not beyond the frame. A header alone reserves nothing.
+    fn target(&self, held: usize) -> usize {
+        self.wanted.min(held * 2).max(held + RECEIVE_BUFFER_BYTES_MIN / 2).max(RECEIVE_BUFFER_BYTES_MIN)
+    }
+
+    /// Takes room for the next read of a frame of which so much is held; without room for it what is held is dropped.
+    fn make_room(&mut self, held: usize) -> bool {
+        if !self.is_full(held) {
+            return true;
+        }
+        let missing = (self.target(held) - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
+        if !self.room.take(missing) {
+            self.buffer = Vec::new();
+            self.consumed = 0;
+            return false;
+        }
+        self.taken += missing;
+        true
     }
 
     /// The bytes at a range that [`FrameReader::next`] gave.
@@ -112,9 +151,15 @@ impl FrameReader {
             return Next::Oversized(header);
         }
         let frame_bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
-        if self.buffer.len() - self.consumed < frame_bytes {
+        let held = self.buffer.len() - self.consumed;
+        if held < frame_bytes {
             self.wanted = frame_bytes;
-            return Next::Incomplete;
+            if self.make_room(held) {
+                return Next::Incomplete;
+            }
+            self.wanted = 0;
+            self.skip_bytes = (frame_bytes - held) as u64;
+            return Next::NoRoom(header);
         }
         if frame_bytes > RECEIVE_BUFFER_BYTES_MIN {
             self.small_reads = 0;
@@ -155,7 +200,7 @@ mod tests {
             loop {
                 match reader.next() {
                     Next::Frame(header, body) => seen.push((header.correlation_id.0, Some(reader.body(body).to_vec()))),
-                    Next::Oversized(header) => seen.push((header.correlation_id.0, None)),
+                    Next::Oversized(header) | Next::NoRoom(header) => seen.push((header.correlation_id.0, None)),
                     Next::Incomplete => break,
                     Next::Untrusted(fault) => panic!("{fault}"),
                 }
@@ -166,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_oversized_body_is_skipped_without_being_kept() {
-        let mut reader = FrameReader::new(MAX);
+        let mut reader = FrameReader::new(MAX, Rc::default());
         let mut bytes = frame(1, &[1; 8]);
         bytes.extend(frame(2, &vec![2; MAX as usize + 8]));
         bytes.extend(frame(3, &[3; 8]));
@@ -178,11 +223,11 @@ mod tests {
 
     #[test]
     fn a_header_alone_reserves_nothing_and_a_large_frame_is_given_back() {
-        let mut reader = FrameReader::new(MAX);
+        let mut reader = FrameReader::new(MAX, Rc::default());
         let large = frame(1, &vec![7; MAX as usize]);
         assert_eq!(feed(&mut reader, &large[..16], 16), []);
         assert!(reader.take().capacity() <= RECEIVE_BUFFER_BYTES_MIN);
-        let mut reader = FrameReader::new(MAX);
+        let mut reader = FrameReader::new(MAX, Rc::default());
         assert_eq!(feed(&mut reader, &large, 1 << 20).len(), 1);
         let buffer = reader.take();
         assert!(buffer.capacity() <= RECEIVE_BUFFER_BYTES_KEPT);
@@ -195,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_buffer_grows_to_one_frame_at_most() {
-        let mut reader = FrameReader::new(MAX);
+        let mut reader = FrameReader::new(MAX, Rc::default());
         let large = frame(1, &vec![7; MAX as usize]);
         let mut peak = 0;
         for chunk in large.chunks(30_000) {
@@ -205,6 +250,26 @@ mod tests {
         assert!(peak <= large.len() + RECEIVE_BUFFER_BYTES_MIN, "{peak}");
     }
 
+    #[test]
+    fn a_frame_that_finds_no_room_is_skipped_and_the_next_is_taken() {
+        let room = Rc::new(ReceiveRoom::default());
+        let other = usize::MAX - (2 << 20);
+        assert!(room.take(other));
+        let mut reader = FrameReader::new(MAX, Rc::clone(&room));
+        let mut bytes = frame(1, &vec![1; 1 << 20]);
+        bytes.extend(frame(2, &vec![2; MAX as usize]));
+        bytes.extend(frame(3, &[3; 8]));
+        let seen = feed(&mut reader, &bytes, 50_000);
+        assert_eq!(seen, [(1, Some(vec![1; 1 << 20])), (2, None), (3, Some(vec![3; 8]))]);
+        assert_eq!(reader.taken, 0, "nothing is held for it");
+        room.give_back(other);
+        let half = &frame(4, &vec![4; MAX as usize])[..3 << 20];
+        assert_eq!(feed(&mut reader, half, 50_000), []);
+        assert!(reader.taken > 1 << 20 && !room.take(usize::MAX));
+        drop(reader);
+        assert!(room.take(usize::MAX), "whoever goes leaves the room to others");
+    }
+
     proptest! {
         #[test]
         fn frames_come_out_as_they_went_in(
@@ -212,7 +277,7 @@ mod tests {
         ) {
             let bodies: Vec<Vec<u8>> = bodies.into_iter().map(|(len, fill)| vec![fill; len.next_multiple_of(8)]).collect();
             let bytes: Vec<u8> = bodies.iter().zip(0..).flat_map(|(body, id)| frame(id, body)).collect();
-            let mut reader = FrameReader::new(MAX);
+            let mut reader = FrameReader::new(MAX, Rc::default());
             let seen = feed(&mut reader, &bytes, step.max(bytes.len() / 500));
             prop_assert_eq!(seen, bodies.into_iter().zip(0..).map(|(body, id)| (id, Some(body))).collect::<Vec<_>>());
             prop_assert!(!reader.is_mid_frame());
@@ -220,11 +285,11 @@ mod tests {
 
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let mut reader = FrameReader::new(64);
+            let mut reader = FrameReader::new(64, Rc::default());
             let mut buffer = reader.take();
             buffer.extend_from_slice(&bytes);
             reader.give_back(buffer);
-            while let Next::Frame(..) | Next::Oversized(_) = reader.next() {}
+            while let Next::Frame(..) | Next::Oversized(_) | Next::NoRoom(_) = reader.next() {}
         }
     }
 }

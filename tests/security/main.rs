@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `FRAME_BODY_BYTES_CEILING`, `FRAME_BODY_BYTES_MAX_DEFAULT`, `FRAME_ALIGN_BYTES` | `frames::lengths_that_lie_reserve_nothing` |
 //! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::frames` |
+//! | `CORE_RECEIVE_BYTES_MAX`, `ADMIN_FRAME_BODY_BYTES_MAX` | `pace::large_frames_that_never_end_…`; unit tests of `serve::frames` |
 //! | `READS_PER_TURN_MAX`, `FRAMES_PER_TURN_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
 //! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::outlet`; `serve_protocol` `lifecycle` |
 //! | `FRAME_TIMEOUT_MS_CEILING`, `OVERDUE_LOOKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |

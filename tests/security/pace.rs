@@ -6,7 +6,9 @@ use std::time::Duration;
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;
-use kvrouted::limits::{ADMIN_CONNECTIONS_MAX, CONNECTIONS_MAX, FRAME_HEADER_BYTES};
+use kvrouted::limits::{
+    ADMIN_CONNECTIONS_MAX, CONNECTIONS_MAX, CORE_RECEIVE_BYTES_MAX, FRAME_BODY_BYTES_MAX_DEFAULT, FRAME_HEADER_BYTES,
+};
 use kvrouted::serve::admin_path;
 use kvrouted::wire::FrameKind;
 
@@ -149,6 +151,31 @@ fn more_connections_than_may_be_are_told_so_and_the_others_go_on() {
     drop(held);
     until("there is room again", || Client::connect(&daemon.socket(), &options()).is_ok());
     assert!(daemon.counter("connections_refused") > 0);
+    daemon.assert_recovered();
+}
+
+#[test]
+fn large_frames_that_never_end_take_no_more_than_there_is_for_all_of_them() {
+    let daemon = Besieged::configured("cores = 1\nframe_timeout_ms = 600000", "");
+    let before = daemon.footprint();
+    // The most that a frame may have, but for its end.
+    let part = vec![0; FRAME_BODY_BYTES_MAX_DEFAULT as usize - 64];
+    let mut held: Vec<Raw> = (0..64).map(|_| daemon.greeted()).collect();
+    for raw in &mut held {
+        raw.send(&header(FrameKind::Route, FRAME_BODY_BYTES_MAX_DEFAULT, 7).encode());
+        // Who finds no room is told so while it sends, and the rest is skipped.
+        raw.send(&part);
+    }
+    daemon.greeted().assert_served();
+    let grown_kib = daemon.footprint().rss_kib.saturating_sub(before.rss_kib);
+    assert!(grown_kib << 10 < CORE_RECEIVE_BYTES_MAX as u64 * 3 / 2, "{grown_kib} KiB");
+    let refused = daemon.counter("frames_no_room");
+    assert!((16..64).contains(&refused), "{refused} of 64 were refused");
+    let told = held.into_iter().filter_map(|mut raw| {
+        raw.stream.shutdown(Shutdown::Write).expect("shut down");
+        raw.errors_until_end().first().copied()
+    });
+    assert_eq!(told.filter(|kind| *kind == Kind::Overloaded).count() as u64, refused);
     daemon.assert_recovered();
 }
 

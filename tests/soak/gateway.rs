@@ -55,7 +55,7 @@ pub(crate) struct Tally {
 
 impl Default for Tally {
     fn default() -> Self {
-        let round_trip_us = Histogram::new(3).expect("three digits");
+        let round_trip_us = Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes, three digits");
         Self {
             replies: 0,
             overlaps: 0,

@@ -14,7 +14,7 @@ use crate::limits::{FRAME_BODY_BYTES_CEILING, FRAME_HEADER_BYTES};
 use crate::load::{BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::queue::Ticket;
-use crate::serve::connection::{Peer, Phase, Respond};
+use crate::serve::connection::{Carried, Peer, Phase, Respond};
 use crate::serve::responder::RoutingResponder;
 use crate::serve::room::{Booked, Late, LateBox};
 use crate::serve::service::Service;
@@ -84,7 +84,7 @@ impl Desk {
         let responder = RoutingResponder::new(service, Arc::clone(&core_counters), FRAME_BODY_BYTES_CEILING);
         let mut answering: Box<dyn Answering> = Box::new(responder.on_core(core, &late));
         let uid = rustix::process::getuid().as_raw();
-        let mut peer = Peer { connection: 0, uid, phase: Phase::HelloAwaited };
+        let mut peer = peer_of(0, uid, Phase::HelloAwaited);
         let mut frame = Vec::new();
         RequestEncoder::default().hello(CorrelationId(0), "http", None, &mut frame);
         let (header, body) = split(&frame)?;
@@ -165,7 +165,7 @@ impl Desk {
     }
 
     fn peer_of(&self, connection: u64, phase: Phase) -> Peer {
-        Peer { connection, uid: self.peer.lock().uid, phase }
+        peer_of(connection, self.peer.lock().uid, phase)
     }
 }
 
@@ -199,6 +199,11 @@ impl Drop for Asking<'_> {
             self.desk.answering.lock().undo(self.desk.session, booked);
         }
     }
+}
+
+/// Nothing is ever opened beside a request that comes by HTTP.
+const fn peer_of(connection: u64, uid: u32, phase: Phase) -> Peer {
+    Peer { connection, uid, phase, carried: Carried::Socket, handed: None }
 }
 
 fn split(frame: &[u8]) -> Result<(FrameHeader, &[u8])> {

@@ -159,7 +159,7 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     /// As [`Shared::shut_lane_of`], and waits until it has ended.
     pub(in crate::serve) async fn end_lane_of(&self, owner: u64) {
         let Some(id) = self.shut_lane_of(owner) else { return };
-        let ended = Rc::clone(&self.responder.borrow().lanes.ended);
+        let ended = Arc::clone(&self.responder.borrow().lanes.ended);
         loop {
             let notified = ended.notified();
             if !self.open.borrow().contains_key(&id) {

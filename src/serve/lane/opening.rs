@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -50,14 +49,14 @@ pub(in crate::serve) struct CoreLanes {
     /// By connection: the number of its lane, once that has begun.
     pub(super) by_owner: FxHashMap<u64, Option<u64>>,
     /// Rings for all who wait for a lane to end.
-    pub(super) ended: Rc<Notify>,
+    pub(super) ended: Arc<Notify>,
     /// Whether what has come is still answered when a connection ends.
     pub(in crate::serve) draining: bool,
 }
 
 impl CoreLanes {
     pub(in crate::serve) fn new(terms: Arc<Lanes>) -> Self {
-        let (opened, ended, by_owner) = (Arc::default(), Rc::default(), FxHashMap::default());
+        let (opened, ended, by_owner) = (Arc::default(), Arc::default(), FxHashMap::default());
         Self { terms, new: VecDeque::new(), opened, by_owner, ended, draining: false }
     }
 

@@ -27,9 +27,9 @@ impl Shared {
 }
 
 fn ends() -> (LaneEnd, LaneEnd) {
-    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
-    let made = LaneMemory::make(sizes).unwrap();
-    let mapped = LaneMemory::map(&made.share().unwrap(), sizes).unwrap();
+    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).expect("a lane");
+    let made = LaneMemory::make(sizes).expect("a lane");
+    let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
     (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon))
 }
 

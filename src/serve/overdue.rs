@@ -33,6 +33,11 @@ pub enum Owed {
 }
 
 impl Owed {
+    /// Whether the peer is to send something. While requests are answered in time nothing is, and looking costs no memory.
+    const fn is_awaited(self) -> bool {
+        matches!(self, Self::Hello | Self::Frame(_))
+    }
+
     /// What to tell a peer that has not given it for `patience`.
     pub(super) fn reproach(self, patience: Duration) -> Option<Error> {
         let ms = patience.as_millis();
@@ -115,11 +120,11 @@ impl Overdue {
             let (debt, mut is_told) = (Debt::of(debt, owed, now), is_told.unwrap_or(false));
             if is_told {
                 steps.push((connection, Step::Cut));
-            } else if debt.is_overdue(patience, now) && !matches!(owed, Owed::Room(_)) {
+            } else if owed.is_awaited() && debt.is_overdue(patience, now) {
                 steps.push((connection, Step::Tell(owed)));
                 is_told = true;
             }
-            if is_told || owed != Owed::Nothing {
+            if is_told || owed.is_awaited() {
                 self.debts.insert(connection, (debt, is_told));
             }
         }

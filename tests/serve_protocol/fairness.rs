@@ -29,7 +29,7 @@ const SMALL_COUNT: usize = 8 * FRAMES_PER_TURN_MAX as usize;
 const UNREAD_BYTES_MAX: usize = 2 << 20;
 
 /// Writes one frame again and again until the peer has gone; counts the bytes.
-fn write_for_ever(mut stream: UnixStream, frame: Vec<u8>, written: Arc<AtomicUsize>) {
+fn write_for_ever(mut stream: UnixStream, frame: &[u8], written: &AtomicUsize) {
     while let Ok(bytes) = stream.write(&frame[written.load(Ordering::Relaxed) % frame.len()..]) {
         written.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -54,7 +54,7 @@ fn a_small_connection_has_its_turn_after_each_of_a_large_one() {
         let [to, from] = streams;
         let frame = route_frame(2, BIG_TOKENS);
         let big_frame_bytes = frame.len();
-        let writing = thread::spawn(move || write_for_ever(to, frame, count));
+        let writing = thread::spawn(move || write_for_ever(to, &frame, &count));
         let reading = thread::spawn(move || read_for_ever(from));
         small.send(&(0..SMALL_COUNT as u64).flat_map(|id| route_frame(id, SMALL_TOKENS)).collect::<Vec<_>>());
         eventually("both have asked", || written.load(Ordering::Relaxed) >= 3 * big_frame_bytes);

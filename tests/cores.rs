@@ -224,7 +224,7 @@ fn a_core_that_does_not_sleep_answers_the_same_and_counts_what_that_paid() {
         let replies = clients.each_mut().map(|client| client.route(&request).expect("a decision"));
         let [sleeping, looking] = replies.map(|reply| {
             let of = |one: &Candidate| (one.worker, one.overlap, one.trust.level, one.cost);
-            (reply.candidates.iter().map(of).collect::<Vec<_>>(), reply.matched, reply.booking)
+            (reply.candidates.iter().map(of).collect::<Vec<_>>(), reply.matched, reply.booking.is_some())
         });
         assert_eq!(sleeping, looking);
     }

@@ -472,7 +472,7 @@ static inline kvr_status kvr__tell(kvr_steady *steady, const kvr_held *held, kvr
     if (held->booking.generation == 0) return KVR_OK;
     word.booking = held->booking;
     status = kvr__connected(steady, deadline_ms);
-    /* To another run it would name another booking. */
+    /* To another run it names nothing. */
     if (status == KVR_OK && held->instance_id != steady->instance_id) return KVR_OK;
     if (status == KVR_OK) status = kvr__in_time(steady, deadline_ms);
     if (status == KVR_OK) status = kvr__report(&steady->client, &word, outcome);

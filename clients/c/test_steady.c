@@ -171,7 +171,7 @@ static void beside_a_daemon(const char *path) {
     CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) != KVR_OK);
     ask_for("start");
     until_the_daemon_decides();
-    /* The same place and number name another booking there. */
+    /* A booking of another run. */
     request = asking("new", 5);
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
     CHECK(kvr_steady_free(&steady, &old, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);

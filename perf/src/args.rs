@@ -7,6 +7,10 @@ use serde::{Serialize, Serializer};
 
 use crate::ingest::Shape;
 
+mod socket;
+
+pub(crate) use socket::{Io, ServedBy, SocketArgs, SocketAskArgs, SocketServeArgs};
+
 /// kvrouted's index beside the index of its peer, on one tape of operations.
 #[derive(Parser, Debug)]
 #[command(name = "perf", version, about)]
@@ -39,6 +43,9 @@ pub(crate) enum Command {
     /// Serve one side; `socket` starts these.
     #[command(hide = true)]
     SocketServe(SocketServeArgs),
+    /// Ask one server over one connection; `socket --cores` starts these.
+    #[command(hide = true)]
+    SocketAsk(SocketAskArgs),
     /// Measure the memory of one side in this process and print it as JSON; `index` starts these.
     #[command(hide = true)]
     Memory(MemoryArgs),
@@ -259,41 +266,6 @@ pub(crate) struct ParityArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `socket`.
-#[derive(Args, Clone, Debug, Serialize)]
-pub(crate) struct SocketArgs {
-    /// Seconds of each measurement; a fifth of it goes before, and does not count.
-    #[arg(long, default_value_t = 2.0, value_parser = parse_seconds)]
-    pub(crate) seconds: f64,
-    /// Requests a second where they come whether answered or not.
-    #[arg(long, default_value_t = 1000.0, value_parser = parse_seconds)]
-    pub(crate) rate: f64,
-    /// The daemon's io engine: auto, uring or epoll. The floor is always on epoll.
-    #[arg(long, default_value = "epoll", value_parser = ["auto", "uring", "epoll"])]
-    pub(crate) io: String,
-    /// A line more for the daemon's `[serve]`; repeatable.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) serve: Vec<String>,
-    /// Never let the floor's server sleep; what lets the daemon do so is given by `--serve`.
-    #[arg(long)]
-    pub(crate) floor_spins: bool,
-    /// Leave the peer out.
-    #[arg(long)]
-    pub(crate) no_peer: bool,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
-    #[serde(skip)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    #[serde(skip)]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    #[serde(skip)]
-    pub(crate) name: Option<String>,
-}
-
 /// Arguments of `lane`.
 #[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct LaneArgs {
@@ -307,53 +279,6 @@ pub(crate) struct LaneArgs {
     #[arg(long)]
     #[serde(skip)]
     pub(crate) json: bool,
-}
-
-/// Which server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum ServedBy {
-    /// Nothing but frames.
-    Floor,
-    /// kvrouted's daemon.
-    Kvrouted,
-    /// The peer's selection service over HTTP.
-    Peer,
-}
-
-impl ServedBy {
-    /// As the command line spells it.
-    #[must_use]
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Floor => "floor",
-            Self::Kvrouted => "kvrouted",
-            Self::Peer => "peer",
-        }
-    }
-}
-
-/// Arguments of `socket-serve`.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct SocketServeArgs {
-    /// Which server.
-    #[arg(long, value_enum)]
-    pub(crate) side: ServedBy,
-    /// The floor's socket, or the daemon's configuration.
-    #[arg(long, default_value = "s")]
-    pub(crate) path: PathBuf,
-    /// The peer's port.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) port: u16,
-    /// Bytes of the body of the floor's reply to a route.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) route_bytes: u32,
-    /// Bytes of the body of its reply to a free.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) free_bytes: u32,
-    /// Whether the floor never sleeps.
-    #[arg(long)]
-    pub(crate) spin: bool,
 }
 
 /// Arguments of `ingest-send`.

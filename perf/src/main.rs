@@ -61,6 +61,11 @@ fn main() -> ExitCode {
         Command::Socket(args) => ask_over_sockets(args, &mut out),
         Command::Lane(args) => ask_by_lane(args, &mut out),
         Command::SocketServe(args) => return ended(socket::serve(args)),
+        Command::SocketAsk(args) => {
+            // The child speaks for itself.
+            drop(out);
+            return ended(socket::ask(args));
+        }
         Command::Soak(args) => soak::run(args, &mut out).and_then(|soak| print(&mut out, &json(&soak)?)),
         Command::Memory(args) => memory::run(args).and_then(|memory| print(&mut out, &json(&memory)?)),
     };
@@ -92,8 +97,13 @@ fn time_decisions(args: &DecideArgs, out: &mut impl Write) -> Result<(), Failure
 }
 
 fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let report = socket::run(args)?;
-    let (json, table) = (json(&report)?, report.table());
+    let (json, table) = if args.cores.is_empty() {
+        let report = socket::run(args)?;
+        (json(&report)?, report.table())
+    } else {
+        let curve = socket::scale(args)?;
+        (json(&curve)?, curve.table())
+    };
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })
 }

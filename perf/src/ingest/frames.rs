@@ -139,6 +139,12 @@ pub(crate) fn stored(at: u64, hashes: Vec<EngineHash>, tokens: Vec<u32>) -> Vec<
     msgpack(at, &Store { parent: None, hashes, tokens }, &[])
 }
 
+/// The same, with `removed` gone in the same message.
+#[must_use]
+pub(crate) fn turned_over(at: u64, hashes: Vec<EngineHash>, tokens: Vec<u32>, removed: &[EngineHash]) -> Vec<u8> {
+    msgpack(at, &Store { parent: None, hashes, tokens }, removed)
+}
+
 /// `[time, [event map…], rank]` as vLLM 0.24 and later send it, every number in its shortest form.
 fn msgpack(at: u64, store: &Store, removed: &[EngineHash]) -> Vec<u8> {
     let mut out = vec![0x93, 0xcb];

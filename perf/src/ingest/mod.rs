@@ -14,7 +14,7 @@ mod seen;
 mod sender;
 mod threads;
 
-pub(crate) use frames::{BLOCK_SIZE, SCHEME, Shape, name, stored, tokens};
+pub(crate) use frames::{BLOCK_SIZE, SCHEME, Shape, name, stored, tokens, turned_over};
 pub(crate) use run::run;
 pub(crate) use sender::serve;
 pub(crate) use threads::clock_ns;

@@ -7,12 +7,10 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::ingest::{BLOCK_SIZE, SCHEME, name, stored, tokens};
 
-/// Workers of the fleet.
-pub(crate) const WORKERS: u64 = 8;
 /// Prompts that are asked about, in turns.
 pub(crate) const PROMPTS: u64 = 16;
 /// Blocks of a prompt that its holders hold.
-const BLOCKS: u64 = 750;
+pub(crate) const BLOCKS: u64 = 750;
 /// How long a subscription may take, milliseconds.
 const SUBSCRIPTION_MS_MAX: i32 = 30_000;
 
@@ -44,6 +42,12 @@ pub(crate) const SIZES: [Size; 3] = [
     Size { name: "12000 tokens", blocks: 750, given: Given::Tokens },
 ];
 
+/// The size that `name` is, as the command line spells it.
+#[must_use]
+pub(crate) fn size_named(name: &str) -> Option<Size> {
+    SIZES.into_iter().find(|size| size.name.replace(' ', "-") == name)
+}
+
 /// The first `blocks` blocks of a prompt, as tokens.
 #[must_use]
 pub(crate) fn prompt_tokens(prompt: u64, blocks: u64) -> Vec<u32> {
@@ -70,21 +74,42 @@ pub(crate) const fn held(worker: u64, prompt: u64) -> u64 {
 
 /// The engines: a publishing socket for each worker.
 pub(crate) struct Engines {
-    sockets: Vec<zmq::Socket>,
+    /// By worker: where it publishes from, and the number of its next message.
+    pub(super) publishers: Vec<Publisher>,
     /// Where they publish, by worker.
     pub(crate) endpoints: Vec<String>,
     _context: zmq::Context,
 }
 
-impl Engines {
-    /// Binds every socket.
+/// A worker's publishing socket.
+pub(super) struct Publisher {
+    socket: zmq::Socket,
+    seq: u64,
+}
+
+impl Publisher {
+    /// Publishes the next message.
     ///
     /// # Errors
     /// Those of libzmq.
-    pub(crate) fn start() -> Result<Self, Failure> {
+    pub(super) fn send(&mut self, payload: &[u8]) -> Result<(), Failure> {
+        self.socket.send(&b""[..], zmq::SNDMORE).map_err(Failure::zmq)?;
+        self.socket.send(&self.seq.to_be_bytes()[..], zmq::SNDMORE).map_err(Failure::zmq)?;
+        self.socket.send(payload, 0).map_err(Failure::zmq)?;
+        self.seq += 1;
+        Ok(())
+    }
+}
+
+impl Engines {
+    /// Binds the sockets of so many workers.
+    ///
+    /// # Errors
+    /// Those of libzmq.
+    pub(crate) fn start(workers: u64) -> Result<Self, Failure> {
         let context = zmq::Context::new();
-        let (mut sockets, mut endpoints) = (Vec::new(), Vec::new());
-        for _ in 0..WORKERS {
+        let (mut publishers, mut endpoints) = (Vec::new(), Vec::new());
+        for _ in 0..workers {
             // XPUB, to know when the subscription has arrived. Nothing is dropped.
             let socket = context.socket(zmq::XPUB).map_err(Failure::zmq)?;
             socket.set_sndhwm(0).and_then(|()| socket.set_linger(0)).map_err(Failure::zmq)?;
@@ -92,19 +117,18 @@ impl Engines {
             socket.bind("tcp://127.0.0.1:*").map_err(Failure::zmq)?;
             let endpoint = socket.get_last_endpoint().map_err(Failure::zmq)?;
             endpoints.push(endpoint.map_err(|_| Failure::Child("an endpoint is no text".to_owned()))?);
-            sockets.push(socket);
+            publishers.push(Publisher { socket, seq: 0 });
         }
-        Ok(Self { sockets, endpoints, _context: context })
+        Ok(Self { publishers, endpoints, _context: context })
     }
 
     /// Says what every worker holds, once somebody listens.
     ///
     /// # Errors
     /// Nobody subscribes, or those of libzmq.
-    pub(crate) fn publish(&self) -> Result<(), Failure> {
-        for (worker, socket) in (0..).zip(&self.sockets) {
-            socket.recv_bytes(0).map_err(Failure::zmq)?;
-            let mut seq = 0_u64;
+    pub(crate) fn publish(&mut self) -> Result<(), Failure> {
+        for (worker, publisher) in (0..).zip(&mut self.publishers) {
+            publisher.socket.recv_bytes(0).map_err(Failure::zmq)?;
             for prompt in 0..PROMPTS {
                 let blocks = held(worker, prompt);
                 if blocks == 0 {
@@ -112,11 +136,7 @@ impl Engines {
                 }
                 let first = prompt * BLOCKS;
                 let hashes: Vec<EngineHash> = (first..first + blocks).map(name).collect();
-                let payload = stored(seq, hashes, prompt_tokens(prompt, blocks));
-                socket.send(&b""[..], zmq::SNDMORE).map_err(Failure::zmq)?;
-                socket.send(&seq.to_be_bytes()[..], zmq::SNDMORE).map_err(Failure::zmq)?;
-                socket.send(&payload[..], 0).map_err(Failure::zmq)?;
-                seq += 1;
+                publisher.send(&stored(publisher.seq, hashes, prompt_tokens(prompt, blocks)))?;
             }
         }
         Ok(())

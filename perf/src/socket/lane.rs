@@ -15,9 +15,10 @@ use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde::Serialize;
 
-use super::contents::{Engines, Given, PROMPTS, SIZES, Size, WORKERS, held, prompt_hashes, prompt_tokens};
+use super::contents::{Engines, Given, PROMPTS, SIZES, Size, prompt_hashes, prompt_tokens};
+use super::known::{fill, held_by_us};
 use super::server::Server;
-use crate::args::LaneArgs;
+use crate::args::{Io, LaneArgs};
 use crate::failure::Failure;
 use crate::ingest::SCHEME;
 
@@ -27,8 +28,8 @@ const SPIN: Duration = Duration::from_micros(1000);
 const FLOOR_REPLY_BYTES: usize = 1024;
 /// Longest latency that is told from longer ones, nanoseconds.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// How long the index may take to hold what it was told.
-const FILL_MAX: Duration = Duration::from_secs(30);
+/// Workers of the fleet.
+const WORKERS: u64 = 8;
 
 /// A size of requests by one way.
 #[derive(Debug, Serialize)]
@@ -71,12 +72,10 @@ struct Rounds {
 pub(crate) fn run(args: &LaneArgs) -> Result<Report, Failure> {
     let mut rows = Vec::new();
     for looks in [false, true] {
-        let engines = Engines::start()?;
-        let lines = if looks { format!("spin_us_max = {}", SPIN.as_micros()) } else { String::new() };
-        let server = Server::kvrouted(&engines, "epoll", &lines)?;
-        drop(server.connect()?);
-        engines.publish()?;
-        fill(&server)?;
+        let mut engines = Engines::start(WORKERS)?;
+        let lines = if looks { vec![format!("spin_us_max = {}", SPIN.as_micros())] } else { Vec::new() };
+        let server = Server::kvrouted(&engines, (Io::Epoll, 1), &[&lines], &[])?;
+        fill(&mut engines, |tokens| held_by_us(&server, tokens))?;
         for size in SIZES {
             rows.extend(measure(args, &server, size, looks)?);
         }
@@ -87,27 +86,6 @@ pub(crate) fn run(args: &LaneArgs) -> Result<Report, Failure> {
     };
     let lane_of_socket = [false, true].map(|looks| best("lane", looks) / best("socket", looks));
     Ok(Report { args: args.clone(), rows, lane_of_socket })
-}
-
-fn fill(server: &Server) -> Result<(), Failure> {
-    let (mut client, began) = (client(server, LaneUse::Off, false)?, Instant::now());
-    let space = client.space("m", None).map_err(contract)?.id;
-    for prompt in 0..PROMPTS {
-        let tokens = prompt_tokens(prompt, SIZES[2].blocks);
-        let wanted: u64 = (0..WORKERS).map(|worker| held(worker, prompt)).sum();
-        loop {
-            let overlap = client.overlap(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).map_err(contract)?;
-            let found: u64 = overlap.workers.iter().map(|entry| u64::from(entry.overlap.device)).sum();
-            if found == wanted {
-                break;
-            }
-            if began.elapsed() > FILL_MAX {
-                return Err(Failure::Contract(format!("prompt {prompt}: {found} blocks are held, not {wanted}")));
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-    Ok(())
 }
 
 fn contract(error: kvrouted::error::Error) -> Failure {

@@ -2,17 +2,24 @@
 //! peer's selection service over HTTP.
 //!
 //! `contents` says what workers hold and what is asked, `dialect` how it is put; `server` starts each side as a process
-//! of its own (`floor` is the one that does not think), `load` asks it, `run` takes the sides in turns, `report` says it.
+//! of its own (`floor` is the one that does not think), `known` says what it holds, `beside` what engines say meanwhile,
+//! `load` asks it, `run` takes the sides in turns, `report` says it. `scaling` asks more cores from more processes.
 
+mod beside;
 mod contents;
 mod dialect;
 mod floor;
+mod known;
 mod lane;
 mod load;
+mod processors;
 mod report;
+mod rows;
 mod run;
+mod scaling;
 mod server;
 
 pub(crate) use lane::run as run_lane;
 pub(crate) use run::run;
+pub(crate) use scaling::{ask, run as scale};
 pub(crate) use server::serve;

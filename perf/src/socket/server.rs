@@ -14,7 +14,8 @@ use kvrouted::cli::{self, Command as Daemon, Prepared};
 use super::contents::Engines;
 use super::dialect::{post, whole};
 use super::floor::{self, ReplyBytes};
-use crate::args::{ServedBy, SocketServeArgs};
+use super::processors::keep;
+use crate::args::{Io, ServedBy, SocketServeArgs};
 use crate::failure::Failure;
 use crate::ingest::BLOCK_SIZE;
 
@@ -31,49 +32,62 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts the floor.
+    /// Starts the floor with so many threads, on these processors (none = all).
     ///
     /// # Errors
     /// It does not start.
-    pub(crate) fn floor(bytes: ReplyBytes, spins: bool) -> Result<Self, Failure> {
+    pub(crate) fn floor(
+        bytes: ReplyBytes,
+        io: Io,
+        (spins, cores): (bool, u16),
+        processors: &[usize],
+    ) -> Result<Self, Failure> {
         let folder = folder()?;
-        let mut command = this(ServedBy::Floor)?;
+        let mut command = this(ServedBy::Floor, processors)?;
         command.arg("--path").arg(folder.join("s"));
         command.args(["--route-bytes", &bytes.route.to_string(), "--free-bytes", &bytes.free.to_string()]);
+        command.args(["--io", io.name(), "--cores", &cores.to_string()]);
         if spins {
             command.arg("--spin");
         }
         Self::spawn(command, folder, 0)
     }
 
-    /// Starts the daemon, with `lines` more in its `[serve]`.
+    /// Starts the daemon with so many serving cores and these `lines` more in its `[serve]`, on these processors.
     ///
     /// # Errors
     /// It does not start.
-    pub(crate) fn kvrouted(engines: &Engines, io: &str, lines: &str) -> Result<Self, Failure> {
+    pub(crate) fn kvrouted(
+        engines: &Engines,
+        (io, cores): (Io, u16),
+        lines: &[&[String]],
+        processors: &[usize],
+    ) -> Result<Self, Failure> {
         let folder = folder()?;
-        let mut config = format!(
-            "[serve]\nsocket = \"{}\"\nio = \"{io}\"\ncores = 1\n{lines}\n[[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\n",
-            folder.join("s").display()
-        );
+        let mut config =
+            format!("[serve]\nsocket = \"{}\"\nio = \"{}\"\ncores = {cores}\n", folder.join("s").display(), io.name());
+        for line in lines.iter().copied().flatten() {
+            config.push_str(&format!("{line}\n"));
+        }
+        config.push_str(&format!("[[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\n"));
         for (worker, endpoint) in engines.endpoints.iter().enumerate() {
             config.push_str(&format!("[[worker]]\nid = {worker}\nendpoint = \"{endpoint}\"\n"));
         }
         let file = folder.join("kvrouted.toml");
         std::fs::write(&file, config).map_err(Failure::file(&file))?;
-        let mut command = this(ServedBy::Kvrouted)?;
+        let mut command = this(ServedBy::Kvrouted, processors)?;
         command.arg("--path").arg(file);
         Self::spawn(command, folder, 0)
     }
 
-    /// Starts the peer's selection service and tells it of its workers.
+    /// Starts the peer's selection service on these processors and tells it of its workers.
     ///
     /// # Errors
     /// It does not start, or refuses a worker.
-    pub(crate) fn peer(engines: &Engines) -> Result<Self, Failure> {
+    pub(crate) fn peer(engines: &Engines, processors: &[usize]) -> Result<Self, Failure> {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let port = free.map_err(Failure::system("find a free port"))?.port();
-        let mut command = this(ServedBy::Peer)?;
+        let mut command = this(ServedBy::Peer, processors)?;
         command.args(["--port", &port.to_string()]);
         let server = Self::spawn(command, folder()?, port)?;
         for (worker, endpoint) in engines.endpoints.iter().enumerate() {
@@ -95,14 +109,6 @@ impl Server {
     #[must_use]
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join("s")
-    }
-
-    /// Connects to its Unix socket.
-    ///
-    /// # Errors
-    /// It is not there in time.
-    pub(crate) fn connect(&self) -> Result<UnixStream, Failure> {
-        patiently(|| UnixStream::connect(self.socket()))
     }
 
     /// Connects to the peer's port.
@@ -167,11 +173,23 @@ fn folder() -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-fn this(side: ServedBy) -> Result<Command, Failure> {
+fn this(side: ServedBy, processors: &[usize]) -> Result<Command, Failure> {
     let own = std::env::current_exe().map_err(Failure::system("find this program"))?;
     let mut command = Command::new(own);
     command.args(["socket-serve", "--side", side.name()]);
+    if !processors.is_empty() {
+        let processors: Vec<_> = processors.iter().map(usize::to_string).collect();
+        command.args(["--processors", &processors.join(",")]);
+    }
     Ok(command)
+}
+
+/// Connects to a server's Unix socket.
+///
+/// # Errors
+/// It is not there in time.
+pub(crate) fn connect(socket: &Path) -> Result<UnixStream, Failure> {
+    patiently(|| UnixStream::connect(socket))
 }
 
 fn patiently<T>(mut connect: impl FnMut() -> std::io::Result<T>) -> Result<T, Failure> {
@@ -190,10 +208,10 @@ fn patiently<T>(mut connect: impl FnMut() -> std::io::Result<T>) -> Result<T, Fa
 /// # Errors
 /// It cannot serve.
 pub(crate) fn serve(args: &SocketServeArgs) -> Result<(), Failure> {
+    // Before anything else: threads inherit it.
+    keep(&args.processors)?;
     match args.side {
-        ServedBy::Floor => {
-            floor::serve(&args.path, ReplyBytes { route: args.route_bytes, free: args.free_bytes }, args.spin)
-        }
+        ServedBy::Floor => floor::serve(args),
         ServedBy::Kvrouted => daemon(&args.path),
         ServedBy::Peer => peer(args.port),
     }

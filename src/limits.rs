@@ -27,6 +27,9 @@ pub const FRAME_BODY_BYTES_CEILING: u32 = 256 << 20;
 pub const FRAME_BODY_BYTES_MAX_DEFAULT: u32 = 8 << 20;
 /// What a connection's receive buffer starts with; it grows to one frame of the configured maximum.
 pub const RECEIVE_BUFFER_BYTES_MIN: usize = 64 << 10;
+/// What the receive buffer of a connection grows to whose peer always has more to be read than fits: what a socket holds,
+/// so that many requests in flight are read, and answered, by few system calls.
+pub const RECEIVE_BUFFER_BYTES_FILLED: usize = 256 << 10;
 /// What a connection's receive buffer keeps between large frames; what is beyond is given back at once.
 pub const RECEIVE_BUFFER_BYTES_KEPT: usize = 1 << 20;
 /// Reads without a large frame after which a receive buffer shrinks to its minimum.
@@ -403,7 +406,8 @@ const _: () = assert!(FRAME_BODY_BYTES_MAX_DEFAULT < FRAME_BODY_BYTES_CEILING);
 const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN > FRAME_HEADER_BYTES);
 // A connection has a read and a write in flight at most, so its core's completion queue never overflows.
 const _: () = assert!(CONNECTIONS_MAX * 2 <= URING_ENTRIES as usize * 2);
-const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN <= RECEIVE_BUFFER_BYTES_KEPT);
+const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN <= RECEIVE_BUFFER_BYTES_FILLED);
+const _: () = assert!(RECEIVE_BUFFER_BYTES_FILLED <= RECEIVE_BUFFER_BYTES_KEPT);
 // A prompt of the largest size fits a frame: 4 bytes a token and 64 KiB for the rest.
 const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEILING as usize);
 // The arenas of a batch are addressed by u32.

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use super::receive_room::ReceiveRoom;
 use crate::limits::{
-    FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN, RECEIVE_BUFFER_READS_KEPT,
+    FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_FILLED, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN,
+    RECEIVE_BUFFER_READS_KEPT,
 };
 use crate::wire::{FrameHeader, HeaderFault};
 
@@ -28,7 +29,7 @@ pub(super) enum Next {
 ///
 /// Frames are multiples of 8 bytes and compaction moves the rest to the front, so that headers and
 /// bodies start 8-aligned as the buffer does. The buffer grows only with bytes that really arrived, to
-/// one frame of the largest size, and shrinks again.
+/// one frame of the largest size or to what a socket holds, and shrinks again.
 #[derive(Debug)]
 pub(super) struct FrameReader {
     buffer: Vec<u8>,
@@ -70,9 +71,10 @@ impl FrameReader {
 
     /// The buffer, to be read into behind what it holds; there is room.
     pub(super) fn take(&mut self) -> Vec<u8> {
+        let filled = self.buffer.len();
         self.buffer.drain(..self.consumed);
         self.consumed = 0;
-        self.resize();
+        self.resize(filled);
         std::mem::take(&mut self.buffer)
     }
 
@@ -81,13 +83,17 @@ impl FrameReader {
         self.buffer = buffer;
     }
 
-    /// Grows towards a frame that does not fit; shrinks when large frames have become rare.
-    fn resize(&mut self) {
-        let held = self.buffer.len();
-        if self.wanted > self.buffer.capacity() {
+    /// Grows towards a frame that does not fit, and where the last read left no room, so that there is more; `filled` is
+    /// how far it was filled. Shrinks when large frames and long reads have become rare.
+    fn resize(&mut self, filled: usize) {
+        let (held, capacity) = (self.buffer.len(), self.buffer.capacity());
+        if self.wanted > capacity || filled > RECEIVE_BUFFER_BYTES_MIN {
             self.small_reads = 0;
         } else {
             self.small_reads = self.small_reads.saturating_add(1);
+        }
+        if filled == capacity && (RECEIVE_BUFFER_BYTES_MIN..RECEIVE_BUFFER_BYTES_FILLED).contains(&capacity) {
+            self.lengthen(held, (capacity * 2).min(RECEIVE_BUFFER_BYTES_FILLED));
         }
         if self.is_full(held) {
             self.buffer.reserve_exact(self.target(held) - held);
@@ -98,6 +104,15 @@ impl FrameReader {
         let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
         self.room.give_back(given_back);
         self.taken -= given_back;
+    }
+
+    /// Grows the buffer for longer reads, as far as there is room; without it reads stay as long as they are.
+    fn lengthen(&mut self, held: usize, bytes: usize) {
+        let missing = (bytes - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
+        if self.room.has(missing) && self.room.take(missing) {
+            self.taken += missing;
+            self.buffer.reserve_exact(bytes - held);
+        }
     }
 
     /// Whether the buffer has to grow for the next read, with so many bytes held.
@@ -236,6 +251,22 @@ mod tests {
             assert_eq!(feed(&mut reader, &frame(id, &[0; 8]), 64).len(), 1);
         }
         assert!(reader.take().capacity() <= RECEIVE_BUFFER_BYTES_MIN);
+    }
+
+    #[test]
+    fn reads_that_leave_no_room_are_made_longer_while_they_come() {
+        let mut reader = FrameReader::new(MAX, Rc::default());
+        let many: Vec<u8> = (0..40).flat_map(|id| frame(id, &[1; 48_000])).collect();
+        // As much as fits each time: whoever sends is always ahead.
+        assert_eq!(feed(&mut reader, &many, usize::MAX).len(), 40);
+        assert_eq!(reader.buffer.capacity(), RECEIVE_BUFFER_BYTES_FILLED);
+        for id in 0..=u64::from(RECEIVE_BUFFER_READS_KEPT) {
+            assert_eq!(feed(&mut reader, &frame(id, &[1; 48_000]), usize::MAX).len(), 1);
+        }
+        assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "one request at a time needs no more");
+        let mut reader = FrameReader::new(MAX, Rc::default());
+        assert_eq!(feed(&mut reader, &many, 16 << 10).len(), 40);
+        assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "short reads are left as they are");
     }
 
     #[test]

@@ -31,6 +31,11 @@ impl ReceiveRoom {
         Self { left_bytes: Cell::new(bytes), counters: Some(counters) }
     }
 
+    /// Whether so many bytes are left, for what can go without.
+    pub(super) fn has(&self, bytes: usize) -> bool {
+        self.left_bytes.get() >= bytes
+    }
+
     /// Takes so many bytes of it, if they are there.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let left = self.left_bytes.get().checked_sub(bytes);

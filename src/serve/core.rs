@@ -175,7 +175,7 @@ pub(super) struct Shared<T, S: Service> {
     /// Open connections by a number that is never used again.
     pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
     ended: Notify,
-    receive_room: Rc<ReceiveRoom>,
+    pub(super) receive_room: Rc<ReceiveRoom>,
     pub(super) log_quota: LogQuota,
     /// When it looks for work instead of sleeping.
     pub(super) spin: Rc<Spin>,

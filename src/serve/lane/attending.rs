@@ -49,7 +49,8 @@ fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane
     };
     let id = core.take_id();
     core.responder.borrow_mut().lanes.by_owner.insert(owner_id, Some(id));
-    let connection = RefCell::new(Connection::of_lane(&owner, id, core.options.frame_body_bytes_max));
+    let connection =
+        RefCell::new(Connection::of_lane(&owner, id, core.options.frame_body_bytes_max).within(&core.receive_room));
     let owed = connection.borrow().owed();
     let link = Rc::new(Link::new(Carrier::Lane(Box::new(stream)), owed));
     core.open.borrow_mut().insert(id, Rc::clone(&link));

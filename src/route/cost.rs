@@ -115,7 +115,6 @@ pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, 
 #[inline(always)]
 fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
     let load = &observed.load;
-    let block_size = exact(asked.block_size);
     let held = CostTerms { decay: decay(policy, asked, observed, prefill_tokens_min), ..CostTerms::default() };
     let held = credits(policy, asked, observed, held);
     let credit = held.device_credit + held.host_credit + held.disk_credit + held.shared_credit;
@@ -125,7 +124,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
     let active_prefill_tokens = load.prefill_tokens as f64;
     let raw_tokens =
         if policy.track_prefill_tokens { active_prefill_tokens + uncached_tokens + held.cached_tokens } else { 0.0 };
-    let prefill = policy.prefill_load_scale * (raw_tokens / block_size - credit).max(0.0);
+    let prefill = policy.prefill_load_scale * (in_blocks(raw_tokens, asked.block_size) - credit).max(0.0);
 
     let run_already = if policy.assume_kv_reuse { observed.active_depth_blocks } else { 0 };
     let (active_decode_blocks, additional_decode_blocks) = if policy.track_active_blocks {
@@ -144,6 +143,9 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
     };
     let capability_weight = if policy.capability { observed.weight } else { 1.0 };
     let taint_factor = taint_factor(asked, observed);
+    // Without a weight or labels there is nothing to wait for: a quotient or product by 1 is the number itself.
+    let weighed = if policy.capability { sum / capability_weight } else { sum };
+    let cost = if prefers(asked) { weighed * taint_factor } else { weighed };
     CostTerms {
         active_prefill_tokens,
         prefill,
@@ -155,7 +157,7 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
         capability_weight,
         taint_factor,
         affinity_factor: 1.0,
-        cost: sum / capability_weight * taint_factor,
+        cost,
         ..held
     }
 }
@@ -182,9 +184,11 @@ fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms
     let (device, host) = (exact(overlap.device), exact(overlap.host));
     let disk = exact(overlap.disk) + exact(overlap.external);
     let effective_overlap = device + host * policy.host_hit_weight + disk * policy.disk_hit_weight;
+    let tokens = effective_overlap * exact(asked.block_size);
+    let is_whole = overlap.host == 0 && overlap.disk == 0 && overlap.external == 0;
     CostTerms {
         request_blocks: asked.request_blocks() as f64,
-        cached_tokens: rounded(effective_overlap * exact(asked.block_size)),
+        cached_tokens: if is_whole { tokens } else { rounded(tokens) },
         effective_overlap,
         device_credit: policy.device_credit * terms.decay * device,
         host_credit: policy.host_hit_weight * host,
@@ -216,10 +220,27 @@ fn exact(count: u32) -> f64 {
     f64::from_bits(WHOLE_FROM.to_bits() | u64::from(count)) - WHOLE_FROM
 }
 
+/// Tokens as blocks: their quotient, which for a power of two is also a product, sooner there and the same to the last bit.
+#[inline(always)]
+fn in_blocks(tokens: f64, block_size: u32) -> f64 {
+    /// The exponent's bits of 1, and where they are.
+    const EXPONENT: (u32, u32) = (1023, 52);
+    match block_size.is_power_of_two() {
+        true => tokens * f64::from_bits(u64::from(EXPONENT.0 - block_size.trailing_zeros()) << EXPONENT.1),
+        false => tokens / exact(block_size),
+    }
+}
+
+/// Whether labels that the request prefers make a difference.
+#[inline(always)]
+const fn prefers(asked: &Asked) -> bool {
+    asked.prefers_taints && asked.pin.is_none()
+}
+
 /// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
 #[inline]
 fn taint_factor(asked: &Asked, observed: &Observed) -> f64 {
-    match asked.prefers_taints && asked.pin.is_none() {
+    match prefers(asked) {
         // Not the system's functions: those differ in their last bit from one machine to the next.
         true => libm::exp(-libm::tanh(observed.taint_weight)),
         false => 1.0,
@@ -272,6 +293,14 @@ mod tests {
         assert!(rounded(f64::NAN).is_nan());
         for count in [0, 1, 709, 1 << 20, u32::MAX - 1, u32::MAX] {
             assert_eq!(exact(count).to_bits(), f64::from(count).to_bits());
+            for size in [1, 2, 16, 24, 64, 1 << 16, 1 << 31, u32::MAX] {
+                let tokens = f64::from(count) + 0.25;
+                assert_eq!(
+                    in_blocks(tokens, size).to_bits(),
+                    (tokens / f64::from(size)).to_bits(),
+                    "{tokens} by {size}"
+                );
+            }
         }
     }
 

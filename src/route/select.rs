@@ -1,7 +1,5 @@
 //! Who is picked by the costs, and chance among equals.
 
-use std::cmp::Ordering;
-
 use super::decision::Priced;
 use super::draws::Drawing;
 use super::mode::Pick;
@@ -23,7 +21,7 @@ pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, dr
     let rest = candidates.len() - 1;
     let listed_rest = listed.saturating_sub(1).min(rest);
     if listed_rest <= INSERTED_MAX {
-        insert_lowest(&mut candidates[1..], listed_rest, order);
+        insert_lowest(&mut candidates[1..], listed_rest, pick);
     } else if listed_rest < rest {
         candidates[1..].select_nth_unstable_by(listed_rest, order);
     }
@@ -38,19 +36,25 @@ pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, dr
 const INSERTED_MAX: usize = 16;
 
 /// Puts the `count` lowest first, in order; what becomes of the others does not matter.
-fn insert_lowest(candidates: &mut [Priced], count: usize, order: impl Fn(&Priced, &Priced) -> Ordering) {
+fn insert_lowest(candidates: &mut [Priced], count: usize, pick: Pick) {
+    let key = |priced: &Priced| (rank(pick, priced), priced.place);
+    let Some(last) = count.checked_sub(1) else { return };
+    // Of the highest that is held, once so many are; most of the others are higher still.
+    let mut bound = None;
     for at in 0..candidates.len() {
-        let (candidate, held) = (candidates[at], at.min(count));
-        // Most of them are higher than all that are held.
-        if held == count && (count == 0 || order(&candidate, &candidates[count - 1]).is_ge()) {
+        let (candidate, found) = (candidates[at], key(&candidates[at]));
+        if bound.is_some_and(|bound| found >= bound) {
             continue;
         }
-        let mut place = if held == count { count - 1 } else { held };
-        while place > 0 && order(&candidate, &candidates[place - 1]).is_lt() {
+        let mut place = at.min(last);
+        while place > 0 && found < key(&candidates[place - 1]) {
             candidates[place] = candidates[place - 1];
             place -= 1;
         }
         candidates[place] = candidate;
+        if at >= last {
+            bound = Some(key(&candidates[last]));
+        }
     }
 }
 

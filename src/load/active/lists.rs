@@ -9,6 +9,7 @@ use super::words::{Words, halves, word};
 use super::writer::ActiveWriter;
 use super::{ActiveTree, BLOCK_PARTS};
 use crate::ids::WorkerIndex;
+use crate::sync::{Ordering, fence};
 
 /// Words of a list for each worker that it has room for.
 pub(super) const LIST_WORDS: u32 = 2;
@@ -43,6 +44,8 @@ impl ActiveWriter {
     /// Nothing that readers look at changes.
     pub(in crate::load) fn weigh(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex, parts: u64) -> i64 {
         let words = &tree.words;
+        // As in `add`: these words may have been another node's.
+        fence(Ordering::Release);
         let (mut at, mut taken) = (node, 0);
         while is_node(at) {
             let node = Node::load(words, at);

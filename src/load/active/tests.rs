@@ -273,3 +273,23 @@ fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
     assert_eq!(twin.writer.remove(&twin.tree, twin.prompts[&2].3, WorkerIndex(2)), 10 * BLOCK_PARTS);
     assert_eq!(twin.writer.words_used(), 0);
 }
+
+#[test]
+fn prompts_at_the_ends_of_two_chunks_stay_two_runs() {
+    let mut twin = Twin::new();
+    let prompt = |blocks: u64| (1..=blocks).map(LocalHash).collect::<Vec<_>>();
+    // Only the last line of the first chunk is free, and what nodes and tables take.
+    let (words, room) = (&twin.tree.words, &mut twin.writer.room);
+    let spare = room.take(words, 64).expect("room");
+    let lines = words::CHUNK_WORDS / words::LINE_WORDS;
+    for _ in 0..lines - 10 {
+        room.take(words, words::LINE_WORDS).expect("room");
+    }
+    room.give_back(spare, 64);
+    twin.add(SpaceId(0), prompt(8), WorkerIndex(0));
+    twin.add(SpaceId(0), prompt(520), WorkerIndex(0));
+    twin.end(0);
+    twin.check(SpaceId(0), &prompt(520), 1);
+    twin.end(0);
+    twin.check(SpaceId(0), &prompt(520), 1);
+}

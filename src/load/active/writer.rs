@@ -4,10 +4,11 @@ use super::edges::{Edges, Filled, Key, WRITER_PROBES_MAX};
 use super::lists::{LIST_WORDS, copy_list, join_path, leave, weigh_alike};
 use super::node::{NODE_WORDS, Node, is_node, own_list, room_for, root_of};
 use super::room::Room;
-use super::words::word;
+use super::words::{CHUNK_WORDS, word};
 use super::{ActiveTree, BLOCK_PARTS, ROOTS};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+use crate::sync::{Ordering, fence};
 
 /// A prompt that is in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,9 @@ impl ActiveWriter {
     ) -> Option<Placed> {
         let root = tree.root_at(space, *locals.first()?);
         let branch = descend(tree, root, space, locals);
+        // As OPEN, for the words used again below, which another thread may have let go of: a reader that still looks at
+        // them for what they were sees that thread's change of `sequence`, too.
+        fence(Ordering::Release);
         // Nobody can come upon the new nodes yet.
         let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();
@@ -311,7 +315,9 @@ impl ActiveWriter {
             return;
         }
         let len = above.len + below.len;
-        let lie_together = above.hashes + above.len == below.hashes;
+        // Two chunks are not one run, though the numbers of their words follow each other.
+        let follows = above.hashes + above.len == below.hashes;
+        let lie_together = follows && !below.hashes.is_multiple_of(CHUNK_WORDS);
         let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
         if len as usize > bound {
             return;

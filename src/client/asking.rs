@@ -10,7 +10,7 @@ use super::conversation::{Leaves, Phase, Told};
 use super::counters::ClientCounter;
 use super::driver::{Caller, Shared};
 use super::fallback::FallbackReason;
-use super::report::Report;
+use super::report::{Report, Word};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};
@@ -212,6 +212,8 @@ impl Drop for Owing<'_> {
             return;
         }
         match conversation.phase {
+            // The next count says it all; nothing bounds how many could wait for a daemon that hangs.
+            Phase::Open if matches!(report.word, Word::OutputProgress { .. }) => return,
             // It was left alone for its silence, or had too much in flight: what is in the socket's buffer is not lost.
             Phase::Open => conversation.say(report, None),
             _ => conversation.owe(report),

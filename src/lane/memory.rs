@@ -19,14 +19,21 @@ use super::sizes::LaneSizes;
 use crate::error::{Error, Kind, Result};
 
 /// The mapped memory of one lane.
-#[derive(Debug)]
 pub struct LaneMemory {
     words: NonNull<AtomicU64>,
     sizes: LaneSizes,
     /// The file, on the side that made it.
     made: Option<OwnedFd>,
+    /// What ends when the memory is given back.
+    held: Option<Box<dyn Send>>,
     /// Whether its pages stay for whoever still maps it.
     is_left: bool,
+}
+
+impl std::fmt::Debug for LaneMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneMemory").field("sizes", &self.sizes).field("is_left", &self.is_left).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: it owns its mapping, which belongs to no thread.
@@ -39,10 +46,10 @@ impl LaneMemory {
     /// [`Kind::System`] where the kernel has none.
     pub fn make(sizes: LaneSizes) -> Result<Self> {
         let file = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
-        // Populated: no page of it is first touched while a request waits.
+        // Populated: a gateway that punches no holes never makes a core fault.
         let words =
             map(&file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
-        Ok(Self { words, sizes, made: Some(file), is_left: false })
+        Ok(Self { words, sizes, made: Some(file), held: None, is_left: false })
     }
 
     /// Maps what a daemon has made.
@@ -65,7 +72,7 @@ impl LaneMemory {
         }
         let words =
             map(file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
-        Ok(Self { words, sizes, made: None, is_left: false })
+        Ok(Self { words, sizes, made: None, held: None, is_left: false })
     }
 
     /// A second descriptor of the file, for the other side.
@@ -80,6 +87,11 @@ impl LaneMemory {
     /// Leaves its pages to whoever else maps it when this side lets go of it.
     pub const fn leave(&mut self) {
         self.is_left = true;
+    }
+
+    /// Keeps a value until the memory is given back, which may be after this is dropped.
+    pub fn hold(&mut self, value: impl Send + 'static) {
+        self.held = Some(Box::new(value));
     }
 
     /// How large its rings are.
@@ -107,12 +119,24 @@ impl Drop for LaneMemory {
         if let Err(error) = unmapped {
             tracing::warn!(%error, "the memory of a lane stays mapped");
         }
-        // The other side may keep the file for as long as it likes, on this process's account: its pages are given back.
-        if let Some(file) = self.made.as_ref().filter(|_| !self.is_left)
-            && let Err(error) = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes as u64)
-        {
+        let Some(file) = self.made.take().filter(|_| !self.is_left) else { return };
+        let held = self.held.take();
+        // On a thread of its own: whoever else has the file can hold its lock for as long as a write of theirs takes.
+        let give_back = move || {
+            give_back(&file, bytes);
+            drop(held);
+        };
+        if let Err(error) = std::thread::Builder::new().name("kvrouted-lane-end".into()).spawn(give_back) {
             tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
         }
+    }
+}
+
+/// The other side may keep the file for as long as it likes, on this process's account: its pages are given back.
+fn give_back(file: &OwnedFd, bytes: usize) {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if let Err(error) = fallocate(file, hole, 0, bytes as u64) {
+        tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
     }
 }
 

@@ -26,6 +26,7 @@
 //! It can write anything anywhere in the shared memory at any time. Positions are checked against what this side knows;
 //! one that cannot be is a [`LaneFault`], and ends the lane. Frames are as untrusted as those of a socket, and go the
 //! same way. The memory cannot shrink under this side (it is sealed), and the bell cannot make it wait (it is a socket).
+//! Its pages are given back by a thread of its own, since the peer's file can be locked for as long as the peer likes.
 //! What it can do to the words about sleep harms its own lane alone.
 
 mod bell;

@@ -164,7 +164,11 @@ fn the_memory_of_a_lane_that_has_ended_is_given_back_though_the_gateway_keeps_th
     let kept = made.share().unwrap();
     let blocks = |fd: &std::os::fd::OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
     assert!(blocks(&kept) > 0);
+    let (held, given_back) = std::sync::mpsc::channel::<()>();
+    let mut made = made;
+    made.hold(held);
     drop(made);
+    assert!(given_back.recv().is_err(), "what it held ends with it");
     assert_eq!(blocks(&kept), 0);
 }
 

@@ -98,7 +98,7 @@ impl FrameReader {
         if self.is_full(held) {
             self.buffer.reserve_exact(self.target(held) - held);
         } else if held == 0 && self.buffer.capacity() > RECEIVE_BUFFER_BYTES_MIN {
-            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT;
+            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT || !self.room.is_ample();
             self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
         }
         let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
@@ -134,6 +134,7 @@ impl FrameReader {
         if !self.room.take(missing) {
             self.buffer = Vec::new();
             self.consumed = 0;
+            self.room.give_back(std::mem::take(&mut self.taken));
             return false;
         }
         self.taken += missing;

@@ -10,6 +10,8 @@ use crate::metrics::{CoreCounter, CounterSet};
 /// The room that is left.
 #[derive(Debug)]
 pub struct ReceiveRoom {
+    /// All of it.
+    bytes: usize,
     left_bytes: Cell<usize>,
     /// Whose refusals are counted.
     counters: Option<Arc<CounterSet<CoreCounter>>>,
@@ -18,7 +20,7 @@ pub struct ReceiveRoom {
 impl Default for ReceiveRoom {
     /// Room that does not end, for one connection by itself.
     fn default() -> Self {
-        Self { left_bytes: Cell::new(usize::MAX), counters: None }
+        Self { bytes: usize::MAX, left_bytes: Cell::new(usize::MAX), counters: None }
     }
 }
 
@@ -28,12 +30,17 @@ impl ReceiveRoom {
     pub fn new(frame_body_bytes_max: u32, counters: Arc<CounterSet<CoreCounter>>) -> Self {
         // Beside a frame's body there are its header and what the next read is given.
         let bytes = CORE_RECEIVE_BYTES_MAX.max(2 * frame_body_bytes_max as usize);
-        Self { left_bytes: Cell::new(bytes), counters: Some(counters) }
+        Self { bytes, left_bytes: Cell::new(bytes), counters: Some(counters) }
     }
 
     /// Whether so many bytes are left, for what can go without.
     pub(super) fn has(&self, bytes: usize) -> bool {
         self.left_bytes.get() >= bytes
+    }
+
+    /// Whether so much is left that idle connections may keep what they have for their next large frame.
+    pub(super) fn is_ample(&self) -> bool {
+        self.left_bytes.get() >= self.bytes / 2
     }
 
     /// Takes so many bytes of it, if they are there.

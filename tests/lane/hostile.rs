@@ -138,10 +138,12 @@ fn lies_about_sleep_harm_who_tells_them() {
     serves(&daemon);
     raw.send(&route(9, &prompt(1, 64)));
     assert_eq!(raw.reply().0, CorrelationId(9));
-    closed_for(&daemon, "lanes_closed_with_connection", |raw| {
-        let (other, _) = UnixStream::pair().expect("a pair");
-        drop(std::mem::replace(&mut raw.bell, other));
-    });
+    // Who lets go of the bell has no lane any more, and goes on by the socket.
+    let closed = || daemon.counter("lanes_closed_with_connection");
+    let (before, mut without) = (closed(), Raw::open(&daemon));
+    drop(std::mem::replace(&mut without.bell, UnixStream::pair().expect("a pair").0));
+    until("the lane has ended", || closed() == before + 1);
+    without.is_open();
     raw.is_open();
 }
 

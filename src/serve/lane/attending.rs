@@ -3,7 +3,7 @@
 //! A lane is driven as a socket is, by a task of its own, under a number of its own: replies that come late and watches
 //! find it as they find any connection. It ends before its connection does, whose session it uses: whatever ends the
 //! connection ends the lane first. What ends the lane alone (a fault, an untrusted header, replies left unread) ends the
-//! connection after it.
+//! connection after it; but a gateway that merely lets go of the bell goes on by its socket.
 
 use std::cell::{Cell, RefCell};
 use std::net::Shutdown;
@@ -15,7 +15,6 @@ use super::carrier::Carrier;
 use super::looks::Looks;
 use super::opening::NewLane;
 use super::stream::{LaneStream, Why};
-use super::terms::LanePlace;
 use crate::metrics::{CounterName, LaneCounter};
 use crate::serve::connection::Connection;
 use crate::serve::core::{Link, Shared};
@@ -36,7 +35,7 @@ pub(in crate::serve) async fn attend<T: Stream, S: Service + 'static>(core: Rc<S
 }
 
 fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane, looks: &Rc<Looks>) {
-    let NewLane { owner, end, bell, place } = lane;
+    let NewLane { owner, end, bell } = lane;
     let (uid, owner_id) = (owner.uid, owner.connection);
     let terms = Arc::clone(&core.responder.borrow().lanes.terms);
     let stream = match LaneStream::new(end, bell, looks, &terms) {
@@ -44,6 +43,7 @@ fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane
         Err(error) => {
             terms.counters().bump(LaneCounter::RefusedSystem);
             tracing::warn!(core = core.options.index, uid, %error, "a lane cannot be taken over; its connection is closed");
+            core.responder.borrow_mut().lanes.by_owner.remove(&owner_id);
             return core.cut(owner_id);
         }
     };
@@ -54,15 +54,7 @@ fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane
     let owed = connection.borrow().owed();
     let link = Rc::new(Link::new(Carrier::Lane(Box::new(stream)), owed));
     core.open.borrow_mut().insert(id, Rc::clone(&link));
-    let open = OpenLane {
-        core: Rc::clone(core),
-        id,
-        owner: owner_id,
-        connection,
-        link,
-        ended: Cell::new(None),
-        _place: place,
-    };
+    let open = OpenLane { core: Rc::clone(core), id, owner: owner_id, connection, link, ended: Cell::new(None) };
     tokio::task::spawn_local(async move {
         let (core, Link { stream, outlet, .. }) = (&open.core, &*open.link);
         let ended = drive(stream, &core.responder, &open.connection, outlet, Some(&core.spin)).await;
@@ -86,7 +78,6 @@ struct OpenLane<T: Stream, S: Service + 'static> {
     connection: RefCell<Connection>,
     link: Rc<Link<T>>,
     ended: Cell<Option<End>>,
-    _place: LanePlace,
 }
 
 impl<T: Stream, S: Service + 'static> OpenLane<T, S> {
@@ -131,7 +122,8 @@ impl<T: Stream, S: Service + 'static> Drop for OpenLane<T, S> {
             responder.lanes.by_owner.remove(&self.owner).is_some()
         };
         self.core.open.borrow_mut().remove(&self.id);
-        if is_first && !end.drained {
+        let bell_let_go = matches!(&self.link.stream, Carrier::Lane(lane) if lane.cut() == Some(Why::Bell));
+        if is_first && !end.drained && !bell_let_go {
             self.core.cut(self.owner);
         }
         self.core.responder.borrow().lanes.ended.notify_waiters();

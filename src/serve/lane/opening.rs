@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use super::terms::{LanePlace, Lanes};
+use super::terms::Lanes;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::lane::{LANE_LAYOUT, LaneEnd, LaneMemory, LaneSide, LaneSizes, bell_pair};
@@ -35,7 +35,6 @@ pub(super) struct NewLane {
     pub(super) owner: Peer,
     pub(super) end: LaneEnd,
     pub(super) bell: UnixStream,
-    pub(super) place: LanePlace,
 }
 
 /// The lanes of one core.
@@ -84,15 +83,16 @@ impl CoreLanes {
             let error = Error::new(Kind::Overloaded, what, "raise serve.lanes_max, or go without");
             return Err((LaneCounter::RefusedFull, error));
         };
-        let made = || {
-            let memory = LaneMemory::make(sizes)?;
+        let made = move || {
+            let mut memory = LaneMemory::make(sizes)?;
+            memory.hold(place);
             let (bell, theirs) = bell_pair()?;
             let handed = Handed { memory: memory.share()?, bell: theirs.into() };
             Ok((LaneEnd::new(memory, LaneSide::Daemon), bell, handed))
         };
         let (end, bell, handed) = made().map_err(|error| (LaneCounter::RefusedSystem, error))?;
         let owner = Peer { handed: None, ..*peer };
-        Ok((NewLane { owner, end, bell, place }, handed))
+        Ok((NewLane { owner, end, bell }, handed))
     }
 }
 

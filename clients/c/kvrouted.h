@@ -55,6 +55,8 @@ extern "C" {
 #define KVR_CANDIDATES_MAX 16
 /* Bytes of a name or message that is kept, its end included; longer ones are cut. */
 #define KVR_TEXT_BYTES 256
+/* Bytes of the longest name that the daemon takes, without an end. */
+#define KVR_NAME_BYTES_MAX 256
 
 /* How a call ended. What else is known: kvr_client.message. */
 typedef enum kvr_status {
@@ -765,6 +767,8 @@ static inline kvr_status kvr_connect(
     kvr_client *client, const char *path, const char *name, const kvr_session *session, int timeout_ms) {
     struct sockaddr_un address;
     struct timeval patience;
+    int64_t deadline_ms = kvr__now_ms() + timeout_ms, left;
+    kvr_status status;
     int flags;
     memset(client, 0, sizeof *client);
     memset(&address, 0, sizeof address);
@@ -779,6 +783,7 @@ static inline kvr_status kvr_connect(
     flags = fcntl(client->fd, F_GETFD);
     if (flags < 0 || fcntl(client->fd, F_SETFD, flags | FD_CLOEXEC) < 0) return kvr__fail_errno(client, "fcntl");
     /* Blocking until here: a Unix socket connects at once, or waits so long for room in the listener's queue. */
+    if (timeout_ms <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
     patience.tv_sec = timeout_ms / 1000;
     patience.tv_usec = (timeout_ms % 1000) * 1000;
     if (setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0)
@@ -786,7 +791,12 @@ static inline kvr_status kvr_connect(
     if (connect(client->fd, (struct sockaddr *)&address, sizeof address) < 0) return kvr__fail_errno(client, path);
     flags = fcntl(client->fd, F_GETFL);
     if (flags < 0 || fcntl(client->fd, F_SETFL, flags | O_NONBLOCK) < 0) return kvr__fail_errno(client, "fcntl");
-    return kvr__hello(client, name, session);
+    left = deadline_ms - kvr__now_ms();
+    if (left <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+    client->timeout_ms = (int)left;
+    status = kvr__hello(client, name, session);
+    client->timeout_ms = timeout_ms;
+    return status;
 }
 
 /* Any of a model's pools, where one is named. */

@@ -55,7 +55,9 @@ typedef struct kvr_answer {
     kvr_route_reply reply; /* of a fallback only the candidates' names, states and costs mean anything */
     kvr_held booking, prefill_booking;
     int is_fallback;        /* 1 = the client decided alone: nothing is booked, no cache was looked at */
-    kvr_status why;         /* why the daemon did not: KVR_TIMEOUT, KVR_CLOSED, KVR_SYSTEM (not reached), KVR_REFUSED (draining) */
+    /* Why the daemon did not: KVR_TIMEOUT, KVR_CLOSED, KVR_SYSTEM (not reached, or it takes no connections for now),
+     * KVR_REFUSED (draining). */
+    kvr_status why;
     int64_t since_ms;       /* since when it has not answered, by CLOCK_MONOTONIC */
     int all_down;           /* every worker was called down when the daemon last told */
 } kvr_answer;
@@ -63,7 +65,7 @@ typedef struct kvr_answer {
 typedef struct kvr__owed {
     kvr__word word;
     uint64_t instance_id;
-    char request_id[KVR_TEXT_BYTES];
+    char request_id[KVR_NAME_BYTES_MAX + 1];
 } kvr__owed;
 
 typedef struct kvr_steady {
@@ -227,8 +229,11 @@ static inline void kvr__keep(kvr_buffer *to, const kvr_buffer *from) {
 static inline void kvr__disconnect(kvr_steady *steady) {
     char message[KVR_TEXT_BYTES];
     if (!steady->is_connected && steady->client.fd < 0) return;
-    kvr__keep(&steady->hello, &steady->client.hello);
-    kvr__keep(&steady->fleet, &steady->client.fleet);
+    /* Of one that was never ready the hello may be what could not be read. */
+    if (steady->is_connected) {
+        kvr__keep(&steady->hello, &steady->client.hello);
+        kvr__keep(&steady->fleet, &steady->client.fleet);
+    }
     memcpy(message, steady->client.message, sizeof message);
     kvr_close(&steady->client);
     memcpy(steady->client.message, message, sizeof message);
@@ -256,6 +261,8 @@ static inline void kvr__answered(kvr_steady *steady) {
 /* Keeps a report for the next connection. An interim count is left out: the next one says it all. */
 static inline void kvr__owe(kvr_steady *steady, const kvr__word *word, uint64_t instance_id) {
     kvr__owed *owed;
+    /* A name that is too long was refused. */
+    if (word->request_id != NULL && strlen(word->request_id) > KVR_NAME_BYTES_MAX) return;
     if (word->kind == 9 || (steady->instance_id != 0 && instance_id != steady->instance_id)) return;
     if (steady->owed == NULL) steady->owed = (kvr__owed *)calloc(KVR_OWED_MAX, sizeof *steady->owed);
     if (steady->owed == NULL || steady->owed_count == KVR_OWED_MAX) {
@@ -295,43 +302,82 @@ static inline kvr_status kvr__settle(kvr_steady *steady, int64_t deadline_ms) {
     return KVR_OK;
 }
 
-/* Makes sure of a connection, unless the daemon is left alone. */
-static inline kvr_status kvr__connected(kvr_steady *steady, int64_t deadline_ms) {
-    int64_t now = kvr__now_ms();
-    kvr_status status;
-    if (now < steady->rests_until_ms)
-        return kvr__fail(&steady->client, KVR_SYSTEM, "the daemon did not answer, and is tried again soon");
-    if (!steady->is_connected) {
-        uint64_t before = steady->instance_id;
-        int left = (int)(deadline_ms - now);
-        if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
-        status = kvr_connect(&steady->client, steady->options.path, steady->options.name, &steady->options.session, left);
-        steady->is_connected = status == KVR_OK;
-        if (status != KVR_OK) {
-            kvr__failed(steady);
-            kvr__disconnect(steady);
-            return status;
-        }
-        steady->connects++;
-        kvr__answered(steady);
-        steady->instance_id = steady->client.instance_id;
-        steady->refuses_hashes_of = 0;
-        /* Another run knows nothing of what the last one held. */
-        if (before != 0 && before != steady->instance_id) steady->owed_first = steady->owed_count = 0;
-        if (steady->options.fallback && (steady->client.features >> 16 & 1) != 0) {
-            status = kvr_watch(&steady->client, KVR_EVERY_SPACE);
-            if (status == KVR_OK) status = kvr_watch_next(&steady->client);
-            if (status != KVR_OK && status != KVR_REFUSED) return status;
-        }
-    }
-    return kvr__settle(steady, deadline_ms);
-}
-
-/* What became of a step: the connection ends where it is of no more use, and silence is left alone. */
+/* What became of a step on the connection: it ends where it is of no more use, and silence is left alone. */
 static inline void kvr__judge(kvr_steady *steady, kvr_status status) {
     if (status == KVR_TIMEOUT) kvr__failed(steady);
     else if (status == KVR_OK || status == KVR_REFUSED) kvr__answered(steady);
     if (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED) kvr__disconnect(steady);
+}
+
+/* Whether two hellos give the same spaces the same numbers; how one hashes may be learnt later. */
+static inline int kvr__same_spaces(const kvr_buffer *one, const kvr_buffer *other) {
+    size_t n;
+    for (n = 0;; n++) {
+        kvr_space mine, others;
+        int read = kvr__read_space(one->bytes, one->used, n, &mine);
+        if (read != kvr__read_space(other->bytes, other->used, n, &others) || read < 0) return 0;
+        if (read == 0) return 1;
+        if (mine.space_id != others.space_id || mine.role != others.role || strcmp(mine.model, others.model) != 0 ||
+            strcmp(mine.name_space, others.name_space) != 0)
+            return 0;
+    }
+}
+
+/* Takes what the hello of a new connection says. */
+static inline void kvr__greeted(kvr_steady *steady) {
+    uint64_t before = steady->instance_id;
+    steady->connects++;
+    kvr__answered(steady);
+    steady->instance_id = steady->client.instance_id;
+    steady->refuses_hashes_of = 0;
+    /* Another run knows nothing of what the last one held. */
+    if (before != 0 && before != steady->instance_id) steady->owed_first = steady->owed_count = 0;
+    /* The workers that are remembered would be of spaces of other numbers. */
+    if (steady->fleet.used > 0 && !kvr__same_spaces(&steady->hello, &steady->client.hello)) steady->fleet.used = 0;
+}
+
+/* Connects, and has the daemon tell of its workers. */
+static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
+    int64_t left = deadline_ms - kvr__now_ms();
+    kvr_status status;
+    if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
+    status = kvr_connect(
+        &steady->client, steady->options.path, steady->options.name, &steady->options.session, (int)left);
+    if (status != KVR_OK) {
+        kvr__failed(steady);
+        kvr__disconnect(steady);
+        /* Overloaded or draining: as one that cannot be reached. */
+        return status == KVR_REFUSED && steady->client.retryable ? KVR_SYSTEM : status;
+    }
+    steady->is_connected = 1;
+    kvr__greeted(steady);
+    if (!steady->options.fallback || (steady->client.features >> 16 & 1) == 0) return KVR_OK;
+    status = kvr__in_time(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr_watch(&steady->client, KVR_EVERY_SPACE);
+    if (status != KVR_OK) {
+        /* It would never tell of its workers. */
+        kvr__failed(steady);
+        kvr__disconnect(steady);
+        return status;
+    }
+    status = kvr__in_time(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr_watch_next(&steady->client);
+    if (status == KVR_REFUSED) return KVR_OK;
+    if (status != KVR_OK) kvr__judge(steady, status);
+    return status;
+}
+
+/* Makes sure of a connection, unless the daemon is left alone, which says nothing of a connection that there is. Judges
+ * what it does itself. */
+static inline kvr_status kvr__connected(kvr_steady *steady, int64_t deadline_ms) {
+    kvr_status status = KVR_OK;
+    if (kvr__now_ms() < steady->rests_until_ms)
+        return kvr__fail(&steady->client, KVR_SYSTEM, "the daemon did not answer, and is tried again soon");
+    if (!steady->is_connected) status = kvr__open(steady, deadline_ms);
+    if (status != KVR_OK) return status;
+    status = kvr__settle(steady, deadline_ms);
+    if (status != KVR_OK) kvr__judge(steady, status);
+    return status;
 }
 
 /* Closes the connection and gives its memory back. What is owed is forgotten; what is booked ends after the daemon's
@@ -428,13 +474,14 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
         status = kvr__in_time(steady, deadline_ms);
         if (status == KVR_OK) status = kvr_route(&steady->client, &asked, &answer->reply);
     }
-    if (request->request_id != NULL && (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED)) {
-        /* It may be booked: that is freed by its name before it is asked again. */
+    if (request->request_id != NULL && status != KVR_OK && status != KVR_REFUSED && status != KVR_INVALID) {
+        /* It may be booked, or yet be: that is freed by its name before anything else is asked. */
         kvr__word word = {7, {0, 0}, NULL, 0, 0, 0};
         word.request_id = request->request_id;
         word.attempt = request->attempt;
         kvr__owe(steady, &word, steady->instance_id);
     }
+    kvr__judge(steady, status);
     return status;
 }
 
@@ -449,7 +496,6 @@ static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model,
     for (tries = 0; tries < 2; tries++) {
         int was_connected = steady->is_connected;
         status = kvr__try_route(steady, model, name_space, request, deadline_ms, answer);
-        kvr__judge(steady, status);
         if (!was_connected || steady->is_connected) break;
     }
     if (status == KVR_OK) {
@@ -474,9 +520,11 @@ static inline kvr_status kvr__tell(kvr_steady *steady, const kvr_held *held, kvr
     status = kvr__connected(steady, deadline_ms);
     /* To another run it names nothing. */
     if (status == KVR_OK && held->instance_id != steady->instance_id) return KVR_OK;
-    if (status == KVR_OK) status = kvr__in_time(steady, deadline_ms);
-    if (status == KVR_OK) status = kvr__report(&steady->client, &word, outcome);
-    kvr__judge(steady, status);
+    if (status == KVR_OK) {
+        status = kvr__in_time(steady, deadline_ms);
+        if (status == KVR_OK) status = kvr__report(&steady->client, &word, outcome);
+        kvr__judge(steady, status);
+    }
     if (status == KVR_OK || status == KVR_REFUSED) return status;
     /* Said twice it changes nothing. */
     kvr__owe(steady, &word, held->instance_id);

@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import flatbuffers
 from xxhash import xxh3_64_intdigest
 
-from kvrouted import Client, Options, RouteRequest, Scheme
+from kvrouted import Client, Options, RouteRequest, Scheme, frames
 from kvrouted.hashing import local_hashes
+from kvrouted.schema_generated import routing_generated as fb
 from tests.daemon import PATIENCE_S, ROOT, Daemon
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +44,49 @@ model = "m"
     for at, role in ((3, "prefill"), (4, "decode"))
 )
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def overloaded() -> bytes:
+    """The frame that a daemon sends to a connection that it does not take."""
+    builder = flatbuffers.Builder(64)
+    message = builder.CreateString("too many connections")
+    fb.ErrorStart(builder)
+    fb.ErrorAddCode(builder, 13)
+    fb.ErrorAddRetryable(builder, True)
+    fb.ErrorAddMessage(builder, message)
+    builder.Finish(fb.ErrorEnd(builder), file_identifier=b"KVRT")
+    body = bytes(builder.Output())
+    body += bytes(-len(body) % 8)
+    return frames._HEADER.pack(len(body), fb.Kind.Error, 0, 1, 0) + body
+
+
+class Refusing:
+    """Listens where the daemon did, and takes no connections."""
+
+    def __init__(self, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        self.serving = threading.Thread(target=self.serve)
+        self.serving.start()
+
+    def serve(self) -> None:
+        while True:
+            connection = self.listener.accept()[0]
+            with connection:
+                # Its hello is read first: what is unread when a socket closes may cost its peer the answer.
+                if not connection.recv(1 << 16):
+                    return
+                connection.sendall(overloaded())
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(self.path)
+        self.serving.join()
+        self.listener.close()
+        Path(self.path).unlink()
 
 
 class CClient(unittest.TestCase):
@@ -110,8 +157,21 @@ class CClient(unittest.TestCase):
                 reply = client.route(RouteRequest(model="m", tokens=[1], explain=True))
                 self.assertEqual([candidate.terms.active_requests for candidate in reply.candidates], [0.0, 0.0])
 
-        wanted = self.run_beside(daemon, [program, daemon.socket], {"free": nothing_is_booked})
-        self.assertEqual(wanted, ["stop", "go on", "kill", "start", "free"])
+        refusing = []
+        config = daemon.folder / "config.toml"
+        said = {
+            "free": nothing_is_booked,
+            "refuse": lambda: refusing.append(Refusing(daemon.socket)),
+            "refuse no more": lambda: refusing.pop().close(),
+            "number the spaces anew": lambda: config.write_text(
+                config.read_text()
+                .replace("[[space]]", '[[space]]\nmodel = "before"\nblock_size = 16\n[[space]]', 1)
+                .replace("[[worker]]", '[[worker]]\nmodel = "m"')
+            ),
+        }
+        wanted = self.run_beside(daemon, [program, daemon.socket], said)
+        refused = ["refuse", "refuse no more", "number the spaces anew"]
+        self.assertEqual(wanted, ["stop", "go on", "free", "kill", *refused, "start", "free"])
 
     def test_hashes_and_choices_without_the_daemon_are_those_of_the_other_clients(self):
         program = self.build("test_steady.c", *self.sanitizers())

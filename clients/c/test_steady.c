@@ -121,8 +121,9 @@ static void beside_a_daemon(const char *path) {
     kvr_route_request request = asking("life", 1);
     kvr_held old, held;
     kvr_outcome outcome;
+    char longest[KVR_NAME_BYTES_MAX + 1];
     uint32_t seed;
-    uint64_t first, seen = 0;
+    uint64_t first, seen = 0, connects;
 
     options.path = path;
     options.timeout_ms = 60000;
@@ -137,19 +138,34 @@ static void beside_a_daemon(const char *path) {
     CHECK(kvr_steady_output_progress(&steady, &answer.booking, 7, &outcome) == KVR_OK && outcome == KVR_APPLIED);
     CHECK(kvr_steady_free(&steady, &answer.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
 
-    /* A daemon that is silent: decided alone within the deadline, what comes late is freed, what is owed is said. */
+    /* A daemon that is silent: decided alone within the deadline, what comes late is freed, what is owed is said, all
+     * on the connection that there is. */
+    memset(longest, 'n', sizeof longest);
+    longest[KVR_NAME_BYTES_MAX] = 0;
+    CHECK(steady.client.timeout_ms > 1000);
     request = asking("held", 2);
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
     held = answer.booking;
     ask_for("stop");
     steady.options.timeout_ms = 100;
-    request = asking("late", 3);
+    steady.options.backoff_first_ms = steady.options.backoff_most_ms = 600000;
+    connects = steady.connects;
+    request = asking(longest, 3);
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK);
     CHECK(answer.is_fallback && answer.why == KVR_TIMEOUT && answer.since_ms > 0 && answer.booking.booking.generation == 0);
+    CHECK(steady.owed_count == 1 && strcmp(steady.owed[steady.owed_first].request_id, longest) == 0);
+    /* It is left alone, which does not end the connection. */
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK);
+    CHECK(answer.is_fallback && answer.why == KVR_SYSTEM && steady.is_connected && steady.owed_count == 1);
     CHECK(kvr_steady_free(&steady, &held, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);
     ask_for("go on");
     steady.options.timeout_ms = 60000;
+    steady.options.backoff_first_ms = 1;
+    steady.options.backoff_most_ms = 20;
+    steady.rests_until_ms = 0;
     until_the_daemon_decides();
+    CHECK(steady.connects == connects && steady.owed_count == 0);
+    ask_for("free");
     CHECK(kvr_steady_free(&steady, &held, &outcome) == KVR_OK && outcome == KVR_ALREADY_APPLIED);
 
     /* One that is gone: every prompt has its worker. */
@@ -169,8 +185,30 @@ static void beside_a_daemon(const char *path) {
     }
     CHECK(seen == 6 && steady.fallbacks >= 80);
     CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) != KVR_OK);
+
+    /* One that takes no connections: as one that is gone, and left alone for longer each time. */
+    ask_for("refuse");
+    steady.options.backoff_first_ms = steady.options.backoff_most_ms = 600000;
+    for (seed = 0; seed < 2; seed++) {
+        int failures = steady.failures;
+        steady.rests_until_ms = 0;
+        if (seed == 0) CHECK(kvr_steady_free(&steady, &old, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);
+        else CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+        CHECK(steady.client.error_code == 13 && steady.client.retryable);
+        CHECK(steady.failures == failures + 1 && steady.rests_until_ms > 0 && steady.owed_count > 0);
+    }
+    CHECK(answer.why == KVR_SYSTEM);
+    steady.options.backoff_first_ms = 1;
+    steady.options.backoff_most_ms = 20;
+    steady.rests_until_ms = 0;
+    ask_for("refuse no more");
+    ask_for("number the spaces anew");
+
     ask_for("start");
+    CHECK(steady.fleet.used > 0);
     until_the_daemon_decides();
+    /* What is remembered of its last run's workers names spaces that are others. */
+    CHECK(steady.fleet.used == 0 && steady.client.fleet.used > 0);
     /* A booking of another run. */
     request = asking("new", 5);
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);

@@ -127,7 +127,8 @@ def key(request: RouteRequest, prefix_tokens: int) -> int:
 def _beginning(tokens: Tokens, most: int) -> bytes:
     """So many tokens, 0 = all of them, as bytes."""
     if isinstance(tokens, (bytes, bytearray, memoryview)):
-        return token_bytes(memoryview(tokens)[: 4 * most or None])
+        # Packed first: what a view is sliced by need not be bytes.
+        return token_bytes(tokens)[: 4 * most or None]
     return token_bytes(tokens[: most or None])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import unittest
+from array import array
 
 from kvrouted import DecidedBy, DeviceClass, RouteRequest, Scheme, Trust, Worker, WorkerInfo, WorkerState, fallback
 from kvrouted.fallback import Fleet, decide, key, surprise
@@ -107,6 +108,14 @@ class Vectors(unittest.TestCase):
         for prefix in (0, 2, 99):
             packed = RouteRequest(model="m", tokens=b"\1\0\0\0\2\0\0\0\3\0\0\0")
             self.assertEqual(key(packed, prefix), key(RouteRequest(model="m", tokens=[1, 2, 3]), prefix))
+        known = fleet(*(worker(at) for at in range(8)))
+        packed = array("I", range(100, 200))
+        forms = [list(packed), packed, packed.tobytes(), bytearray(packed.tobytes()), memoryview(packed)]
+        forms += [memoryview(packed).cast("B"), memoryview(array("I", [at // 2 for at in range(200, 400)]))[::2]]
+        for prefix in (0, 1, 7, 99, 4096):
+            choices = [decide(known, 0, RouteRequest(model="m", tokens=form), "gone", prefix) for form in forms]
+            self.assertEqual(len({choice.best.worker for choice in choices}), 1)
+            self.assertEqual(len({key(RouteRequest(model="m", tokens=form), prefix) for form in forms}), 1)
         named = RouteRequest(model="m", tokens=[1], affinity_session="a", fallback_key="b")
         self.assertEqual(key(named, 9), key(RouteRequest(model="m", tokens=[2], affinity_session="b"), 9))
 

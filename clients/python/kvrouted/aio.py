@@ -56,6 +56,8 @@ class AsyncClient:
         self._greeted: Hello | None = None
         self._reading: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
+        #: Held by the task that waits for room to write; the others wait behind it.
+        self._making_room = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[_Answer]] = {}
         self._watching: dict[int, asyncio.Queue[_Answer | BaseException]] = {}
 
@@ -162,7 +164,8 @@ class AsyncClient:
         if booking is None:
             return None
         told = booking
-        return await self._tell(told, lambda at: frames.encode_output_progress(at, told, output_tokens), timeout_s)
+        say = partial(frames.encode_output_progress, booking=told, output_tokens=output_tokens)
+        return await self._tell(told, say, timeout_s, is_interim=True)
 
     async def served(
         self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
@@ -225,7 +228,7 @@ class AsyncClient:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
 
     async def _tell(
-        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
+        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None, *, is_interim: bool = False
     ) -> BookingOutcome | None:
         build = partial(self._core.report, booking, say)
         try:
@@ -233,8 +236,9 @@ class AsyncClient:
         except OtherRun:
             return BookingOutcome.UNKNOWN
         except Unreachable:
-            # Saying it twice changes nothing.
-            self._core.owe(booking, say)
+            # Saying it twice changes nothing. The next count says it all.
+            if not is_interim:
+                self._core.owe(booking, say)
             return None
 
     async def _learn(self, space_id: int | None, deadline: float) -> tuple[WorkerInfo, ...]:
@@ -258,6 +262,13 @@ class AsyncClient:
             await self._connected(deadline)
             # A daemon that was silent is left alone as one that is gone.
             self._core.check_backoff(time.monotonic())
+            try:
+                await self._room(deadline)
+            except ConnectionLost:
+                if broke:
+                    raise
+                broke = True
+                continue
             correlation_id = self._core.take_id()
             frame = build(correlation_id)
             try:
@@ -273,6 +284,34 @@ class AsyncClient:
                 raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
             if hashed is None or not self._core.hashes_refused(hashed, reply):
                 raise reply
+
+    async def _room(self, deadline: float) -> None:
+        """Waits until the daemon has taken most of what was written: nothing piles up for one that hangs."""
+        writer = self._writer
+        if writer is None or not self._is_full(writer):
+            return
+        try:
+            await asyncio.wait_for(self._drain(writer), max(deadline - time.monotonic(), 0))
+        except asyncio.TimeoutError as error:
+            self._core.failed(time.monotonic())
+            raise DeadlineExceeded("the daemon takes no more requests") from error
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the daemon broke: {error}") from error
+        if self._writer is not writer:
+            raise ConnectionLost("the connection to the daemon broke")
+        # Another task may have found it silent in the meantime.
+        self._core.check_backoff(time.monotonic())
+
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
+        async with self._making_room:
+            while self._is_full(writer):
+                await writer.drain()
+
+    @staticmethod
+    def _is_full(writer: asyncio.StreamWriter) -> bool:
+        if writer.is_closing():
+            return False
+        return writer.transport.get_write_buffer_size() > writer.transport.get_write_buffer_limits()[1]
 
     def _write(self, data: bytes) -> None:
         if self._writer is None or self._writer.is_closing():

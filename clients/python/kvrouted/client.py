@@ -154,11 +154,15 @@ class Client:
     def output_progress(
         self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
     ) -> BookingOutcome | None:
-        """Says how many tokens a booked request has produced so far. None: as for `prefill_complete`."""
+        """Says how many tokens a booked request has produced so far.
+
+        None: nothing was booked, or the daemon cannot be reached. It is not said later: the next count says it all.
+        """
         if booking is None:
             return None
         told = booking
-        return self._tell(told, lambda at: frames.encode_output_progress(at, told, output_tokens), timeout_s)
+        say = partial(frames.encode_output_progress, booking=told, output_tokens=output_tokens)
+        return self._tell(told, say, timeout_s, is_interim=True)
 
     def served(
         self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
@@ -221,7 +225,7 @@ class Client:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
 
     def _tell(
-        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None
+        self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None, *, is_interim: bool = False
     ) -> BookingOutcome | None:
         build = partial(self._core.report, booking, say)
         try:
@@ -229,8 +233,9 @@ class Client:
         except OtherRun:
             return BookingOutcome.UNKNOWN
         except Unreachable:
-            # Saying it twice changes nothing.
-            self._core.owe(booking, say)
+            # Saying it twice changes nothing. The next count says it all.
+            if not is_interim:
+                self._core.owe(booking, say)
             return None
 
     def _learn(self, space_id: int | None, deadline: float) -> tuple[WorkerInfo, ...]:

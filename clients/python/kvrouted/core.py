@@ -29,6 +29,8 @@ AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 #: Reports that wait for the daemon's return; beyond it the oldest are forgotten, and its bookings end by age.
 OWED_MAX = 65_536
+#: Of them, so many are said at once: the next when those are answered.
+SAYING_MAX = 1_024
 #: Of a call's time, how much the request may wait for a worker.
 QUEUE_SHARE = 0.8
 
@@ -95,6 +97,8 @@ class Core:
     fleet: fallback.Fleet = field(default_factory=fallback.Fleet)
     _spaces: tuple[Space, ...] = ()
     _backoff: _Backoff = field(init=False)
+    #: Whether the connection is ready: until then what comes may be a refusal of it, which is no answer.
+    _is_greeted: bool = False
     _next_id: int = 1
     _received: bytearray = field(default_factory=bytearray)
     #: Routes that book and whose reply nobody has taken yet.
@@ -146,14 +150,19 @@ class Core:
         if [_name(space) for space in self._spaces] != [_name(space) for space in reply.spaces]:
             # The workers that are remembered are of spaces of other numbers.
             self.fleet = fallback.Fleet()
+        self._backoff.succeeded()
+        self._is_greeted = True
         self.hello, self._spaces = reply, reply.spaces
         self._other_scheme.clear()
 
     def closed(self) -> None:
         """The connection has ended. Whatever was being booked is freed by name when there is another."""
+        self._is_greeted = False
         self._received.clear()
         self._page, self._refreshed_at = None, None
-        self._owed.extendleft(reversed(self._saying.values()))
+        # Beyond the room that there is the oldest are forgotten.
+        owed, self._owed = self._owed, deque(self._saying.values(), OWED_MAX)
+        self._owed.extend(owed)
         self._saying.clear()
         for request in self._booking.values():
             self._owe_free_of(request)
@@ -194,7 +203,8 @@ class Core:
             return None
         body = bytes(memoryview(self._received)[frames.HEADER_BYTES : end])
         del self._received[:end]
-        self._backoff.succeeded()
+        if self._is_greeted:
+            self._backoff.succeeded()
         try:
             instance = self.hello.instance_id if self.hello else 0
             reply = frames.decode_reply(header.kind, body, instance)
@@ -214,7 +224,8 @@ class Core:
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
         """A reply that no caller waits for; answers with what is to be sent because of it."""
         self._booking.pop(correlation_id, None)
-        self._saying.pop(correlation_id, None)
+        if self._saying.pop(correlation_id, None) is not None:
+            return self._owed_frames()
         if isinstance(reply, RouteReply):
             # Whoever asked has given up: nobody else would ever free it.
             left = [booking for booking in (reply.booking, reply.prefill_booking) if booking is not None]
@@ -232,6 +243,13 @@ class Core:
         self._saying[correlation_id] = say
         return say(correlation_id)
 
+    def _owed_frames(self) -> bytes:
+        """What is owed, as much of it as may be unanswered at once."""
+        said = []
+        while self._owed and len(self._saying) < SAYING_MAX:
+            said.append(self._say(self._owed.popleft()))
+        return b"".join(said)
+
     def _ask_page(self, cursor: int) -> bytes:
         if cursor == 0:
             return b""
@@ -240,8 +258,7 @@ class Core:
 
     def ahead(self, now: float) -> bytes:
         """What is to be sent before the next request: what is owed, and the question who there is."""
-        owed = b"".join(map(self._say, self._owed))
-        self._owed.clear()
+        owed = self._owed_frames()
         moved = self._fleet_version_seen not in (0, self.fleet.version)
         age = now - self._refreshed_at if self._refreshed_at is not None else None
         if self._page is not None or not self.options.fallback:

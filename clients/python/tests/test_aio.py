@@ -136,6 +136,29 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         await patient
         self.assertIsNotNone((await client.route(ask(tokens=prompt(1)))).best)
 
+    async def test_nothing_piles_up_for_a_daemon_that_hangs(self):
+        client = await self.client(backoff_s=(0.0, 0.0))
+        await client.connect()
+        held = (await client.route(ask(tokens=prompt(1), book="piled"))).booking
+        with self.daemon.silent():
+            large = prompt(2, 60_000)
+            for _ in range(40):
+                reply = await client.route(ask(tokens=large), timeout_s=0.02)
+                self.assertIs(reply.decided_by, DecidedBy.FALLBACK)
+            # What was written when there was room for it, and no more.
+            self.assertLess(client._writer.transport.get_write_buffer_size(), 3 * 4 * len(large))
+            self.assertIsNone(await client.output_progress(held, 5, timeout_s=0.02))
+            self.assertEqual(len(client._core._owed), 0)
+            self.assertIsNone(await client.free(held, timeout_s=0.02))
+            self.assertEqual(len(client._core._owed), 1)
+
+        async def nothing_is_booked() -> bool:
+            decided = await client.route(ask(tokens=prompt(3)))
+            return decided.decided_by is DecidedBy.DAEMON and await busy(client) == 0
+
+        await until(nothing_is_booked)
+        self.assertEqual((await client.route(ask(tokens=large))).decided_by, DecidedBy.DAEMON)
+
     async def test_a_deadline_is_the_callers(self):
         client = await self.client(fallback=False, backoff_s=(0.001, 0.001))
         await client.connect()

@@ -2,6 +2,7 @@
 
 import unittest
 from dataclasses import replace
+from functools import partial
 
 import flatbuffers
 
@@ -18,7 +19,7 @@ from kvrouted import (
     Unreachable,
     frames,
 )
-from kvrouted.core import Core, OtherRun
+from kvrouted.core import OWED_MAX, SAYING_MAX, Core, OtherRun
 from kvrouted.schema_generated import routing_generated as fb
 
 
@@ -150,6 +151,26 @@ class Bookings(unittest.TestCase):
         self.assertEqual(core.ahead(0.0), b"")
 
 
+    def test_what_is_owed_is_said_in_turns_and_never_grows_beyond_its_room(self):
+        core = connected()
+        for slot in range(OWED_MAX + 10):
+            booking = Booking(slot, 1, instance_id=1)
+            core.owe(booking, partial(frames.encode_free, booking=booking))
+        said = freed(core.ahead(0.0))
+        self.assertEqual([slot for _, slot in said], list(range(10, 10 + SAYING_MAX)))
+        # A daemon that hangs is told no more.
+        self.assertEqual(core.ahead(0.0), b"")
+        core.feed(free_reply(said[0][0]))
+        self.assertEqual([slot for _, slot in freed(core.stray(*core.next_reply()))], [10 + SAYING_MAX])
+        booking = Booking(7, 2, instance_id=1)
+        for _ in range(2 * SAYING_MAX):
+            core.owe(booking, partial(frames.encode_free, booking=booking))
+        core.closed()
+        core.opened(hello(1))
+        # The oldest are forgotten, said or not.
+        self.assertEqual(freed(core.ahead(0.0))[0][1], 10 + 2 * SAYING_MAX)
+
+
 class Queues(unittest.TestCase):
     def deadline_us(self, features: set[str], **fields) -> int:
         core = Core(Options())
@@ -176,6 +197,14 @@ class Backoff(unittest.TestCase):
                 core.check_backoff(now + wait * 0.7)
             now += wait * 1.3
             core.check_backoff(now)
+        # A daemon that takes no connections has not answered.
+        core.failed(now)
+        core.feed(free_reply(1))
+        core.next_reply()
+        with self.assertRaises(Unreachable):
+            core.check_backoff(now)
+        core.opened(hello(1))
+        core.check_backoff(now)
         core.failed(now)
         core.feed(free_reply(1))
         core.next_reply()

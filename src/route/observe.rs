@@ -112,11 +112,12 @@ pub const fn seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
-/// Whose turn it is. Whoever only asks why takes no turn.
+/// Whose turn it is. Whoever only asks takes no turn, nor who names the worker.
 fn turn(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
     let Some(turns) = view.turns.get(request.space.0 as usize) else { return 0 };
     // Relaxed: the number is all there is; no other memory hangs on it.
-    match request.explain && request.book.is_none() {
+    let is_named = request.pin.is_some_and(|pin| pin.rank != DpRank(u32::MAX));
+    match request.is_only_asked() || is_named {
         true => turns.load(Ordering::Relaxed),
         false => turns.fetch_add(1, Ordering::Relaxed),
     }

@@ -68,7 +68,9 @@ pub struct RouteRequest<'a> {
     pub book: Option<BookingRequest<'a>>,
     /// Return the terms of every candidate's cost and what removed the others.
     pub explain: bool,
-    /// How many candidates to list, from 1; the daemon refuses 0 and lists at most `limits::CANDIDATES_MAX`.
+    /// How many candidates to list, from 1. Who wants to know of one alone is going to send the prompt there, so that
+    /// it takes its turn also if it explains itself and books nothing. The daemon refuses 0 and lists at most
+    /// `limits::CANDIDATES_MAX`.
     pub candidates_max: usize,
     /// Only these workers, rank `u32::MAX` = every rank; `None` = all.
     pub allow: Option<&'a [Worker]>,
@@ -128,7 +130,14 @@ impl<'a> RouteRequest<'a> {
     /// The same only to be looked at: nothing is booked, and nobody's turn is taken.
     #[must_use]
     pub const fn only_asked(&self) -> Self {
-        Self { book: None, explain: true, ..*self }
+        let candidates_max = if self.candidates_max > 1 { self.candidates_max } else { 2 };
+        Self { book: None, explain: true, candidates_max, ..*self }
+    }
+
+    /// Whether it takes nobody's turn: candidates are compared and explained, and none of them is booked.
+    #[must_use]
+    pub(super) const fn is_only_asked(&self) -> bool {
+        self.explain && self.book.is_none() && self.candidates_max != 1
     }
 
     /// The same as a question about every worker, whom `policy` would choose or not. Where only pinned requests are

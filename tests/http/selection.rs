@@ -226,3 +226,18 @@ fn who_waits_is_answered_when_there_is_room_and_books_nothing_when_gone() {
     // A gateway at the socket makes the room, too, and finds it taken.
     assert_eq!((served.daemon.counter("http_unwanted"), served.daemon.counter("queue_waiting")), (1, 0));
 }
+
+#[test]
+fn who_selects_takes_a_turn_and_who_books_the_selection_none() {
+    let served =
+        Served::configured("", "[space.policy]\nmode = \"round-robin\"\n[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
+    let select = |id: &str| {
+        let body = json!({"model_name": "m", "selection_id": id, "token_ids": [1]});
+        served.post("/select", &body).1["worker_id"].as_u64().expect("a worker")
+    };
+    assert_eq!([select("a"), select("b"), select("c"), select("d")], [1, 2, 1, 2]);
+    let reserved =
+        |id: &str| served.post("/reservations", &json!({"model_name": "m", "selection_id": id})).1["worker_id"].clone();
+    assert_eq!([reserved("b"), reserved("a")], [2, 1]);
+    assert_eq!(select("e"), 1, "a booking of what was selected is no turn of its own");
+}

@@ -44,6 +44,8 @@ pub const HTTP_DUMPS_MAX: usize = 1;
 pub const HTTP_DUMP_CHUNK_BYTES: usize = 64 << 10;
 /// Such pieces that may wait for whoever reads them.
 pub const HTTP_DUMP_CHUNKS_MAX: usize = 16;
+/// How long the dump of one worker may take, milliseconds: that long its reader can hold back the worker's own events.
+pub const HTTP_DUMP_WORKER_MS_MAX: u64 = 30_000;
 /// How long a stop waits for the responses under way once everybody else has ended, milliseconds.
 pub const HTTP_END_MS_MAX: u64 = 500;
 
@@ -53,4 +55,5 @@ const _: () =
     assert!(HTTP_BODY_BYTES_CEILING <= HTTP_BODIES_BYTES_MAX, "one body alone is never refused for the others");
 // A body of the largest size makes a prompt that the protocol between core and gateway can carry, or is refused by it.
 const _: () = assert!(PROMPT_TOKENS_MAX * 4 < FRAME_BODY_BYTES_CEILING as usize);
+const _: () = assert!(HTTP_DUMP_WORKER_MS_MAX > HTTP_WRITE_STALL_MS_MAX, "who reads nothing is found out as that");
 const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);

@@ -1,11 +1,14 @@
 //! `/dump`: every block of every worker as the events that would store them, in the shape that Dynamo's indexers take
-//! from each other. It is written while it is read, so that it never takes more than a few pieces of memory.
+//! from each other. It is written while it is read, so that of its text only a few pieces are in memory.
+//! Beside them stand the hashes of the worker that is being written, 20 to 40 bytes a block: a child is told only behind
+//! its parent.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -23,7 +26,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::WorkerRecord;
 use crate::ids::Tier;
 use crate::index::StoreBlocks;
-use crate::limits::{HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX};
+use crate::limits::{HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX, HTTP_DUMP_WORKER_MS_MAX};
 use crate::metrics::HttpCounter;
 
 /// Begins a dump; one at a time.
@@ -78,6 +81,15 @@ struct LeftOut {
     worker_id: u64,
     dp_rank: u32,
     reason: &'static str,
+}
+
+/// Why blocks of a worker are left out, if they are. Who was late is told so, and not that nobody read.
+fn left_out_for(dumped: Result<(), &'static str>, is_late: bool, has_dormant: bool) -> Option<&'static str> {
+    match dumped {
+        Err(_) if is_late => Some("deadline_passed"),
+        Err(reason) => Some(reason),
+        Ok(()) => has_dormant.then_some("blocks_without_parent"),
+    }
 }
 
 impl Writing {
@@ -136,7 +148,8 @@ impl Writing {
         self.out.extend_from_slice(b"]}");
     }
 
-    /// Writes a worker's blocks. Why not all, if so.
+    /// Writes a worker's blocks. Why not all, if so. Its own events wait meanwhile, and who reads slowly, but without a
+    /// rest, must not have them wait for ever.
     fn worker(&mut self, record: &WorkerRecord) -> Option<&'static str> {
         if record.events.is_none() || !self.is_read {
             return None;
@@ -144,7 +157,8 @@ impl Writing {
         let app = Arc::clone(&self.app);
         // What has been told of it, in which tiers.
         let mut told: FxHashMap<u64, u8> = FxHashMap::default();
-        let mut has_dormant = false;
+        let (mut has_dormant, mut is_late) = (false, false);
+        let deadline = Instant::now() + Duration::from_millis(HTTP_DUMP_WORKER_MS_MAX);
         let dumped = app.backend.dump(record, &mut |store| {
             let bit = 1_u8 << store.tier.index();
             let is_news = store.hashes.iter().any(|hash| told.get(&hash.0).is_none_or(|tiers| tiers & bit == 0));
@@ -155,12 +169,10 @@ impl Writing {
                 store.hashes.iter().for_each(|hash| *told.entry(hash.0).or_default() |= bit);
                 self.event(record, store);
             }
-            self.is_read
+            is_late = Instant::now() >= deadline;
+            self.is_read && !is_late
         });
-        match dumped {
-            Err(reason) => Some(reason),
-            Ok(()) => has_dormant.then_some("blocks_without_parent"),
-        }
+        left_out_for(dumped, is_late && self.is_read, has_dormant)
     }
 
     fn event(&mut self, record: &WorkerRecord, store: &StoreBlocks<'_>) {
@@ -205,5 +217,22 @@ impl Writing {
     fn flush(&mut self) {
         let piece = std::mem::take(&mut self.out);
         self.is_read = self.is_read && self.pieces.blocking_send(piece.into()).is_ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_named_by_what_ended_it() {
+        assert_eq!(left_out_for(Err("not_read"), true, false), Some("deadline_passed"));
+        assert_eq!(left_out_for(Err("not_read"), false, true), Some("not_read"));
+        assert_eq!(
+            left_out_for(Ok(()), true, true),
+            Some("blocks_without_parent"),
+            "the last block came in time enough"
+        );
+        assert_eq!(left_out_for(Ok(()), false, false), None);
     }
 }

@@ -30,6 +30,8 @@ pub const HTTP_SELECTIONS_BYTES_MAX: usize = 256 << 20;
 pub const HTTP_SELECTION_MS_MAX: u64 = 120_000;
 /// Workers about which it is remembered what only HTTP clients want to know.
 pub const HTTP_RECORDS_MAX: usize = WORKERS_MAX;
+/// Bytes of what is said of one of them, as JSON; 256 ranks with two endpoints each take some 30 KiB.
+pub const HTTP_RECORD_BYTES_MAX: usize = 64 << 10;
 /// Data-parallel ranks that one request may register.
 pub const HTTP_RANKS_MAX: u32 = 256;
 /// Requests to change workers that may wait for the control thread.
@@ -55,5 +57,8 @@ const _: () =
     assert!(HTTP_BODY_BYTES_CEILING <= HTTP_BODIES_BYTES_MAX, "one body alone is never refused for the others");
 // A body of the largest size makes a prompt that the protocol between core and gateway can carry, or is refused by it.
 const _: () = assert!(PROMPT_TOKENS_MAX * 4 < FRAME_BODY_BYTES_CEILING as usize);
+const _: () =
+    assert!(HTTP_RECORDS_MAX * HTTP_RECORD_BYTES_MAX <= 256 << 20, "what is said of all workers is bounded, too");
+const _: () = assert!(HTTP_RECORD_BYTES_MAX as u64 <= HTTP_BODY_BYTES_MAX_DEFAULT);
 const _: () = assert!(HTTP_DUMP_WORKER_MS_MAX > HTTP_WRITE_STALL_MS_MAX, "who reads nothing is found out as that");
 const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);

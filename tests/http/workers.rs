@@ -51,6 +51,33 @@ fn a_worker_comes_changes_and_goes() {
     assert_eq!((served.patch("/workers/7", &json!({})).0, served.patch("/workers/x", &json!({})).0), (404, 400));
 }
 
+#[test]
+fn who_was_removed_elsewhere_is_nobody_to_send_to() {
+    let (served, publisher) = (Served::start(&[]), Publisher::new());
+    assert_eq!(served.post("/workers", &request(7, &publisher)).1["lifecycle"], "schedulable");
+    assert_eq!(served.get("/ready").0, 200);
+    served.daemon.worker_ok(&["remove", "7"]);
+    until("it is gone", || served.get("/ready").0 == 503);
+    let (_, ready) = served.get("/ready");
+    let row = &ready["workers"][0];
+    assert_eq!((&ready["schedulable_workers"], &row["lifecycle"]), (&0.into(), &"unschedulable".into()), "{ready}");
+    assert!(row["not_schedulable_reasons"][0].as_str().is_some_and(|reason| reason.contains("register")), "{row}");
+    assert_eq!(served.get("/workers").1[0]["lifecycle"], "unschedulable");
+    assert_eq!(served.post("/workers", &request(7, &publisher)).1["lifecycle"], "schedulable");
+}
+
+#[test]
+fn no_more_is_kept_of_a_worker_than_is_allowed() {
+    let served = Served::start(&[]);
+    let large = json!({"worker_id": 1, "model_name": "m", "stable_routing_id": "x".repeat(40 << 10)});
+    assert_eq!(served.post("/workers", &large).0, 201);
+    // Counted is what would be kept, not what one request says.
+    let more = json!({"topology_domains": {"zone": "y".repeat(40 << 10)}});
+    let (status, said) = served.patch("/workers/1", &more);
+    assert_eq!((status, said["code"].as_str()), (413, Some("oversized")));
+    assert_eq!(served.get("/workers").1[0]["topology_domains"], json!({}));
+}
+
 /// What is selected once the fleet shows what was patched.
 fn until_selected(served: &Served, body: &Value) -> Value {
     let mut selected = Value::Null;

@@ -111,6 +111,12 @@ impl Record {
         self
     }
 
+    /// Bytes of it as JSON: of its memory, all but what lists and names cost by themselves.
+    pub(super) fn bytes(&self) -> usize {
+        // What cannot be written cannot be told again either, and is not to be kept.
+        serde_json::to_vec(self).map_or(usize::MAX, |json| json.len())
+    }
+
     /// Its first rank, and how many there are.
     pub(super) fn ranks(&self) -> (u32, u32) {
         (self.fields.data_parallel_start_rank.unwrap_or(0), self.fields.data_parallel_size.unwrap_or(1))

@@ -17,7 +17,7 @@ use super::space;
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::ids::{SpaceId, Worker};
-use crate::limits::HTTP_RANKS_MAX;
+use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX};
 use crate::trust::TrustReason;
 
 /// How a rank's events come in, as the indexer says it.
@@ -143,6 +143,11 @@ impl App {
             let message = format!("data_parallel_size {size} exceeds the maximum {HTTP_RANKS_MAX}");
             return Err(Refusal::invalid(message, "register the ranks as several workers"));
         }
+        let bytes = record.bytes();
+        if bytes > HTTP_RECORD_BYTES_MAX {
+            let message = format!("what is said of the worker is {bytes} bytes, more than {HTTP_RECORD_BYTES_MAX}");
+            return Err(Error::new(Kind::Oversized, message, "say less of it, or register its ranks as several").into());
+        }
         if !self.records.lock().has_room(record.worker_id) {
             let error = Error::new(Kind::Overloaded, "too many workers are registered", "remove some");
             return Err(error.into());
@@ -161,7 +166,8 @@ impl App {
             }
             Ok(_) => {}
         }
-        if !reasons.is_empty() && self.records.lock().get(record.worker_id).is_some_and(is_in_use) {
+        let is_there = known_to(&self.backend.fleet(), record.worker_id).is_some();
+        if !reasons.is_empty() && is_there && self.records.lock().get(record.worker_id).is_some_and(is_in_use) {
             self.remove(Worker::new(record.worker_id, EVERY_RANK)).await?;
         }
         record.lifecycle = if reasons.is_empty() { Lifecycle::Schedulable } else { Lifecycle::Incomplete };
@@ -222,8 +228,12 @@ fn is_in_use(record: &Record) -> bool {
     record.lifecycle == Lifecycle::Schedulable
 }
 
-/// A worker that is not in the fleet.
-fn unheard(record: Record) -> Row {
+/// A worker that is not in the fleet. One that was once, and was removed elsewhere, is nobody to send to.
+fn unheard(mut record: Record) -> Row {
+    if record.lifecycle == Lifecycle::Schedulable {
+        record.lifecycle = Lifecycle::Unschedulable;
+        record.not_schedulable_reasons = vec!["removed from the fleet: register it again".to_owned()];
+    }
     let (endpoints, listeners) = Default::default();
     Row { instance_id: record.worker_id, source: "zmq", status: "pending", endpoints, listeners, record }
 }

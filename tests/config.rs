@@ -70,6 +70,14 @@ fn who_may_administer_by_http_follows_from_the_address_unless_it_is_said() {
     assert!(http("port = 1\nlisten = \"0.0.0.0\"\nadminister = true").administer);
     let bad = |lines: &str, wanted| expect(&format!("[[space]]\nmodel = \"a\"\n[http]\n{lines}"), &[wanted]);
     bad("port = 1\nlisten = \"::\"", (5, "http.listen", "administer", None));
+    for restricts in
+        ["[admin]\nsocket_mode = \"0660\"", "[admin]\nallow_uids = [\"7\"]", "[serve]\nallow_gids = [\"7\"]"]
+    {
+        bad(&format!("port = 1\n{restricts}"), (3, "http.administer", "has to be said", None));
+        assert!(http(&format!("port = 1\nadminister = true\n{restricts}")).administer);
+        assert!(!http(restricts).administer, "{restricts}");
+    }
+    assert!(http("port = 1\n[admin]\nsocket_mode = \"0600\"").administer);
     bad("port = 1\nlisten = \"here\"", (5, "http.listen", "no IP address", None));
     bad("port = 1\n[metrics]\nport = 1", (4, "http.port", "metrics.port", None));
 }

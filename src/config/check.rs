@@ -6,11 +6,14 @@ use std::ffi::OsString;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-use super::fields::WorkerDraft;
+use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft};
 use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
-use super::{Config, HttpConfig, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig, policy_with};
+use super::{
+    AccessConfig, Config, HttpConfig, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig,
+    policy_with,
+};
 use crate::ids::SpaceId;
 use crate::limits;
 use crate::route::{Mode, Policy};
@@ -73,12 +76,21 @@ fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig
     serve
 }
 
-/// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident.
+/// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident. Where
+/// somebody wrote down who may do what on the sockets, nothing follows: the port knows nothing of that.
 fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     let (entry, mut http) = (&draft.http, draft.http.value);
     let is_said = entry.written("administer").is_some();
+    let restricts = restriction(draft);
     if !is_said {
-        http.administer = http.listen.is_loopback();
+        http.administer = http.listen.is_loopback() && restricts.is_none();
+    }
+    if let Some(field) = restricts.filter(|_| http.port != 0 && !is_said && http.listen.is_loopback()) {
+        let message = format!(
+            "has to be said beside {field}, of which the HTTP port knows nothing: true or false, whether every process of \
+             this machine may register and remove workers by it"
+        );
+        problems.push(entry.problem("administer", message));
     }
     if http.port != 0 && !is_said && !http.listen.is_loopback() && !entry.is_refused("listen") {
         let message = "is not the loopback interface, and the port asks for no credentials: say with administer = true \
@@ -91,6 +103,19 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
         problems.push(entry.problem("port", message));
     }
     http
+}
+
+/// What was written about who may connect to the sockets, other than what is preset.
+fn restriction(draft: &Draft) -> Option<&'static str> {
+    let (admin, serve) = (&draft.admin.value, &draft.serve.value);
+    let is_listed = |access: &AccessConfig| !access.uids.is_empty() || !access.gids.is_empty();
+    if is_listed(&admin.access) {
+        Some("admin.allow_uids and admin.allow_gids")
+    } else if is_listed(&serve.access) {
+        Some("serve.allow_uids and serve.allow_gids")
+    } else {
+        (admin.socket_mode != ADMIN_SOCKET_MODE_PRESET).then_some("admin.socket_mode")
+    }
 }
 
 fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {

@@ -11,7 +11,7 @@ mod relay;
 
 use super::field::{Field, Kind, Preset};
 
-pub(super) use admin::ADMIN;
+pub(super) use admin::{ADMIN, ADMIN_SOCKET_MODE_PRESET};
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use http::HTTP;

@@ -197,7 +197,7 @@ pub struct HttpConfig {
     pub port: u16,
     /// The address it is bound to.
     pub listen: IpAddr,
-    /// Whether workers may be registered and removed by it.
+    /// Whether workers may be registered and removed by it, by whoever reaches it: it knows nobody's name.
     pub administer: bool,
     /// Largest request body answered, bytes.
     pub body_bytes_max: u64,

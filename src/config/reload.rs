@@ -23,6 +23,8 @@ impl Config {
         compare("serve.pin", was.pin != is.pin);
         compare("serve.frame_body_bytes_max", was.frame_body_bytes_max != is.frame_body_bytes_max);
         compare("serve.drain_ms_max", was.drain_ms_max != is.drain_ms_max);
+        // Without a port nothing of it means anything.
+        compare("http", (self.http.port, next.http.port) != (0, 0) && self.http != next.http);
         compare("metrics.port", self.metrics.port != next.metrics.port);
         compare("log.level", self.log.level != next.log.level);
         compare("log.format", self.log.format != next.log.format);
@@ -65,6 +67,8 @@ mod tests {
             ("[serve]\ncores = 3\npin = true", &["serve.cores", "serve.pin"]),
             ("[serve]\nallow_uids = [\"7\"]\n[admin]\nallow_gids = [\"7\"]", &[]),
             ("[admin]\nsocket_mode = \"0660\"", &["admin.socket_mode"]),
+            ("[http]\nlisten = \"::1\"", &[]),
+            ("[http]\nport = 1", &["http"]),
             ("[log]\nlevel = \"debug\"", &["log.level"]),
             ("[policy]\ndevice_credit = 0.5", &[]),
             ("[policy]\nseed = 4", &["policy.seed"]),

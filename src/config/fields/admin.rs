@@ -12,6 +12,9 @@ use Preset::Value;
 /// The fields that a running daemon takes over, of either socket.
 pub(super) const ACCESS_FIELDS: &[&str] = &["allow_uids", "allow_gids"];
 
+/// The preset of the admin socket's mode, as a number.
+pub(in crate::config) const ADMIN_SOCKET_MODE_PRESET: u32 = 0o600;
+
 pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
     name: "admin",
     reload: Reload::Only(ACCESS_FIELDS),

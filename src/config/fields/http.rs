@@ -40,7 +40,9 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             "",
             Absent("true"),
             Flag { set: |c, v| c.administer = v },
-            "Whether workers may be registered and removed by it. Absent: on the loopback interface; else it must be said.",
+            "Whether workers may be registered and removed by it. Absent: on the loopback interface. It must be said on another,\n\
+             # and beside lists of who may connect in [serve] or [admin] or another admin.socket_mode: the port knows none of\n\
+             # them.",
         ),
         field(
             "body_bytes_max",

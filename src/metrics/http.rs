@@ -16,6 +16,7 @@ counters! {
         BodiesCrowded = "http_bodies_crowded", "Requests refused because the bodies of others took all the memory there is for them.";
         BodiesUnusable = "http_bodies_unusable", "Requests refused because their body was not the JSON that was expected.";
         AdministrationRefused = "http_administration_refused", "Requests to change workers refused because http.administer is false.";
+        PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that could lead a page here.";
         SelectionsEvicted = "http_selections_evicted", "Selections forgotten before anybody booked them, for want of room.";
         SelectionsExpired = "http_selections_expired", "Selections forgotten because nobody booked them in time.";
         Unwanted = "http_unwanted", "Requests whose client had gone before they were decided.";

@@ -40,12 +40,38 @@ fn bodies_are_bounded_and_typed() {
     assert_eq!((served.daemon.counter("http_bodies_oversized"), served.daemon.counter("http_bodies_unusable")), (1, 4));
     // Of a body whose length is not announced no more is read than is allowed.
     let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
-    let head =
-        "POST /select HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /select HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(format!("{head}1388\r\n{}\r\n", " ".repeat(5000)).as_bytes()).expect("sent");
     let mut reply = [0; 12];
     stream.read_exact(&mut reply).expect("answered");
     assert_eq!(&reply[9..], b"413");
+}
+
+#[test]
+fn no_web_page_is_answered_whatever_it_asks() {
+    let served = Served::start(&["--worker", "id=1"]);
+    let asked = |line: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
+        stream
+            .write_all(format!("GET /loads HTTP/1.1\r\nConnection: close\r\n{line}\r\n\r\n").as_bytes())
+            .expect("sent");
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).expect("answered");
+        reply
+    };
+    for page in [
+        "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1",
+        "Host: localhost\r\nSec-Fetch-Site: cross-site",
+        "Host: evil.example",
+    ] {
+        let reply = asked(page);
+        assert!(reply.starts_with("HTTP/1.1 403") && reply.contains("not_permitted"), "{page}: {reply}");
+    }
+    for program in ["Host: 127.0.0.1:1", "Host: localhost", "Host: [::1]:8090\r\nSec-Fetch-Site: none"] {
+        let reply = asked(program);
+        assert!(reply.starts_with("HTTP/1.1 200"), "{program}: {reply}");
+    }
+    assert_eq!((served.daemon.counter("http_pages_refused"), served.daemon.counter("http_refused")), (3, 3));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::records::Records;
 use super::refusal::Refusal;
 use super::selections::{Forgotten, Selections};
 use super::space;
-use crate::config::SpaceConfig;
+use crate::config::{HttpConfig, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{Scheme, SpaceId};
@@ -73,6 +73,8 @@ pub(super) struct App {
     pub(super) dumps: Arc<Semaphore>,
     pub(super) counters: Arc<CounterSet<HttpCounter>>,
     may_administer: bool,
+    /// Whether only this machine reaches it.
+    pub(super) is_loopback: bool,
     started: Instant,
 }
 
@@ -81,18 +83,19 @@ impl App {
         desk: Desk,
         backend: Arc<dyn HttpBackend>,
         counters: Arc<CounterSet<HttpCounter>>,
-        (body_bytes_max, may_administer): (u64, bool),
+        config: HttpConfig,
     ) -> Self {
         Self {
             desk,
             backend,
-            bodies: Bodies::new(body_bytes_max, Arc::clone(&counters)),
+            bodies: Bodies::new(config.body_bytes_max, Arc::clone(&counters)),
             records: Mutex::default(),
             selections: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
             counters,
-            may_administer,
+            may_administer: config.administer,
+            is_loopback: config.listen.is_loopback(),
             started: Instant::now(),
         }
     }

@@ -130,8 +130,8 @@ fn depth_of(json: &[u8]) -> usize {
     deepest
 }
 
-/// Whether a body is said to be JSON. Browsers cannot say so of what a page of another origin sends, unless they ask
-/// first, which is not answered: so no page can order anything here.
+/// Whether a body is said to be JSON. Browsers say so of what a page of another origin sends only if they may, for which
+/// they ask first and get no leave; [`pages`](super::pages) refuses them whatever they say.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(text) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else { return false };
     let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();

@@ -20,6 +20,7 @@ mod indexer;
 mod listener;
 mod materials;
 mod orders;
+mod pages;
 mod questions;
 mod records;
 mod refusal;
@@ -106,8 +107,7 @@ impl HttpPort {
             let HttpMetrics { http, core: core_counters } = metrics;
             let prepared = prepare(listener).and_then(|(runtime, listener)| {
                 let desk = Desk::open(service, core, core_counters, Arc::clone(&http))?;
-                let bounds = (config.body_bytes_max, config.administer);
-                Ok((runtime, listener, Arc::new(App::new(desk, backend, Arc::clone(&http), bounds))))
+                Ok((runtime, listener, Arc::new(App::new(desk, backend, Arc::clone(&http), config))))
             });
             match prepared {
                 // The receiver waits for exactly this.
@@ -215,6 +215,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(questions::metrics))
         .fallback(questions::not_found)
         .method_not_allowed_fallback(questions::method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), pages::refuse))
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }

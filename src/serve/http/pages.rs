@@ -1,0 +1,87 @@
+//! Web pages: whoever looks at one lets its author send requests from this machine, so none of them is answered. What
+//! is no browser says nothing of where a request comes from, and is.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::app::App;
+use super::refusal::Refusal;
+use crate::error::{Error, Kind};
+use crate::metrics::HttpCounter;
+
+/// Where a browser says that a request comes from.
+const FETCH_SITE: &str = "sec-fetch-site";
+
+/// Refuses what a page sends, whatever is asked.
+pub(super) async fn refuse(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (message, remedy) = if is_of_page(request.headers()) {
+        ("a web page sent the request", "ask from a program: no page may ask, of whatever origin")
+    } else if app.is_loopback && !is_host_plain(request.uri(), request.headers()) {
+        ("the Host is neither an IP address nor localhost", "name the port 127.0.0.1, also behind a proxy")
+    } else {
+        return next.run(request).await;
+    };
+    app.counters.bump(HttpCounter::PagesRefused);
+    Refusal::from(Error::new(Kind::NotPermitted, message, remedy)).into_response()
+}
+
+/// Whether a page caused it: what somebody typed into a browser, or opened from a bookmark, is of no page.
+fn is_of_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.get_all(FETCH_SITE).iter().any(|site| site != "none")
+}
+
+/// Whether the host is named such that no name server was asked. A page's author can have the name of the page's own
+/// host mean the loopback interface, after which the page asks here as if of its own server, and says no origin.
+fn is_host_plain(uri: &Uri, headers: &HeaderMap) -> bool {
+    let is_plain = |authority: &Authority| {
+        let host = authority.host();
+        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+    };
+    let mut named = headers.get_all(header::HOST).iter();
+    uri.authority().is_none_or(is_plain)
+        && named.all(|host| Authority::try_from(host.as_bytes()).is_ok_and(|authority| is_plain(&authority)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn who_names_an_origin_or_a_site_is_a_page() {
+        for (line, expected) in [
+            (("origin", "http://127.0.0.1:8090"), true),
+            (("origin", "null"), true),
+            (("sec-fetch-site", "cross-site"), true),
+            (("sec-fetch-site", "same-origin"), true),
+            (("sec-fetch-site", "none"), false),
+            (("user-agent", "curl"), false),
+        ] {
+            assert_eq!(is_of_page(&headers(&[line])), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_a_name_may_be_anybodys() {
+        let asked = |host: &'static str| is_host_plain(&Uri::from_static("/dump"), &headers(&[("host", host)]));
+        for plain in ["127.0.0.1:8090", "127.0.0.1", "[::1]:8090", "localhost:8090", "LocalHost", "10.0.0.7:1"] {
+            assert!(asked(plain), "{plain}");
+        }
+        for name in ["evil.example:8090", "localhost.evil.example", "127.0.0.1.nip.example", "x", "", "[::1"] {
+            assert!(!asked(name), "{name}");
+        }
+        assert!(is_host_plain(&Uri::from_static("/dump"), &headers(&[])), "no browser leaves it out");
+        let target = Uri::from_static("http://evil.example/dump");
+        assert!(!is_host_plain(&target, &headers(&[("host", "localhost")])));
+    }
+}

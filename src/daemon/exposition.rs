@@ -21,8 +21,8 @@ use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::limits::WORKERS_MAX;
 use crate::load::Loads;
 use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, HttpCounter, JournalCounter, LaneCounter,
-    Latency, LoadReportCounter, PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter,
+    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, HttpCounter, Latency, LoadReportCounter,
+    RouteCounter,
 };
 use crate::serve::{Lanes, WaitingRoom};
 use crate::shadow::ShadowTally;
@@ -91,6 +91,19 @@ impl Sources {
     pub(super) fn routed(&self, worker: WorkerIndex, counter: RouteCounter) -> u64 {
         self.cores.iter().map(|core| core.workers.get(worker, counter)).sum()
     }
+}
+
+/// Every counter of a list, without labels.
+fn encode_counters<L: CounterName>(
+    encoder: &mut DescriptorEncoder<'_>,
+    counters: &CounterSet<L>,
+) -> Result<(), fmt::Error> {
+    for counter in L::ALL {
+        let name = format!("kvrouted_{}", counter.name());
+        let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, u64, u64>(&counters.get(*counter), None)?;
+    }
+    Ok(())
 }
 
 /// The Prometheus text of `sources` now.
@@ -228,31 +241,11 @@ impl Gatherer {
     }
 
     fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for counter in DaemonCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.daemon.get(*counter), None)?;
-        }
-        for counter in LoadReportCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.heard.get(*counter), None)?;
-        }
-        for counter in PredictorCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.predicting.counters.get(*counter), None)?;
-        }
-        for counter in JournalCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.recording.counters.get(*counter), None)?;
-        }
-        for counter in HttpCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&self.0.http.get(*counter), None)?;
-        }
+        encode_counters(encoder, &self.0.daemon)?;
+        encode_counters(encoder, &self.0.heard)?;
+        encode_counters(encoder, &self.0.predicting.counters)?;
+        encode_counters(encoder, &self.0.recording.counters)?;
+        encode_counters(encoder, &self.0.http)?;
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
             (
@@ -270,11 +263,7 @@ impl Gatherer {
 
     fn queue(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let room = &self.0.room;
-        for counter in QueueCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&room.counters().get(*counter), None)?;
-        }
+        encode_counters(encoder, room.counters())?;
         let help = "Requests that wait for a worker.";
         let mut metric = encoder.encode_descriptor("kvrouted_queue_waiting", help, None, MetricType::Gauge)?;
         metric.encode_gauge(&(room.waiting() as i64))?;
@@ -287,11 +276,7 @@ impl Gatherer {
 
     fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let lanes = &self.0.lanes;
-        for counter in LaneCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&lanes.counters().get(*counter), None)?;
-        }
+        encode_counters(encoder, lanes.counters())?;
         let mut metric =
             encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that are open.", None, MetricType::Gauge)?;
         metric.encode_gauge(&(lanes.open() as i64))
@@ -321,11 +306,7 @@ impl Gatherer {
 
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stats = &self.0.snapshots;
-        for counter in SnapshotCounter::ALL {
-            let name = format!("kvrouted_{}", counter.name());
-            let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-            metric.encode_counter::<NoLabelSet, u64, u64>(&stats.counters.get(*counter), None)?;
-        }
+        encode_counters(encoder, &stats.counters)?;
         let help = "Snapshots found at the start that were not used, by reason.";
         let mut family = encoder.encode_descriptor("kvrouted_snapshots_refused", help, None, MetricType::Counter)?;
         for (reason, times) in stats.refused() {

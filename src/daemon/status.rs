@@ -18,10 +18,7 @@ use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::WorkerView;
 use crate::limits::FINDING_WORKERS_MAX;
-use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, HttpCounter, JournalCounter, LaneCounter, LoadReportCounter,
-    PredictorCounter, QueueCounter, RouteCounter, SnapshotCounter, WorkerCounter,
-};
+use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
 use crate::serve::{AdminService, HelloInfo};
 use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
 
@@ -176,51 +173,43 @@ impl Administration {
             let sum = self.sources.cores.iter().map(|core| core.counters.get(*counter)).sum();
             (counter.name().to_owned(), sum)
         });
-        let daemon = DaemonCounter::ALL.iter();
-        let daemon = daemon.map(|counter| (counter.name().to_owned(), self.sources.daemon.get(*counter)));
-        let room = &self.sources.room;
-        let queue = QueueCounter::ALL.iter().map(|counter| (counter.name().to_owned(), room.counters().get(*counter)));
+        let (sources, room, lanes) = (&self.sources, &self.sources.room, &self.sources.lanes);
         // Not counters: they fall again.
-        let live = ("bookings_live".to_owned(), self.shared.loads.live() as u64);
-        let queue = queue.chain([("queue_waiting".to_owned(), room.waiting() as u64), live]);
-        let heard = LoadReportCounter::ALL.iter();
-        let heard = heard.map(|counter| (counter.name().to_owned(), self.sources.heard.get(*counter)));
-        let lanes = &self.sources.lanes;
-        let open = ("lanes_open".to_owned(), lanes.open() as u64);
-        let lanes = LaneCounter::ALL.iter().map(|counter| (counter.name().to_owned(), lanes.counters().get(*counter)));
-        let predicting = &self.sources.predicting.counters;
-        let predictor = PredictorCounter::ALL.iter();
-        let predictor = predictor.map(|counter| (counter.name().to_owned(), predicting.get(*counter)));
-        let recording = &self.sources.recording.counters;
-        let journal = JournalCounter::ALL.iter();
-        let journal = journal.map(|counter| (counter.name().to_owned(), recording.get(*counter)));
-        let tally = self.sources.recording.shadowing.total();
+        let now = [
+            ("queue_waiting".to_owned(), room.waiting() as u64),
+            ("bookings_live".to_owned(), self.shared.loads.live() as u64),
+            ("lanes_open".to_owned(), lanes.open() as u64),
+        ];
+        let tally = sources.recording.shadowing.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);
         let shadow = tally.counts().map(|(name, _, count)| (name.to_owned(), count)).into_iter().chain([regret]);
-        let http = HttpCounter::ALL.iter().map(|counter| (counter.name().to_owned(), self.sources.http.get(*counter)));
-        let snapshots = &self.sources.snapshots;
-        let kept = SnapshotCounter::ALL.iter();
-        let kept = kept.map(|counter| (counter.name().to_owned(), snapshots.counters.get(*counter)));
+        let snapshots = &sources.snapshots;
         let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
         cores
-            .chain(daemon)
-            .chain(queue)
-            .chain(heard)
-            .chain(lanes.chain([open]))
-            .chain(predictor)
-            .chain(journal)
+            .chain(named(&sources.daemon))
+            .chain(named(room.counters()))
+            .chain(now)
+            .chain(named(&sources.heard))
+            .chain(named(lanes.counters()))
+            .chain(named(&sources.predicting.counters))
+            .chain(named(&sources.recording.counters))
             .chain(shadow)
-            .chain(kept)
+            .chain(named(&snapshots.counters))
             .chain(refused)
-            .chain(http)
+            .chain(named(&sources.http))
             .collect()
     }
+}
+
+/// Every counter of a list, by its name.
+fn named<L: CounterName>(counters: &CounterSet<L>) -> impl Iterator<Item = (String, u64)> {
+    L::ALL.iter().map(|counter| (counter.name().to_owned(), counters.get(*counter)))
 }
 
 fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -> WorkerStatus {
     let now = [("choked", u64::from(view.gauges.is_choked())), ("messages_waiting", view.gauges.waiting())];
     let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
-    let named = WorkerCounter::ALL.iter().map(|counter| (counter.name().to_owned(), view.counters.get(*counter)));
+    let counted = named(&view.counters);
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
     let oddities = view.oddities_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
     let unruled = view.unruled.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
@@ -237,7 +226,7 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
         trust: record.trust.load(),
         blocks_held: view.gauges.bound(),
         blocks_by_tier: view.gauges.by_tier(),
-        counters: named.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
+        counters: counted.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
         remedy: None,
         source: String::new(),
     }
@@ -250,6 +239,7 @@ mod tests {
     use crate::fleet::{DeviceClass, TrustCell, WorkerState};
     use crate::ids::{ShardId, SpaceId, WorkerIndex, WorkerSlot};
     use crate::ingest::AbortReason;
+    use crate::metrics::WorkerCounter;
     use crate::trust::Trust;
 
     fn record() -> WorkerRecord {

@@ -47,6 +47,15 @@ pub(crate) struct SocketArgs {
     /// Only requests of this size; repeatable.
     #[arg(long = "size", value_name = "SIZE", value_parser = ["14-hashes", "720-hashes", "12000-tokens"])]
     pub(crate) sizes: Vec<String>,
+    /// Only so many connections with so many requests in flight on each; repeatable.
+    #[arg(long = "way", value_name = "CONNECTIONSxREQUESTS", value_parser = ["1x1", "1x32", "8x1"])]
+    pub(crate) ways: Vec<String>,
+    /// Only requests that come as soon as there is room for them.
+    #[arg(long)]
+    pub(crate) closed: bool,
+    /// Only both sides spinning.
+    #[arg(long)]
+    pub(crate) spinning: bool,
     /// The io engines of daemon and floor; ratios are of the first.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "epoll")]
     pub(crate) io: Vec<Io>,

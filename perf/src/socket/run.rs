@@ -69,7 +69,7 @@ struct Turn {
 fn turns(args: &SocketArgs) -> Vec<Turn> {
     let mut turns = Vec::new();
     let with_ingest: &[bool] = if args.ingest_rate > 0.0 { &[false, true] } else { &[false] };
-    for spins in [false, true] {
+    for spins in [false, true].into_iter().filter(|spins| *spins || !args.spinning) {
         let with_and_without = |side, io| with_ingest.iter().map(move |&ingest| Turn { side, io, spins, ingest });
         // The daemon spins on epoll only.
         for io in args.io.iter().copied().filter(|io| !spins || *io == Io::Epoll).map(Some) {
@@ -199,8 +199,9 @@ fn every_way(
     connect: &dyn Fn() -> Result<Connected, Failure>,
 ) -> Result<(), Failure> {
     let (time, mut number) = (Duration::from_secs_f64(args.seconds), 0);
-    for way in WAYS {
-        for is_open in [false, true] {
+    let is_asked = |way: &(u32, u32)| args.ways.is_empty() || args.ways.contains(&format!("{}x{}", way.0, way.1));
+    for way in WAYS.into_iter().filter(is_asked) {
+        for is_open in [false, true].into_iter().filter(|is_open| !(*is_open && args.closed)) {
             let pace = if is_open { Pace::Open(args.rate) } else { Pace::Closed };
             let open = |_| connect().map(|(fd, dialect)| Wire::new(fd, dialect, way.1));
             let mut wires = (0..way.0).map(open).collect::<Result<Vec<_>, _>>()?;
@@ -244,5 +245,6 @@ mod tests {
             *side == ServedBy::Peer || *ingest || (*spins && *io == Some(Io::Uring))
         }));
         assert_eq!(engines.len(), 6);
+        assert!(turns_of("perf socket --spinning").iter().all(|(_, _, spins, _)| *spins));
     }
 }

@@ -11,87 +11,12 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
-use super::predicting::Predicting;
-use super::recording::Recording;
-use super::service::Shared;
-use super::views::Views;
-use crate::fleet::{Fleet, Space};
-use crate::ids::{Worker, WorkerIndex};
+use super::sources::Sources;
+use crate::fleet::Space;
+use crate::ids::Worker;
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
-use crate::limits::WORKERS_MAX;
-use crate::load::Loads;
-use crate::metrics::{
-    CoreCounter, CounterName, CounterSet, CounterTable, DaemonCounter, HttpCounter, Latency, LoadReportCounter,
-    RouteCounter,
-};
-use crate::serve::{Lanes, WaitingRoom};
+use crate::metrics::{CoreCounter, CounterName, CounterSet, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
-use crate::snapshot::SnapshotStats;
-
-/// What one serving core counts.
-#[derive(Debug)]
-pub(super) struct CoreMetrics {
-    pub(super) counters: Arc<CounterSet<CoreCounter>>,
-    pub(super) decisions: Latency,
-    pub(super) workers: Arc<CounterTable<RouteCounter>>,
-}
-
-impl Default for CoreMetrics {
-    fn default() -> Self {
-        let workers = Arc::new(CounterTable::new(WORKERS_MAX));
-        Self { counters: Arc::default(), decisions: Latency::default(), workers }
-    }
-}
-
-/// Where every figure is found.
-#[derive(Debug)]
-pub(super) struct Sources {
-    pub(super) fleet: Arc<Fleet>,
-    pub(super) loads: Arc<Loads>,
-    pub(super) views: Arc<Views>,
-    pub(super) predicting: Predicting,
-    pub(super) recording: Recording,
-    pub(super) cores: Vec<Arc<CoreMetrics>>,
-    pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
-    pub(super) snapshots: Arc<SnapshotStats>,
-    pub(super) heard: Arc<CounterSet<LoadReportCounter>>,
-    pub(super) room: Arc<WaitingRoom>,
-    pub(super) lanes: Arc<Lanes>,
-    pub(super) doctor: Doctor,
-    pub(super) http: Arc<CounterSet<HttpCounter>>,
-}
-
-impl Sources {
-    /// The figures of what the cores share, of what each counts, and of the rest.
-    pub(super) fn new(
-        shared: &Shared,
-        views: Arc<Views>,
-        cores: Vec<Arc<CoreMetrics>>,
-        daemon: &Arc<CounterSet<DaemonCounter>>,
-        (snapshots, heard): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>),
-    ) -> Self {
-        Self {
-            fleet: Arc::clone(&shared.fleet),
-            loads: Arc::clone(&shared.loads),
-            views,
-            predicting: shared.predicting.clone(),
-            recording: shared.recording.clone(),
-            cores,
-            daemon: Arc::clone(daemon),
-            snapshots: Arc::clone(snapshots),
-            heard,
-            room: Arc::clone(&shared.room),
-            lanes: Arc::clone(&shared.lanes),
-            doctor: Doctor::default(),
-            http: Arc::default(),
-        }
-    }
-
-    /// What decisions showed of a worker, all cores together.
-    pub(super) fn routed(&self, worker: WorkerIndex, counter: RouteCounter) -> u64 {
-        self.cores.iter().map(|core| core.workers.get(worker, counter)).sum()
-    }
-}
 
 /// Every counter of a list, without labels.
 fn encode_counters<L: CounterName>(
@@ -106,22 +31,25 @@ fn encode_counters<L: CounterName>(
     Ok(())
 }
 
-/// The Prometheus text of `sources` now.
-pub(super) fn render(sources: &Arc<Sources>) -> Result<String, fmt::Error> {
+/// The Prometheus text of `sources` now, and of what the doctor finds.
+pub(super) fn render(sources: &Arc<Sources>, doctor: &Arc<Doctor>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Gatherer(Arc::clone(sources))));
+    registry.register_collector(Box::new(Gatherer { sources: Arc::clone(sources), doctor: Arc::clone(doctor) }));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Gatherer(Arc<Sources>);
+struct Gatherer {
+    sources: Arc<Sources>,
+    doctor: Arc<Doctor>,
+}
 
 impl Collector for Gatherer {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
-        let views = self.0.views.of(&table);
+        let table = self.sources.fleet.load();
+        let views = self.sources.views.of(&table);
         let views: Vec<_> = views.iter().map(|(record, view)| (record.worker, &**view)).collect();
         exposition::encode(&mut encoder, &views)?;
         self.worker_gauges(&mut encoder)?;
@@ -138,12 +66,12 @@ impl Collector for Gatherer {
 
 impl Gatherer {
     fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
+        let table = self.sources.fleet.load();
         for counter in RouteCounter::ALL {
             let name = format!("kvrouted_worker_{}", counter.name());
             let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             for record in &table.workers {
-                let (labels, value) = (worker_labels(record.worker), self.0.routed(record.index, *counter));
+                let (labels, value) = (worker_labels(record.worker), self.sources.routed(record.index, *counter));
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
             }
         }
@@ -156,7 +84,7 @@ impl Gatherer {
         let mut family = encoder.encode_descriptor("kvrouted_finding", help, None, MetricType::Gauge)?;
         // Findings that differ only in their words are one line.
         let mut lines: BTreeSet<(String, &'static str, Option<Worker>)> = BTreeSet::new();
-        for finding in self.0.doctor.findings(&self.0) {
+        for finding in self.doctor.findings() {
             let line = |worker| (finding.name.clone(), finding.harm.name(), worker);
             match finding.workers.as_slice() {
                 [] => drop(lines.insert(line(None))),
@@ -175,12 +103,12 @@ impl Gatherer {
     }
 
     fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
+        let table = self.sources.fleet.load();
         let name = "kvrouted_worker_predicted_blocks";
         let help = "Blocks that a worker without events is predicted to hold.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for record in &table.workers {
-            if let Some(blocks) = self.0.predicting.blocks_of(record) {
+            if let Some(blocks) = self.sources.predicting.blocks_of(record) {
                 family.encode_family(&worker_labels(record.worker))?.encode_gauge(&(blocks as i64))?;
             }
         }
@@ -195,7 +123,7 @@ impl Gatherer {
     }
 
     fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.0.fleet.load();
+        let table = self.sources.fleet.load();
         type Pick = fn(crate::load::Load) -> u64;
         let gauges: [(&str, &str, Pick); 3] = [
             ("kvrouted_worker_active_prefill_tokens", "Booked tokens still to be prefilled.", |load| {
@@ -212,7 +140,7 @@ impl Gatherer {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for record in &table.workers {
                 let labels = worker_labels(record.worker);
-                family.encode_family(&labels)?.encode_gauge(&(pick(self.0.loads.read(record.index)) as i64))?;
+                family.encode_family(&labels)?.encode_gauge(&(pick(self.sources.loads.read(record.index)) as i64))?;
             }
         }
         Ok(())
@@ -221,12 +149,12 @@ impl Gatherer {
     fn cores(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for counter in CoreCounter::ALL {
             let name = format!("kvrouted_{}", counter.name());
-            let sum: u64 = self.0.cores.iter().map(|core| core.counters.get(*counter)).sum();
+            let sum: u64 = self.sources.cores.iter().map(|core| core.counters.get(*counter)).sum();
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&sum, None)?;
         }
         let (mut sum, mut merged) = Latency::default().read();
-        for core in &self.0.cores {
+        for core in &self.sources.cores {
             let (core_sum, buckets) = core.decisions.read();
             sum += core_sum;
             for (into, from) in merged.iter_mut().zip(buckets) {
@@ -241,19 +169,19 @@ impl Gatherer {
     }
 
     fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        encode_counters(encoder, &self.0.daemon)?;
-        encode_counters(encoder, &self.0.heard)?;
-        encode_counters(encoder, &self.0.predicting.counters)?;
-        encode_counters(encoder, &self.0.recording.counters)?;
-        encode_counters(encoder, &self.0.http)?;
+        encode_counters(encoder, &self.sources.daemon)?;
+        encode_counters(encoder, &self.sources.heard)?;
+        encode_counters(encoder, &self.sources.predicting.counters)?;
+        encode_counters(encoder, &self.sources.recording.counters)?;
+        encode_counters(encoder, &self.sources.http)?;
         let gauges = [
-            ("kvrouted_bookings_live", "Bookings that are live.", self.0.loads.live() as i64),
+            ("kvrouted_bookings_live", "Bookings that are live.", self.sources.loads.live() as i64),
             (
                 "kvrouted_active_bytes",
                 "Memory in use for the blocks of the booked prompts.",
-                self.0.loads.active_bytes() as i64,
+                self.sources.loads.active_bytes() as i64,
             ),
-            ("kvrouted_fleet_version", "Version of the fleet table.", self.0.fleet.load().version as i64),
+            ("kvrouted_fleet_version", "Version of the fleet table.", self.sources.fleet.load().version as i64),
         ];
         for (name, help, value) in gauges {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
@@ -262,7 +190,7 @@ impl Gatherer {
     }
 
     fn queue(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let room = &self.0.room;
+        let room = &self.sources.room;
         encode_counters(encoder, room.counters())?;
         let help = "Requests that wait for a worker.";
         let mut metric = encoder.encode_descriptor("kvrouted_queue_waiting", help, None, MetricType::Gauge)?;
@@ -275,7 +203,7 @@ impl Gatherer {
     }
 
     fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let lanes = &self.0.lanes;
+        let lanes = &self.sources.lanes;
         encode_counters(encoder, lanes.counters())?;
         let mut metric =
             encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that are open.", None, MetricType::Gauge)?;
@@ -284,7 +212,7 @@ impl Gatherer {
 
     /// By space, as far as the shadow policy has judged there.
     fn shadow(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (table, tallies) = (self.0.fleet.load(), self.0.recording.shadowing.tallies());
+        let (table, tallies) = (self.sources.fleet.load(), self.sources.recording.shadowing.tallies());
         let tallies: Vec<_> =
             tallies.iter().filter_map(|(id, tally)| Some((space_labels(table.space(*id)?), tally))).collect();
         for (at, (name, help, _)) in ShadowTally::default().counts().into_iter().enumerate() {
@@ -305,7 +233,7 @@ impl Gatherer {
     }
 
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let stats = &self.0.snapshots;
+        let stats = &self.sources.snapshots;
         encode_counters(encoder, &stats.counters)?;
         let help = "Snapshots found at the start that were not used, by reason.";
         let mut family = encoder.encode_descriptor("kvrouted_snapshots_refused", help, None, MetricType::Counter)?;
@@ -333,9 +261,12 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::fleet::FleetTable;
-    use crate::load::LoadsConfig;
+    use crate::daemon::predicting::Predicting;
+    use crate::daemon::recording::Recording;
+    use crate::fleet::{Fleet, FleetTable};
+    use crate::load::{Loads, LoadsConfig};
     use crate::metrics::RelayCounter;
+    use crate::serve::{Lanes, WaitingRoom};
 
     #[test]
     fn every_metric_that_the_readme_names_is_there() {
@@ -351,10 +282,10 @@ mod tests {
             heard: Arc::default(),
             lanes: Arc::new(Lanes::new(1, 0)),
             room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
-            doctor: Doctor::default(),
             http: Arc::default(),
         };
-        let page = render(&Arc::new(sources)).unwrap();
+        let sources = Arc::new(sources);
+        let page = render(&sources, &Arc::new(Doctor::new(&sources))).unwrap();
         // Families are there without samples too.
         let of_daemon =
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));

@@ -7,10 +7,14 @@ use std::sync::{Arc, Weak};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::{mpsc, oneshot};
 
+use super::core_metrics::CoreMetrics;
 use super::core_seed;
-use super::exposition::{self, CoreMetrics, Sources};
+use super::doctor::Doctor;
+use super::exposition;
 use super::roster::Roster;
-use super::service::{CoreService, Shared};
+use super::service::CoreService;
+use super::shared::Shared;
+use super::sources::Sources;
 use super::streams::Streams;
 use crate::config::{Config, SpaceConfig};
 use crate::discovery::Source;
@@ -40,7 +44,7 @@ impl Http {
         config: &Config,
         port: Option<HttpPort>,
         (shared, cores): (&Shared, usize),
-        sources: &Arc<Sources>,
+        (sources, doctor): (&Arc<Sources>, &Arc<Doctor>),
         streams: &Arc<Streams>,
     ) -> Result<Self> {
         let (send, orders) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
@@ -54,6 +58,7 @@ impl Http {
                 room: Arc::clone(&shared.room),
                 spaces: config.spaces.clone(),
                 sources: Arc::clone(sources),
+                doctor: Arc::clone(doctor),
                 // Not the streams themselves: a dump that is under way must not keep them from ending.
                 streams: Arc::downgrade(streams),
                 orders: send,
@@ -105,6 +110,7 @@ struct Backend {
     room: Arc<WaitingRoom>,
     spaces: Vec<SpaceConfig>,
     sources: Arc<Sources>,
+    doctor: Arc<Doctor>,
     streams: Weak<Streams>,
     orders: mpsc::Sender<Ordered>,
     is_draining: Arc<AtomicBool>,
@@ -133,7 +139,7 @@ impl HttpBackend for Backend {
     }
 
     fn metrics(&self) -> Result<String, fmt::Error> {
-        exposition::render(&self.sources)
+        exposition::render(&self.sources, &self.doctor)
     }
 
     fn change(&self, orders: Vec<WorkerOrder>) -> Result<oneshot::Receiver<Result<()>>> {

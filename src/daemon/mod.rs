@@ -6,6 +6,7 @@
 //! taken in between.
 
 mod boot;
+mod core_metrics;
 mod discover;
 mod doctor;
 mod evidence;
@@ -21,7 +22,9 @@ mod roster;
 mod servers;
 mod service;
 mod shadowing;
+mod shared;
 mod snapshots;
+mod sources;
 mod status;
 mod streams;
 mod threads;
@@ -50,15 +53,18 @@ use crate::serve::{
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
+use core_metrics::CoreMetrics;
 use discover::Discovery;
-use exposition::{CoreMetrics, Sources};
+use doctor::Doctor;
 use http::Http;
 use muster::Muster;
 use predicting::PredictorThread;
 pub use reload::ReadConfig;
 use roster::Roster;
-use service::{CoreService, Shared};
+use service::CoreService;
+use shared::Shared;
 use snapshots::Snapshots;
+use sources::Sources;
 use status::Administration;
 use streams::Streams;
 use threads::Threads;
@@ -101,9 +107,11 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let cores = start_cores(config, engine, &cpus, &shared, &metrics[..core_count])?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
     let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
+    let doctor = Arc::new(Doctor::new(&sources));
+    let shown = (&sources, &doctor);
     let muster = Muster::new(config, (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
-    let administration = Administration::new(&shared, &sources, &roster, &streams, &snapshots, config.metrics.port);
-    let mut http = Http::start(config, http, (&shared, core_count), &sources, &streams)?;
+    let administration = Administration::new(&shared, shown, &roster, &streams, &snapshots, config.metrics.port);
+    let mut http = Http::start(config, http, (&shared, core_count), shown, &streams)?;
     let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take() };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
@@ -129,10 +137,10 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
         () = http.obey(&roster) => Err("administration by HTTP"),
-        () = metrics_page(scrapes, &sources) => Err("the metrics page"),
+        () = metrics_page(scrapes, shown) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
         () = tend(&shared) => Err("the queue"),
-        () = doctor::watch(&sources, &roster) => Err("diagnosis"),
+        () = doctor::watch(&doctor, &roster) => Err("diagnosis"),
         ended = discover::run(discovery) => Err(ended),
     };
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
@@ -172,11 +180,11 @@ const fn io_choice(io: IoEngine) -> IoChoice {
 }
 
 /// Serves the metrics page, where there is to be one.
-async fn metrics_page(scrapes: Option<MetricsPage>, sources: &Arc<Sources>) {
+async fn metrics_page(scrapes: Option<MetricsPage>, (sources, doctor): (&Arc<Sources>, &Arc<Doctor>)) {
     match scrapes {
         Some(page) => {
-            let sources = Arc::clone(sources);
-            page.serve(move || exposition::render(&sources)).await;
+            let (sources, doctor) = (Arc::clone(sources), Arc::clone(doctor));
+            page.serve(move || exposition::render(&sources, &doctor)).await;
         }
         None => std::future::pending().await,
     }

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::oneshot;
 
-use super::exposition::Sources;
 use super::records::Records;
 use super::roster::Roster;
 use super::snapshots::Snapshots;
+use super::sources::Sources;
 use super::streams::Streams;
 use super::views::Views;
 use crate::config::{Config, WorkerConfig};

@@ -1,129 +1,32 @@
 //! What answers the requests of one core: a decision over the shared tables, and the bookings.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use arc_swap::{ArcSwap, Guard};
-use rand::{Rng, RngExt, SeedableRng};
+use arc_swap::Guard;
+use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::core_metrics::CoreMetrics;
 use super::evidence::Evidence;
-use super::exposition::CoreMetrics;
-use super::predicting::Predicting;
-use super::recording::Recording;
-use crate::config::Config;
+use super::pair::prefill_name;
+use super::shared::Shared;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable, WorkerRecord};
+use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{DpRank, SpaceId, Worker, WorkerIndex};
-use crate::index::IndexReader;
 use crate::journal::{Noted, Recorder};
-use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
-use crate::load::{BookingOutcome, BookingRef, EngineLoad, Loads, SessionId, SessionToken};
+use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
-    Affinities, Affinity, Bound, Decision, Draws, Policy, PolicyTable, PotentialLoads, RouteRequest, Scratch, View,
-    Wait, decide, demand, overlaps, potential_loads, seconds,
+    Affinity, Bound, Decision, Draws, Policy, PotentialLoads, RouteRequest, Scratch, Wait, decide, demand, overlaps,
+    potential_loads, seconds,
 };
 use crate::serve::{HelloInfo, Lanes, LogQuota, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
 
 /// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
 const LEAVERS_CHOSEN_MAX: usize = 4;
-
-/// What every core shares.
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) instance_id: u64,
-    pub(super) admin_socket: PathBuf,
-    pub(super) fleet: Arc<Fleet>,
-    pub(super) indexes: Vec<IndexReader>,
-    pub(super) predicting: Predicting,
-    pub(super) loads: Arc<Loads>,
-    /// Replaced whole when the configuration is read again.
-    pub(super) policies: Arc<ArcSwap<PolicyTable>>,
-    /// Where workers take turns: whose it is, by `SpaceId`.
-    pub(super) turns: Arc<[AtomicU64]>,
-    pub(super) recording: Recording,
-    /// Where requests wait that find every worker busy.
-    pub(super) room: Arc<WaitingRoom>,
-    /// Lanes of gateways, on all cores together.
-    pub(super) lanes: Arc<Lanes>,
-    /// Whom sessions are bound to.
-    pub(super) affinities: Arc<Affinities>,
-    /// Where the clock of bookings starts.
-    pub(super) started: Instant,
-}
-
-impl Shared {
-    /// What the `cores` of a daemon share that starts now, under an identity that is drawn.
-    pub(super) fn new(
-        config: &Config,
-        cores: usize,
-        started: Instant,
-        fleet: &Arc<Fleet>,
-        indexes: Vec<IndexReader>,
-        predicting: &Predicting,
-        loads: &Arc<Loads>,
-    ) -> Self {
-        Self {
-            instance_id: rand::rng().random_range(1..=u64::MAX),
-            admin_socket: config.serve.admin_socket.clone(),
-            fleet: Arc::clone(fleet),
-            indexes,
-            predicting: predicting.clone(),
-            loads: Arc::clone(loads),
-            policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
-            turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
-            recording: Recording::new(config, cores),
-            affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
-            lanes: Arc::new(Lanes::new(config.serve.lanes_max, config.serve.lane_ring_bytes_max)),
-            room: Arc::new(WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started)),
-            started,
-        }
-    }
-
-    /// Milliseconds since the daemon started: the clock of bookings.
-    pub(super) fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
-    }
-
-    /// Nanoseconds of the same clock.
-    pub(super) fn now_ns(&self) -> u64 {
-        self.started.elapsed().as_nanos() as u64
-    }
-
-    /// The clock of [`Shared::now_ns`], for other threads.
-    pub(super) fn clock(&self) -> impl Fn() -> u64 + Send + 'static {
-        let started = self.started;
-        move || started.elapsed().as_nanos() as u64
-    }
-
-    /// The daemon's identity.
-    pub(super) fn hello(&self) -> HelloInfo<'_> {
-        HelloInfo {
-            instance_id: self.instance_id,
-            bookings_per_session_max: BOOKINGS_PER_SESSION_MAX as u32,
-            admin_socket: Some(&self.admin_socket),
-        }
-    }
-
-    fn view<'a>(&'a self, fleet: &'a FleetTable, policies: &'a PolicyTable, space: SpaceId) -> View<'a> {
-        let predictions = &self.predicting.readers;
-        View {
-            fleet,
-            indexes: &self.indexes,
-            predictions,
-            loads: &self.loads,
-            policy: policies.of(space),
-            turns: &self.turns,
-            affinities: &self.affinities,
-            now_ns: self.now_ns(),
-        }
-    }
-}
 
 /// One core's own half: readers, buffers, chance and counters.
 pub(super) struct CoreService {
@@ -217,7 +120,7 @@ impl CoreService {
         }
         // The attempt before may have been a pair, whatever this one is.
         let of_pair = book.attempt > 0 && {
-            let prefill = super::pair::prefill_name(book.request_id, &mut self.prefill_name);
+            let prefill = prefill_name(book.request_id, &mut self.prefill_name);
             self.shared.loads.free_earlier(session, prefill, book.attempt, now_ns)
         };
         if booked.superseded || of_pair {
@@ -405,7 +308,7 @@ impl Service for CoreService {
         let now_ns = self.shared.now_ns();
         if let BookingRef::Request { request_id, attempt } = booking {
             // By its name a request ends as a whole; most have no other half.
-            let prefill = super::pair::prefill_name(request_id, &mut self.prefill_name);
+            let prefill = prefill_name(request_id, &mut self.prefill_name);
             if self.shared.loads.free_live(session, prefill, *attempt, now_ns) {
                 self.shared.room.made_room();
             }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
-use super::exposition::Sources;
+use super::doctor::Doctor;
 use super::roster::Roster;
-use super::service::Shared;
 use super::shadowing;
+use super::shared::Shared;
 use super::snapshots::Snapshots;
+use super::sources::Sources;
 use super::streams::Streams;
 use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
@@ -26,6 +27,7 @@ use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, 
 pub(super) struct Administration {
     shared: Shared,
     sources: Arc<Sources>,
+    doctor: Arc<Doctor>,
     roster: Rc<Roster>,
     streams: Arc<Streams>,
     snapshots: Snapshots,
@@ -46,7 +48,7 @@ impl AdminService for Administration {
         let mut rest = self.sources.views.of(&table);
         rest.retain(|(record, _)| record.index.place() >= cursor as usize);
         let next_cursor = rest.get(limit).map(|(record, _)| record.index.place() as u32);
-        let findings = self.sources.doctor.findings(&self.sources);
+        let findings = self.doctor.findings();
         let remedies = remedies(&findings);
         let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| {
             let remedy = remedies.get(&record.worker).map(|remedy| (*remedy).to_owned());
@@ -143,14 +145,15 @@ impl Administration {
     /// Over what the daemon runs on; `metrics_port` 0 = metrics are not served.
     pub(super) fn new(
         shared: &Shared,
-        sources: &Arc<Sources>,
+        (sources, doctor): (&Arc<Sources>, &Arc<Doctor>),
         roster: &Rc<Roster>,
         streams: &Arc<Streams>,
         snapshots: &Snapshots,
         metrics_port: u16,
     ) -> Self {
-        let (sources, roster, streams) = (Arc::clone(sources), Rc::clone(roster), Arc::clone(streams));
-        Self { shared: shared.clone(), sources, roster, streams, snapshots: snapshots.clone(), metrics_port }
+        let (sources, doctor) = (Arc::clone(sources), Arc::clone(doctor));
+        let (roster, streams) = (Rc::clone(roster), Arc::clone(streams));
+        Self { shared: shared.clone(), sources, doctor, roster, streams, snapshots: snapshots.clone(), metrics_port }
     }
 
     /// Adds what decisions and bookings show of a worker.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::counts::{Counts, Recent};
 use super::sign::{Cause, Sign};
-use crate::daemon::exposition::Sources;
+use crate::daemon::sources::Sources;
 use crate::fleet::WorkerRecord;
 use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::WorkerView;

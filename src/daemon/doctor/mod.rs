@@ -23,8 +23,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
-use super::exposition::Sources;
 use super::roster::Roster;
+use super::sources::Sources;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
@@ -36,6 +36,7 @@ use memory::{Memory, Moment, WorkerCounts};
 /// Remembers what a diagnosis needs of earlier ones.
 #[derive(Debug)]
 pub(super) struct Doctor {
+    sources: Arc<Sources>,
     started: Instant,
     /// Taken by the control thread alone: nobody waits for it.
     memory: Mutex<Memory>,
@@ -43,35 +44,36 @@ pub(super) struct Doctor {
     naming: Mutex<Vec<SourceStatus>>,
 }
 
-impl Default for Doctor {
-    fn default() -> Self {
-        Self { started: Instant::now(), memory: Mutex::default(), naming: Mutex::default() }
-    }
-}
-
 impl Doctor {
+    /// Diagnoses by these figures.
+    pub(super) fn new(sources: &Arc<Sources>) -> Self {
+        let (memory, naming) = (Mutex::default(), Mutex::default());
+        Self { sources: Arc::clone(sources), started: Instant::now(), memory, naming }
+    }
+
     /// What is wrong now, the worst first.
-    pub(super) fn findings(&self, sources: &Sources) -> Vec<Finding> {
+    pub(super) fn findings(&self) -> Vec<Finding> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now_ms, now_unix_ms) = (self.started.elapsed().as_millis() as u64, unix.as_millis() as u64);
         let mut memory = self.memory.lock();
-        let moment = Moment::read(sources);
+        let moment = Moment::read(&self.sources);
         let recent = memory.recent(&moment, now_ms);
         let clock_step_ms = memory.clock_step(now_ms, now_unix_ms);
-        let facts = Facts { naming: self.naming.lock().clone(), ..facts(sources, &moment, &recent, clock_step_ms) };
+        let facts =
+            Facts { naming: self.naming.lock().clone(), ..facts(&self.sources, &moment, &recent, clock_step_ms) };
         sign::findings(memory.since(rules::signs(&facts), now_ms, now_unix_ms))
     }
 }
 
 /// Looks again and again, and logs what begins.
-pub(super) async fn watch(sources: &Arc<Sources>, roster: &Roster) {
+pub(super) async fn watch(doctor: &Doctor, roster: &Roster) {
     let mut every = tokio::time::interval(Duration::from_millis(DIAGNOSIS_EVERY_MS));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut said = BTreeSet::new();
     loop {
         every.tick().await;
-        *sources.doctor.naming.lock() = roster.sources();
-        let findings = sources.doctor.findings(sources);
+        *doctor.naming.lock() = roster.sources();
+        let findings = doctor.findings();
         // What trust says of a worker is logged where it is found.
         let mut now = BTreeSet::new();
         for finding in findings.iter().filter(|finding| finding.harm > Harm::Note) {

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::connecting::LaneUse;
 use super::inbox::Inbox;
 use super::link::{gone, silent};
+use super::options::LaneUse;
 use super::{Client, unexpected};
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, Heard, LANE_LAYOUT, LaneEnd, LaneFault, LaneMemory, LaneSide, LaneSizes, hear, ring};

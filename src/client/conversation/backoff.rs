@@ -24,7 +24,7 @@ impl Default for BackOff {
 
 /// What a client knows of its daemon's silence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(in crate::client) enum Silence {
     /// It answered when it was last asked, or was not asked yet.
     #[default]
     None,
@@ -42,7 +42,7 @@ pub(super) enum Silence {
 impl Silence {
     /// The daemon did not answer. `chance` is from 0 up to 1, so that clients which lost it together do not come back
     /// together. However many requests one silence meets, it is one failure.
-    pub(super) fn failed(&mut self, times: BackOff, now: Instant, chance: f64) {
+    pub(in crate::client) fn failed(&mut self, times: BackOff, now: Instant, chance: f64) {
         let (since, failures) = match *self {
             Self::None => (now, 0),
             Self::Since { until, .. } if now < until => return,
@@ -54,12 +54,12 @@ impl Silence {
     }
 
     /// The daemon answered.
-    pub(super) const fn answered(&mut self) {
+    pub(in crate::client) const fn answered(&mut self) {
         *self = Self::None;
     }
 
     /// Until when it is left alone; `None` = it may be asked.
-    pub(super) fn rests_until(&self, now: Instant) -> Option<Instant> {
+    pub(in crate::client) fn rests_until(&self, now: Instant) -> Option<Instant> {
         match *self {
             Self::Since { until, .. } if now < until => Some(until),
             _ => None,
@@ -67,7 +67,7 @@ impl Silence {
     }
 
     /// Since when it has not answered.
-    pub(super) const fn since(&self) -> Option<Instant> {
+    pub(in crate::client) const fn since(&self) -> Option<Instant> {
         match *self {
             Self::Since { since, .. } => Some(since),
             Self::None => None,

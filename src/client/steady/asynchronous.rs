@@ -9,14 +9,12 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
 use super::asking::{self, Failure};
-use super::conversation::{Conversation, Phase, Told};
-use super::counters::ClientCounter;
 use super::driver::{self, Shared};
-use super::fallback::{Fallback, FallbackReason, Fleet, rank};
 use super::options::SteadyOptions;
 use super::prompt::{Hashed, PutPrompt, Question};
-use super::report::{Booking, Name, Report, Word};
 use super::{Answer, spaces, unexpected};
+use crate::client::conversation::{Booking, ClientCounter, Conversation, Name, Phase, Report, Told, Word};
+use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::PoolRole;
 use crate::ids::Worker;

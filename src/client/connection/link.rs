@@ -16,9 +16,9 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-use super::frame::untrusted;
 use super::inbox::Inbox;
 use super::lane::{Lane, Woken};
+use crate::client::frame::untrusted;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::lane::Awaited;

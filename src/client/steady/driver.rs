@@ -11,9 +11,9 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
-use super::conversation::{Conversation, Phase, Told, Waiter};
-use super::fallback::Fleet;
 use super::options::SteadyOptions;
+use crate::client::conversation::{Conversation, Phase, Told, Waiter};
+use crate::client::fallback::Fleet;
 use crate::error::{Error, Kind, Result};
 use crate::load::SessionToken;
 
@@ -119,7 +119,7 @@ async fn connect(shared: &Shared) -> Result<UnixStream> {
 
 /// Carries bytes both ways until the connection ends.
 async fn carry(shared: &Shared, stream: &UnixStream) -> Result<()> {
-    let ended = |error: io::Error| super::conversation::lost().caused_by(error);
+    let ended = |error: io::Error| crate::client::conversation::lost().caused_by(error);
     let mut buffer = vec![0; READ_BYTES];
     let mut fleet = Arc::clone(&shared.conversation.lock().fleet);
     // What came with the hello.

@@ -1,27 +1,34 @@
 //! What an async client remembers of its daemon, and what it says and hears on a connection: who waits for which reply,
 //! what is owed, whom the fleet has. Pure: no sockets and no clock; `W` is whatever a reply is handed to.
 
+mod backoff;
+mod counters;
+mod report;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use super::backoff::{BackOff, Silence};
-use super::counters::ClientCounter;
+use backoff::Silence;
+
 use super::fallback::Fleet;
 use super::frame::next_frame;
-use super::report::{Name, Report, Word};
 use super::spaces::Spaces;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::limits::CLIENT_REPORTS_OWED_MAX;
 use crate::load::SessionToken;
 use crate::wire::{HelloReply, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
+pub use backoff::BackOff;
+pub use counters::ClientCounter;
+pub use report::Booking;
+pub(in crate::client) use report::{Name, Report, Word};
 
 /// How a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(in crate::client) enum Phase {
     /// Being made; `is_first` = nothing has failed since the daemon last answered, so that it is worth waiting for.
     Connecting { is_first: bool },
     /// Requests can be sent.
@@ -32,20 +39,20 @@ pub(super) enum Phase {
 
 /// A reply, and the run of the daemon that gave it: handles in it mean nothing to another.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Told {
-    pub(super) reply: Reply,
-    pub(super) instance_id: u64,
+pub(in crate::client) struct Told {
+    pub(in crate::client) reply: Reply,
+    pub(in crate::client) instance_id: u64,
 }
 
 /// Who is handed a reply.
-pub(super) trait Waiter {
+pub(in crate::client) trait Waiter {
     /// Hands over a reply, or why there is none; answers with a reply that nobody waits for.
     fn hand(self, told: Result<Told>) -> Option<Told>;
 }
 
 /// What stays behind if a request's reply is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Leaves {
+pub(in crate::client) enum Leaves {
     Nothing,
     /// It may have booked.
     Booking {
@@ -64,29 +71,29 @@ struct Asked<W> {
 }
 
 /// The state of one client.
-pub(super) struct Conversation<W> {
+pub(in crate::client) struct Conversation<W> {
     encoder: RequestEncoder,
     next_id: u64,
     /// Encoded and not yet taken by the socket.
-    pub(super) unsent: Vec<u8>,
+    pub(in crate::client) unsent: Vec<u8>,
     received: Vec<u8>,
     asked: FxHashMap<CorrelationId, Asked<W>>,
     owed: VecDeque<Report>,
-    pub(super) phase: Phase,
-    pub(super) silence: Silence,
+    pub(in crate::client) phase: Phase,
+    pub(in crate::client) silence: Silence,
     back_off: BackOff,
     heard_at: Option<Instant>,
-    pub(super) hello: Option<HelloReply>,
+    pub(in crate::client) hello: Option<HelloReply>,
     /// Why the last connection was refused for good, in the daemon's words.
-    pub(super) refusal: Option<(Kind, String, String)>,
-    pub(super) spaces: Spaces,
-    pub(super) fleet: Arc<Fleet>,
+    pub(in crate::client) refusal: Option<(Kind, String, String)>,
+    pub(in crate::client) spaces: Spaces,
+    pub(in crate::client) fleet: Arc<Fleet>,
     watch: Option<CorrelationId>,
-    pub(super) counters: [u64; ClientCounter::ALL.len()],
+    pub(in crate::client) counters: [u64; ClientCounter::ALL.len()],
 }
 
 impl<W: Waiter> Conversation<W> {
-    pub(super) fn new(back_off: BackOff) -> Self {
+    pub(in crate::client) fn new(back_off: BackOff) -> Self {
         Self {
             encoder: RequestEncoder::default(),
             next_id: 1,
@@ -107,27 +114,27 @@ impl<W: Waiter> Conversation<W> {
         }
     }
 
-    pub(super) const fn count(&mut self, counter: ClientCounter) {
+    pub(in crate::client) const fn count(&mut self, counter: ClientCounter) {
         self.counters[counter as usize] += 1;
     }
 
     /// Which run of the daemon was last spoken to; 0 = none yet.
-    pub(super) fn instance_id(&self) -> u64 {
+    pub(in crate::client) fn instance_id(&self) -> u64 {
         self.hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
 
     /// The number of the last connection that was made.
-    pub(super) const fn connection(&self) -> u64 {
+    pub(in crate::client) const fn connection(&self) -> u64 {
         self.counters[ClientCounter::Connected as usize]
     }
 
     /// Whether this run of the daemon was the last that was spoken to.
-    pub(super) fn is_run(&self, instance_id: u64) -> bool {
+    pub(in crate::client) fn is_run(&self, instance_id: u64) -> bool {
         self.hello.as_ref().is_some_and(|hello| hello.instance_id == instance_id)
     }
 
     /// Whether everything that was asked or is owed has been answered.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(in crate::client) fn is_settled(&self) -> bool {
         let ours = |(id, _): (&CorrelationId, _)| Some(*id) != self.watch;
         self.unsent.is_empty() && self.owed.is_empty() && !self.asked.iter().any(ours)
     }
@@ -135,7 +142,7 @@ impl<W: Waiter> Conversation<W> {
     // The connection's life.
 
     /// Begins a connection with its first frame.
-    pub(super) fn greet(&mut self, name: &str, session: SessionToken) -> CorrelationId {
+    pub(in crate::client) fn greet(&mut self, name: &str, session: SessionToken) -> CorrelationId {
         let id = self.take_id();
         self.encoder.hello(id, name, Some(session), &mut self.unsent);
         id
@@ -145,7 +152,7 @@ impl<W: Waiter> Conversation<W> {
     ///
     /// # Errors
     /// Why the connection is refused.
-    pub(super) fn greeted(&mut self, reply: Reply, learns_fleet: bool) -> Result<()> {
+    pub(in crate::client) fn greeted(&mut self, reply: Reply, learns_fleet: bool) -> Result<()> {
         let hello = match reply {
             Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => hello,
             Reply::Error(error) => {
@@ -180,14 +187,14 @@ impl<W: Waiter> Conversation<W> {
     }
 
     /// The connection could not be made.
-    pub(super) fn failed(&mut self, now: Instant, chance: f64) {
+    pub(in crate::client) fn failed(&mut self, now: Instant, chance: f64) {
         self.count(ClientCounter::ConnectsFailed);
         self.silence.failed(self.back_off, now, chance);
         self.closed(Phase::Resting);
     }
 
     /// The connection that was made has ended; one that did not last is not made again at once.
-    pub(super) fn ended(&mut self, is_stable: bool, now: Instant, chance: f64) {
+    pub(in crate::client) fn ended(&mut self, is_stable: bool, now: Instant, chance: f64) {
         self.count(ClientCounter::ConnectionsLost);
         if is_stable {
             self.closed(Phase::Connecting { is_first: true });
@@ -221,7 +228,7 @@ impl<W: Waiter> Conversation<W> {
     }
 
     /// A call ended in vain: that is the daemon's silence if nothing was heard of it all the while.
-    pub(super) fn waited_in_vain(&mut self, since: Instant, now: Instant, chance: f64) {
+    pub(in crate::client) fn waited_in_vain(&mut self, since: Instant, now: Instant, chance: f64) {
         if self.heard_at.is_none_or(|heard| heard < since) {
             self.silence.failed(self.back_off, now, chance);
         }
@@ -239,7 +246,7 @@ impl<W: Waiter> Conversation<W> {
     ///
     /// # Errors
     /// Those of the encoder; nothing is sent then.
-    pub(super) fn ask(
+    pub(in crate::client) fn ask(
         &mut self,
         encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>,
         leaves: Leaves,
@@ -252,14 +259,14 @@ impl<W: Waiter> Conversation<W> {
     }
 
     /// Says a report on this connection.
-    pub(super) fn say(&mut self, report: Report, waiter: Option<W>) {
+    pub(in crate::client) fn say(&mut self, report: Report, waiter: Option<W>) {
         let id = self.take_id();
         report.encode(&mut self.encoder, id, &mut self.unsent);
         self.asked.insert(id, Asked { waiter, leaves: Leaves::Report(report) });
     }
 
     /// Keeps a report for the next connection. What is only an interim count is left out: the next count says it all.
-    pub(super) fn owe(&mut self, report: Report) {
+    pub(in crate::client) fn owe(&mut self, report: Report) {
         if matches!(report.word, Word::OutputProgress { .. }) {
             return;
         }
@@ -277,7 +284,7 @@ impl<W: Waiter> Conversation<W> {
     ///
     /// # Errors
     /// [`Kind::Malformed`] if what came cannot be trusted: the connection cannot go on.
-    pub(super) fn hear(&mut self, bytes: &[u8], now: Instant) -> Result<()> {
+    pub(in crate::client) fn hear(&mut self, bytes: &[u8], now: Instant) -> Result<()> {
         self.received.extend_from_slice(bytes);
         let mut consumed = 0;
         while let Some(frame) = next_frame(&self.received[consumed..])? {
@@ -294,7 +301,7 @@ impl<W: Waiter> Conversation<W> {
     ///
     /// # Errors
     /// As [`Conversation::hear`].
-    pub(super) fn hear_hello(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
+    pub(in crate::client) fn hear_hello(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
         self.received.extend_from_slice(bytes);
         let Some(frame) = next_frame(&self.received)? else { return Ok(None) };
         self.received.drain(..frame.bytes);
@@ -332,7 +339,7 @@ impl<W: Waiter> Conversation<W> {
     }
 
     /// A reply that nobody takes: what it booked nobody else would ever free.
-    pub(super) fn untaken(&mut self, told: &Told) {
+    pub(in crate::client) fn untaken(&mut self, told: &Told) {
         let Reply::Route(route) = &told.reply else { return };
         if !self.is_run(told.instance_id) {
             return;
@@ -359,7 +366,7 @@ impl<W: Waiter> Conversation<W> {
 }
 
 /// What those are told who waited when the connection ended.
-pub(super) fn lost() -> Error {
+pub(in crate::client) fn lost() -> Error {
     Error::new(Kind::Connection, "the connection to the daemon ended", "ask again; the daemon's log says why")
 }
 

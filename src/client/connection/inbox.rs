@@ -1,6 +1,6 @@
 //! Bytes that came from a daemon, and the replies in them.
 
-use super::frame::next_frame;
+use crate::client::frame::next_frame;
 use crate::error::Result;
 use crate::ids::CorrelationId;
 use crate::wire::Reply;

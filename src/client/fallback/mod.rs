@@ -1,10 +1,11 @@
 //! Deciding without the daemon, over the workers that it last called healthy. What they hold in their caches and how busy
 //! they are is not known here.
 
+mod rendezvous;
+
 use std::cmp::Ordering;
 use std::time::Instant;
 
-use super::rendezvous;
 use crate::fleet::WorkerState;
 use crate::ids::Worker;
 use crate::route::RouteRequest;
@@ -66,7 +67,11 @@ pub struct Fallback {
 
 /// Ranks the workers of a request's space, best first. Answers with nobody if none is known who may run it, and with
 /// whether all of them were called down: that is a doubt, which is set aside where nobody else is left, as the daemon does.
-pub(super) fn rank(fleet: &Fleet, request: &RouteRequest<'_>, prefix_tokens_max: usize) -> (Vec<Worker>, bool) {
+pub(in crate::client) fn rank(
+    fleet: &Fleet,
+    request: &RouteRequest<'_>,
+    prefix_tokens_max: usize,
+) -> (Vec<Worker>, bool) {
     let wanted = |state: fn(WorkerState) -> bool| {
         let fits = move |info: &&WorkerInfo| info.space == request.space && state(info.state) && may_run(info, request);
         fleet.workers.iter().filter(fits)

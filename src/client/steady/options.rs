@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::backoff::BackOff;
+use crate::client::conversation::BackOff;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX_DEFAULT, CLIENT_TIMEOUT_MS_DEFAULT, FALLBACK_PREFIX_TOKENS_DEFAULT};
 use crate::load::SessionToken;
 

@@ -1,7 +1,7 @@
 //! A decision, and who made it.
 
-use super::fallback::Fallback;
-use super::report::Booking;
+use crate::client::conversation::Booking;
+use crate::client::fallback::Fallback;
 use crate::ids::Worker;
 use crate::load::BookingHandle;
 use crate::wire::RouteReply;

@@ -1,6 +1,6 @@
 //! What a client counts, so that nothing fails silently.
 
-/// What [`AsyncClient::counter`](super::AsyncClient::counter) tells.
+/// What [`AsyncClient::counter`](crate::client::AsyncClient::counter) tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum ClientCounter {

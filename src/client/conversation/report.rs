@@ -15,7 +15,7 @@ pub struct Booking {
 
 /// How a report names what it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Name {
+pub(in crate::client) enum Name {
     Handle(BookingHandle),
     /// What a route whose reply never came may have booked.
     Request {
@@ -35,7 +35,7 @@ impl Name {
 
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(in crate::client) enum Word {
     /// Its prompt is computed, in so many microseconds; 0 = not said.
     PrefillComplete { prefill_us: u64 },
     /// So many tokens have been put out.
@@ -48,14 +48,14 @@ pub(super) enum Word {
 
 /// One report. To say it twice changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Report {
-    pub(super) name: Name,
-    pub(super) word: Word,
+pub(in crate::client) struct Report {
+    pub(in crate::client) name: Name,
+    pub(in crate::client) word: Word,
 }
 
 impl Report {
     /// Appends it as a frame.
-    pub(super) fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) {
+    pub(in crate::client) fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) {
         let booking = self.name.as_ref();
         match self.word {
             Word::PrefillComplete { prefill_us } => encoder.prefill_complete(id, &booking, prefill_us, out),

@@ -1,7 +1,7 @@
 //! A question about a prompt, as it is put to the daemon of one connection.
 
 use super::asking::Put;
-use super::conversation::Leaves;
+use crate::client::conversation::Leaves;
 use crate::error::Result;
 use crate::hash;
 use crate::ids::{CorrelationId, Scheme, SpaceId};

@@ -6,11 +6,9 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
-use super::conversation::{Leaves, Phase, Told};
-use super::counters::ClientCounter;
 use super::driver::{Caller, Shared};
-use super::fallback::FallbackReason;
-use super::report::{Report, Word};
+use crate::client::conversation::{ClientCounter, Leaves, Phase, Report, Told, Word};
+use crate::client::fallback::FallbackReason;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};

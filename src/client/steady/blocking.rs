@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Answer, AsyncClient, Booking, ClientCounter, Fleet, SteadyOptions};
+use super::{Answer, AsyncClient, SteadyOptions};
+use crate::client::{Booking, ClientCounter, Fleet};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::PoolRole;
 use crate::ids::{SpaceId, Worker};

@@ -3,7 +3,9 @@
 use flatbuffers::{FlatBufferBuilder, ForwardsUOffset, Vector, WIPOffset};
 
 use super::convert::{mode_from_wire, mode_to_wire, unknown_value};
-use crate::error::{Error, Kind, Result};
+use super::request::{bounded, invalid};
+use super::table::Elements;
+use crate::error::Result;
 use crate::limits::{NAME_BYTES_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
 use crate::route::{Names, Overrides, Preferences, RouteRequest};
 use crate::schema_generated::routing as fb;
@@ -45,17 +47,6 @@ impl Packed {
     }
 }
 
-fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> Error {
-    Error::new(Kind::InvalidArgument, message, remedy)
-}
-
-fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
-    match len <= max {
-        true => Ok(()),
-        false => Err(invalid(format!("{field} is {len}, beyond {max}"), format!("keep {field} within {max}"))),
-    }
-}
-
 /// What was read of them.
 pub(super) struct Constraints<'a> {
     pub(super) required_taints: Names<'a>,
@@ -63,27 +54,30 @@ pub(super) struct Constraints<'a> {
     pub(super) shared_hits: &'a [(u32, u32)],
 }
 
-/// Reads them; they stay in `scratch`.
-pub(super) fn read<'a>(table: &fb::Route<'_>, scratch: &'a mut ConstraintScratch) -> Result<Constraints<'a>> {
+/// Reads them; they stay in `scratch`. Without a table there are no labels.
+pub(super) fn read<'a>(
+    table: Option<&fb::Route<'_>>,
+    shared_hits: &Elements<'_, fb::BlockRange>,
+    scratch: &'a mut ConstraintScratch,
+) -> Result<Constraints<'a>> {
     scratch.required.clear();
     scratch.preferred.clear();
     scratch.weights.clear();
     scratch.shared.clear();
-    if let Some(taints) = table.required_taints() {
+    if let Some(taints) = table.and_then(fb::Route::required_taints) {
         bounded("required_taints", taints.len(), REQUEST_TAINTS_MAX)?;
         taints.iter().try_for_each(|taint| scratch.required.push("required_taints", taint))?;
     }
-    if let Some(taints) = table.preferred_taints() {
+    if let Some(taints) = table.and_then(fb::Route::preferred_taints) {
         bounded("preferred_taints", taints.len(), REQUEST_TAINTS_MAX)?;
         for taint in taints {
             scratch.preferred.push("preferred_taints", taint.key())?;
             scratch.weights.push(finite("preferred_taints.weight", taint.weight(), f64::MIN)?);
         }
     }
-    if let Some(ranges) = table.shared_hits() {
-        bounded("shared_hits", ranges.len(), SHARED_HITS_MAX)?;
-        scratch.shared.extend(ranges.iter().map(|range| (range.start(), range.end())));
-    }
+    let ranges = shared_hits.structs();
+    bounded("shared_hits", ranges.len(), SHARED_HITS_MAX)?;
+    scratch.shared.extend(ranges.map(|range| (range.start(), range.end())));
     Ok(Constraints {
         required_taints: scratch.required.names(),
         preferred_taints: Preferences { names: scratch.preferred.names(), weights: &scratch.weights },

@@ -105,11 +105,16 @@ pub(super) fn trust_from_wire(trust: Option<&fb::Trust>) -> Result<Trust> {
 
 /// The scheme of a space; block size 0 = not known yet.
 pub(super) fn scheme_from_wire(scheme: fb::Scheme<'_>) -> Result<Option<Scheme>> {
-    let window = window_from_wire(scheme.window()).ok_or_else(|| unknown_value("scheme.window", scheme.window().0))?;
-    if scheme.seed_rule() != fb::SeedRule::Xxh3Additive {
-        return Err(unknown_value("scheme.seed_rule", scheme.seed_rule().0));
+    scheme_said(scheme.block_size(), scheme.window(), scheme.seed_rule())
+}
+
+/// The scheme with these fields.
+pub(super) fn scheme_said(block_size: u32, window: fb::Window, seed_rule: fb::SeedRule) -> Result<Option<Scheme>> {
+    let window = window_from_wire(window).ok_or_else(|| unknown_value("scheme.window", window.0))?;
+    if seed_rule != fb::SeedRule::Xxh3Additive {
+        return Err(unknown_value("scheme.seed_rule", seed_rule.0));
     }
-    Ok((scheme.block_size() != 0).then(|| Scheme { block_size: scheme.block_size(), window }))
+    Ok((block_size != 0).then_some(Scheme { block_size, window }))
 }
 
 pub(super) fn scheme_args(scheme: Option<Scheme>) -> fb::SchemeArgs {

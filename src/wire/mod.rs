@@ -4,6 +4,7 @@
 //! with the identifier `KVRT`, padded to 8 bytes. [`decode_request`] and [`ReplyEncoder`] are the daemon's
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
+mod bookings;
 mod constraints;
 mod convert;
 mod encode_reply;
@@ -16,6 +17,8 @@ mod questions;
 mod reply;
 mod reports;
 mod request;
+mod route;
+mod table;
 mod verify;
 
 #[cfg(test)]

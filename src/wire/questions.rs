@@ -6,7 +6,9 @@ use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::message::WatchReply;
 use super::reply::worker_info;
-use super::request::{EVERY_SPACE, Question, Request, RequestScratch, name, prompt, read_media, understood};
+use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
+use super::route::{Question, SchemeSaid, prompt, read_media};
+use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::fleet::FleetTable;
 use crate::ids::{CorrelationId, SpaceId, Worker};
@@ -16,28 +18,42 @@ use crate::schema_generated::routing as fb;
 
 /// Two tables of the same fields: which prompt, in which space.
 macro_rules! question {
-    ($name:ident, $table:ident) => {
-        pub(super) fn $name<'a>(table: fb::$table<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
-            understood(table.must_understand())?;
+    ($name:ident, $asked:ident of $table:ident) => {
+        hot_tables! {
+            $asked of $table {
+                space_id: u32 = VT_SPACE_ID,
+                tokens: Elements<'a, u32> = VT_TOKENS,
+                local_hashes: Elements<'a, u64> = VT_LOCAL_HASHES,
+                scheme: Option<SchemeSaid<'a>> = VT_SCHEME,
+                token_count: u32 = VT_TOKEN_COUNT,
+                lora: Option<&'a str> = VT_LORA,
+                salt: Option<&'a str> = VT_SALT,
+                media: Elements<'a, fb::MediaHash> = VT_MEDIA,
+                must_understand: u64 = VT_MUST_UNDERSTAND,
+            }
+        }
+
+        pub(super) fn $name<'a>(asked: &$asked<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
+            understood(asked.must_understand)?;
             let question = Question {
-                tokens: table.tokens(),
-                local_hashes: table.local_hashes(),
-                scheme: table.scheme(),
-                token_count: table.token_count(),
+                tokens: asked.tokens.bytes,
+                local_hashes: asked.local_hashes.bytes,
+                scheme: asked.scheme.as_ref(),
+                token_count: asked.token_count,
             };
             Ok(RouteRequest {
-                lora: name("lora", table.lora())?,
-                salt: name("salt", table.salt())?,
-                media: read_media(table.media(), &mut scratch.media)?,
+                lora: name("lora", asked.lora)?,
+                salt: name("salt", asked.salt)?,
+                media: read_media(&asked.media, &mut scratch.media)?,
                 candidates_max: CANDIDATES_MAX,
-                ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
+                ..RouteRequest::new(SpaceId(asked.space_id), prompt(&question)?)
             })
         }
     };
 }
 
-question!(overlap, Overlap);
-question!(potential_loads, PotentialLoads);
+question!(overlap, OverlapAsked of Overlap);
+question!(potential_loads, PotentialLoadsAsked of PotentialLoads);
 
 pub(super) fn watch<'a>(table: &fb::Watch<'_>) -> Result<Request<'a>> {
     understood(table.must_understand())?;

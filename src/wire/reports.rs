@@ -4,7 +4,7 @@ use super::convert::{outcome_to_wire, worker_from_wire, worker_to_wire};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::FrameKind;
-use super::request::{Request, booking_ref, invalid, name, understood};
+use super::request::{Request, invalid, name, understood};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad};
@@ -12,21 +12,6 @@ use crate::schema_generated::routing as fb;
 
 /// Shares on the wire are of 1, here of a million.
 const MILLION: f64 = 1e6;
-
-pub(super) fn output_progress(table: fb::OutputProgress<'_>) -> Result<Request<'_>> {
-    understood(table.must_understand())?;
-    let booking = booking_ref(table.booking(), table.request_id(), table.attempt())?;
-    Ok(Request::OutputProgress { booking, output_tokens: table.output_tokens() })
-}
-
-pub(super) fn served(table: fb::Served<'_>) -> Result<Request<'_>> {
-    understood(table.must_understand())?;
-    let booking = booking_ref(table.booking(), table.request_id(), table.attempt())?;
-    let Some(worker) = table.worker() else {
-        return Err(invalid("served without a worker", "name the worker that runs the request"));
-    };
-    Ok(Request::Served { booking, worker: worker_from_wire(worker) })
-}
 
 fn named_worker(worker: Option<&fb::WorkerRef>) -> Result<Worker> {
     worker.map(worker_from_wire).ok_or_else(|| invalid("a report of no worker", "name the worker"))

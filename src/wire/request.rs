@@ -4,10 +4,9 @@
 //! A field or bit that this version does not serve is refused by name, never passed over: a gateway that
 //! pins a request must not be answered as if it had not.
 
-use flatbuffers::Vector;
-
-use super::constraints::{self, ConstraintScratch, Constraints};
-use super::convert::{op_from_wire, scheme_from_wire, worker_from_wire};
+use super::bookings;
+use super::constraints::ConstraintScratch;
+use super::convert::{op_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::lanes::{self, LaneAsked};
@@ -15,15 +14,14 @@ use super::message::WorkerChange;
 use super::policy::{self, PolicyOrder};
 use super::questions;
 use super::reports;
+use super::route;
+use super::table::{HotTable, TableReader};
 use super::verify;
-use crate::error::{Error, Kind, Result, counted};
-use crate::ids::{Scheme, SpaceId, Window, Worker};
-use crate::limits::{
-    ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
-    REQUEST_TABLES_MAX, WORKER_FIELDS_MAX,
-};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{SpaceId, Worker};
+use crate::limits::{NAME_BYTES_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
 use crate::load::{BookingRef, EngineLoad, SessionToken};
-use crate::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
+use crate::route::RouteRequest;
 use crate::schema_generated::routing as fb;
 
 /// "Every space" on the wire.
@@ -33,9 +31,9 @@ pub(super) const EVERY_SPACE: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub struct RequestScratch {
     pub(super) media: Vec<(u32, u64)>,
-    allow: Vec<Worker>,
+    pub(super) allow: Vec<Worker>,
     fields: Vec<(String, String)>,
-    constraints: ConstraintScratch,
+    pub(super) constraints: ConstraintScratch,
 }
 
 /// The first frame of a connection.
@@ -161,26 +159,15 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
     };
     Ok(match known {
         FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
-        FrameKind::Route => Request::Route(route(root::<fb::Route<'a>>(body)?, scratch)?),
-        FrameKind::PrefillComplete => {
-            let table = root::<fb::PrefillComplete<'a>>(body)?;
-            understood(table.must_understand())?;
-            let booking = booking_ref(table.booking(), table.request_id(), table.attempt())?;
-            Request::PrefillComplete { booking, prefill_us: table.prefill_us() }
-        }
-        FrameKind::Free => {
-            let table = root::<fb::Free<'a>>(body)?;
-            understood(table.must_understand())?;
-            Request::Free(booking_ref(table.booking(), table.request_id(), table.attempt())?)
-        }
-        FrameKind::OutputProgress => reports::output_progress(root::<fb::OutputProgress<'a>>(body)?)?,
-        FrameKind::Served => reports::served(root::<fb::Served<'a>>(body)?)?,
+        FrameKind::Route => Request::Route(route::decode(&hot(body)?, scratch)?),
+        FrameKind::PrefillComplete => bookings::prefill_complete(&hot(body)?)?,
+        FrameKind::Free => bookings::free(&hot(body)?)?,
+        FrameKind::OutputProgress => bookings::output_progress(&hot(body)?)?,
+        FrameKind::Served => bookings::served(&hot(body)?)?,
         FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
         FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
-        FrameKind::Overlap => Request::Overlap(questions::overlap(root::<fb::Overlap<'a>>(body)?, scratch)?),
-        FrameKind::PotentialLoads => {
-            Request::PotentialLoads(questions::potential_loads(root::<fb::PotentialLoads<'a>>(body)?, scratch)?)
-        }
+        FrameKind::Overlap => Request::Overlap(questions::overlap(&hot(body)?, scratch)?),
+        FrameKind::PotentialLoads => Request::PotentialLoads(questions::potential_loads(&hot(body)?, scratch)?),
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
             understood(table.must_understand())?;
@@ -225,6 +212,14 @@ where
     verify::root::<T>(body, REQUEST_TABLES_MAX)
 }
 
+/// The fields of a table, read in one go where nothing is odd about it.
+fn hot<'a, T: HotTable<'a>>(body: &'a [u8]) -> Result<T> {
+    match TableReader::root(body).and_then(|mut table| T::read(&mut table)) {
+        Some(fields) => Ok(fields),
+        None => root::<T::Table>(body).map(T::of),
+    }
+}
+
 fn unsupported(what: impl std::fmt::Display) -> Error {
     Error::new(
         Kind::Unsupported,
@@ -261,83 +256,6 @@ fn hello(table: fb::Hello<'_>) -> Result<Hello<'_>> {
     })
 }
 
-pub(super) fn booking_ref<'a>(
-    handle: Option<&fb::BookingHandle>,
-    request_id: Option<&'a str>,
-    attempt: u32,
-) -> Result<BookingRef<'a>> {
-    let handle = handle.filter(|handle| handle.slot() != 0 || handle.generation() != 0);
-    if let Some(handle) = handle {
-        return Ok(BookingRef::Handle(BookingHandle { slot: handle.slot(), generation: handle.generation() }));
-    }
-    match name("request_id", request_id)? {
-        Some(request_id) => Ok(BookingRef::Request { request_id, attempt }),
-        None => {
-            Err(invalid("no booking is named", "give the handle of the route reply, or the request_id and attempt"))
-        }
-    }
-}
-
-fn route<'a>(table: fb::Route<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
-    understood(table.must_understand())?;
-    let request_id = name("request_id", table.request_id())?;
-    let book = match (table.book(), request_id) {
-        (false, _) => None,
-        (true, Some(request_id)) => Some(BookingRequest { request_id, attempt: table.attempt() }),
-        (true, None) => {
-            return Err(invalid("book without a request_id", "name the request, unique within the session"));
-        }
-    };
-    if table.candidates_max() == 0 {
-        return Err(invalid("candidates_max is 0", "ask for at least one candidate"));
-    }
-    let question = Question {
-        tokens: table.tokens(),
-        local_hashes: table.local_hashes(),
-        scheme: table.scheme(),
-        token_count: table.token_count(),
-    };
-    let RequestScratch { media, allow, constraints, .. } = scratch;
-    let Constraints { required_taints, preferred_taints, shared_hits } = constraints::read(&table, constraints)?;
-    let allow = match table.allow() {
-        Some(listed) => {
-            bounded("allow", listed.len(), ALLOW_LIST_MAX)?;
-            allow.clear();
-            allow.extend(listed.iter().map(worker_from_wire));
-            Some(allow.as_slice())
-        }
-        None => None,
-    };
-    Ok(RouteRequest {
-        lora: name("lora", table.lora())?,
-        salt: name("salt", table.salt())?,
-        media: read_media(table.media(), media)?,
-        book,
-        explain: table.explain(),
-        candidates_max: (table.candidates_max() as usize).min(CANDIDATES_MAX),
-        allow,
-        pin: table.pin().map(worker_from_wire),
-        required_taints,
-        preferred_taints,
-        shared_hits,
-        overrides: constraints::overrides(table.overrides())?,
-        expected_output_tokens: table.expected_output_tokens(),
-        affinity_session: name("affinity_session", table.affinity_session())?,
-        disaggregate: table.disaggregate(),
-        priority: table.priority(),
-        priority_jump: priority_jump(table.priority_jump())?,
-        deadline_us: table.deadline_us(),
-        ..RouteRequest::new(SpaceId(table.space_id()), prompt(&question)?)
-    })
-}
-
-fn priority_jump(jump: f64) -> Result<f64> {
-    if jump.is_finite() {
-        return Ok(jump);
-    }
-    Err(invalid("priority_jump is not a finite number", "give seconds, or leave it out"))
-}
-
 fn change_worker<'a>(table: fb::ChangeWorker<'_>, scratch: &'a mut RequestScratch) -> Result<WorkerChange<'a>> {
     understood(table.must_understand())?;
     let op = op_from_wire(table.op()).ok_or_else(|| unsupported(format!("change_worker.op {}", table.op().0)))?;
@@ -357,81 +275,7 @@ pub(super) fn understood(must_understand: u64) -> Result<()> {
     }
 }
 
-/// The fields that say what the prompt is, the same in every request that has one.
-pub(super) struct Question<'a> {
-    pub(super) tokens: Option<Vector<'a, u32>>,
-    pub(super) local_hashes: Option<Vector<'a, u64>>,
-    pub(super) scheme: Option<fb::Scheme<'a>>,
-    pub(super) token_count: u32,
-}
-
-pub(super) fn prompt<'a>(question: &Question<'a>) -> Result<Prompt<'a>> {
-    match (question.tokens, question.local_hashes) {
-        (Some(tokens), None) => {
-            bounded("tokens", tokens.len(), PROMPT_TOKENS_MAX)?;
-            if question.scheme.is_some() {
-                return Err(invalid("scheme beside tokens", "a scheme goes with local_hashes; leave it out"));
-            }
-            if question.token_count != 0 && question.token_count as usize != tokens.len() {
-                let (said, sent) = (question.token_count, tokens.len());
-                return Err(invalid(
-                    format!("token_count says {said}, tokens has {sent}"),
-                    "leave token_count out beside tokens",
-                ));
-            }
-            Ok(Prompt::Tokens(tokens.bytes()))
-        }
-        (None, Some(hashes)) => hashed_prompt(hashes, question),
-        (Some(_), Some(_)) => Err(invalid("both tokens and local_hashes", "give one of them")),
-        (None, None) => Err(invalid("neither tokens nor local_hashes", "give one of them")),
-    }
-}
-
-fn hashed_prompt<'a>(hashes: Vector<'a, u64>, question: &Question<'a>) -> Result<Prompt<'a>> {
-    bounded("token_count", question.token_count as usize, PROMPT_TOKENS_MAX)?;
-    let scheme = match question.scheme {
-        Some(scheme) => scheme_from_wire(scheme)?,
-        None => None,
-    };
-    let Some(scheme) = scheme.filter(|scheme| scheme.block_size <= BLOCK_SIZE_TOKENS_MAX) else {
-        let remedy = format!("say the scheme the hashes were made with, block_size 1 to {BLOCK_SIZE_TOKENS_MAX}");
-        return Err(invalid("local_hashes without a usable scheme", remedy));
-    };
-    let blocks = whole_blocks(question.token_count, scheme);
-    if hashes.len() != blocks {
-        let message = format!(
-            "{} local_hashes for {}, which make {}",
-            hashes.len(),
-            counted(question.token_count as usize, "token"),
-            counted(blocks, "whole block")
-        );
-        return Err(invalid(message, "give one hash for every whole block, and the prompt's full token_count"));
-    }
-    Ok(Prompt::LocalHashes { hashes: hashes.bytes(), scheme, token_count: question.token_count })
-}
-
-/// Whole blocks of a prompt; a bigram block needs one token beyond its end.
-const fn whole_blocks(token_count: u32, scheme: Scheme) -> usize {
-    let tokens = match scheme.window {
-        Window::Plain => token_count,
-        Window::Bigram => token_count.saturating_sub(1),
-    };
-    (tokens / scheme.block_size) as usize
-}
-
-pub(super) fn read_media<'a>(
-    listed: Option<Vector<'_, fb::MediaHash>>,
-    media: &'a mut Vec<(u32, u64)>,
-) -> Result<&'a [(u32, u64)]> {
-    media.clear();
-    if let Some(listed) = listed {
-        bounded("media", listed.len(), MEDIA_HASHES_MAX)?;
-        media.extend(listed.iter().map(|entry| (entry.block(), entry.hash())));
-    }
-    Ok(media)
-}
-
-fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
+pub(super) fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
     if len <= max {
         return Ok(());
     }

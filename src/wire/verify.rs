@@ -8,7 +8,7 @@ use crate::limits::{FRAME_TABLE_DEPTH_MAX, NAME_BYTES_MAX};
 
 /// How much of a body's own size its objects may seem to take: vectors may share their elements and
 /// tables their vtables, but a small body must not cost a large walk.
-const APPARENT_SIZE_FACTOR: usize = 8;
+pub(super) const APPARENT_SIZE_FACTOR: usize = 8;
 
 /// The table a verified body holds.
 ///

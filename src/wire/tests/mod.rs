@@ -1,5 +1,6 @@
 //! Both halves of the protocol against each other, and the daemon's half against everything else.
 
+mod hot;
 mod replies;
 
 use std::sync::Arc;

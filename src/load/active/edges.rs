@@ -1,12 +1,18 @@
-//! From a node and a block's hash to the node below: hash tables, a few for each root, with open addresses.
+//! From a node and a block's hash to the node below. A root has a few edges beside its sequence, on one cache line:
+//! where no prompt in flight begins as the one in question, and few begin at all, a look-up reads that line alone.
+//! What finds no place there is in hash tables, a few for each root, with open addresses.
 
 use super::node::Node;
 use super::room::Room;
-use super::words::{CHUNK_ORDER, Words, halves, word};
-use super::{AtomicU64, Ordering};
+use super::words::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
+use super::{AtomicU64, Ordering, fence};
 
-/// Tables of one root, each as long as a chunk at most.
-pub(super) const TABLES: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
+/// Edges beside the sequence of a root: what is left of the line.
+const NEAR: usize = LINE_WORDS as usize - 2;
+/// Tables of a root that has more, each as long as a chunk at most.
+const TABLES: u32 = 8;
+/// Words that say of each table where it is and how long, and of each how full: the second are the writer's.
+const FAR_WORDS: u32 = 2 * TABLES;
 /// Slots of the smallest table, as a power of two.
 const ORDER_MIN: u32 = 3;
 /// Slots that a reader looks at before it takes what it reads for nonsense: tables are at most half full.
@@ -17,8 +23,8 @@ pub(super) const WRITER_PROBES_MAX: u32 = u32::MAX;
 /// What names an edge: the node above and the hash of the first block below, mixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
-    pub(super) parent: u32,
-    pub(super) first: u64,
+    parent: u32,
+    first: u64,
     mixed: u64,
 }
 
@@ -37,146 +43,298 @@ impl Key {
         (self.mixed >> 8) as usize & (power - 1)
     }
 
-    const fn table(self) -> usize {
-        self.mixed as usize & (TABLES - 1)
+    const fn table(self) -> u32 {
+        self.mixed as u32 & (TABLES - 1)
     }
 
     const fn tag(self) -> u32 {
         (self.mixed >> 32) as u32
     }
+
+    /// The node that an edge leads to, if the edge is of this name.
+    #[inline]
+    fn led_by(self, words: &Words, edge: u64) -> Option<(u32, Node<'_>)> {
+        let (tag, child) = halves(edge);
+        if tag != self.tag() {
+            return None;
+        }
+        let node = Node::new(words.line(child)?);
+        (node.parent() == self.parent && node.first() == self.first && node.len() > 0).then_some((child, node))
+    }
 }
 
-/// The tables of one root: each as where it is and 1 + its order, 0 = it is empty and not there.
+/// Where an edge stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// Beside the sequence.
+    Near(usize),
+    /// In the table of its key.
+    Far(u32),
+}
+
+/// An edge that was found: where it stands and what it leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'a> {
+    pub(super) slot: Slot,
+    pub(super) at: u32,
+    pub(super) node: Node<'a>,
+}
+
+/// What lies below the first blocks of one root.
 #[derive(Debug)]
-pub(super) struct Tables([AtomicU64; TABLES]);
+#[repr(align(64))]
+pub(super) struct Root {
+    sequence: AtomicU64,
+    /// The first edges, one after the other; 0 = there is no more.
+    near: [AtomicU64; NEAR],
+    /// Where it is said where the tables are; 0 = there are none.
+    far: AtomicU64,
+}
 
-impl Tables {
+const _: () = assert!(cfg!(all(test, kvrouted_loom)) || size_of::<Root>() == 64, "a line");
+
+impl Root {
     pub(super) fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self { sequence: AtomicU64::new(0), near: std::array::from_fn(|_| AtomicU64::new(0)), far: AtomicU64::new(0) }
     }
 
-    /// Where a table is, and its order.
+    /// The sequence before a walk; `None` = a change is under way.
     #[inline]
-    fn at(&self, table: usize) -> Option<(u32, u32)> {
-        // Relaxed: the root's sequence says whether it still holds.
-        let (at, order) = halves(self.0[table].load(Ordering::Relaxed));
-        (1..=CHUNK_ORDER + 1).contains(&order).then(|| (at, order - 1))
+    pub(super) fn still(&self) -> Option<u64> {
+        // Acquire: pairs with DONE.
+        let sequence = self.sequence.load(Ordering::Acquire);
+        sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// The slot of an edge, the node below and its words as `load` gives them, if it is among so many slots.
+    /// Whether nothing has changed since [`Root::still`] gave this.
     #[inline]
-    pub(super) fn find(
-        &self,
-        words: &Words,
-        key: Key,
-        probes_max: u32,
-        load: impl Fn(&Words, u32) -> Node,
-    ) -> Option<(u32, u32, Node)> {
-        let (at, order) = self.at(key.table())?;
-        let slots = words.slice(at, 1 << order)?;
-        let mask = (1 << order) - 1;
-        for probe in 0..probes_max.min(1 << order) {
-            let slot = key.tag().wrapping_add(probe) & mask;
-            let (tag, child) = halves(slots[slot as usize].load(Ordering::Relaxed));
-            if child == 0 {
-                return None;
+    pub(super) fn is_still(&self, sequence: u64) -> bool {
+        // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
+        fence(Ordering::Acquire);
+        self.sequence.load(Ordering::Relaxed) == sequence
+    }
+
+    /// Begins a change. The caller is the only writer.
+    pub(super) fn open(&self) {
+        // Relaxed: only the writer changes it.
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        // OPEN: no word may be seen changed before the odd sequence.
+        fence(Ordering::Release);
+    }
+
+    /// Ends a change.
+    pub(super) fn close(&self) {
+        // Relaxed: only the writer changes it.
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        // DONE: whoever sees it sees every word of the change.
+        self.sequence.store(sequence + 1, Ordering::Release);
+    }
+
+    /// The edge of a name, if it is among those near or so many slots of its table. Relaxed: see `still`.
+    #[inline]
+    pub(super) fn find<'a>(&self, words: &'a Words, key: Key, probes_max: u32) -> Option<Found<'a>> {
+        for (place, edge) in self.near.iter().enumerate() {
+            let edge = edge.load(Ordering::Relaxed);
+            if edge == 0 {
+                break;
             }
-            if tag == key.tag() {
-                let node = load(words, child);
-                if node.parent == key.parent && node.len > 0 && node.first == key.first {
-                    return Some((slot, child, node));
-                }
+            if let Some((at, node)) = key.led_by(words, edge) {
+                return Some(Found { slot: Slot::Near(place), at, node });
             }
         }
-        None
+        let far = self.far.load(Ordering::Relaxed) as u32;
+        if far == 0 { None } else { find_far(words, far, key, probes_max) }
     }
 }
 
-/// How full the tables of one root are; the writer's.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Filled([u32; TABLES]);
+/// As [`Root::find`], in the table of the key.
+fn find_far(words: &Words, far: u32, key: Key, probes_max: u32) -> Option<Found<'_>> {
+    let (at, order) = table_of(words, far, key)?;
+    let slots = words.slice(at, 1 << order)?;
+    let mask = (1 << order) - 1;
+    for probe in 0..probes_max.min(1 << order) {
+        let slot = key.tag().wrapping_add(probe) & mask;
+        let edge = slots[slot as usize].load(Ordering::Relaxed);
+        if edge == 0 {
+            return None;
+        }
+        if let Some((at, node)) = key.led_by(words, edge) {
+            return Some(Found { slot: Slot::Far(slot), at, node });
+        }
+    }
+    None
+}
 
-/// The tables of one root, to be changed.
+/// Where the table of a key is, and its order, if it is there.
+#[inline]
+fn table_of(words: &Words, far: u32, key: Key) -> Option<(u32, u32)> {
+    // Relaxed: the root's sequence says whether it still holds.
+    let (at, order) = halves(words.slice(far, FAR_WORDS)?[key.table() as usize].load(Ordering::Relaxed));
+    (1..=CHUNK_ORDER + 1).contains(&order).then(|| (at, order - 1))
+}
+
+/// The edges of one root, to be changed. Relaxed throughout: the root's sequence tells readers of it.
 pub(super) struct Edges<'a> {
-    pub(super) tables: &'a Tables,
-    pub(super) filled: &'a mut Filled,
+    pub(super) root: &'a Root,
     pub(super) words: &'a Words,
     pub(super) room: &'a mut Room,
 }
 
 impl Edges<'_> {
-    /// Makes room for so many edges more in the table of `key`; `None` if there is no memory for it.
-    pub(super) fn reserve(&mut self, key: Key, more: u32) -> Option<()> {
-        let wanted = (self.filled.0[key.table()] + more).checked_mul(2)?.next_power_of_two();
-        let order = wanted.trailing_zeros().max(ORDER_MIN);
-        let before = self.tables.at(key.table());
+    /// Makes room for so many edges more, of which that of `key` is one; `None` if there is no memory for it. To be
+    /// called for each of them before the first is added.
+    pub(super) fn reserve(&mut self, key: Key, more: usize) -> Option<()> {
+        if self.near_used() + more <= NEAR { Some(()) } else { self.reserve_far(key, more as u32) }
+    }
+
+    fn reserve_far(&mut self, key: Key, more: u32) -> Option<()> {
+        let far = self.far();
+        let before = table_of(self.words, far, key).filter(|_| far != 0);
+        let filled = if far == 0 { 0 } else { self.filled(far, key).load(Ordering::Relaxed) as u32 };
+        let order = (filled + more).checked_mul(2)?.next_power_of_two().trailing_zeros().max(ORDER_MIN);
         if before.is_some_and(|(_, has)| has >= order) {
             return Some(());
         }
         let at = self.room.take(self.words, u32::checked_shl(1, order)?)?;
-        (at..at + (1 << order)).for_each(|slot| self.words.store(slot, 0));
+        let slots = self.words.run(at, 1 << order);
+        slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+        let Some(far) = self.begin_far(far) else {
+            self.room.give_back(at, 1 << order);
+            return None;
+        };
         if let Some((old, has)) = before {
-            for slot in old..old + (1 << has) {
-                let edge = self.words.load(slot);
+            for edge in self.words.run(old, 1 << has).iter().map(|edge| edge.load(Ordering::Relaxed)) {
                 if edge != 0 {
-                    self.put((at, order), edge);
+                    put(slots, edge);
                 }
             }
             self.room.give_back(old, 1 << has);
         }
-        self.tables.0[key.table()].store(word(at, order + 1), Ordering::Relaxed);
+        self.words.run(far, TABLES)[key.table() as usize].store(word(at, order + 1), Ordering::Relaxed);
         Some(())
     }
 
-    /// Adds an edge for which there is room.
+    /// Edges that are near.
+    fn near_used(&self) -> usize {
+        self.root.near.iter().take_while(|edge| edge.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// Where the tables are; 0 = there are none.
+    fn far(&self) -> u32 {
+        self.root.far.load(Ordering::Relaxed) as u32
+    }
+
+    /// How full the table of a key is.
+    fn filled(&self, far: u32, key: Key) -> &AtomicU64 {
+        &self.words.run(far, FAR_WORDS)[(TABLES + key.table()) as usize]
+    }
+
+    /// Words for tables to be, unless there are some.
+    fn begin_far(&mut self, far: u32) -> Option<u32> {
+        if far != 0 {
+            return Some(far);
+        }
+        let far = self.room.take(self.words, FAR_WORDS)?;
+        self.words.run(far, FAR_WORDS).iter().for_each(|table| table.store(0, Ordering::Relaxed));
+        self.root.far.store(u64::from(far), Ordering::Relaxed);
+        Some(far)
+    }
+
+    /// Adds an edge for which there is room: in its table, so that none is kept for nothing, or near.
     pub(super) fn add(&mut self, key: Key, child: u32) {
-        if let Some(table) = self.tables.at(key.table()) {
-            self.put(table, word(key.tag(), child));
-            self.filled.0[key.table()] += 1;
+        let edge = word(key.tag(), child);
+        let far = self.far();
+        if far != 0
+            && let Some((at, order)) = table_of(self.words, far, key)
+        {
+            let filled = self.filled(far, key);
+            let has = filled.load(Ordering::Relaxed);
+            if 2 * has < 1 << order {
+                put(self.words.run(at, 1 << order), edge);
+                filled.store(has + 1, Ordering::Relaxed);
+                return;
+            }
+        }
+        let near = self.root.near.get(self.near_used());
+        debug_assert!(near.is_some(), "an edge is added for which there is no room");
+        if let Some(near) = near {
+            near.store(edge, Ordering::Relaxed);
         }
     }
 
     /// Lets an edge lead to another node, which has the words already by which it is found.
-    pub(super) fn lead(&mut self, key: Key, slot: u32, child: u32) {
-        if let Some((at, _)) = self.tables.at(key.table()) {
-            self.words.store(at + slot, word(key.tag(), child));
+    pub(super) fn lead(&mut self, key: Key, slot: Slot, child: u32) {
+        let edge = word(key.tag(), child);
+        match slot {
+            Slot::Near(place) => self.root.near[place].store(edge, Ordering::Relaxed),
+            Slot::Far(slot) => {
+                if let Some((at, order)) = table_of(self.words, self.far(), key) {
+                    self.words.run(at, 1 << order)[slot as usize].store(edge, Ordering::Relaxed);
+                }
+            }
         }
     }
 
-    /// Takes an edge out; those behind it move up, so that no search ends early.
-    pub(super) fn remove(&mut self, key: Key, slot: u32) {
-        let table = key.table();
-        let Some((at, order)) = self.tables.at(table) else { return };
-        self.filled.0[table] -= 1;
-        if self.filled.0[table] == 0 {
-            self.tables.0[table].store(0, Ordering::Relaxed);
-            self.room.give_back(at, 1 << order);
+    /// Takes an edge out.
+    pub(super) fn remove(&mut self, key: Key, slot: Slot) {
+        match slot {
+            Slot::Near(place) => {
+                // The last takes its place.
+                let near = &self.root.near;
+                let last = &near[self.near_used() - 1];
+                near[place].store(last.load(Ordering::Relaxed), Ordering::Relaxed);
+                last.store(0, Ordering::Relaxed);
+            }
+            Slot::Far(slot) => self.remove_far(key, slot),
+        }
+    }
+
+    /// Those behind it move up, so that no search ends early.
+    fn remove_far(&mut self, key: Key, slot: u32) {
+        let far = self.far();
+        let Some((at, order)) = table_of(self.words, far, key) else { return };
+        let left = self.filled(far, key).load(Ordering::Relaxed) - 1;
+        self.filled(far, key).store(left, Ordering::Relaxed);
+        if left == 0 {
+            self.end_table(far, key, (at, order));
             return;
         }
-        let mask = (1 << order) - 1;
+        let (slots, mask) = (self.words.run(at, 1 << order), (1 << order) - 1);
         let (mut hole, mut next) = (slot, slot);
         loop {
             next = (next + 1) & mask;
-            let edge = self.words.load(at + next);
+            let edge = slots[next as usize].load(Ordering::Relaxed);
             if edge == 0 {
                 break;
             }
             // It may move if its own slot does not lie between the hole and where it is.
             let own = halves(edge).0 & mask;
             if next.wrapping_sub(own) & mask >= next.wrapping_sub(hole) & mask {
-                self.words.store(at + hole, edge);
+                slots[hole as usize].store(edge, Ordering::Relaxed);
                 hole = next;
             }
         }
-        self.words.store(at + hole, 0);
+        slots[hole as usize].store(0, Ordering::Relaxed);
     }
 
-    fn put(&self, (at, order): (u32, u32), edge: u64) {
-        let mask = (1 << order) - 1;
-        let mut slot = halves(edge).0 & mask;
-        while self.words.load(at + slot) != 0 {
-            slot = (slot + 1) & mask;
+    /// Gives a table back that is empty, and after the last one the words that said where they are.
+    fn end_table(&mut self, far: u32, key: Key, (at, order): (u32, u32)) {
+        let tables = self.words.run(far, TABLES);
+        tables[key.table() as usize].store(0, Ordering::Relaxed);
+        self.room.give_back(at, 1 << order);
+        if tables.iter().all(|table| table.load(Ordering::Relaxed) == 0) {
+            self.root.far.store(0, Ordering::Relaxed);
+            self.room.give_back(far, FAR_WORDS);
         }
-        self.words.store(at + slot, edge);
     }
+}
+
+fn put(slots: &[AtomicU64], edge: u64) {
+    let mask = slots.len() - 1;
+    let mut slot = halves(edge).0 as usize & mask;
+    while slots[slot].load(Ordering::Relaxed) != 0 {
+        slot = (slot + 1) & mask;
+    }
+    slots[slot].store(edge, Ordering::Relaxed);
 }

@@ -42,42 +42,18 @@ pub(in crate::load) use writer::{ActiveWriter, Placed, blocks_to};
 use crate::ids::{LocalHash, SpaceId};
 use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
 use crate::sync::{AtomicU64, Ordering, fence, spin};
-use edges::{Key, READER_PROBES_MAX, Tables};
-use node::{Node, root_of};
+use edges::{Key, READER_PROBES_MAX, Root};
+use node::{NODE_WORDS, Node, root_of};
 use words::{Words, halves};
 
 /// Parts of a block, in which workers' blocks are counted.
 pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
 /// Times that a look-up walks. Under the model checker, where each squares what is to be tried, it gives up at once.
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { ACTIVE_READ_TRIES_MAX };
+/// Hashes that are compared or copied at once.
+const LANES: usize = 8;
 /// Roots: changes below one do not disturb the readers of another.
-const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
-
-/// What lies below the first blocks of one root.
-#[derive(Debug)]
-struct Root {
-    sequence: AtomicU64,
-    tables: Tables,
-}
-
-impl Root {
-    /// Begins a change. The caller is the only writer.
-    fn open(&self) {
-        // Relaxed: only the writer changes it.
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        self.sequence.store(sequence + 1, Ordering::Relaxed);
-        // OPEN: no word may be seen changed before the odd sequence.
-        fence(Ordering::Release);
-    }
-
-    /// Ends a change.
-    fn close(&self) {
-        // Relaxed: only the writer changes it.
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        // DONE: whoever sees it sees every word of the change.
-        self.sequence.store(sequence + 1, Ordering::Release);
-    }
-}
+const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 
 /// The prompts in flight, as every core reads them.
 #[derive(Debug)]
@@ -90,8 +66,7 @@ pub(in crate::load) struct ActiveTree {
 impl ActiveTree {
     /// Without a prompt. `secret` is not to be known to those who choose prompts.
     pub(in crate::load) fn new(secret: u64) -> Self {
-        let root = |_| Root { sequence: AtomicU64::new(0), tables: Tables::new() };
-        Self { words: Words::new(ACTIVE_WORDS_MAX), roots: (0..ROOTS).map(root).collect(), secret }
+        Self { words: Words::new(ACTIVE_WORDS_MAX), roots: (0..ROOTS).map(|_| Root::new()).collect(), secret }
     }
 
     /// How far each worker already runs `locals`, in blocks, into `depths`; `false` = something changed under every
@@ -101,13 +76,9 @@ impl ActiveTree {
         let Some(first) = locals.first() else { return true };
         let root = &self.roots[self.root_at(space, *first)];
         for _ in 0..TRIES_MAX {
-            // Acquire: pairs with DONE.
-            let before = root.sequence.load(Ordering::Acquire);
-            if before.is_multiple_of(2) {
+            if let Some(sequence) = root.still() {
                 self.walk(root, space, locals, depths);
-                // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
-                fence(Ordering::Acquire);
-                if root.sequence.load(Ordering::Relaxed) == before {
+                if root.is_still(sequence) {
                     return true;
                 }
                 depths.clear();
@@ -129,37 +100,42 @@ impl ActiveTree {
         let (mut parent, mut depth) = (root_of(space), 0);
         while depth < locals.len() {
             let key = self.key(parent, locals[depth]);
-            let Some((_, at, node)) = root.tables.find(&self.words, key, READER_PROBES_MAX, Node::see) else { break };
-            let common = self.common(&node, &locals[depth..]);
+            let Some(found) = root.find(&self.words, key, READER_PROBES_MAX) else { break };
+            let common = self.common(&found.node, &locals[depth..]);
             if common == 0 {
                 // Nonsense: what it is part of is about to be thrown away.
                 break;
             }
             depth += common;
-            for entry in self.words.slice(node.list, node.workers).unwrap_or_default() {
+            let list = found.node.list(&self.words);
+            for entry in list.get(..found.node.workers() as usize).unwrap_or_default() {
                 // Relaxed: see `read`.
                 depths.note(halves(entry.load(Ordering::Relaxed)).0, depth as u32);
             }
-            if common < node.len as usize {
+            if common < found.node.len() as usize {
                 break;
             }
-            parent = at;
+            parent = found.at;
         }
     }
 
     /// How many leading blocks of `locals` are those of a node.
-    fn common(&self, node: &Node, locals: &[LocalHash]) -> usize {
-        /// Compared at once, so that there is one branch for so many.
-        const LANES: usize = 8;
-        let Some(hashes) = self.words.slice(node.hashes, node.len) else { return 0 };
+    fn common(&self, node: &Node<'_>, locals: &[LocalHash]) -> usize {
+        let Some(hashes) = self.words.slice(node.hashes(), node.len()) else { return 0 };
         // Relaxed: see `read`.
         let differ = |(ours, theirs): (&AtomicU64, &LocalHash)| ours.load(Ordering::Relaxed) ^ theirs.0;
-        let (ours, theirs) = (hashes.chunks_exact(LANES), locals.chunks_exact(LANES));
-        let equal = |(ours, theirs): &(&[AtomicU64], &[LocalHash])| {
+        // So many at once, with one branch.
+        let ((ours, _), (theirs, _)) = (hashes.as_chunks::<LANES>(), locals.as_chunks::<LANES>());
+        let equal = |(ours, theirs): &(&[AtomicU64; LANES], &[LocalHash; LANES])| {
             ours.iter().zip(*theirs).map(differ).fold(0, |all, one| all | one) == 0
         };
-        let from = ours.zip(theirs).take_while(equal).count() * LANES;
+        let from = ours.iter().zip(theirs).take_while(equal).count() * LANES;
         from + hashes[from..].iter().zip(&locals[from..]).take_while(|both| differ(*both) == 0).count()
+    }
+
+    /// A node, for the writer, who knows that it is there.
+    fn node(&self, at: u32) -> Node<'_> {
+        Node::new(&self.words.run(at, NODE_WORDS).as_chunks().0[0])
     }
 
     const fn key(&self, parent: u32, first: LocalHash) -> Key {

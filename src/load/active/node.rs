@@ -1,13 +1,12 @@
 //! One node: a run of blocks, and who runs a prompt through all of them.
 
 use super::lists::LIST_WORDS;
-use super::words::{LINE_WORDS, Words, halves, word};
-use crate::ids::{SpaceId, WorkerIndex};
+use super::words::{LINE_WORDS, Line, Words, halves, word};
+use crate::ids::SpaceId;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a node: a cache line, in which there is room for the list of one worker.
 pub(super) const NODE_WORDS: u32 = LINE_WORDS;
-/// Where in a node the list of one worker is.
-const ONE_WORKER_AT: u32 = 6;
 /// Workers that a list in words of its own has room for at least: those of a cache line.
 const ROOM_MIN: u32 = LINE_WORDS / LIST_WORDS;
 /// Parents from here on are no nodes but the roots of spaces.
@@ -19,40 +18,9 @@ pub(super) const fn root_of(space: SpaceId) -> u32 {
 }
 
 /// Whether a parent is a node.
+#[inline]
 pub(super) const fn is_node(parent: u32) -> bool {
     parent < ROOTS_FROM
-}
-
-/// A node's words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Node {
-    /// The node above, or the root of a space.
-    pub(super) parent: u32,
-    /// Its blocks.
-    pub(super) len: u32,
-    /// Where their hashes are.
-    pub(super) hashes: u32,
-    /// Where the workers are.
-    pub(super) list: u32,
-    /// How many they are.
-    pub(super) workers: u32,
-    /// How many find room there.
-    pub(super) room: u32,
-    /// Prompts that end with its last block.
-    pub(super) ends: u32,
-    /// Nodes below.
-    pub(super) children: u32,
-    /// Their numbers, combined by exclusive or: the only one's, where there is one.
-    pub(super) only: u32,
-    /// The root it is under.
-    pub(super) root: u32,
-    /// The hash of its first block.
-    pub(super) first: u64,
-}
-
-/// The list of one worker that is in the node at `at`.
-pub(super) const fn own_list(at: u32) -> u32 {
-    at + ONE_WORKER_AT
 }
 
 /// How many workers a list is given room for that is to hold so many.
@@ -64,45 +32,160 @@ pub(super) const fn room_for(workers: u32) -> u32 {
     if room < ROOM_MIN { ROOM_MIN } else { room }
 }
 
-impl Node {
-    /// The node at `at` as readers see it, who use no more of it. They may be given nonsense, which they find out later.
+/// Where in a node its fields are, two to a word.
+const PARENT_LEN: usize = 0;
+const HASHES_LIST: usize = 1;
+const WORKERS_ROOM: usize = 2;
+const ENDS_CHILDREN: usize = 3;
+const ONLY_ROOT: usize = 4;
+const FIRST: usize = 5;
+/// The list of one worker.
+const OWN_LIST: usize = 6;
+
+/// A node, where it is. The writer changes it in place; readers may be shown nonsense, which they find out later.
+///
+/// Every access is relaxed: the root's sequence says whether what was read belongs together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node<'a>(&'a Line);
+
+impl<'a> Node<'a> {
+    pub(super) const fn new(line: &'a Line) -> Self {
+        Self(line)
+    }
+
     #[inline]
-    pub(super) fn see(words: &Words, at: u32) -> Self {
-        let Some(all) = words.slice(at, NODE_WORDS) else { return Self::default() };
-        // Relaxed: the root's sequence says whether they belong together.
-        let half = |place: usize| halves(all[place].load(super::Ordering::Relaxed));
-        let ((parent, len), (hashes, list), (workers, room)) = (half(0), half(1), half(2));
-        let first = all[5].load(super::Ordering::Relaxed);
-        Self { parent, len, hashes, list, workers, room, first, ..Self::default() }
+    fn get(&self, at: usize) -> (u32, u32) {
+        halves(self.0[at].load(Ordering::Relaxed))
     }
 
-    /// The node at `at`, for the writer.
     #[inline]
-    pub(super) fn load(words: &Words, at: u32) -> Self {
-        let ((ends, children), (only, root)) = (halves(words.load(at + 3)), halves(words.load(at + 4)));
-        Self { ends, children, only, root, ..Self::see(words, at) }
+    fn put(&self, at: usize, (upper, lower): (u32, u32)) {
+        self.0[at].store(word(upper, lower), Ordering::Relaxed);
     }
 
-    pub(super) fn store(&self, words: &Words, at: u32) {
-        words.store(at, word(self.parent, self.len));
-        words.store(at + 1, word(self.hashes, self.list));
-        words.store(at + 2, word(self.workers, self.room));
-        words.store(at + 3, word(self.ends, self.children));
-        words.store(at + 4, word(self.only, self.root));
-        words.store(at + 5, self.first);
+    /// The node above, or the root of a space.
+    #[inline]
+    pub(super) fn parent(&self) -> u32 {
+        self.get(PARENT_LEN).0
     }
 
-    /// Changes the node at `at`.
-    pub(super) fn change(words: &Words, at: u32, change: impl FnOnce(&mut Self)) {
-        let mut node = Self::load(words, at);
-        change(&mut node);
-        node.store(words, at);
+    /// Its blocks.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.get(PARENT_LEN).1
     }
 
-    /// Where a worker stands in the list.
-    pub(super) fn place_of(&self, words: &Words, worker: WorkerIndex) -> Option<u32> {
-        let all = words.slice(self.list, self.workers)?;
-        let is_it = |entry: &super::AtomicU64| halves(entry.load(super::Ordering::Relaxed)).0 == worker.0;
-        all.iter().position(is_it).map(|place| place as u32)
+    /// Where their hashes are.
+    #[inline]
+    pub(super) fn hashes(&self) -> u32 {
+        self.get(HASHES_LIST).0
+    }
+
+    /// Where the list of its workers is, if it is not in the node.
+    #[inline]
+    pub(super) fn list_at(&self) -> Option<u32> {
+        (self.room() > 1).then(|| self.get(HASHES_LIST).1)
+    }
+
+    /// How many workers run it.
+    #[inline]
+    pub(super) fn workers(&self) -> u32 {
+        self.get(WORKERS_ROOM).0
+    }
+
+    /// How many find room in the list.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        self.get(WORKERS_ROOM).1
+    }
+
+    /// Prompts that end with its last block.
+    #[inline]
+    pub(super) fn ends(&self) -> u32 {
+        self.get(ENDS_CHILDREN).0
+    }
+
+    /// Nodes below.
+    #[inline]
+    pub(super) fn children(&self) -> u32 {
+        self.get(ENDS_CHILDREN).1
+    }
+
+    /// The numbers of the nodes below, combined by exclusive or: the only one's, where there is one.
+    #[inline]
+    pub(super) fn only(&self) -> u32 {
+        self.get(ONLY_ROOT).0
+    }
+
+    /// The root it is under.
+    #[inline]
+    pub(super) fn root(&self) -> usize {
+        self.get(ONLY_ROOT).1 as usize
+    }
+
+    /// The hash of its first block.
+    #[inline]
+    pub(super) fn first(&self) -> u64 {
+        self.0[FIRST].load(Ordering::Relaxed)
+    }
+
+    /// The words of its list: as many of workers as there is room for, then as many of weights. None where a reader is
+    /// led astray.
+    #[inline]
+    pub(super) fn list(&self, words: &'a Words) -> &'a [AtomicU64] {
+        match self.list_at() {
+            None => &self.0[OWN_LIST..],
+            Some(at) => words.slice(at, self.room().saturating_mul(LIST_WORDS)).unwrap_or_default(),
+        }
+    }
+
+    /// Becomes a node of no workers, with room for one, at which nothing ends and below which there is nothing.
+    pub(super) fn begin(&self, parent: u32, root: usize) {
+        self.put(PARENT_LEN, (parent, 0));
+        self.put(WORKERS_ROOM, (0, 1));
+        self.put(ENDS_CHILDREN, (0, 0));
+        self.put(ONLY_ROOT, (0, root as u32));
+    }
+
+    pub(super) fn set_parent(&self, parent: u32) {
+        self.put(PARENT_LEN, (parent, self.len()));
+    }
+
+    /// Its blocks are so many from now on, with their hashes there, the first of which is `first`.
+    pub(super) fn set_blocks(&self, (hashes, len): (u32, u32), first: u64) {
+        self.put(PARENT_LEN, (self.parent(), len));
+        self.put(HASHES_LIST, (hashes, self.get(HASHES_LIST).1));
+        self.0[FIRST].store(first, Ordering::Relaxed);
+    }
+
+    /// Its list has room for so many from now on; it is there, or for one in the node.
+    pub(super) fn set_list(&self, (at, room): (u32, u32)) {
+        self.put(HASHES_LIST, (self.hashes(), at));
+        self.put(WORKERS_ROOM, (self.workers(), room));
+    }
+
+    pub(super) fn set_workers(&self, workers: u32) {
+        self.put(WORKERS_ROOM, (workers, self.room()));
+    }
+
+    pub(super) fn set_ends(&self, ends: u32) {
+        self.put(ENDS_CHILDREN, (ends, self.children()));
+    }
+
+    /// Gets another node below it.
+    pub(super) fn adopt(&self, child: u32) {
+        self.put(ENDS_CHILDREN, (self.ends(), self.children() + 1));
+        self.exchange(child, 0);
+    }
+
+    /// Loses a node below it.
+    pub(super) fn disown(&self, child: u32) {
+        self.put(ENDS_CHILDREN, (self.ends(), self.children() - 1));
+        self.exchange(child, 0);
+    }
+
+    /// Has one node below it in place of another.
+    pub(super) fn exchange(&self, one: u32, other: u32) {
+        self.put(ONLY_ROOT, (self.only() ^ one ^ other, self.root() as u32));
     }
 }

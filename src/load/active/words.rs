@@ -13,6 +13,9 @@ pub(super) const LINE_WORDS: u32 = 8;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
+/// The words of a cache line.
+pub(super) type Line = [AtomicU64; LINE_WORDS as usize];
+
 /// Some words, the first of which begins a cache line.
 #[derive(Debug)]
 struct Chunk {
@@ -48,46 +51,49 @@ impl Words {
         Some((at as u32) << CHUNK_ORDER)
     }
 
+    /// The words from `at` to the end of its chunk, and some behind; none where there is no such chunk.
+    #[inline]
+    fn from(&self, at: u32) -> &[AtomicU64] {
+        let Some(chunk) = self.0.get((at >> CHUNK_ORDER) as usize).and_then(OnceLock::get) else { return &[] };
+        let from = chunk.skipped + (at & (CHUNK_WORDS - 1)) as usize;
+        chunk.words.get(from..).unwrap_or_default()
+    }
+
     /// The words `at..at + len`; `None` where there are none, or not in one chunk.
     #[inline]
     pub(super) fn slice(&self, at: u32, len: u32) -> Option<&[AtomicU64]> {
-        let chunk = self.0.get((at >> CHUNK_ORDER) as usize)?.get()?;
-        let from = (at & (CHUNK_WORDS - 1)) as usize;
-        chunk.words[chunk.skipped..].get(from..from + len as usize)
+        self.from(at).get(..len as usize)
     }
 
-    /// One word; 0 where there is none.
-    ///
-    /// Relaxed: the writer reads what it wrote, and a reader learns from its root whether to believe it.
+    /// The line that begins with `at`, if there is one.
     #[inline]
-    pub(super) fn load(&self, at: u32) -> u64 {
-        self.slice(at, 1).map_or(0, |words| words[0].load(Ordering::Relaxed))
+    pub(super) fn line(&self, at: u32) -> Option<&Line> {
+        self.from(at).first_chunk()
     }
 
-    /// Copies words. Relaxed: as [`Words::store`].
+    /// As [`Words::slice`], for the writer, who knows what it may ask for.
+    #[inline]
+    pub(super) fn run(&self, at: u32, len: u32) -> &[AtomicU64] {
+        let words = self.slice(at, len);
+        debug_assert!(words.is_some(), "the writer looks where there is nothing: {at}, {len}");
+        words.unwrap_or_default()
+    }
+
+    /// Copies words. Relaxed: the root's sequence tells readers of it.
     pub(super) fn copy(&self, from: u32, to: u32, len: u32) {
-        let both = self.slice(from, len).zip(self.slice(to, len));
-        debug_assert!(both.is_some(), "words are copied from or to where there is nothing: {from}, {to}, {len}");
-        let (from, to) = both.unwrap_or_default();
+        let (from, to) = (self.run(from, len), self.run(to, len));
         to.iter().zip(from).for_each(|(to, from)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed));
-    }
-
-    /// Writes one word. Relaxed: the root's sequence tells readers of it.
-    pub(super) fn store(&self, at: u32, value: u64) {
-        let word = self.slice(at, 1);
-        debug_assert!(word.is_some(), "the writer wrote where there is nothing: {at}");
-        if let Some(word) = word {
-            word[0].store(value, Ordering::Relaxed);
-        }
     }
 }
 
 /// Two halves of a word, the upper first.
+#[inline]
 pub(super) const fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
 /// The word of two halves, the upper first.
+#[inline]
 pub(super) const fn word(upper: u32, lower: u32) -> u64 {
     (upper as u64) << 32 | lower as u64
 }

@@ -1,14 +1,14 @@
 //! How the tree changes: a prompt comes, a prompt ends.
 
-use super::edges::{Edges, Filled, Key, WRITER_PROBES_MAX};
-use super::lists::{LIST_WORDS, copy_list, join_path, leave, weigh_alike};
-use super::node::{NODE_WORDS, Node, is_node, own_list, room_for, root_of};
+use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
+use super::lists::{join, join_path, leave, weigh_alike};
+use super::node::{NODE_WORDS, Node, is_node, room_for, root_of};
 use super::room::Room;
-use super::words::{CHUNK_WORDS, word};
-use super::{ActiveTree, BLOCK_PARTS, ROOTS};
+use super::words::CHUNK_WORDS;
+use super::{ActiveTree, AtomicU64, BLOCK_PARTS, LANES, Ordering};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
-use crate::sync::{Ordering, fence};
+use crate::sync::fence;
 
 /// A prompt that is in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +20,9 @@ pub(in crate::load) struct Placed {
 }
 
 /// What only the writer needs of the tree; its methods are called under the bookings' lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::load) struct ActiveWriter {
     pub(super) room: Room,
-    filled: Box<[Filled]>,
-}
-
-impl Default for ActiveWriter {
-    fn default() -> Self {
-        Self { room: Room::default(), filled: vec![Filled::default(); ROOTS].into() }
-    }
 }
 
 /// Where a prompt leaves what is in the tree.
@@ -40,6 +33,14 @@ struct Branch {
     depth: usize,
     /// The node below of which it shares some blocks, and how many.
     within: Option<(u32, u32)>,
+}
+
+/// Nodes that are not linked yet, one below the other.
+#[derive(Clone, Copy)]
+struct Tail {
+    first: u32,
+    last: u32,
+    nodes: usize,
 }
 
 impl ActiveWriter {
@@ -75,20 +76,24 @@ impl ActiveWriter {
     /// A prompt that ended with `node` leaves a worker. Returns what the worker no longer runs, in parts
     /// of a block.
     pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u64 {
-        let root = Node::load(&tree.words, node).root as usize;
+        let end = tree.node(node);
+        let root = end.root();
         tree.roots[root].open();
-        Node::change(&tree.words, node, |end| end.ends -= 1);
-        let (mut at, mut freed) = (node, 0);
+        end.set_ends(end.ends() - 1);
+        // Whoever runs a node runs those above it: nodes that nobody runs any more come first.
+        let (mut at, mut freed, mut last_run) = (node, 0, None);
         while is_node(at) {
-            let here = Node::load(&tree.words, at);
-            freed += leave(tree, at, worker);
-            at = here.parent;
+            let here = tree.node(at);
+            let above = here.parent();
+            freed += leave(&tree.words, &here, worker);
+            if here.workers() == 0 {
+                self.prune(tree, root, at);
+            } else {
+                last_run.get_or_insert(at);
+            }
+            at = above;
         }
-        let mut at = node;
-        while is_node(at) && Node::load(&tree.words, at).workers == 0 {
-            at = self.prune(tree, root, at);
-        }
-        if is_node(at) {
+        if let Some(at) = last_run {
             self.join(tree, root, at);
         }
         tree.roots[root].close();
@@ -104,14 +109,15 @@ impl ActiveWriter {
         from: WorkerIndex,
         to: WorkerIndex,
     ) -> Option<(u64, u64)> {
-        let root = Node::load(&tree.words, node).root as usize;
-        tree.roots[root].open();
+        let end = tree.node(node);
+        let root = &tree.roots[end.root()];
+        root.open();
         let reserved = self.reserve_path(tree, node, to);
         let added = reserved.map(|()| {
-            Node::change(&tree.words, node, |end| end.ends += 1);
+            end.set_ends(end.ends() + 1);
             join_path(tree, node, to)
         });
-        tree.roots[root].close();
+        root.close();
         added.map(|added| (added, self.remove(tree, node, from)))
     }
 
@@ -121,7 +127,7 @@ impl ActiveWriter {
         tree: &ActiveTree,
         root: usize,
         branch: &Branch,
-        tail: Option<(u32, u32)>,
+        tail: Option<Tail>,
         worker: WorkerIndex,
     ) -> Option<Placed> {
         let attach = match branch.within {
@@ -135,22 +141,24 @@ impl ActiveWriter {
             return None;
         }
         let mut added_parts = join_path(tree, attach, worker);
-        let Some((first, last)) = tail else {
-            Node::change(&tree.words, attach, |end| end.ends += 1);
+        let Some(Tail { first, last, .. }) = tail else {
+            let end = tree.node(attach);
+            end.set_ends(end.ends() + 1);
             return Some(Placed { node: attach, added_parts });
         };
-        Node::change(&tree.words, first, |node| node.parent = attach);
         let mut at = last;
         loop {
-            let node = Node::load(&tree.words, at);
+            let node = tree.node(at);
             self.edges(tree, root).add(key_of(tree, &node), at);
-            added_parts += u64::from(node.len) * BLOCK_PARTS;
+            added_parts += u64::from(node.len()) * BLOCK_PARTS;
             if at == first {
                 break;
             }
-            at = node.parent;
+            at = node.parent();
         }
-        adopt(tree, attach, first);
+        if is_node(attach) {
+            tree.node(attach).adopt(first);
+        }
         Some(Placed { node: last, added_parts })
     }
 
@@ -160,20 +168,19 @@ impl ActiveWriter {
         tree: &ActiveTree,
         root: usize,
         attach: u32,
-        tail: Option<(u32, u32)>,
+        tail: Option<Tail>,
         worker: WorkerIndex,
     ) -> Option<()> {
-        if let Some((first, last)) = tail {
-            Node::change(&tree.words, first, |node| node.parent = attach);
-            let (mut at, mut edges) = (last, 1);
+        if let Some(Tail { first, last, nodes }) = tail {
+            tree.node(first).set_parent(attach);
+            let mut at = last;
             loop {
-                let node = Node::load(&tree.words, at);
-                self.edges(tree, root).reserve(key_of(tree, &node), edges)?;
+                let node = tree.node(at);
+                self.edges(tree, root).reserve(key_of(tree, &node), nodes)?;
                 if at == first {
                     break;
                 }
-                // All of them may be in one table.
-                (at, edges) = (node.parent, edges + 1);
+                at = node.parent();
             }
         }
         self.reserve_path(tree, attach, worker)
@@ -188,30 +195,31 @@ impl ActiveWriter {
         root: usize,
         blocks: &[LocalHash],
         worker: WorkerIndex,
-    ) -> Option<Option<(u32, u32)>> {
-        let mut tail: Option<(u32, u32)> = None;
+    ) -> Option<Option<Tail>> {
+        let mut tail: Option<Tail> = None;
         for piece in blocks.chunks(ACTIVE_NODE_BLOCKS_MAX) {
-            let parent = tail.map_or(root_of(SpaceId(0)), |(_, last)| last);
+            let parent = tail.map_or(root_of(SpaceId(0)), |tail| tail.last);
             let Some(made) = self.make(tree, (root, parent), piece, worker) else {
                 self.unmake_tail(tree, tail);
                 return None;
             };
-            if let Some((_, last)) = tail {
-                adopt(tree, last, made);
+            if let Some(tail) = tail {
+                tree.node(tail.last).adopt(made);
             }
-            tail = Some((tail.map_or(made, |(first, _)| first), made));
+            let (first, nodes) = tail.map_or((made, 0), |tail| (tail.first, tail.nodes));
+            tail = Some(Tail { first, last: made, nodes: nodes + 1 });
         }
-        if let Some((_, last)) = tail {
-            Node::change(&tree.words, last, |node| node.ends = 1);
+        if let Some(tail) = tail {
+            tree.node(tail.last).set_ends(1);
         }
         Some(tail)
     }
 
-    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<(u32, u32)>) {
-        let Some((first, last)) = tail else { return };
+    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<Tail>) {
+        let Some(Tail { first, last, .. }) = tail else { return };
         let mut at = last;
         loop {
-            let above = Node::load(&tree.words, at).parent;
+            let above = tree.node(at).parent();
             self.unmake(tree, at);
             if at == first {
                 break;
@@ -220,7 +228,7 @@ impl ActiveWriter {
         }
     }
 
-    /// A node below `parent` that one prompt of a worker runs through.
+    /// A node below `parent` that one prompt of a worker runs through: its line, and its hashes behind it.
     fn make(
         &mut self,
         tree: &ActiveTree,
@@ -229,148 +237,152 @@ impl ActiveWriter {
         worker: WorkerIndex,
     ) -> Option<u32> {
         let (len, first) = (blocks.len() as u32, blocks.first()?.0);
-        let hashes = self.room.take(&tree.words, len)?;
-        let Some(at) = self.room.take(&tree.words, NODE_WORDS) else {
-            self.room.give_back(hashes, len);
-            return None;
-        };
-        for (word, local) in tree.words.slice(hashes, len).unwrap_or_default().iter().zip(blocks) {
-            // Relaxed: no root leads here yet.
-            word.store(local.0, super::Ordering::Relaxed);
-        }
-        let (list, root) = (own_list(at), root as u32);
-        tree.words.store(list, word(worker.0, 1));
-        tree.words.store(list + 1, BLOCK_PARTS);
-        Node { parent, len, hashes, list, workers: 1, room: 1, root, first, ..Node::default() }.store(&tree.words, at);
+        let at = self.room.take(&tree.words, NODE_WORDS + len)?;
+        let (node, hashes) = (tree.node(at), at + NODE_WORDS);
+        write(tree.words.run(hashes, len), blocks);
+        node.begin(parent, root);
+        node.set_blocks((hashes, len), first);
+        join(&tree.words, &node, worker);
         Some(at)
     }
 
     fn unmake(&mut self, tree: &ActiveTree, at: u32) {
-        let node = Node::load(&tree.words, at);
-        self.room.give_back(node.hashes, node.len);
+        let node = tree.node(at);
+        let (hashes, len) = (node.hashes(), node.len());
         self.give_list_back(&node);
-        self.room.give_back(at, NODE_WORDS);
+        if lie_together((at, NODE_WORDS), hashes) {
+            self.room.give_back(at, NODE_WORDS + len);
+        } else {
+            self.room.give_back(hashes, len);
+            self.room.give_back(at, NODE_WORDS);
+        }
     }
 
     /// Gives the first `common` blocks of a node to a new one above it: the old one keeps its number, as prompts end
     /// with its last block. `None` if there is no memory, and nothing changed.
     fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
-        let (words, below) = (&tree.words, Node::load(&tree.words, at));
-        let room = room_for(below.workers);
-        let above = self.room.take(words, NODE_WORDS)?;
-        let list = if room > 1 { self.room.take(words, room * LIST_WORDS) } else { Some(own_list(above)) };
-        let copied = Node { len: common, list: list.unwrap_or(0), room, ends: 0, children: 1, only: at, ..below };
-        let first = words.load(below.hashes + common);
-        let key = tree.key(above, LocalHash(first));
-        if list.is_none() || self.edges(tree, root).reserve(key, 1).is_none() {
-            if list.is_some() {
-                self.give_list_back(&copied);
-            }
-            self.room.give_back(above, NODE_WORDS);
+        let (words, below) = (&tree.words, tree.node(at));
+        let (hashes, len) = (below.hashes(), below.len());
+        let number = self.room.take(words, NODE_WORDS)?;
+        let above = tree.node(number);
+        above.begin(below.parent(), root);
+        above.set_blocks((hashes, common), below.first());
+        let first = words.run(hashes, len)[common as usize].load(Ordering::Relaxed);
+        let (key, key_above) = (tree.key(number, LocalHash(first)), key_of(tree, &below));
+        let room = room_for(below.workers());
+        let made = self.edges(tree, root).reserve(key, 1).and_then(|()| self.move_list(tree, &below, &above, room));
+        if made.is_none() {
+            self.room.give_back(number, NODE_WORDS);
             return None;
         }
-        let key_above = key_of(tree, &below);
-        let slot = slot_of(tree, root, key_above);
-        copy_list(words, &below, (copied.list, room));
-        copied.store(words, above);
-        let (hashes, len) = (below.hashes + common, below.len - common);
-        self.room.cut(hashes);
-        Node { parent: above, hashes, len, first, ..below }.store(words, at);
+        let slot = tree.slot_of(root, key_above);
+        if is_node(below.parent()) {
+            tree.node(below.parent()).exchange(at, number);
+        }
+        above.adopt(at);
+        self.room.cut(hashes + common);
+        below.set_parent(number);
+        below.set_blocks((hashes + common, len - common), first);
         if let Some(slot) = slot {
-            self.edges(tree, root).lead(key_above, slot, above);
+            self.edges(tree, root).lead(key_above, slot, number);
         }
         self.edges(tree, root).add(key, at);
-        if is_node(below.parent) {
-            Node::change(words, below.parent, |parent| parent.only ^= at ^ above);
-        }
-        Some(above)
+        Some(number)
     }
 
-    /// Takes out a node that nobody runs any more. Returns the one above.
-    fn prune(&mut self, tree: &ActiveTree, root: usize, at: u32) -> u32 {
-        let node = Node::load(&tree.words, at);
+    /// Takes out a node that nobody runs any more.
+    fn prune(&mut self, tree: &ActiveTree, root: usize, at: u32) {
+        let node = tree.node(at);
         let key = key_of(tree, &node);
-        if let Some(slot) = slot_of(tree, root, key) {
+        if let Some(slot) = tree.slot_of(root, key) {
             self.edges(tree, root).remove(key, slot);
         }
-        if is_node(node.parent) {
-            Node::change(&tree.words, node.parent, |parent| {
-                parent.children -= 1;
-                parent.only ^= at;
-            });
+        if is_node(node.parent()) {
+            tree.node(node.parent()).disown(at);
         }
         self.unmake(tree, at);
-        node.parent
     }
 
     /// Joins a node at which nothing ends or branches any more with the one below, which keeps its number. Whoever
     /// runs through one then runs through the other.
     fn join(&mut self, tree: &ActiveTree, root: usize, at: u32) {
-        let (words, above) = (&tree.words, Node::load(&tree.words, at));
-        if above.ends > 0 || above.children != 1 {
+        let (words, above) = (&tree.words, tree.node(at));
+        if above.ends() > 0 || above.children() != 1 {
             return;
         }
-        let (child, below) = (above.only, Node::load(words, above.only));
+        let (child, below) = (above.only(), tree.node(above.only()));
         if !weigh_alike(words, &above, &below) {
             return;
         }
-        let len = above.len + below.len;
-        // Two chunks are not one run, though the numbers of their words follow each other.
-        let follows = above.hashes + above.len == below.hashes;
-        let lie_together = follows && !below.hashes.is_multiple_of(CHUNK_WORDS);
+        let ((above_at, above_len), (below_at, below_len)) = ((above.hashes(), above.len()), (below.hashes(), below.len()));
+        let len = above_len + below_len;
+        let lie_together = lie_together((above_at, above_len), below_at);
         let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
         if len as usize > bound {
             return;
         }
-        let mut hashes = above.hashes;
+        let mut hashes = above_at;
         if !lie_together {
             // Without memory they stay apart, which is as true.
             let Some(together) = self.room.take(words, len) else { return };
-            words.copy(above.hashes, together, above.len);
-            words.copy(below.hashes, together + above.len, below.len);
+            words.copy(above_at, together, above_len);
+            words.copy(below_at, together + above_len, below_len);
             hashes = together;
         }
         let (key, key_below) = (key_of(tree, &above), key_of(tree, &below));
-        if let Some(slot) = slot_of(tree, root, key_below) {
+        if let Some(slot) = tree.slot_of(root, key_below) {
             self.edges(tree, root).remove(key_below, slot);
         }
-        if let Some(slot) = slot_of(tree, root, key) {
+        if let Some(slot) = tree.slot_of(root, key) {
             self.edges(tree, root).lead(key, slot, child);
         }
-        if is_node(above.parent) {
-            Node::change(words, above.parent, |parent| parent.only ^= at ^ child);
+        if is_node(above.parent()) {
+            tree.node(above.parent()).exchange(at, child);
         }
-        Node { parent: above.parent, len, hashes, first: above.first, ..below }.store(words, child);
+        below.set_parent(above.parent());
+        below.set_blocks((hashes, len), above.first());
         if lie_together {
-            self.room.mend(below.hashes);
+            self.room.mend(below_at);
         } else {
-            self.room.give_back(above.hashes, above.len);
-            self.room.give_back(below.hashes, below.len);
+            self.room.give_back(above_at, above_len);
+            self.room.give_back(below_at, below_len);
         }
         self.give_list_back(&above);
         self.room.give_back(at, NODE_WORDS);
     }
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
-        let tables = &tree.roots[root].tables;
-        Edges { tables, filled: &mut self.filled[root], words: &tree.words, room: &mut self.room }
+        Edges { root: &tree.roots[root], words: &tree.words, room: &mut self.room }
     }
+}
+
+/// Whether words behind a run are one run with it: two chunks are not, though the numbers of their words follow each
+/// other.
+const fn lie_together((at, len): (u32, u32), behind: u32) -> bool {
+    at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
+}
+
+/// Writes the hashes of blocks where no root leads yet, so many at once.
+fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
+    // Relaxed: the root's sequence tells readers of them.
+    let store = |(word, local): (&AtomicU64, &LocalHash)| word.store(local.0, Ordering::Relaxed);
+    let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<LANES>(), blocks.as_chunks::<LANES>());
+    to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(store));
+    to_rest.iter().zip(from_rest).for_each(store);
 }
 
 fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash]) -> Branch {
     let mut branch = Branch { parent: root_of(space), depth: 0, within: None };
     while branch.depth < locals.len() {
         let key = tree.key(branch.parent, locals[branch.depth]);
-        let Some((_, at, node)) = tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX, Node::load) else {
-            break;
-        };
-        let common = tree.common(&node, &locals[branch.depth..]);
+        let Some(found) = tree.roots[root].find(&tree.words, key, WRITER_PROBES_MAX) else { break };
+        let common = tree.common(&found.node, &locals[branch.depth..]);
         branch.depth += common;
-        if common < node.len as usize {
-            branch.within = Some((at, common as u32));
+        if common < found.node.len() as usize {
+            branch.within = Some((found.at, common as u32));
             break;
         }
-        branch.parent = at;
+        branch.parent = found.at;
     }
     branch
 }
@@ -379,29 +391,21 @@ fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash])
 pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
     let mut blocks = 0;
     while is_node(at) {
-        let node = Node::load(&tree.words, at);
-        blocks += u64::from(node.len);
-        at = node.parent;
+        let node = tree.node(at);
+        blocks += u64::from(node.len());
+        at = node.parent();
     }
     blocks
 }
 
-/// Where an edge stands in its table.
-fn slot_of(tree: &ActiveTree, root: usize, key: Key) -> Option<u32> {
-    tree.roots[root].tables.find(&tree.words, key, WRITER_PROBES_MAX, Node::load).map(|(slot, ..)| slot)
-}
-
 /// What a node is found by.
-const fn key_of(tree: &ActiveTree, node: &Node) -> Key {
-    tree.key(node.parent, LocalHash(node.first))
+fn key_of(tree: &ActiveTree, node: &Node<'_>) -> Key {
+    tree.key(node.parent(), LocalHash(node.first()))
 }
 
-/// A node gets another below it.
-fn adopt(tree: &ActiveTree, parent: u32, child: u32) {
-    if is_node(parent) {
-        Node::change(&tree.words, parent, |node| {
-            node.children += 1;
-            node.only ^= child;
-        });
+impl ActiveTree {
+    /// Where the edge of a name stands, for the writer.
+    fn slot_of(&self, root: usize, key: Key) -> Option<Slot> {
+        self.roots[root].find(&self.words, key, WRITER_PROBES_MAX).map(|found| found.slot)
     }
 }

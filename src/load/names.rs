@@ -1,6 +1,5 @@
 //! What bookings are called by their gateways, and the names of those that ended.
 
-use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::session::SessionId;
@@ -31,42 +30,81 @@ impl Name {
     }
 }
 
-/// Names of bookings that ended, with the attempt that did: at least the last [`Ended::LAST`] of them, and at most twice
-/// as many. Two tables, the older of which is emptied when the younger is full: none is looked up to be forgotten.
+/// A name that is remembered, by its hash alone: that two of so few share one is not to be expected.
+#[derive(Clone, Copy, Debug, Default)]
+struct Remembered {
+    hash: u64,
+    attempt: u32,
+    /// Which booking ended before it whose name has the same list.
+    before: u32,
+}
+
+/// The names of the last [`Ended::LAST`] bookings that ended, with their attempts, in the order they ended. Names whose
+/// hashes end alike are one list, the last first.
+///
+/// A booking's end writes at the end of a row, and in one of a few places elsewhere, which stay in the cache: a hash table
+/// of as many names would have each end wait for memory, and those who ask for a name that ended are few.
 #[derive(Debug)]
 pub(super) struct Ended {
-    recent: HashTable<(Name, u32)>,
-    before: HashTable<(Name, u32)>,
+    /// The booking that ended as number `n` is at `n % LAST`.
+    row: Box<[Remembered]>,
+    /// Which booking is the last of each list.
+    last: Box<[u32]>,
+    /// The number of the next booking that ends. It wraps.
+    next: u32,
 }
 
 impl Default for Ended {
     fn default() -> Self {
-        // All there will be, so that no booking's end waits for a table that grows; memory comes as it is touched.
-        let table = || HashTable::with_capacity(Self::LAST);
-        Self { recent: table(), before: table() }
+        // All there will be, so that no booking's end waits for more; memory comes as it is touched.
+        let (row, last) = (vec![Remembered::default(); Self::LAST as usize], vec![0; Self::LISTS]);
+        Self { row: row.into(), last: last.into(), next: 0 }
     }
 }
 
 impl Ended {
-    /// Names that are remembered for certain.
-    pub(super) const LAST: usize = 1 << 16;
+    /// Names that are remembered.
+    pub(super) const LAST: u32 = 1 << 16;
+    /// Lists: each of some names on average.
+    const LISTS: usize = Self::LAST as usize / 4;
 
     /// Remembers that a booking of this name and attempt ended.
     pub(super) fn add(&mut self, name: Name, attempt: u32) {
-        if self.recent.len() >= Self::LAST {
-            std::mem::swap(&mut self.recent, &mut self.before);
-            self.recent.clear();
-        }
-        let of_entry = |(name, _): &(Name, u32)| name.hash();
-        let entry = self.recent.entry(name.hash(), |(other, _)| *other == name, of_entry);
-        entry.and_modify(|(_, ended)| *ended = attempt).or_insert((name, attempt));
+        let hash = name.hash();
+        let before = std::mem::replace(&mut self.last[list(hash)], self.next);
+        self.row[place(self.next)] = Remembered { hash, attempt, before };
+        self.next = self.next.wrapping_add(1);
     }
 
     /// The attempt that ended last under a name.
     pub(super) fn attempt(&self, name: Name) -> Option<u32> {
-        let found = [&self.recent, &self.before].map(|table| table.find(name.hash(), |(other, _)| *other == name));
-        found.into_iter().flatten().next().map(|(_, attempt)| *attempt)
+        let hash = name.hash();
+        let (mut at, mut age) = (self.last[list(hash)], 0);
+        // What a list begins with, and goes on with, may be forgotten already. It only gets older.
+        while age < self.age(at) && self.age(at) <= Self::LAST {
+            let remembered = self.row[place(at)];
+            if remembered.hash == hash {
+                return Some(remembered.attempt);
+            }
+            (at, age) = (remembered.before, self.age(at));
+        }
+        None
     }
+
+    /// How many bookings have ended since this one ended, itself included.
+    const fn age(&self, number: u32) -> u32 {
+        self.next.wrapping_sub(number)
+    }
+}
+
+/// Where a booking is in the row.
+const fn place(number: u32) -> usize {
+    (number % Ended::LAST) as usize
+}
+
+/// In which list a name is.
+const fn list(hash: u64) -> usize {
+    hash as usize % Ended::LISTS
 }
 
 #[cfg(test)]
@@ -85,22 +123,24 @@ mod tests {
 
     #[test]
     fn so_many_names_are_remembered_and_the_last_attempt_counts() {
-        let mut ended = Ended::default();
-        let name = |at: usize| Name::new(7, SessionId(1), &at.to_string());
-        let [recent, before] = [ended.recent.capacity(), ended.before.capacity()];
-        for at in 0..3 * Ended::LAST {
-            ended.add(name(at), 1);
-            if let Some(last) = at.checked_sub(Ended::LAST - 1).filter(|last| last % 1000 == 0) {
-                assert_eq!(ended.attempt(name(last)), Some(1));
+        let name = |at: u32| Name::new(7, SessionId(1), &at.to_string());
+        // The second begins where numbers are about to wrap.
+        for begins in [0, 0_u32.wrapping_sub(2 * Ended::LAST)] {
+            let mut ended = Ended { next: begins, ..Ended::default() };
+            assert_eq!(ended.attempt(name(0)), None, "nothing has ended");
+            for at in 0..3 * Ended::LAST {
+                ended.add(name(at), 1);
+                if let Some(last) = at.checked_sub(Ended::LAST - 1).filter(|last| last % 1000 == 0) {
+                    assert_eq!(ended.attempt(name(last)), Some(1));
+                    assert_eq!(last.checked_sub(1).and_then(|before| ended.attempt(name(before))), None);
+                }
             }
+            assert_eq!(ended.attempt(name(0)), None, "long ago");
+            ended.add(name(3 * Ended::LAST - 1), 2);
+            assert_eq!(ended.attempt(name(3 * Ended::LAST - 1)), Some(2));
+            ended.add(name(0), 3);
+            assert_eq!(ended.attempt(name(0)), Some(3));
+            assert_eq!(ended.attempt(name(4 * Ended::LAST)), None, "never there");
         }
-        assert_eq!(ended.attempt(name(0)), None, "long ago");
-        assert!(ended.recent.len() + ended.before.len() <= 2 * Ended::LAST);
-        assert_eq!([ended.recent.capacity(), ended.before.capacity()], [recent, before], "no table grew");
-        ended.add(name(3 * Ended::LAST - 1), 2);
-        assert_eq!(ended.attempt(name(3 * Ended::LAST - 1)), Some(2));
-        // Its name from before the tables changed places is not in the way.
-        ended.add(name(2 * Ended::LAST), 3);
-        assert_eq!(ended.attempt(name(2 * Ended::LAST)), Some(3));
     }
 }

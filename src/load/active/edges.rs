@@ -8,7 +8,7 @@ use super::words::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::{AtomicU64, Ordering, fence};
 
 /// Edges beside the sequence of a root: what is left of the line.
-const NEAR: usize = LINE_WORDS as usize - 2;
+const NEAR: u32 = LINE_WORDS - 2;
 /// Tables of a root that has more, each as long as a chunk at most.
 const TABLES: u32 = 8;
 /// Words that say of each table where it is and how long, and of each how full: the second are the writer's.
@@ -63,14 +63,8 @@ impl Key {
     }
 }
 
-/// Where an edge stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
-    /// Beside the sequence.
-    Near(usize),
-    /// In the table of its key.
-    Far(u32),
-}
+/// Where an edge stands: the first [`NEAR`] beside the sequence, those behind in the table of the edge's key.
+pub(super) type Slot = u32;
 
 /// An edge that was found: where it stands and what it leads to.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +80,7 @@ pub(super) struct Found<'a> {
 pub(super) struct Root {
     sequence: AtomicU64,
     /// The first edges, one after the other; 0 = there is no more.
-    near: [AtomicU64; NEAR],
+    near: [AtomicU64; NEAR as usize],
     /// Where it is said where the tables are; 0 = there are none.
     far: AtomicU64,
 }
@@ -140,7 +134,7 @@ impl Root {
                 break;
             }
             if let Some((at, node)) = key.led_by(words, edge) {
-                return Some(Found { slot: Slot::Near(place), at, node });
+                return Some(Found { slot: place as Slot, at, node });
             }
         }
         let far = self.far.load(Ordering::Relaxed) as u32;
@@ -160,7 +154,7 @@ fn find_far(words: &Words, far: u32, key: Key, probes_max: u32) -> Option<Found<
             return None;
         }
         if let Some((at, node)) = key.led_by(words, edge) {
-            return Some(Found { slot: Slot::Far(slot), at, node });
+            return Some(Found { slot: NEAR + slot, at, node });
         }
     }
     None
@@ -185,7 +179,7 @@ impl Edges<'_> {
     /// Makes room for so many edges more, of which that of `key` is one; `None` if there is no memory for it. To be
     /// called for each of them before the first is added.
     pub(super) fn reserve(&mut self, key: Key, more: usize) -> Option<()> {
-        if self.near_used() + more <= NEAR { Some(()) } else { self.reserve_far(key, more as u32) }
+        if self.near_used() + more <= NEAR as usize { Some(()) } else { self.reserve_far(key, more as u32) }
     }
 
     fn reserve_far(&mut self, key: Key, more: u32) -> Option<()> {
@@ -266,32 +260,24 @@ impl Edges<'_> {
     /// Lets an edge lead to another node, which has the words already by which it is found.
     pub(super) fn lead(&mut self, key: Key, slot: Slot, child: u32) {
         let edge = word(key.tag(), child);
-        match slot {
-            Slot::Near(place) => self.root.near[place].store(edge, Ordering::Relaxed),
-            Slot::Far(slot) => {
-                if let Some((at, order)) = table_of(self.words, self.far(), key) {
-                    self.words.run(at, 1 << order)[slot as usize].store(edge, Ordering::Relaxed);
-                }
-            }
+        if let Some(near) = self.root.near.get(slot as usize) {
+            near.store(edge, Ordering::Relaxed);
+        } else if let Some((at, order)) = table_of(self.words, self.far(), key) {
+            self.words.run(at, 1 << order)[(slot - NEAR) as usize].store(edge, Ordering::Relaxed);
         }
     }
 
     /// Takes an edge out.
     pub(super) fn remove(&mut self, key: Key, slot: Slot) {
-        match slot {
-            Slot::Near(place) => {
-                // The last takes its place.
-                let near = &self.root.near;
-                let last = &near[self.near_used() - 1];
-                near[place].store(last.load(Ordering::Relaxed), Ordering::Relaxed);
-                last.store(0, Ordering::Relaxed);
-            }
-            Slot::Far(slot) => self.remove_far(key, slot),
-        }
+        let Some(near) = self.root.near.get(slot as usize) else { return self.remove_far(key, slot - NEAR) };
+        // The last takes its place.
+        let last = &self.root.near[self.near_used() - 1];
+        near.store(last.load(Ordering::Relaxed), Ordering::Relaxed);
+        last.store(0, Ordering::Relaxed);
     }
 
     /// Those behind it move up, so that no search ends early.
-    fn remove_far(&mut self, key: Key, slot: u32) {
+    fn remove_far(&mut self, key: Key, slot: Slot) {
         let far = self.far();
         let Some((at, order)) = table_of(self.words, far, key) else { return };
         let left = self.filled(far, key).load(Ordering::Relaxed) - 1;

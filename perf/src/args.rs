@@ -275,6 +275,12 @@ pub(crate) struct LaneArgs {
     /// Rounds, in each of which every way has its turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
+    /// Only requests of this size; repeatable.
+    #[arg(long = "size", value_name = "SIZE", value_parser = ["14-hashes", "720-hashes", "12000-tokens"])]
+    pub(crate) sizes: Vec<String>,
+    /// Only with both sides looking.
+    #[arg(long)]
+    pub(crate) looking: bool,
     /// Print one JSON object in place of the table.
     #[arg(long)]
     #[serde(skip)]

@@ -1,8 +1,9 @@
 //! A lane beside the socket, as a gateway with the Rust client meets them: each request a route that books, timed from
 //! its call to its decoded reply, and then the free of that booking.
 //!
-//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. The floor of a lane
-//! is two threads that pass as many bytes through its rings and think nothing.
+//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. Where they look, each
+//! side has processors of its own. The floor of a lane is two threads that pass as many bytes through its rings and think
+//! nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde::Serialize;
 
-use super::contents::{Engines, Given, PROMPTS, SIZES, Size, prompt_hashes, prompt_tokens};
+use super::contents::{Engines, Given, PROMPTS, SIZES, Size, prompt_hashes, prompt_tokens, size_named};
 use super::known::{fill, held_by_us};
+use super::processors::{Processors, keep};
 use super::server::Server;
 use crate::args::{Io, LaneArgs};
 use crate::failure::Failure;
@@ -70,14 +72,20 @@ struct Rounds {
 /// # Errors
 /// The daemon does not start, refuses a request, or gives no lane.
 pub(crate) fn run(args: &LaneArgs) -> Result<Report, Failure> {
-    let mut rows = Vec::new();
-    for looks in [false, true] {
+    let (mut rows, processors) = (Vec::new(), Processors::of_this_thread()?);
+    let sizes: Vec<Size> = match args.sizes.as_slice() {
+        [] => SIZES.to_vec(),
+        names => names.iter().filter_map(|name| size_named(name)).collect(),
+    };
+    for looks in [false, true].into_iter().filter(|looks| *looks || !args.looking) {
         let mut engines = Engines::start(WORKERS)?;
         let lines = if looks { vec![format!("spin_us_max = {}", SPIN.as_micros())] } else { Vec::new() };
-        let server = Server::kvrouted(&engines, (Io::Epoll, 1), &[&lines], &[])?;
+        let of_server = if looks { processors.of_server() } else { &[] };
+        let server = Server::kvrouted(&engines, (Io::Epoll, 1), &[&lines], of_server)?;
         fill(&mut engines, |tokens| held_by_us(&server, tokens))?;
-        for size in SIZES {
-            rows.extend(measure(args, &server, size, looks)?);
+        let _kept = looks.then(|| processors.keep_client()).transpose()?;
+        for size in &sizes {
+            rows.extend(measure(args, &server, *size, of_server)?);
         }
     }
     let best = |way: &str, looks: bool| {
@@ -98,7 +106,9 @@ fn client(server: &Server, lane: LaneUse, looks: bool) -> Result<Client, Failure
     Client::connect(&server.socket(), &options).map_err(contract)
 }
 
-fn measure(args: &LaneArgs, server: &Server, size: Size, looks: bool) -> Result<Vec<Row>, Failure> {
+/// A size of requests by both ways. Both sides look where the server has processors of its own.
+fn measure(args: &LaneArgs, server: &Server, size: Size, of_server: &[usize]) -> Result<Vec<Row>, Failure> {
+    let looks = !of_server.is_empty();
     let ways = [("socket", LaneUse::Off), ("lane", LaneUse::Require)];
     let mut rounds = [Rounds::default(), Rounds::default(), Rounds::default()];
     for round in 0..args.repeat {
@@ -115,7 +125,7 @@ fn measure(args: &LaneArgs, server: &Server, size: Size, looks: bool) -> Result<
             rounds.add(&latency_ns, (server.cpu_ns()? - before_ns) as f64);
         }
         if looks {
-            floor.add(&echo(size, Duration::from_secs_f64(args.seconds))?, 0.0);
+            floor.add(&echo(size, Duration::from_secs_f64(args.seconds), of_server)?, 0.0);
         }
     }
     let names = ways.map(|(name, _)| name).into_iter().chain(["floor"]);
@@ -156,8 +166,8 @@ fn ask(client: &mut Client, size: Size, time: Duration) -> Result<Histogram<u64>
     Ok(latency_ns)
 }
 
-/// The rings alone, between two threads that look.
-fn echo(size: Size, time: Duration) -> Result<Histogram<u64>, Failure> {
+/// The rings alone, between two threads that look; the one that answers on the server's processors.
+fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64>, Failure> {
     let request = match size.given {
         Given::Hashes => size.blocks as usize * 8,
         Given::Tokens => prompt_tokens(0, size.blocks).len() * 4,
@@ -171,6 +181,8 @@ fn echo(size: Size, time: Duration) -> Result<Histogram<u64>, Failure> {
     std::thread::scope(|scope| {
         // Relaxed: it ends a loop and hands on nothing.
         scope.spawn(|| {
+            // Where it may not, it is wherever it is put, and the figure says so.
+            let _ = keep(of_server);
             let mut received = Vec::new();
             while !done.load(Ordering::Relaxed) {
                 if daemon.receive(usize::MAX, &mut received).is_err() {
@@ -238,8 +250,11 @@ impl Report {
                 row.requests
             ));
         }
-        let [asleep, looking] = self.lane_of_socket;
-        text.push_str(&format!("lane by socket, p50 of 720 hashes: {asleep:.2} asleep, {looking:.2} looking"));
+        for (ratio, how) in
+            self.lane_of_socket.into_iter().zip(["asleep", "looking"]).filter(|(ratio, _)| ratio.is_finite())
+        {
+            text.push_str(&format!("lane by socket, p50 of 720 hashes, {how}: {ratio:.2}\n"));
+        }
         text
     }
 }

@@ -51,6 +51,7 @@ mod connection;
 mod conversation;
 mod fallback;
 mod frame;
+mod handed;
 mod spaces;
 mod steady;
 

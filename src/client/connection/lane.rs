@@ -13,10 +13,11 @@ use super::inbox::Inbox;
 use super::link::{gone, silent};
 use super::options::LaneUse;
 use super::{Client, unexpected};
+use crate::client::handed::{self, distrust};
 use crate::error::{Error, Kind, Result};
-use crate::lane::{Awaited, Heard, LANE_LAYOUT, LaneEnd, LaneFault, LaneMemory, LaneSide, LaneSizes, hear, ring};
+use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, hear, ring};
 use crate::limits::LANE_LOOKS_PER_CLOCK;
-use crate::wire::{LaneAsked, LaneOpened, Reply, features};
+use crate::wire::{LaneAsked, LaneOpened, Reply};
 
 /// The lane of a connection.
 #[derive(Debug)]
@@ -39,17 +40,8 @@ pub(super) enum Woken {
 impl Lane {
     /// Maps a lane that was opened.
     fn map(opened: LaneOpened, descriptors: Vec<OwnedFd>, spin: Duration) -> Result<Self> {
-        let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-            let what = "the descriptors of a lane did not arrive";
-            return Err(Error::new(Kind::System, what, "raise the limit of open files, or go without a lane"));
-        };
-        if opened.layout != LANE_LAYOUT {
-            let what = format!("the daemon's lanes are of layout {}, not {LANE_LAYOUT}", opened.layout);
-            return Err(Error::new(Kind::Unsupported, what, "use both from one release, or go without a lane"));
-        }
-        let sizes = LaneSizes::told(opened.request_ring_bytes, opened.reply_ring_bytes)?;
-        let end = LaneEnd::new(LaneMemory::map(&memory, sizes)?, LaneSide::Gateway);
-        Ok(Self { end, bell: bell.into(), spin, inbox: Inbox::default() })
+        let (end, bell) = handed::take_over(opened, descriptors)?;
+        Ok(Self { end, bell, spin, inbox: Inbox::default() })
     }
 
     /// Sends as much of `bytes` as there is room for; gives how much.
@@ -126,12 +118,6 @@ impl Lane {
     }
 }
 
-fn distrust(fault: &LaneFault) -> Error {
-    // A daemon that closes a lane empties its memory.
-    let what = format!("the lane was closed or cannot be trusted: {fault}");
-    Error::new(Kind::Connection, what, "connect again; the daemon's log says why if it did not end")
-}
-
 impl Client {
     /// Opens a lane, as `wanted`. From then on everything goes by it.
     pub(super) fn begin_lane(&mut self, wanted: LaneUse, spin: Duration) -> Result<()> {
@@ -147,10 +133,7 @@ impl Client {
     }
 
     fn open_lane(&mut self, spin: Duration) -> Result<Lane> {
-        if self.hello.features & features::LANES == 0 {
-            let remedy = "raise serve.lanes_max, or go without a lane";
-            return Err(Error::new(Kind::Unsupported, "the daemon has no lanes", remedy));
-        }
+        handed::has_lanes(self.hello.features)?;
         let id = self.take_id();
         self.encoder.open_lane(id, LaneAsked::default(), &mut self.unsent);
         self.flush()?;

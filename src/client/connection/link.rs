@@ -1,7 +1,6 @@
 //! Bytes and frames between a client and its daemon.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,14 +10,14 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, connect, recv, recvmsg, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 use rustix::time::Timespec;
 
 use super::inbox::Inbox;
 use super::lane::{Lane, Woken};
 use crate::client::frame::untrusted;
+use crate::client::handed;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::lane::Awaited;
@@ -26,10 +25,6 @@ use crate::wire::Reply;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
-/// Bytes read at once of a reply that comes with descriptors.
-const HANDED_BYTES: usize = 4 << 10;
-/// Descriptors taken with it.
-const DESCRIPTORS_MAX: usize = 2;
 /// How long to rest before trying a listener again whose backlog is full.
 const CONNECT_REST: Duration = Duration::from_millis(5);
 
@@ -49,7 +44,7 @@ pub(super) struct Link {
 impl Link {
     /// Connects.
     pub(super) fn connect(path: &Path, timeout: Option<Duration>, spin: Duration) -> Result<Self> {
-        let cannot = |error: std::io::Error| {
+        let cannot = |error: io::Error| {
             let remedy = "start the daemon with `kvrouted serve`, or give the --socket it listens on";
             Error::new(Kind::Connection, format!("cannot connect to {}", path.display()), remedy).caused_by(error)
         };
@@ -114,7 +109,7 @@ impl Link {
                 // The daemon takes no more, but may have answered what came before, or said why: `recv`
                 // gives that out, and then the end.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
-                Err(error) => return Err(gone().caused_by(std::io::Error::from(error))),
+                Err(error) => return Err(gone().caused_by(io::Error::from(error))),
             }
         }
         Ok(())
@@ -152,22 +147,11 @@ impl Link {
                 Some(_) => return Err(untrusted("a reply to what was not asked")),
                 None => self.wait(PollFlags::IN)?,
             };
-            let mut bytes = [0; HANDED_BYTES];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            match recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-                Ok(message) if message.bytes == 0 => return Err(gone()),
-                Ok(message) => {
-                    for part in control.drain() {
-                        if let RecvAncillaryMessage::ScmRights(rights) = part {
-                            descriptors.extend(rights);
-                        }
-                    }
-                    self.inbox.room().extend_from_slice(&bytes[..message.bytes]);
-                }
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(gone().caused_by(std::io::Error::from(error))),
+            match handed::receive(&self.stream, self.inbox.room(), &mut descriptors) {
+                Ok(0) => return Err(gone()),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) => return Err(gone().caused_by(error)),
             }
         }
     }
@@ -189,7 +173,7 @@ impl Link {
             Ok((0, _)) | Err(Errno::CONNRESET) => Err(gone()),
             Ok((_, read)) => Ok(read),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(error) => Err(gone().caused_by(std::io::Error::from(error))),
+            Err(error) => Err(gone().caused_by(io::Error::from(error))),
         }
     }
 
@@ -221,7 +205,7 @@ impl Link {
                     return Ok(if ended { ready | PollFlags::IN } else { ready });
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(gone().caused_by(std::io::Error::from(error))),
+                Err(error) => return Err(gone().caused_by(io::Error::from(error))),
             }
         }
     }

@@ -28,11 +28,15 @@ pub enum ClientCounter {
     FallbackDraining,
     /// Prompts sent as tokens because the daemon refused their hashes.
     HashesRefused,
+    /// Lanes opened.
+    LanesOpened,
+    /// Connections that go by their socket though a lane was to be tried.
+    LanesRefused,
 }
 
 impl ClientCounter {
     /// Every counter.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Connected,
         Self::ConnectsFailed,
         Self::ConnectionsLost,
@@ -45,6 +49,8 @@ impl ClientCounter {
         Self::FallbackSilent,
         Self::FallbackDraining,
         Self::HashesRefused,
+        Self::LanesOpened,
+        Self::LanesRefused,
     ];
 
     /// The name for a gateway's own metrics.
@@ -63,6 +69,8 @@ impl ClientCounter {
             Self::FallbackSilent => "fallback_silent",
             Self::FallbackDraining => "fallback_draining",
             Self::HashesRefused => "hashes_refused",
+            Self::LanesOpened => "lanes_opened",
+            Self::LanesRefused => "lanes_refused",
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::limits::CLIENT_REPORTS_OWED_MAX;
 use crate::load::SessionToken;
-use crate::wire::{HelloReply, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
+use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 pub use backoff::BackOff;
 pub use counters::ClientCounter;
 pub use report::Booking;
@@ -63,6 +63,35 @@ pub(in crate::client) enum Leaves {
     Report(Report),
 }
 
+/// By which way bytes come: frames of one are not mixed with those of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::client) enum Source {
+    /// The connection's socket.
+    Socket,
+    /// Its lane.
+    Lane,
+}
+
+/// An error as it is remembered, to be told as often as is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::client) struct Refusal {
+    kind: Kind,
+    message: String,
+    remedy: String,
+}
+
+impl Refusal {
+    /// What to remember of an error.
+    pub(in crate::client) fn of(error: &Error) -> Self {
+        Self { kind: error.kind(), message: error.message().to_owned(), remedy: error.remedy().to_owned() }
+    }
+
+    /// The error.
+    pub(in crate::client) fn error(&self) -> Error {
+        Error::new(self.kind, self.message.as_str(), self.remedy.as_str())
+    }
+}
+
 /// A request in flight.
 struct Asked<W> {
     /// `None` = the client's own, or whoever asked has given up.
@@ -76,7 +105,8 @@ pub(in crate::client) struct Conversation<W> {
     next_id: u64,
     /// Encoded and not yet taken by the socket.
     pub(in crate::client) unsent: Vec<u8>,
-    received: Vec<u8>,
+    /// What has come and is not whole yet, by source.
+    received: [Vec<u8>; 2],
     asked: FxHashMap<CorrelationId, Asked<W>>,
     owed: VecDeque<Report>,
     pub(in crate::client) phase: Phase,
@@ -85,7 +115,9 @@ pub(in crate::client) struct Conversation<W> {
     heard_at: Option<Instant>,
     pub(in crate::client) hello: Option<HelloReply>,
     /// Why the last connection was refused for good, in the daemon's words.
-    pub(in crate::client) refusal: Option<(Kind, String, String)>,
+    pub(in crate::client) refusal: Option<Refusal>,
+    /// Why the last connection goes by its socket though a lane was to be tried.
+    pub(in crate::client) lane_refusal: Option<Refusal>,
     pub(in crate::client) spaces: Spaces,
     pub(in crate::client) fleet: Arc<Fleet>,
     watch: Option<CorrelationId>,
@@ -98,7 +130,7 @@ impl<W: Waiter> Conversation<W> {
             encoder: RequestEncoder::default(),
             next_id: 1,
             unsent: Vec::new(),
-            received: Vec::new(),
+            received: Default::default(),
             asked: FxHashMap::default(),
             owed: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
@@ -107,6 +139,7 @@ impl<W: Waiter> Conversation<W> {
             heard_at: None,
             hello: None,
             refusal: None,
+            lane_refusal: None,
             spaces: Spaces::default(),
             fleet: Arc::default(),
             watch: None,
@@ -135,8 +168,12 @@ impl<W: Waiter> Conversation<W> {
 
     /// Whether everything that was asked or is owed has been answered.
     pub(in crate::client) fn is_settled(&self) -> bool {
-        let ours = |(id, _): (&CorrelationId, _)| Some(*id) != self.watch;
-        self.unsent.is_empty() && self.owed.is_empty() && !self.asked.iter().any(ours)
+        self.unsent.is_empty() && self.owed.is_empty() && !self.is_waiting()
+    }
+
+    /// Whether replies are due; what a watch tells comes when it comes.
+    pub(in crate::client) fn is_waiting(&self) -> bool {
+        self.asked.len() > usize::from(self.watch.is_some())
     }
 
     // The connection's life.
@@ -148,22 +185,50 @@ impl<W: Waiter> Conversation<W> {
         id
     }
 
-    /// Takes the answer to it; from now on requests can be sent. What is owed goes first, and the fleet is watched.
+    /// Takes the answer to it.
     ///
     /// # Errors
     /// Why the connection is refused.
-    pub(in crate::client) fn greeted(&mut self, reply: Reply, learns_fleet: bool) -> Result<()> {
-        let hello = match reply {
-            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => hello,
+    pub(in crate::client) fn accepted(&mut self, reply: Reply) -> Result<HelloReply> {
+        match reply {
+            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => Ok(hello),
             Reply::Error(error) => {
                 if !error.retryable {
-                    let kind = error.kind.unwrap_or(Kind::Internal);
-                    self.refusal = Some((kind, error.message.clone(), error.remedy.clone()));
+                    let (kind, message, remedy) = (error.kind.unwrap_or(Kind::Internal), &error.message, &error.remedy);
+                    self.refusal = Some(Refusal { kind, message: message.clone(), remedy: remedy.clone() });
                 }
-                return Err(error.into());
+                Err(error.into())
             }
-            other => return Err(super::unexpected("hello", &other)),
-        };
+            other => Err(super::unexpected("hello", &other)),
+        }
+    }
+
+    /// Asks for a lane, before anything else is asked on this connection.
+    pub(in crate::client) fn ask_lane(&mut self) -> CorrelationId {
+        let id = self.take_id();
+        self.encoder.open_lane(id, LaneAsked::default(), &mut self.unsent);
+        id
+    }
+
+    /// The connection was refused, in a way that asking again may not mend.
+    pub(in crate::client) fn refuse(&mut self, error: &Error) {
+        if !error.is_retryable() {
+            self.refusal = Some(Refusal::of(error));
+        }
+    }
+
+    /// The connection, or the next one, is to go by its socket though a lane was to be tried.
+    pub(in crate::client) fn refuse_lane(&mut self, error: &Error) {
+        self.count(ClientCounter::LanesRefused);
+        self.lane_refusal = Some(Refusal::of(error));
+    }
+
+    /// Requests can be sent from now on, by a lane or not. What is owed goes first, and the fleet is watched.
+    pub(in crate::client) fn greeted(&mut self, hello: HelloReply, learns_fleet: bool, has_lane: bool) {
+        if has_lane {
+            self.count(ClientCounter::LanesOpened);
+            self.lane_refusal = None;
+        }
         if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
             // Another run of the daemon: it knows nothing of what the last one held.
             self.owed.clear();
@@ -183,7 +248,6 @@ impl<W: Waiter> Conversation<W> {
             self.asked.insert(id, Asked { waiter: None, leaves: Leaves::Nothing });
             self.watch = Some(id);
         }
-        Ok(())
     }
 
     /// The connection could not be made.
@@ -208,7 +272,7 @@ impl<W: Waiter> Conversation<W> {
     fn closed(&mut self, phase: Phase) {
         self.phase = phase;
         self.unsent.clear();
-        self.received.clear();
+        self.received.iter_mut().for_each(Vec::clear);
         self.watch = None;
         let mut left: Vec<_> = self.asked.drain().collect();
         left.sort_unstable_by_key(|(id, _)| *id);
@@ -284,27 +348,29 @@ impl<W: Waiter> Conversation<W> {
     ///
     /// # Errors
     /// [`Kind::Malformed`] if what came cannot be trusted: the connection cannot go on.
-    pub(in crate::client) fn hear(&mut self, bytes: &[u8], now: Instant) -> Result<()> {
-        self.received.extend_from_slice(bytes);
+    pub(in crate::client) fn hear(&mut self, source: Source, bytes: &[u8], now: Instant) -> Result<()> {
+        self.received[source as usize].extend_from_slice(bytes);
         let mut consumed = 0;
-        while let Some(frame) = next_frame(&self.received[consumed..])? {
+        while let Some(frame) = next_frame(&self.received[source as usize][consumed..])? {
             consumed += frame.bytes;
             self.heard_at = Some(now);
             self.silence.answered();
             self.answered(frame.id, frame.reply);
         }
-        self.received.drain(..consumed);
+        self.received[source as usize].drain(..consumed);
         Ok(())
     }
 
-    /// The reply to hello, once it is whole: it or the word that the connection is refused, which is on no request's id.
+    /// The reply to what begins a connection, hello or the request for a lane, once it is whole: it or the word that the
+    /// connection is refused, which is on no request's id.
     ///
     /// # Errors
     /// As [`Conversation::hear`].
-    pub(in crate::client) fn hear_hello(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
-        self.received.extend_from_slice(bytes);
-        let Some(frame) = next_frame(&self.received)? else { return Ok(None) };
-        self.received.drain(..frame.bytes);
+    pub(in crate::client) fn hear_beginning(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
+        let received = &mut self.received[Source::Socket as usize];
+        received.extend_from_slice(bytes);
+        let Some(frame) = next_frame(received)? else { return Ok(None) };
+        received.drain(..frame.bytes);
         self.heard_at = Some(now);
         if matches!(frame.reply, Ok(Reply::Hello(_))) {
             self.silence.answered();
@@ -317,7 +383,10 @@ impl<W: Waiter> Conversation<W> {
             match reply {
                 Ok(Reply::Watch(fleet)) => self.learn(fleet),
                 // An error ends the watch; the fleet stays as it was.
-                _ => self.watch = None,
+                _ => {
+                    self.asked.remove(&id);
+                    self.watch = None;
+                }
             }
             return;
         }

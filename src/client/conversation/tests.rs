@@ -66,7 +66,8 @@ fn said(talk: &mut Talk) -> Vec<String> {
 fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
     talk.greet("test", SessionToken { hi: 1, lo: 2 });
     assert_eq!(said(talk), ["hello"]);
-    talk.greeted(hello(instance_id), true).expect("a hello");
+    let hello = talk.accepted(hello(instance_id)).expect("a hello");
+    talk.greeted(hello, true, false);
     said(talk)
 }
 
@@ -196,10 +197,10 @@ fn a_refusal_for_good_is_remembered_until_a_daemon_takes_the_connection() {
         remedy: "ask".into(),
     };
     talk.greet("test", SessionToken { hi: 1, lo: 2 });
-    assert_eq!(talk.greeted(Reply::Error(refused), true).unwrap_err().kind(), Kind::NotPermitted);
+    assert_eq!(talk.accepted(Reply::Error(refused)).unwrap_err().kind(), Kind::NotPermitted);
     talk.failed(Instant::now(), 0.5);
     assert_eq!(
-        (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.0)),
+        (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.error().kind())),
         (Phase::Resting, Some(Kind::NotPermitted))
     );
     talk.unsent.clear();

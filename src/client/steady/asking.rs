@@ -55,8 +55,9 @@ impl Drop for Awaited {
         self.reply.close();
         // It may have come in this very moment.
         if let Ok(Ok(told)) = self.reply.try_recv() {
-            self.shared.conversation.lock().untaken(&told);
-            self.shared.wake.notify_one();
+            let mut conversation = self.shared.conversation.lock();
+            conversation.untaken(&told);
+            self.shared.put(conversation);
         }
     }
 }
@@ -143,8 +144,7 @@ fn send<P: Put>(
     let caller = Caller { reply: sender, _place: place };
     let leaves = put.leaves();
     conversation.ask(|encoder, id, out| put.encode(encoder, id, out), leaves, caller)?;
-    drop(conversation);
-    shared.wake.notify_one();
+    shared.put(conversation);
     Ok(Some(Awaited { shared: Arc::clone(shared), reply }))
 }
 
@@ -196,8 +196,7 @@ impl Owing<'_> {
         if let Some(report) = self.report.take() {
             conversation.say(report, Some(caller));
         }
-        drop(conversation);
-        self.shared.wake.notify_one();
+        self.shared.put(conversation);
         Some(Awaited { shared: Arc::clone(self.shared), reply })
     }
 }
@@ -216,8 +215,7 @@ impl Drop for Owing<'_> {
             Phase::Open => conversation.say(report, None),
             _ => conversation.owe(report),
         }
-        drop(conversation);
-        self.shared.wake.notify_one();
+        self.shared.put(conversation);
     }
 }
 
@@ -237,9 +235,7 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
                 Phase::Connecting { is_first: false } if is_tried => {}
                 _ => {
                     return Err(match &conversation.refusal {
-                        Some((kind, message, remedy)) => {
-                            Failure::Refused(Error::new(*kind, message.as_str(), remedy.as_str()))
-                        }
+                        Some(refusal) => Failure::Refused(refusal.error()),
                         None => Failure::Unreachable(FallbackReason::Unreachable),
                     });
                 }

@@ -13,7 +13,7 @@ use super::driver::{self, Shared};
 use super::options::SteadyOptions;
 use super::prompt::{Hashed, PutPrompt, Question};
 use super::{Answer, spaces, unexpected};
-use crate::client::conversation::{Booking, ClientCounter, Conversation, Name, Phase, Report, Told, Word};
+use crate::client::conversation::{Booking, ClientCounter, Conversation, Name, Phase, Refusal, Report, Told, Word};
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::PoolRole;
@@ -91,6 +91,7 @@ impl AsyncClient {
             path: path.into(),
             session,
             conversation: Mutex::new(Conversation::new(options.back_off)),
+            lane: Mutex::new(None),
             wake: Notify::new(),
             places: Arc::new(Semaphore::new(options.in_flight_max.clamp(1, Semaphore::MAX_PERMITS))),
             phases: watch::Sender::new(Phase::Connecting { is_first: true }),
@@ -133,6 +134,18 @@ impl AsyncClient {
     #[must_use]
     pub fn fleet(&self) -> watch::Receiver<Arc<Fleet>> {
         self.shared.fleets.subscribe()
+    }
+
+    /// Whether requests and replies go by a lane now.
+    #[must_use]
+    pub fn has_lane(&self) -> bool {
+        self.shared.lane.lock().is_some()
+    }
+
+    /// Why they go by the socket though a lane was to be tried.
+    #[must_use]
+    pub fn lane_refusal(&self) -> Option<Error> {
+        self.shared.conversation.lock().lane_refusal.as_ref().map(Refusal::error)
     }
 
     /// Since the client was made.

@@ -69,6 +69,18 @@ impl SteadyClient {
         Arc::clone(&self.client.fleet().borrow())
     }
 
+    /// See [`AsyncClient::has_lane`].
+    #[must_use]
+    pub fn has_lane(&self) -> bool {
+        self.client.has_lane()
+    }
+
+    /// See [`AsyncClient::lane_refusal`].
+    #[must_use]
+    pub fn lane_refusal(&self) -> Option<Error> {
+        self.client.lane_refusal()
+    }
+
     /// See [`AsyncClient::counter`].
     #[must_use]
     pub fn counter(&self, counter: ClientCounter) -> u64 {

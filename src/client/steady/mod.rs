@@ -1,7 +1,10 @@
 //! Clients that outlive their daemon.
 //!
 //! ```text
-//! asynchronous, inquiries (calls) ─▶ asking (deadlines, once more) ─▶ the conversation ◀─ driver (the connection)
+//! asynchronous, inquiries (calls) ─▶ asking (deadlines, once more) ─▶ the conversation
+//!                                                                        ▲
+//! driver (one task: makes the connection, again and again) ─▶ connecting, carrying ─▶ the socket, or the lane
+//!
 //! blocking: the same calls, for a thread of its own
 //! ```
 
@@ -9,8 +12,11 @@ mod answer;
 mod asking;
 mod asynchronous;
 mod blocking;
+mod carrying;
+mod connecting;
 mod driver;
 mod inquiries;
+mod lane;
 mod options;
 mod prompt;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::client::connection::LaneUse;
 use crate::client::conversation::BackOff;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX_DEFAULT, CLIENT_TIMEOUT_MS_DEFAULT, FALLBACK_PREFIX_TOKENS_DEFAULT};
 use crate::load::SessionToken;
@@ -27,6 +28,12 @@ pub struct SteadyOptions {
     pub fallback_prefix_tokens: usize,
     /// Send 8 bytes a block instead of 4 a token, where the space's scheme is known.
     pub hash_locally: bool,
+    /// Whether to share memory with the daemon instead of writing to its socket; asked for anew on each connection. Where
+    /// [`LaneUse::Try`] is given none, [`AsyncClient::lane_refusal`](super::AsyncClient::lane_refusal) says why.
+    pub lane: LaneUse,
+    /// How long to look for a reply before sleeping, while one is due. Costs a processor meanwhile; zero = not at all. Other
+    /// tasks have their turns in between. A lane pays where both sides look: see `spin_us_max` in the daemon's configuration.
+    pub spin: Duration,
 }
 
 impl Default for SteadyOptions {
@@ -40,6 +47,8 @@ impl Default for SteadyOptions {
             fallback: true,
             fallback_prefix_tokens: FALLBACK_PREFIX_TOKENS_DEFAULT,
             hash_locally: false,
+            lane: LaneUse::Off,
+            spin: Duration::ZERO,
         }
     }
 }

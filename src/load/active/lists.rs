@@ -75,13 +75,7 @@ impl ActiveWriter {
 
     /// Gives the list of `from`, in words with room for so many, to `to`, which may be the same node. The words that the
     /// list of `to` is in are given back. `None` if there is no memory for it, and nothing changed.
-    pub(super) fn move_list(
-        &mut self,
-        tree: &ActiveTree,
-        from: &Node<'_>,
-        to: &Node<'_>,
-        room: u32,
-    ) -> Option<()> {
+    pub(super) fn move_list(&mut self, tree: &ActiveTree, from: &Node<'_>, to: &Node<'_>, room: u32) -> Option<()> {
         let (words, workers) = (&tree.words, from.workers());
         let at = if room > 1 { self.room.take(words, room * LIST_WORDS)? } else { 0 };
         let (before, has) = (to.list_at(), to.room());

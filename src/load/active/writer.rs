@@ -314,7 +314,8 @@ impl ActiveWriter {
         if !weigh_alike(words, &above, &below) {
             return;
         }
-        let ((above_at, above_len), (below_at, below_len)) = ((above.hashes(), above.len()), (below.hashes(), below.len()));
+        let ((above_at, above_len), (below_at, below_len)) =
+            ((above.hashes(), above.len()), (below.hashes(), below.len()));
         let len = above_len + below_len;
         let lie_together = lie_together((above_at, above_len), below_at);
         let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };

@@ -78,6 +78,8 @@ fn who_may_administer_by_http_follows_from_the_address_unless_it_is_said() {
         assert!(!http(restricts).administer, "{restricts}");
     }
     assert!(http("port = 1\n[admin]\nsocket_mode = \"0600\"").administer);
+    assert_eq!(http("hosts = [\"Router.example\", \"*\"]").hosts, ["router.example", "*"]);
+    bad("hosts = [\"router:80\"]", (4, "http.hosts", "no host's name", None));
     bad("port = 1\nlisten = \"here\"", (5, "http.listen", "no IP address", None));
     bad("port = 1\n[metrics]\nport = 1", (4, "http.port", "metrics.port", None));
 }

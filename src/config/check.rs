@@ -79,7 +79,7 @@ fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig
 /// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident. Where
 /// somebody wrote down who may do what on the sockets, nothing follows: the port knows nothing of that.
 fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
-    let (entry, mut http) = (&draft.http, draft.http.value);
+    let (entry, mut http) = (&draft.http, draft.http.value.clone());
     let is_said = entry.written("administer").is_some();
     let restricts = restriction(draft);
     if !is_said {
@@ -96,6 +96,14 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
         let message = "is not the loopback interface, and the port asks for no credentials: say with administer = true \
                        or false whether whoever reaches it may register and remove workers";
         problems.push(entry.problem("listen", message));
+    }
+    for host in &mut http.hosts {
+        host.make_ascii_lowercase();
+    }
+    let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    if let Some(host) = http.hosts.iter().find(|host| !is_name(host)) {
+        problems
+            .push(entry.problem("hosts", format!("`{host}` is no host's name; it has neither a scheme nor a port")));
     }
     let metrics = &draft.metrics;
     if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {

@@ -191,7 +191,7 @@ pub struct MetricsConfig {
 }
 
 /// `[http]`: the HTTP port, for clients of Dynamo's standalone indexer and selection service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpConfig {
     /// TCP port; 0 = none.
     pub port: u16,
@@ -199,13 +199,18 @@ pub struct HttpConfig {
     pub listen: IpAddr,
     /// Whether workers may be registered and removed by it, by whoever reaches it: it knows nobody's name.
     pub administer: bool,
+    /// Names by which it may be asked, beside IP addresses and `localhost`; `*` = by any.
+    pub hosts: Vec<String>,
     /// Largest request body answered, bytes.
     pub body_bytes_max: u64,
+    /// How long the dump of one worker may take, milliseconds.
+    pub dump_worker_ms_max: u64,
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { port: 0, listen: IpAddr::V4(Ipv4Addr::LOCALHOST), administer: true, body_bytes_max: 0 }
+        let (listen, hosts) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new());
+        Self { port: 0, listen, administer: true, hosts, body_bytes_max: 0, dump_worker_ms_max: 0 }
     }
 }
 

@@ -167,7 +167,7 @@ impl Doors {
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
         let scrapes = MetricsPage::bind(config.metrics.port).await?;
-        Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(config.http)? })
+        Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(&config.http)? })
     }
 }
 

@@ -46,8 +46,15 @@ pub const HTTP_DUMPS_MAX: usize = 1;
 pub const HTTP_DUMP_CHUNK_BYTES: usize = 64 << 10;
 /// Such pieces that may wait for whoever reads them.
 pub const HTTP_DUMP_CHUNKS_MAX: usize = 16;
-/// How long the dump of one worker may take, milliseconds: that long its reader can hold back the worker's own events.
-pub const HTTP_DUMP_WORKER_MS_MAX: u64 = 30_000;
+/// How long the dump of one worker may be configured to take, milliseconds: that long its reader can hold back the
+/// worker's own events.
+pub const HTTP_DUMP_WORKER_MS_CEILING: u64 = 600_000;
+/// How fast a dump is to be read, bytes each second. Who is slower uses up the time below.
+pub const HTTP_DUMP_BYTES_PER_S_MIN: u64 = 128 << 10;
+/// How long a dump may wait for its reader beyond what that rate allows, milliseconds: it has the one place there is.
+pub const HTTP_DUMP_LAG_MS_MAX: u64 = 5_000;
+/// Names by which the port may be asked.
+pub const HTTP_HOSTS_MAX: usize = 64;
 /// How long a stop waits for the responses under way once everybody else has ended, milliseconds.
 pub const HTTP_END_MS_MAX: u64 = 500;
 
@@ -60,5 +67,7 @@ const _: () = assert!(PROMPT_TOKENS_MAX * 4 < FRAME_BODY_BYTES_CEILING as usize)
 const _: () =
     assert!(HTTP_RECORDS_MAX * HTTP_RECORD_BYTES_MAX <= 256 << 20, "what is said of all workers is bounded, too");
 const _: () = assert!(HTTP_RECORD_BYTES_MAX as u64 <= HTTP_BODY_BYTES_MAX_DEFAULT);
-const _: () = assert!(HTTP_DUMP_WORKER_MS_MAX > HTTP_WRITE_STALL_MS_MAX, "who reads nothing is found out as that");
+const _: () =
+    assert!(HTTP_DUMP_LAG_MS_MAX < HTTP_WRITE_STALL_MS_MAX, "a dump's place is free before its connection is");
+const _: () = assert!(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_S_MIN <= HTTP_DUMP_LAG_MS_MAX);
 const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);

@@ -16,12 +16,13 @@ counters! {
         BodiesCrowded = "http_bodies_crowded", "Requests refused because the bodies of others took all the memory there is for them.";
         BodiesUnusable = "http_bodies_unusable", "Requests refused because their body was not the JSON that was expected.";
         AdministrationRefused = "http_administration_refused", "Requests to change workers refused because http.administer is false.";
-        PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that could lead a page here.";
+        PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that could lead a page here and that http.hosts does not say.";
         SelectionsEvicted = "http_selections_evicted", "Selections forgotten before anybody booked them, for want of room.";
         SelectionsExpired = "http_selections_expired", "Selections forgotten because nobody booked them in time.";
         Unwanted = "http_unwanted", "Requests whose client had gone before they were decided.";
         Dumps = "http_dumps", "Dumps begun.";
         DumpsIncomplete = "http_dumps_incomplete", "Dumps in which blocks of a worker were left out, or that nobody read to the end.";
+        DumpsSlow = "http_dumps_slow", "Dumps ended, with their connection, because they were read too slowly.";
         DumpsRefused = "http_dumps_refused", "Dumps refused because another was under way.";
     }
 }

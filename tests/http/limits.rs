@@ -47,18 +47,39 @@ fn bodies_are_bounded_and_typed() {
     assert_eq!(&reply[9..], b"413");
 }
 
+/// The response to a question with these lines in its head.
+fn asked(served: &Served, lines: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
+    let head = format!("GET /loads HTTP/1.1\r\nConnection: close\r\n{lines}\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("answered");
+    reply
+}
+
+#[test]
+fn a_port_that_others_reach_is_asked_by_its_address_or_by_a_name_that_is_configured() {
+    let http = "listen = \"0.0.0.0\"\nadminister = false\nhosts = [\"Router.example\"]";
+    let served = Served::configured(http, "[[worker]]\nid = 1\n");
+    for host in ["evil.example", "evil.router.example:80", "router.example.evil"] {
+        let reply = asked(&served, &format!("Host: {host}"));
+        assert!(reply.starts_with("HTTP/1.1 403") && reply.contains("http.hosts"), "{host}: {reply}");
+    }
+    for host in ["router.example", "router.example.:8090", "10.0.0.7:8090", "localhost"] {
+        let reply = asked(&served, &format!("Host: {host}"));
+        assert!(reply.starts_with("HTTP/1.1 200"), "{host}: {reply}");
+    }
+    assert_eq!(served.daemon.counter("http_pages_refused"), 3);
+    let served = Served::configured("hosts = [\"*\"]", "[[worker]]\nid = 1\n");
+    assert!(asked(&served, "Host: whatever.example").starts_with("HTTP/1.1 200"));
+    let page = asked(&served, "Host: whatever.example\r\nOrigin: http://whatever.example");
+    assert!(page.starts_with("HTTP/1.1 403"), "a page all the same: {page}");
+}
+
 #[test]
 fn no_web_page_is_answered_whatever_it_asks() {
     let served = Served::start(&["--worker", "id=1"]);
-    let asked = |line: &str| {
-        let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
-        stream
-            .write_all(format!("GET /loads HTTP/1.1\r\nConnection: close\r\n{line}\r\n\r\n").as_bytes())
-            .expect("sent");
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).expect("answered");
-        reply
-    };
+    let asked = |lines: &str| asked(&served, lines);
     for page in [
         "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1",
         "Host: localhost\r\nSec-Fetch-Site: cross-site",

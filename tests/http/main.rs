@@ -5,6 +5,7 @@
 mod process;
 
 mod client;
+mod dump;
 mod indexer;
 mod limits;
 mod selection;

@@ -5,7 +5,7 @@ use crate::config::HttpConfig;
 use crate::config::field::{Fault, Kind, Preset, Reload, Section};
 use crate::limits;
 
-use Kind::{Flag, Integer, Parsed};
+use Kind::{Flag, Integer, List, Parsed};
 use Preset::{Absent, Value};
 
 pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
@@ -45,11 +45,26 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
              # them.",
         ),
         field(
+            "hosts",
+            "",
+            Value(""),
+            List { items_max: limits::HTTP_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
+            "Names, without a port, by which it may be asked beside IP addresses and localhost. A Host that is another name is refused:\n\
+             # the author of a web page can have a name lead here. \"*\": any name, where something before it checks the host.",
+        ),
+        field(
             "body_bytes_max",
             "bytes",
             Value("8388608"),
             Integer { min: 4096, max: limits::HTTP_BODY_BYTES_CEILING, set: |c, v| c.body_bytes_max = v },
             "Largest request body answered; a token takes some 7 bytes of JSON.",
+        ),
+        field(
+            "dump_worker_ms_max",
+            "milliseconds",
+            Value("30000"),
+            Integer { min: 1, max: limits::HTTP_DUMP_WORKER_MS_CEILING, set: |c, v| c.dump_worker_ms_max = v },
+            "How long /dump may read one worker's blocks, whose own events wait meanwhile; what is not read by then is left out.",
         ),
     ],
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
 use parking_lot::Mutex;
@@ -73,8 +73,10 @@ pub(super) struct App {
     pub(super) dumps: Arc<Semaphore>,
     pub(super) counters: Arc<CounterSet<HttpCounter>>,
     may_administer: bool,
-    /// Whether only this machine reaches it.
-    pub(super) is_loopback: bool,
+    /// Names by which the port may be asked.
+    pub(super) hosts: Vec<String>,
+    /// How long the dump of one worker may take.
+    pub(super) dump_worker: Duration,
     started: Instant,
 }
 
@@ -95,7 +97,8 @@ impl App {
             dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
             counters,
             may_administer: config.administer,
-            is_loopback: config.listen.is_loopback(),
+            hosts: config.hosts,
+            dump_worker: Duration::from_millis(config.dump_worker_ms_max),
             started: Instant::now(),
         }
     }

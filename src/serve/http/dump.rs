@@ -4,9 +4,10 @@
 //! its parent.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::body::Frame;
 use rustc_hash::FxHashMap;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::app::App;
@@ -26,7 +29,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::WorkerRecord;
 use crate::ids::Tier;
 use crate::index::StoreBlocks;
-use crate::limits::{HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX, HTTP_DUMP_WORKER_MS_MAX};
+use crate::limits::{HTTP_DUMP_BYTES_PER_S_MIN, HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX, HTTP_DUMP_LAG_MS_MAX};
 use crate::metrics::HttpCounter;
 
 /// Begins a dump; one at a time.
@@ -38,31 +41,102 @@ pub(super) async fn dump(State(app): State<Arc<App>>) -> Result<Response, Refusa
     };
     app.counters.bump(HttpCounter::Dumps);
     let (send, pieces) = mpsc::channel(HTTP_DUMP_CHUNKS_MAX);
-    let writing =
-        Writing { app, pieces: send, out: Vec::new(), is_read: true, is_whole: true, events: 0, _place: place };
+    let (lag, is_cut) = (Lag::default(), Arc::<AtomicBool>::default());
+    let reader = Reader { pieces: send, lag, runtime: Handle::current(), is_cut: Arc::clone(&is_cut) };
+    let writing = Writing { app, reader: Some(reader), out: Vec::new(), is_whole: true, events: 0, _place: place };
     // The index hands its blocks over as fast as they are taken, and not to a task.
     drop(tokio::task::spawn_blocking(move || writing.run()));
-    Ok(([(header::CONTENT_TYPE, "application/json")], Body::new(Pieces(pieces))).into_response())
+    Ok(([(header::CONTENT_TYPE, "application/json")], Body::new(Pieces { pieces, is_cut })).into_response())
 }
 
 /// What has been written of a dump and not been read.
-struct Pieces(mpsc::Receiver<Bytes>);
+struct Pieces {
+    pieces: mpsc::Receiver<Bytes>,
+    /// Whether the rest will not come.
+    is_cut: Arc<AtomicBool>,
+}
 
 impl hyper::body::Body for Pieces {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        // Relaxed: the flag is all there is; what was written before it is not to be read any more.
+        if self.is_cut.load(Ordering::Relaxed) {
+            return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
+        }
+        self.pieces.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}
+
+/// How long a dump may yet wait for its reader. Waiting uses it up, and what was taken gives some of it back: a reader that
+/// keeps up with the least rate never runs out of it, and one that takes a byte now and then soon does.
+#[derive(Debug)]
+struct Lag {
+    left: Duration,
+}
+
+impl Default for Lag {
+    fn default() -> Self {
+        Self { left: Duration::from_millis(HTTP_DUMP_LAG_MS_MAX) }
+    }
+}
+
+impl Lag {
+    /// So many bytes were taken, after a wait.
+    fn took(&mut self, bytes: usize, waited: Duration) {
+        let earned = Duration::from_micros(bytes as u64 * 1_000_000 / HTTP_DUMP_BYTES_PER_S_MIN);
+        self.left = (self.left.saturating_sub(waited) + earned).min(Self::default().left);
+    }
+}
+
+/// Whoever reads a dump.
+struct Reader {
+    pieces: mpsc::Sender<Bytes>,
+    lag: Lag,
+    runtime: Handle,
+    is_cut: Arc<AtomicBool>,
+}
+
+/// Why nothing more is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unread {
+    /// The reader has gone.
+    Gone,
+    /// It is too slow.
+    Slow,
+}
+
+impl Reader {
+    /// Waits until a piece is taken, as long as the reader may have it wait. Blocks the calling thread.
+    fn give(&mut self, piece: Bytes) -> Result<(), Unread> {
+        let (bytes, began) = (piece.len(), Instant::now());
+        let sent = match self.pieces.try_send(piece) {
+            Ok(()) => Ok(Ok(())),
+            Err(TrySendError::Closed(_)) => return Err(Unread::Gone),
+            Err(TrySendError::Full(piece)) => {
+                let sending = async { tokio::time::timeout(self.lag.left, self.pieces.send(piece)).await };
+                self.runtime.block_on(sending)
+            }
+        };
+        self.lag.took(bytes, began.elapsed());
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Unread::Gone),
+            Err(_) => {
+                // Relaxed: see `Pieces`.
+                self.is_cut.store(true, Ordering::Relaxed);
+                Err(Unread::Slow)
+            }
+        }
     }
 }
 
 struct Writing {
     app: Arc<App>,
-    pieces: mpsc::Sender<Bytes>,
+    /// Who reads it; `None` = nobody any more.
+    reader: Option<Reader>,
     out: Vec<u8>,
-    /// Whether somebody still reads it.
-    is_read: bool,
     /// Whether nothing was left out.
     is_whole: bool,
     events: u64,
@@ -104,7 +178,7 @@ impl Writing {
         }
         self.out.extend_from_slice(b"}");
         self.flush();
-        if !self.is_read || !self.is_whole {
+        if self.reader.is_none() || !self.is_whole {
             self.app.counters.bump(HttpCounter::DumpsIncomplete);
         }
     }
@@ -151,14 +225,14 @@ impl Writing {
     /// Writes a worker's blocks. Why not all, if so. Its own events wait meanwhile, and who reads slowly, but without a
     /// rest, must not have them wait for ever.
     fn worker(&mut self, record: &WorkerRecord) -> Option<&'static str> {
-        if record.events.is_none() || !self.is_read {
+        if record.events.is_none() || self.reader.is_none() {
             return None;
         }
         let app = Arc::clone(&self.app);
         // What has been told of it, in which tiers.
         let mut told: FxHashMap<u64, u8> = FxHashMap::default();
         let (mut has_dormant, mut is_late) = (false, false);
-        let deadline = Instant::now() + Duration::from_millis(HTTP_DUMP_WORKER_MS_MAX);
+        let deadline = Instant::now() + app.dump_worker;
         let dumped = app.backend.dump(record, &mut |store| {
             let bit = 1_u8 << store.tier.index();
             let is_news = store.hashes.iter().any(|hash| told.get(&hash.0).is_none_or(|tiers| tiers & bit == 0));
@@ -170,9 +244,9 @@ impl Writing {
                 self.event(record, store);
             }
             is_late = Instant::now() >= deadline;
-            self.is_read && !is_late
+            self.reader.is_some() && !is_late
         });
-        left_out_for(dumped, is_late && self.is_read, has_dormant)
+        left_out_for(dumped, is_late && self.reader.is_some(), has_dormant)
     }
 
     fn event(&mut self, record: &WorkerRecord, store: &StoreBlocks<'_>) {
@@ -216,13 +290,34 @@ impl Writing {
 
     fn flush(&mut self) {
         let piece = std::mem::take(&mut self.out);
-        self.is_read = self.is_read && self.pieces.blocking_send(piece.into()).is_ok();
+        let Some(reader) = &mut self.reader else { return };
+        let Err(unread) = reader.give(piece.into()) else { return };
+        if unread == Unread::Slow {
+            self.app.counters.bump(HttpCounter::DumpsSlow);
+        }
+        self.reader = None;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_keeps_up_may_rest_now_and_then_and_who_trickles_runs_out() {
+        let second = Duration::from_secs(1);
+        let mut lag = Lag::default();
+        for _ in 0..100 {
+            lag.took(HTTP_DUMP_BYTES_PER_S_MIN as usize, second);
+        }
+        assert_eq!(lag.left, Lag::default().left, "as fast as is wanted");
+        lag.took(HTTP_DUMP_CHUNK_BYTES, Lag::default().left - second);
+        assert!(lag.left > second, "a rest");
+        lag.took(1 << 30, Duration::ZERO);
+        assert_eq!(lag.left, Lag::default().left, "nobody saves for later");
+        (0..10).for_each(|_| lag.took(HTTP_DUMP_CHUNK_BYTES, second));
+        assert_eq!(lag.left, Duration::from_millis(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_S_MIN));
+    }
 
     #[test]
     fn what_is_left_out_is_named_by_what_ended_it() {

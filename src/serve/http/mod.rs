@@ -72,7 +72,7 @@ impl HttpPort {
     ///
     /// # Errors
     /// [`Kind::System`] if it is taken or may not be bound.
-    pub fn bind(config: HttpConfig) -> Result<Option<Self>> {
+    pub fn bind(config: &HttpConfig) -> Result<Option<Self>> {
         if config.port == 0 {
             return Ok(None);
         }
@@ -86,7 +86,7 @@ impl HttpPort {
         if !config.listen.is_loopback() {
             tracing::warn!(%address, administer = config.administer, "the HTTP port can be reached from other machines, and asks for no credentials");
         }
-        Ok(Some(Self { listener: bound, config }))
+        Ok(Some(Self { listener: bound, config: config.clone() }))
     }
 
     /// Serves it by a thread of its own, as core number `core` of the waiting room. Returns once it does.

@@ -22,8 +22,11 @@ const FETCH_SITE: &str = "sec-fetch-site";
 pub(super) async fn refuse(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (message, remedy) = if is_of_page(request.headers()) {
         ("a web page sent the request", "ask from a program: no page may ask, of whatever origin")
-    } else if app.is_loopback && !is_host_plain(request.uri(), request.headers()) {
-        ("the Host is neither an IP address nor localhost", "name the port 127.0.0.1, also behind a proxy")
+    } else if !is_host_ours(request.uri(), request.headers(), &app.hosts) {
+        (
+            "the Host is neither an IP address nor localhost, and http.hosts does not name it",
+            "ask the port by its address, also behind a proxy, or name the host in hosts under [http]",
+        )
     } else {
         return next.run(request).await;
     };
@@ -36,17 +39,21 @@ fn is_of_page(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.get_all(FETCH_SITE).iter().any(|site| site != "none")
 }
 
-/// Whether the host is named such that no name server was asked. A page's author can have the name of the page's own
-/// host mean the loopback interface, after which the page asks here as if of its own server, and says no origin.
-fn is_host_plain(uri: &Uri, headers: &HeaderMap) -> bool {
-    let is_plain = |authority: &Authority| {
+/// Whether the host is named such that no name server was asked, or as `hosts` say. A page's author can have the name of
+/// the page's own host mean this machine, after which the page asks here as if of its own server, and says no origin.
+fn is_host_ours(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> bool {
+    let is_ours = |authority: &Authority| {
         let host = authority.host();
         let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+        // A name may be said with the root of all names behind it.
+        let name = host.strip_suffix('.').unwrap_or(host);
+        name.eq_ignore_ascii_case("localhost")
+            || address.parse::<IpAddr>().is_ok()
+            || hosts.iter().any(|host| host == "*" || host.eq_ignore_ascii_case(name))
     };
     let mut named = headers.get_all(header::HOST).iter();
-    uri.authority().is_none_or(is_plain)
-        && named.all(|host| Authority::try_from(host.as_bytes()).is_ok_and(|authority| is_plain(&authority)))
+    uri.authority().is_none_or(is_ours)
+        && named.all(|host| Authority::try_from(host.as_bytes()).is_ok_and(|authority| is_ours(&authority)))
 }
 
 #[cfg(test)]
@@ -72,16 +79,24 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_a_name_may_be_anybodys() {
-        let asked = |host: &'static str| is_host_plain(&Uri::from_static("/dump"), &headers(&[("host", host)]));
+    fn a_host_that_is_a_name_may_be_anybodys_unless_it_is_configured() {
+        let uri = |text: &'static str| Uri::from_static(text);
+        let asked =
+            |host: &'static str, hosts: &[String]| is_host_ours(&uri("/dump"), &headers(&[("host", host)]), hosts);
         for plain in ["127.0.0.1:8090", "127.0.0.1", "[::1]:8090", "localhost:8090", "LocalHost", "10.0.0.7:1"] {
-            assert!(asked(plain), "{plain}");
+            assert!(asked(plain, &[]), "{plain}");
         }
-        for name in ["evil.example:8090", "localhost.evil.example", "127.0.0.1.nip.example", "x", "", "[::1"] {
-            assert!(!asked(name), "{name}");
+        let names = ["evil.example:8090", "localhost.evil.example", "127.0.0.1.nip.example", "x", "", "[::1"];
+        let configured = ["router.example".to_owned()];
+        for name in names {
+            assert!(!asked(name, &[]) && !asked(name, &configured), "{name}");
         }
-        assert!(is_host_plain(&Uri::from_static("/dump"), &headers(&[])), "no browser leaves it out");
-        let target = Uri::from_static("http://evil.example/dump");
-        assert!(!is_host_plain(&target, &headers(&[("host", "localhost")])));
+        for ours in ["router.example", "ROUTER.example:80", "router.example.", "127.0.0.1"] {
+            assert!(asked(ours, &configured), "{ours}");
+        }
+        assert!(!asked("sub.router.example", &configured));
+        assert!(asked("evil.example", &["*".to_owned()]), "somebody else checks it");
+        assert!(is_host_ours(&uri("/dump"), &headers(&[]), &[]), "no browser leaves it out");
+        assert!(!is_host_ours(&uri("http://evil.example/dump"), &headers(&[("host", "localhost")]), &[]));
     }
 }

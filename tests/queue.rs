@@ -290,6 +290,36 @@ fn a_drain_answers_all_who_wait() {
     assert_eq!(daemon.process.ended(), Some(0));
 }
 
+#[test]
+fn who_waits_takes_one_turn_however_often_it_is_looked_at() {
+    let daemon = daemon(3, "mode = \"round-robin\"");
+    let (mut holder, mut waiter) = (daemon.client(), daemon.client());
+    let tokens = prompt(1, 64);
+    let held = ["a", "b", "c"].map(|name| book(&mut holder, name, &tokens));
+    assert_eq!(held.map(|(worker, _)| worker.id.0), [1, 2, 3]);
+    for name in ["d", "e", "f"] {
+        let asked = request(&waiter, name, &tokens);
+        send(&mut waiter, &asked);
+    }
+    wait_for_waiting(&daemon, 3);
+    // Each change of the fleet has everybody who waits looked at, whatever room there is.
+    for weight in 2..6 {
+        let before = daemon.counter("queue_put_back");
+        daemon.worker_ok(&["set", "1", &format!("weight={weight}")]);
+        until("they are looked at", || daemon.counter("queue_put_back") >= before + 3);
+    }
+    let mut chosen = Vec::new();
+    for (_, handle) in held {
+        free(&mut holder, handle);
+        let reply = decided(&mut waiter).1;
+        chosen.push(reply.candidates[0].worker.id.0);
+    }
+    // Who only asks does not wait.
+    let next = RouteRequest { book: None, candidates_max: 1, ..request(&holder, "", &tokens) };
+    chosen.push(holder.route(&next).expect("a decision").candidates[0].worker.id.0);
+    assert_eq!(chosen, [1, 2, 3, 1]);
+}
+
 /// Books, frees and waits on one connection; what was answered, by the request's number.
 fn hammer(daemon: &Daemon, thread: usize, requests: usize) -> Vec<u32> {
     let mut client = daemon.client();

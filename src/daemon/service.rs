@@ -19,8 +19,8 @@ use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToke
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
-    Affinity, Bound, Decision, Draws, Policy, PotentialLoads, RouteRequest, Scratch, Wait, decide, demand, overlaps,
-    potential_loads, seconds,
+    Affinity, Bound, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait, demand, overlaps,
+    potential_loads, propose, seconds, take_turn,
 };
 use crate::serve::{HelloInfo, Lanes, LogQuota, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
@@ -40,6 +40,8 @@ pub(super) struct CoreService {
     /// The name of the other half of a request, kept for its memory.
     prefill_name: String,
     rng: Xoshiro256PlusPlus,
+    /// Done since it was last asked for, as [`Scratch::work`] counts it.
+    work: u64,
     /// Of failures that gateways report.
     failures_logged: LogQuota,
 }
@@ -51,18 +53,40 @@ impl CoreService {
         let recorder = shared.recording.recorder(core);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (scratch, prefill_name, failures_logged) = (Scratch::default(), String::new(), LogQuota::default());
-        Self { shared, metrics, scratch, evidence, recorder, judged_by: None, prefill_name, rng, failures_logged }
+        Self {
+            shared,
+            metrics,
+            scratch,
+            evidence,
+            recorder,
+            judged_by: None,
+            prefill_name,
+            rng,
+            work: 0,
+            failures_logged,
+        }
     }
 
+    /// Decides, but takes nobody's turn.
     pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
-        decide(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, draws, decision)?;
+        propose(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, draws, decision)?;
+        self.work += self.scratch.work();
         if self.scratch.active_locked() {
             self.metrics.counters.bump(CoreCounter::ActiveReadsLocked);
         }
         Ok(())
+    }
+
+    /// Takes the turn of the request that was just decided and does not wait.
+    fn take_turn(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) {
+        if decision.mode != Mode::RoundRobin {
+            return;
+        }
+        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        take_turn(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision);
     }
 
     /// How the request waits that was just decided, if it has to.
@@ -101,7 +125,10 @@ impl CoreService {
         decision: &mut Decision,
     ) -> Result<Routed> {
         self.decide(request, decision)?;
-        let Some(book) = request.book else { return Ok(Routed::Decided) };
+        let Some(book) = request.book else {
+            self.take_turn(request, decision);
+            return Ok(Routed::Decided);
+        };
         // Another core may have booked the same worker meanwhile: decide once more, on what is known now.
         if self.scratch.chosen_moved(decision, &self.shared.loads) {
             self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
@@ -110,6 +137,7 @@ impl CoreService {
         if let Some(wait) = self.wait(request, decision) {
             return Ok(Routed::Busy(Box::new(wait)));
         }
+        self.take_turn(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.observation().asked.block_size;
         let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
@@ -219,6 +247,10 @@ impl Service for CoreService {
         Ok(Routed::Decided)
     }
 
+    fn take_work(&mut self) -> u64 {
+        std::mem::take(&mut self.work)
+    }
+
     fn lanes(&self) -> Arc<Lanes> {
         Arc::clone(&self.shared.lanes)
     }
@@ -244,12 +276,16 @@ impl Service for CoreService {
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)
+        overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)?;
+        self.work += self.scratch.work();
+        Ok(())
     }
 
     fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        potential_loads(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, potential)
+        potential_loads(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, potential)?;
+        self.work += self.scratch.work();
+        Ok(())
     }
 
     fn prefill_complete(

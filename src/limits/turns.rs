@@ -8,6 +8,10 @@ pub const FRAMES_PER_TURN_MAX: u32 = 32;
 pub const REQUEST_BYTES_PER_TURN_MAX: usize = 256 << 10;
 /// Bytes of the replies to them, but for the last.
 pub const REPLY_BYTES_PER_TURN_MAX: usize = 128 << 10;
+/// Work of such frames, but for the last, in blocks of a prompt that are hashed and looked up: some 10 ns each.
+pub const WORK_PER_TURN_MAX: u64 = 1 << 15;
+/// What looking at one worker counts in that, in blocks.
+pub const WORKER_WORK: u64 = 4;
 /// Bytes of late replies that a connection may leave unread; with more it is closed.
 pub const REPLY_BUFFER_BYTES_MAX: usize = 4 << 20;
 /// How long a peer may leave what is written to it unread, milliseconds, unless it is configured otherwise.
@@ -24,5 +28,9 @@ pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
 pub const WATCH_LOOK_MS: u64 = 50;
 
 const _: () = assert!(REPLY_BYTES_PER_TURN_MAX <= REPLY_BUFFER_BYTES_KEPT);
+const _: () = assert!(
+    FRAMES_PER_TURN_MAX as u64 * (720 + 64 * WORKER_WORK) <= WORK_PER_TURN_MAX,
+    "prompts of usual length in a fleet of usual size take a turn of as many frames as there may be"
+);
 const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
 const _: () = assert!(UNREAD_MS_MAX_DEFAULT <= UNREAD_MS_CEILING);

@@ -15,6 +15,7 @@ counters! {
         SpinsPaid = "spins_paid", "Times a core found work because it looked for it instead of sleeping.";
         SpinsInVain = "spins_in_vain", "Times a core looked for work for as long as it may, and none came.";
         Requests = "requests", "Requests answered, errors included.";
+        TurnsEndedByWork = "turns_ended_by_work", "Turns of a connection that ended, before it had answered as many requests or bytes as it may, because of how much work they were.";
         FramesNoRoom = "frames_no_room", "Large frames refused because those of other connections took all the memory there is for them.";
         Errors = "errors", "Requests answered with an error.";
         Routes = "routes", "Decisions made.";

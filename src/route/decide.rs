@@ -3,12 +3,14 @@
 use super::decision::{Decision, MatchStatus, Scored};
 use super::draws::Draws;
 use super::judge::judge;
+use super::mode::Mode;
 use super::observation::Observation;
-use super::observe::{Buffers, View, observe};
+use super::observe::{self, Buffers, View, observe};
 use super::request::RouteRequest;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, TierBlocks};
+use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
 
 /// Buffers reused from one decision to the next.
@@ -44,6 +46,13 @@ impl Scratch {
         self.buffers.depths.of(record.shard, record.slot)
     }
 
+    /// How much work the last observation was: blocks of the prompt that were hashed and looked up, and workers that were
+    /// looked at, each for [`WORKER_WORK`] blocks.
+    #[must_use]
+    pub const fn work(&self) -> u64 {
+        self.observation.request_blocks as u64 + self.observation.workers.len() as u64 * WORKER_WORK
+    }
+
     /// Whether the last decision had to wait for bookings to read what workers run of the prompt.
     #[must_use]
     pub const fn active_locked(&self) -> bool {
@@ -64,8 +73,25 @@ impl Scratch {
 /// Decides `request`; the record goes into `decision`, whose buffers are reused. Books nothing.
 ///
 /// # Errors
-/// Those of [`observe`].
+/// Those of [`observe`](observe()).
 pub fn decide(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scratch: &mut Scratch,
+    draws: Draws,
+    decision: &mut Decision,
+) -> Result<()> {
+    propose(view, request, scratch, draws, decision)?;
+    take_turn(view, request, scratch, decision);
+    Ok(())
+}
+
+/// As [`decide`], but for the turn: where workers take turns, what was decided is to be done only after [`take_turn`].
+/// A request that has to wait is proposed again and again, and takes its turn once.
+///
+/// # Errors
+/// As [`decide`].
+pub fn propose(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     scratch: &mut Scratch,
@@ -75,6 +101,16 @@ pub fn decide(
     observe(view, request, &mut scratch.buffers, &mut scratch.observation)?;
     judge(view.policy, &scratch.observation, draws, decision);
     Ok(())
+}
+
+/// Takes the turn of the request that was just proposed, if it takes one. Where another took it meanwhile it is judged
+/// once more, from what was observed.
+pub fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, scratch: &mut Scratch, decision: &mut Decision) {
+    let is_another = decision.mode == Mode::RoundRobin && observe::take_turn(view, request, &mut scratch.observation);
+    // Under a policy that has just been replaced it stays as it was decided.
+    if is_another && decision.policy_version == view.policy.version {
+        judge(view.policy, &scratch.observation, Draws::new(decision.seed), decision);
+    }
 }
 
 /// Fills `decision.candidates` with what every worker of the space holds of the prompt, eligible or not, in

@@ -35,7 +35,7 @@ pub use crate::load::BookingHandle;
 pub use affinity::{Affinities, Bound};
 pub use bound::{Affinity, AffinityMode, AffinityPolicy, Session};
 pub use cost::{Among, CostTerms, cost};
-pub use decide::{Scratch, decide, demand, overlaps};
+pub use decide::{Scratch, decide, demand, overlaps, propose, take_turn};
 pub use decision::{Decision, MatchStatus, Priced, ReplyNotes, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
 pub use draws::Draws;

@@ -112,15 +112,23 @@ pub const fn seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
-/// Whose turn it is. Whoever only asks takes no turn, nor who names the worker.
+/// Whose turn it is. Nobody takes it by that.
 fn turn(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
-    let Some(turns) = view.turns.get(request.space.0 as usize) else { return 0 };
     // Relaxed: the number is all there is; no other memory hangs on it.
+    view.turns.get(request.space.0 as usize).map_or(0, |turns| turns.load(Ordering::Relaxed))
+}
+
+/// Takes the turn of a request that was observed, if it takes one: whoever only asks does not, nor who names the worker.
+/// Answers whether it is another than was observed, because somebody came between.
+pub(super) fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> bool {
     let is_named = request.pin.is_some_and(|pin| pin.rank != DpRank(u32::MAX));
-    match request.is_only_asked() || is_named {
-        true => turns.load(Ordering::Relaxed),
-        false => turns.fetch_add(1, Ordering::Relaxed),
+    if request.is_only_asked() || is_named {
+        return false;
     }
+    let Some(turns) = view.turns.get(request.space.0 as usize) else { return false };
+    // Relaxed: as in `turn`.
+    let taken = turns.fetch_add(1, Ordering::Relaxed);
+    std::mem::replace(&mut observation.asked.turn, taken) != taken
 }
 
 fn unknown_space(request: &RouteRequest<'_>) -> Error {

@@ -9,7 +9,7 @@ use super::overdue::Owed;
 use super::receive_room::ReceiveRoom;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
-use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX};
+use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX, WORK_PER_TURN_MAX};
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
 
@@ -56,6 +56,14 @@ pub trait Respond {
 
     /// The connection is gone.
     fn closed(&mut self, peer: &mut Peer);
+
+    /// How much work the answers since the last call were, in blocks of prompts. 0 = it is not reckoned.
+    fn take_work(&mut self) -> u64 {
+        0
+    }
+
+    /// A turn is over only because of how much work it was.
+    fn turn_ended_by_work(&mut self) {}
 }
 
 /// What a connection wants next.
@@ -90,10 +98,16 @@ struct Turn {
     frames: u32,
     request_bytes: usize,
     reply_bytes: usize,
+    work: u64,
 }
 
 impl Turn {
     const fn is_over(self) -> bool {
+        self.is_full() || self.work >= WORK_PER_TURN_MAX
+    }
+
+    /// Whether it is over whatever work it was.
+    const fn is_full(self) -> bool {
         self.frames >= FRAMES_PER_TURN_MAX
             || self.request_bytes >= REQUEST_BYTES_PER_TURN_MAX
             || self.reply_bytes >= REPLY_BYTES_PER_TURN_MAX
@@ -173,6 +187,9 @@ impl Connection {
         loop {
             // What is handed over goes with the reply that was answered last.
             if self.turn.is_over() || self.peer.handed.is_some() {
+                if self.turn.is_over() && !self.turn.is_full() {
+                    responder.turn_ended_by_work();
+                }
                 self.turn = Turn::default();
                 return Flow::Yield;
             }
@@ -203,6 +220,7 @@ impl Connection {
             self.turn.frames += 1;
             self.turn.request_bytes += request_bytes;
             self.turn.reply_bytes += out.len() - written;
+            self.turn.work += responder.take_work();
             self.frames_done += 1;
         }
     }
@@ -238,15 +256,27 @@ mod tests {
     use crate::wire::FrameKind;
 
     /// Answers every frame with as many bytes as it is told, the id first.
+    #[derive(Default)]
     struct Echo {
         reply_bytes: usize,
         refused: usize,
+        /// What each answer is.
+        work: u64,
+        undone: u64,
+        turns_by_work: usize,
+    }
+
+    impl Echo {
+        fn of(reply_bytes: usize) -> Self {
+            Self { reply_bytes, ..Self::default() }
+        }
     }
 
     impl Respond for Echo {
         fn respond(&mut self, _: &mut Peer, header: &FrameHeader, _: &[u8], out: &mut Vec<u8>) {
             out.push(header.correlation_id.0 as u8);
             out.resize(out.len() + self.reply_bytes - 1, 0);
+            self.undone += self.work;
         }
 
         fn refuse(&mut self, _: CorrelationId, _: &Error, _: &mut Vec<u8>) {
@@ -254,6 +284,14 @@ mod tests {
         }
 
         fn closed(&mut self, _: &mut Peer) {}
+
+        fn take_work(&mut self) -> u64 {
+            std::mem::take(&mut self.undone)
+        }
+
+        fn turn_ended_by_work(&mut self) {
+            self.turns_by_work += 1;
+        }
     }
 
     fn receive(connection: &mut Connection, bytes: &[u8]) {
@@ -292,23 +330,38 @@ mod tests {
     fn a_turn_is_so_many_frames_or_bytes_of_requests_or_of_replies() {
         let new = || Connection::new(0, 1 << 20);
         let frames_max = u64::from(FRAMES_PER_TURN_MAX);
-        let (mut connection, mut echo) = (new(), Echo { reply_bytes: 1, refused: 0 });
+        let (mut connection, mut echo) = (new(), Echo::of(1));
         receive(&mut connection, &frames(frames_max * 2 + 1, 0));
         assert_eq!(turns(&mut connection, &mut echo), [frames_max as usize, frames_max as usize, 1]);
-        let (mut connection, mut echo) = (new(), Echo { reply_bytes: 1, refused: 0 });
+        let (mut connection, mut echo) = (new(), Echo::of(1));
         receive(&mut connection, &frames(7, REQUEST_BYTES_PER_TURN_MAX / 2 - 8));
         assert_eq!(turns(&mut connection, &mut echo), [3, 3, 1], "the one that reaches the bound is the last");
-        let (mut connection, mut echo) = (new(), Echo { reply_bytes: REPLY_BYTES_PER_TURN_MAX / 2, refused: 0 });
+        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX / 2));
         receive(&mut connection, &frames(5, 0));
         assert_eq!(turns(&mut connection, &mut echo), [2, 2, 1]);
-        let (mut connection, mut echo) = (new(), Echo { reply_bytes: REPLY_BYTES_PER_TURN_MAX * 4, refused: 0 });
+        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX * 4));
         receive(&mut connection, &frames(2, 0));
         assert_eq!(turns(&mut connection, &mut echo), [1, 1, 0], "the largest is answered, too");
     }
 
     #[test]
+    fn a_turn_is_so_much_work_however_few_its_bytes() {
+        let (mut connection, mut echo) =
+            (Connection::new(0, 1 << 20), Echo { work: WORK_PER_TURN_MAX / 3, ..Echo::of(1) });
+        receive(&mut connection, &frames(9, 0));
+        assert_eq!(turns(&mut connection, &mut echo), [4, 4, 1], "the one that reaches the bound is the last");
+        assert_eq!(echo.turns_by_work, 2);
+        // A turn that is over by its frames is not over by its work.
+        let (mut connection, mut echo) = (Connection::new(0, 1 << 20), Echo::of(1));
+        echo.work = WORK_PER_TURN_MAX / u64::from(FRAMES_PER_TURN_MAX);
+        receive(&mut connection, &frames(u64::from(FRAMES_PER_TURN_MAX) + 1, 0));
+        assert_eq!(turns(&mut connection, &mut echo).len(), 2);
+        assert_eq!(echo.turns_by_work, 0);
+    }
+
+    #[test]
     fn a_turn_goes_on_over_reads() {
-        let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
+        let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
         let mut out = Vec::new();
         for _ in 1..FRAMES_PER_TURN_MAX {
             receive(&mut connection, &frames(1, 8));
@@ -321,7 +374,7 @@ mod tests {
 
     #[test]
     fn versions_and_sizes_are_refused_and_a_bad_header_closes() {
-        let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
+        let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
         let good = FrameHeader::new(FrameKind::Route, 0, CorrelationId(1));
         let mut bytes = FrameHeader { version: 7, ..good }.encode().to_vec();
         bytes.extend(FrameHeader { body_bytes: 72, ..good }.encode());
@@ -337,7 +390,7 @@ mod tests {
 
     #[test]
     fn what_the_peer_owes_is_known() {
-        let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
+        let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
         let (owed, mut out) = (connection.owed(), Vec::new());
         receive(&mut connection, &[]);
         assert_eq!(owed.get(), Owed::Hello);
@@ -360,7 +413,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_never_panics(chunks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..80), 1..20)) {
-            let (mut connection, mut echo) = (Connection::new(0, 64), Echo { reply_bytes: 1, refused: 0 });
+            let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
             let mut out = Vec::new();
             for chunk in chunks {
                 receive(&mut connection, &chunk);

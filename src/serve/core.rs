@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use super::connection::Connection;
+use super::connection::{Connection, Respond as _};
 use super::engine::{Ended, Stream, drive};
 use super::lane::{Carrier, attend};
 use super::log_quota::LogQuota;
@@ -297,11 +297,20 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             // Tasks of their own: if deciding panics, the core goes on.
             Late::Serve => {
                 let core = Rc::clone(self);
-                tokio::task::spawn_local(async move { core.responder.borrow_mut().serve_waiting(None) });
+                tokio::task::spawn_local(async move {
+                    let mut responder = core.responder.borrow_mut();
+                    responder.serve_waiting(None);
+                    // No connection's turn.
+                    responder.take_work();
+                });
             }
             Late::Look => {
                 let core = Rc::clone(self);
-                tokio::task::spawn_local(async move { core.responder.borrow_mut().look_for_room() });
+                tokio::task::spawn_local(async move {
+                    let mut responder = core.responder.borrow_mut();
+                    responder.look_for_room();
+                    responder.take_work();
+                });
             }
             Late::Reply { connection, ticket, frame, session, booked } => {
                 self.responder.borrow_mut().unpark(connection, ticket);

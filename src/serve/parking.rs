@@ -10,9 +10,9 @@ use super::room::{Answered, Booked, InHand, LateBox, Parked, WaitingRoom};
 use super::service::{Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::ids::WorkerIndex;
-use crate::limits::{QUEUE_LOOKS_MAX, QUEUE_SERVED_PER_TURN_MAX};
+use crate::limits::{QUEUE_LOOKS_MAX, QUEUE_SERVED_PER_TURN_MAX, WORK_PER_TURN_MAX};
 use crate::load::{BookingRef, SessionId};
-use crate::metrics::QueueCounter;
+use crate::metrics::{CoreCounter, QueueCounter};
 use crate::queue::{Claim, Ticket};
 use crate::route::{RouteRequest, Wait};
 use crate::wire::{FrameHeader, FrameKind, Request, RequestScratch, decode_request};
@@ -128,11 +128,15 @@ impl<S: Service> RoutingResponder<S> {
         }
     }
 
-    /// Decides who waits and finds room, with this worker or with any; a bounded number, the rest in another turn.
-    /// Returns how many were answered.
+    /// Decides who waits and finds room, with this worker or with any; a bounded number, and so much work, the rest in
+    /// another turn. Returns how many were answered.
     pub(super) fn serve_waiting(&mut self, worker: Option<WorkerIndex>) -> usize {
-        let mut answered = 0;
+        let (mut answered, begun_at) = (0, self.gather_work());
         for _ in 0..QUEUE_SERVED_PER_TURN_MAX {
+            if self.gather_work() - begun_at >= WORK_PER_TURN_MAX {
+                self.counters().bump(CoreCounter::TurnsEndedByWork);
+                break;
+            }
             let (Some(parking), service) = (&self.parking, &self.service) else { return answered };
             if worker.is_some_and(|worker| !service.has_room(worker)) {
                 return answered;

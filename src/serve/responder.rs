@@ -30,6 +30,8 @@ pub struct RoutingResponder<S> {
     scratch: RequestScratch,
     decision: Decision,
     potential: PotentialLoads,
+    /// Done since a turn was last charged for it.
+    work: u64,
     pub(super) encoder: ReplyEncoder,
     pub(super) watches: Watches,
     pub(super) lanes: CoreLanes,
@@ -56,6 +58,7 @@ impl<S: Service> RoutingResponder<S> {
             scratch: RequestScratch::default(),
             decision: Decision::default(),
             potential: PotentialLoads::default(),
+            work: 0,
             encoder: ReplyEncoder::default(),
             watches: Watches::default(),
             lanes,
@@ -72,6 +75,12 @@ impl<S: Service> RoutingResponder<S> {
     /// What the last decision booked, for either half of the request.
     pub(super) fn booked(&self) -> Booked {
         [self.decision.booking, self.decision.prefill.as_ref().and_then(|prefill| prefill.booking)]
+    }
+
+    /// All the work that no turn was charged for.
+    pub(super) fn gather_work(&mut self) -> u64 {
+        self.work += self.service.take_work();
+        self.work
     }
 
     /// What is counted.
@@ -303,6 +312,15 @@ impl<S: Service> Respond for RoutingResponder<S> {
     fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
         self.counters.bump(CoreCounter::Requests);
         self.refuse_with(id, error, out);
+    }
+
+    fn take_work(&mut self) -> u64 {
+        self.gather_work();
+        std::mem::take(&mut self.work)
+    }
+
+    fn turn_ended_by_work(&mut self) {
+        self.counters.bump(CoreCounter::TurnsEndedByWork);
     }
 
     fn closed(&mut self, peer: &mut Peer) {

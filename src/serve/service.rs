@@ -65,6 +65,12 @@ pub trait Service {
     /// Unknown space, scheme mismatch, a full table. Nobody eligible is no error but an empty decision.
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed>;
 
+    /// How much work was done since this was last asked, in blocks of prompts that are hashed and looked up: by it a
+    /// connection's turn is bounded. 0 = it is not reckoned.
+    fn take_work(&mut self) -> u64 {
+        0
+    }
+
     /// The lanes that gateways may open, on all cores together.
     fn lanes(&self) -> Arc<Lanes> {
         Arc::new(Lanes::new(0, 0))

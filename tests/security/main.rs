@@ -9,6 +9,7 @@
 //! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::frames` |
 //! | `CORE_RECEIVE_BYTES_MAX`, `ADMIN_FRAME_BODY_BYTES_MAX` | `pace::large_frames_that_never_end_…`; unit tests of `serve::frames` |
 //! | `READS_PER_TURN_MAX`, `FRAMES_PER_TURN_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
+//! | `WORK_PER_TURN_MAX`, `WORKER_WORK` | `serve_protocol` `fairness`; unit tests of `serve::connection` |
 //! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::outlet`; `serve_protocol` `lifecycle` |
 //! | `FRAME_TIMEOUT_MS_CEILING`, `OVERDUE_LOOKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |
 //! | `ERROR_TEXT_BYTES_MAX` | `bounds::as_much_as_may_be_…` |

@@ -14,11 +14,11 @@ use kvrouted::limits::{
 };
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::RouteRequest;
-use kvrouted::serve::{Connection, CoreOptions, Flow, RoutingResponder};
+use kvrouted::serve::{Connection, CoreOptions, Engine, Flow, RoutingResponder};
 use kvrouted::wire::RequestEncoder;
 
 use crate::daemon::{Daemon, Raw, encode, eventually, on_every_engine, question, route_frame};
-use crate::service::{FakeService, GATE_TOKENS, fleet};
+use crate::service::{FakeService, GATE_TOKENS, HEAVY_TOKENS, fleet};
 
 const BIG_TOKENS: usize = 12_000;
 const SMALL_TOKENS: usize = 4;
@@ -41,40 +41,68 @@ fn read_for_ever(mut stream: UnixStream) {
     while let Ok(1..) = stream.read(&mut buffer) {}
 }
 
+/// What a connection that never ends to ask left to a small one beside it, on one core.
+struct Beside {
+    /// How many requests of the greedy one were decided between two of the small one, at most.
+    between_max: usize,
+    turns_ended_by_work: u64,
+}
+
+/// Lets one connection ask for ever for prompts of `greedy_tokens`, and a small one ask beside it. Both begin once the greedy
+/// one has sent `sent_bytes`.
+fn beside(engine: Engine, greedy_tokens: usize, sent_bytes: usize) -> Beside {
+    let mut daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+    let (greedy, mut small, mut gate) = (daemon.greeted(), daemon.greeted(), daemon.greeted());
+    // The core stands still until both have sent more than a turn of theirs.
+    gate.send(&route_frame(1, GATE_TOKENS));
+    let written = Arc::new(AtomicUsize::new(0));
+    let (to, from) = (greedy.stream.try_clone().unwrap(), greedy.stream.try_clone().unwrap());
+    let (frame, count) = (route_frame(2, greedy_tokens), Arc::clone(&written));
+    let writing = thread::spawn(move || write_for_ever(to, &frame, &count));
+    let reading = thread::spawn(move || read_for_ever(from));
+    small.send(&(0..SMALL_COUNT as u64).flat_map(|id| route_frame(id, SMALL_TOKENS)).collect::<Vec<_>>());
+    eventually("both have asked", || written.load(Ordering::Relaxed) >= sent_bytes);
+    daemon.stage.open();
+    for id in 0..SMALL_COUNT as u64 {
+        assert_eq!(small.reply().0, id, "replies of one connection come in the order of its requests");
+    }
+    let decided = daemon.stage.decided.lock().unwrap().clone();
+    assert!(decided.contains(&greedy_tokens), "the greedy one is not starved either");
+    let first = decided.iter().position(|tokens| *tokens == SMALL_TOKENS).unwrap();
+    let last = decided.iter().rposition(|tokens| *tokens == SMALL_TOKENS).unwrap();
+    let between = decided[first..=last].split(|tokens| *tokens == SMALL_TOKENS).map(<[usize]>::len);
+    let between_max = between.max().unwrap();
+    let turns_ended_by_work = daemon.counters.get(CoreCounter::TurnsEndedByWork);
+    daemon.stop(Duration::from_millis(50));
+    drop(greedy);
+    writing.join().unwrap();
+    reading.join().unwrap();
+    Beside { between_max, turns_ended_by_work }
+}
+
 #[test]
 fn a_small_connection_has_its_turn_after_each_of_a_large_one() {
     on_every_engine(|engine| {
-        let mut daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
-        let (big, mut small, mut gate) = (daemon.greeted(), daemon.greeted(), daemon.greeted());
-        // The core stands still until both have sent more than a turn of theirs.
-        gate.send(&route_frame(1, GATE_TOKENS));
-        let written = Arc::new(AtomicUsize::new(0));
-        let (streams, count) =
-            ([big.stream.try_clone().unwrap(), big.stream.try_clone().unwrap()], Arc::clone(&written));
-        let [to, from] = streams;
-        let frame = route_frame(2, BIG_TOKENS);
-        let big_frame_bytes = frame.len();
-        let writing = thread::spawn(move || write_for_ever(to, &frame, &count));
-        let reading = thread::spawn(move || read_for_ever(from));
-        small.send(&(0..SMALL_COUNT as u64).flat_map(|id| route_frame(id, SMALL_TOKENS)).collect::<Vec<_>>());
-        eventually("both have asked", || written.load(Ordering::Relaxed) >= 3 * big_frame_bytes);
-        daemon.stage.open();
-        for id in 0..SMALL_COUNT as u64 {
-            assert_eq!(small.reply().0, id, "replies of one connection come in the order of its requests");
-        }
-        let decided = daemon.stage.decided.lock().unwrap().clone();
-        let of = |tokens| decided.iter().filter(|at| **at == tokens).count();
-        let first = decided.iter().position(|tokens| *tokens == SMALL_TOKENS).unwrap();
-        let last = decided.iter().rposition(|tokens| *tokens == SMALL_TOKENS).unwrap();
-        let between = decided[first..=last].split(|tokens| *tokens == SMALL_TOKENS).map(<[usize]>::len);
+        let frame_bytes = route_frame(2, BIG_TOKENS).len();
+        let Beside { between_max, turns_ended_by_work } = beside(engine, BIG_TOKENS, 3 * frame_bytes);
         // Twice: the small one may just have missed its turn.
-        let turn = REQUEST_BYTES_PER_TURN_MAX.div_ceil(big_frame_bytes - 16);
-        assert!(between.clone().max() <= Some(2 * turn), "{turn}: {:?}", between.collect::<Vec<_>>());
-        assert!(of(BIG_TOKENS) > 0, "the large one is not starved either");
-        daemon.stop(Duration::from_millis(50));
-        drop(big);
-        writing.join().unwrap();
-        reading.join().unwrap();
+        let turn = REQUEST_BYTES_PER_TURN_MAX.div_ceil(frame_bytes - 16);
+        assert!(between_max <= 2 * turn, "{between_max} of {turn}");
+        assert_eq!(turns_ended_by_work, 0);
+    });
+}
+
+#[test]
+fn a_small_connection_has_its_turn_after_a_few_requests_that_are_much_work() {
+    on_every_engine(|engine| {
+        let frame_bytes = route_frame(2, HEAVY_TOKENS).len();
+        let sent_bytes = 2 * FRAMES_PER_TURN_MAX as usize * frame_bytes;
+        let Beside { between_max, turns_ended_by_work } = beside(engine, HEAVY_TOKENS, sent_bytes);
+        // A quarter of a turn's work each. A ring lets the small one wait for its read and its write, a turn each.
+        let turn = 4;
+        assert!((turn..=4 * turn).contains(&between_max), "{between_max}");
+        const { assert!(4 * 4 < FRAMES_PER_TURN_MAX, "by count alone it would be more") };
+        assert!(turns_ended_by_work > 0);
     });
 }
 

@@ -1,7 +1,7 @@
 //! Services whose answers are fixed.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use arc_swap::Guard;
@@ -10,6 +10,7 @@ use kvrouted::fleet::{
     DeviceClass, Fleet, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState,
 };
 use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
+use kvrouted::limits::WORK_PER_TURN_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
@@ -26,6 +27,9 @@ pub(crate) const PANIC_TOKENS: usize = 13;
 /// A prompt of this many tokens holds the core up until the gate is open.
 pub(crate) const GATE_TOKENS: usize = 17;
 
+/// A prompt of this many tokens is a quarter of the work that a turn may be.
+pub(crate) const HEAVY_TOKENS: usize = 19;
+
 /// What a test sees of a service, and holds up.
 #[derive(Debug, Default)]
 pub(crate) struct Stage {
@@ -33,6 +37,8 @@ pub(crate) struct Stage {
     pub(crate) decided: Mutex<Vec<usize>>,
     is_open: Mutex<bool>,
     opened: Condvar,
+    /// Work that nobody has asked for yet.
+    work: AtomicU64,
 }
 
 impl Stage {
@@ -113,6 +119,9 @@ impl Service for FakeService {
             drop(self.stage.opened.wait_while(self.stage.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
         }
         self.stage.decided.lock().unwrap().push(tokens);
+        if tokens == HEAVY_TOKENS {
+            self.stage.work.fetch_add(WORK_PER_TURN_MAX / 4, Ordering::SeqCst);
+        }
         let scored = Scored {
             index: WorkerIndex(7),
             worker: Worker::new(tokens as u64, session.0),
@@ -129,6 +138,10 @@ impl Service for FakeService {
         };
         decision.booking = request.book.map(|_| BookingHandle { slot: 3, generation: 4 });
         Ok(Routed::Decided)
+    }
+
+    fn take_work(&mut self) -> u64 {
+        self.stage.work.swap(0, Ordering::SeqCst)
     }
 
     fn potential_loads(&mut self, _: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Between the schema's enums and structs and the crate's own.
 
+use super::compose::{Layout, PADDING, Table};
 use super::message::WorkerOp;
 use crate::error::{Error, Kind, Result, Side};
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
@@ -125,7 +126,17 @@ pub(super) fn scheme_args(scheme: Option<Scheme>) -> fb::SchemeArgs {
 
 /// Lists the terms once for both directions.
 macro_rules! cost_terms {
-    ($($term:ident),*) => {
+    ($($term:ident = $slot:ident),*) => {
+        /// How the terms lie in a table.
+        pub(super) const COST_TERMS: Layout<160, 42> =
+            Layout::of(&[(PADDING, 4), $((fb::CostTerms::$slot, size_of::<f64>()),)*]);
+
+        pub(super) fn terms_to_wire(terms: &CostTerms) -> Table<'static, 160, 42> {
+            let mut table = COST_TERMS.blank();
+            $(table.set(fb::CostTerms::$slot, terms.$term.to_le_bytes());)*
+            table
+        }
+        #[cfg(test)]
         pub(super) const fn terms_args(terms: &CostTerms) -> fb::CostTermsArgs {
             fb::CostTermsArgs { $($term: terms.$term,)* }
         }
@@ -136,23 +147,23 @@ macro_rules! cost_terms {
 }
 
 cost_terms!(
-    request_blocks,
-    cached_tokens,
-    effective_overlap,
-    active_prefill_tokens,
-    decay,
-    device_credit,
-    host_credit,
-    disk_credit,
-    shared_credit,
-    prefill,
-    active_decode_blocks,
-    additional_decode_blocks,
-    decode,
-    active_requests,
-    active_requests_cost,
-    capability_weight,
-    taint_factor,
-    affinity_factor,
-    cost
+    request_blocks = VT_REQUEST_BLOCKS,
+    cached_tokens = VT_CACHED_TOKENS,
+    effective_overlap = VT_EFFECTIVE_OVERLAP,
+    active_prefill_tokens = VT_ACTIVE_PREFILL_TOKENS,
+    decay = VT_DECAY,
+    device_credit = VT_DEVICE_CREDIT,
+    host_credit = VT_HOST_CREDIT,
+    disk_credit = VT_DISK_CREDIT,
+    shared_credit = VT_SHARED_CREDIT,
+    prefill = VT_PREFILL,
+    active_decode_blocks = VT_ACTIVE_DECODE_BLOCKS,
+    additional_decode_blocks = VT_ADDITIONAL_DECODE_BLOCKS,
+    decode = VT_DECODE,
+    active_requests = VT_ACTIVE_REQUESTS,
+    active_requests_cost = VT_ACTIVE_REQUESTS_COST,
+    capability_weight = VT_CAPABILITY_WEIGHT,
+    taint_factor = VT_TAINT_FACTOR,
+    affinity_factor = VT_AFFINITY_FACTOR,
+    cost = VT_COST
 );

@@ -3,8 +3,7 @@
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
 use super::convert::{
-    device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, side_to_wire,
-    state_to_wire, terms_args, tiers_to_wire, trust_to_wire, worker_to_wire,
+    device_to_wire, role_to_wire, scheme_args, side_to_wire, state_to_wire, tiers_to_wire, trust_to_wire,
 };
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, ServerLimits, SourceStatus, StatusPage, WorkerStatus};
@@ -14,12 +13,9 @@ use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, TierBlocks};
 use crate::limits::{ERROR_TEXT_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::{BookingHandle, BookingOutcome};
-use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
 
 type Builder = FlatBufferBuilder<'static>;
-type Candidates = WIPOffset<flatbuffers::Vector<'static, flatbuffers::ForwardsUOffset<fb::Candidate<'static>>>>;
 
 /// What a hello reply says besides the spaces.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +37,7 @@ pub struct HelloFacts<'a> {
 #[derive(Default)]
 pub struct ReplyEncoder {
     pub(super) builder: Builder,
-    candidates: Vec<WIPOffset<fb::Candidate<'static>>>,
-    entries: Vec<WIPOffset<fb::OverlapEntry<'static>>>,
     pub(super) loads: Vec<WIPOffset<fb::PotentialLoad<'static>>>,
-    removals: Vec<WIPOffset<fb::Removal<'static>>>,
-    workers: Vec<fb::WorkerRef>,
 }
 
 impl std::fmt::Debug for ReplyEncoder {
@@ -82,120 +74,6 @@ impl ReplyEncoder {
         };
         let root = fb::HelloReply::create(builder, &args);
         self.finish(FrameKind::HelloReply, id, root, out);
-    }
-
-    /// Answers a route with `decision`; `fleet` names the candidates.
-    pub fn route(
-        &mut self,
-        id: CorrelationId,
-        decision: &Decision,
-        explain: bool,
-        fleet: &FleetTable,
-        out: &mut Vec<u8>,
-    ) {
-        let candidates = self.encode_candidates(decision, explain, fleet);
-        let prefill = decision.prefill.as_deref();
-        let prefill_candidates = prefill.map(|prefill| self.encode_candidates(prefill, explain, fleet));
-        let removed = (explain || decision.candidates.is_empty()).then(|| self.encode_removed(decision));
-        let builder = &mut self.builder;
-        let handle = |handle: BookingHandle| fb::BookingHandle::new(handle.slot, handle.generation);
-        let booking = decision.booking.map(handle);
-        let prefill_booking = prefill.and_then(|prefill| prefill.booking).map(handle);
-        let args = fb::RouteReplyArgs {
-            candidates: Some(candidates),
-            eligible: decision.eligible,
-            match_: match_to_wire(decision.matched),
-            notes: decision.notes.0,
-            request_blocks: decision.request_blocks,
-            policy_version: decision.policy_version,
-            fleet_version: decision.fleet_version,
-            index_epoch: decision.index_epoch,
-            booking: booking.as_ref(),
-            removed,
-            ties: decision.ties,
-            nobody: decision.nobody.map_or(0, |kind| kind as u16),
-            retry_after_us: decision.nobody.map_or(0, retry_after_us),
-            mode: mode_to_wire(decision.mode),
-            prefill: prefill_candidates,
-            prefill_booking: prefill_booking.as_ref(),
-        };
-        let root = fb::RouteReply::create(builder, &args);
-        self.finish(FrameKind::RouteReply, id, root, out);
-    }
-
-    fn encode_candidates(&mut self, decision: &Decision, explain: bool, fleet: &FleetTable) -> Candidates {
-        self.candidates.clear();
-        for scored in &decision.candidates {
-            let name = fleet.worker(scored.index).map(|record| record.name.as_str());
-            let candidate = encode_candidate(&mut self.builder, scored, name, explain);
-            self.candidates.push(candidate);
-        }
-        self.builder.create_vector(&self.candidates)
-    }
-
-    /// One entry per rule that removed somebody, in the rules' order.
-    fn encode_removed(
-        &mut self,
-        decision: &Decision,
-    ) -> WIPOffset<flatbuffers::Vector<'static, flatbuffers::ForwardsUOffset<fb::Removal<'static>>>> {
-        self.removals.clear();
-        for rule in Rule::ALL {
-            self.workers.clear();
-            let removed = decision.removed.iter().filter(|(by, _)| by == rule);
-            self.workers.extend(removed.map(|(_, worker)| worker_to_wire(*worker)));
-            if self.workers.is_empty() {
-                continue;
-            }
-            let workers = self.builder.create_vector(&self.workers);
-            let name = self.builder.create_string(rule.name());
-            let args = fb::RemovalArgs { rule: Some(name), workers: Some(workers) };
-            self.removals.push(fb::Removal::create(&mut self.builder, &args));
-        }
-        self.builder.create_vector(&self.removals)
-    }
-
-    /// Answers a prefill-complete.
-    pub fn prefill_complete(
-        &mut self,
-        id: CorrelationId,
-        outcome: BookingOutcome,
-        instance_id: u64,
-        out: &mut Vec<u8>,
-    ) {
-        let args = fb::PrefillCompleteReplyArgs { outcome: outcome_to_wire(outcome), instance_id };
-        let root = fb::PrefillCompleteReply::create(&mut self.builder, &args);
-        self.finish(FrameKind::PrefillCompleteReply, id, root, out);
-    }
-
-    /// Answers a free.
-    pub fn free(&mut self, id: CorrelationId, outcome: BookingOutcome, instance_id: u64, out: &mut Vec<u8>) {
-        let args = fb::FreeReplyArgs { outcome: outcome_to_wire(outcome), instance_id };
-        let root = fb::FreeReply::create(&mut self.builder, &args);
-        self.finish(FrameKind::FreeReply, id, root, out);
-    }
-
-    /// Answers an overlap with the overlaps of `decision`'s candidates.
-    pub fn overlap(&mut self, id: CorrelationId, decision: &Decision, out: &mut Vec<u8>) {
-        let builder = &mut self.builder;
-        self.entries.clear();
-        for scored in &decision.candidates {
-            let args = fb::OverlapEntryArgs {
-                worker_id: scored.worker.id.0,
-                dp_rank: scored.worker.rank.0,
-                overlap: Some(&tiers_to_wire(scored.overlap)),
-                trust: Some(&trust_to_wire(scored.trust)),
-            };
-            self.entries.push(fb::OverlapEntry::create(builder, &args));
-        }
-        let workers = builder.create_vector(&self.entries);
-        let args = fb::OverlapReplyArgs {
-            workers: Some(workers),
-            match_: match_to_wire(decision.matched),
-            request_blocks: decision.request_blocks,
-            notes: decision.notes.0,
-        };
-        let root = fb::OverlapReply::create(builder, &args);
-        self.finish(FrameKind::OverlapReply, id, root, out);
     }
 
     /// Answers a workers request with the page of `fleet` that starts at `cursor`.
@@ -292,7 +170,7 @@ impl ReplyEncoder {
 }
 
 /// When it makes sense to ask again, microseconds; 0 = at will or never.
-const fn retry_after_us(kind: Kind) -> u32 {
+pub(super) const fn retry_after_us(kind: Kind) -> u32 {
     match kind {
         // Bookings and slots are given back at the rate requests end.
         Kind::TooManyBookings | Kind::Overloaded | Kind::PinnedBusy | Kind::AllBusy => 10_000,
@@ -320,27 +198,6 @@ fn encode_space(builder: &mut Builder, space: &crate::fleet::Space) -> WIPOffset
         scheme: Some(scheme),
     };
     fb::Space::create(builder, &args)
-}
-
-fn encode_candidate(
-    builder: &mut Builder,
-    scored: &Scored,
-    name: Option<&str>,
-    explain: bool,
-) -> WIPOffset<fb::Candidate<'static>> {
-    let name = name.map(|name| builder.create_string(name));
-    let terms = explain.then(|| fb::CostTerms::create(builder, &terms_args(&scored.terms)));
-    let args = fb::CandidateArgs {
-        worker_id: scored.worker.id.0,
-        dp_rank: scored.worker.rank.0,
-        name,
-        overlap: Some(&tiers_to_wire(scored.overlap)),
-        trust: Some(&trust_to_wire(scored.trust)),
-        cost: scored.terms.cost,
-        state: state_to_wire(scored.state),
-        terms,
-    };
-    fb::Candidate::create(builder, &args)
 }
 
 pub(super) fn encode_worker(builder: &mut Builder, record: &WorkerRecord) -> WIPOffset<fb::WorkerInfo<'static>> {

@@ -5,10 +5,12 @@
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
 mod bookings;
+mod compose;
 mod constraints;
 mod convert;
 mod encode_reply;
 mod encode_request;
+mod encode_route;
 mod header;
 mod lanes;
 mod message;

@@ -1,13 +1,13 @@
 //! What gateways report of bookings that are under way and of workers, both directions.
 
-use super::convert::{outcome_to_wire, worker_from_wire, worker_to_wire};
+use super::convert::{worker_from_wire, worker_to_wire};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::FrameKind;
 use super::request::{Request, invalid, name, understood};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::load::{BookingOutcome, BookingRef, EngineLoad};
+use crate::load::{BookingRef, EngineLoad};
 use crate::schema_generated::routing as fb;
 
 /// Shares on the wire are of 1, here of a million.
@@ -114,19 +114,5 @@ impl ReplyEncoder {
     pub fn report_failure(&mut self, id: CorrelationId, back_off_ms: u32, out: &mut Vec<u8>) {
         let root = fb::ReportFailureReply::create(&mut self.builder, &fb::ReportFailureReplyArgs { back_off_ms });
         self.finish(FrameKind::ReportFailureReply, id, root, out);
-    }
-
-    /// Answers an output-progress.
-    pub fn output_progress(&mut self, id: CorrelationId, outcome: BookingOutcome, instance_id: u64, out: &mut Vec<u8>) {
-        let args = fb::OutputProgressReplyArgs { outcome: outcome_to_wire(outcome), instance_id };
-        let root = fb::OutputProgressReply::create(&mut self.builder, &args);
-        self.finish(FrameKind::OutputProgressReply, id, root, out);
-    }
-
-    /// Answers a served.
-    pub fn served(&mut self, id: CorrelationId, outcome: BookingOutcome, instance_id: u64, out: &mut Vec<u8>) {
-        let args = fb::ServedReplyArgs { outcome: outcome_to_wire(outcome), instance_id };
-        let root = fb::ServedReply::create(&mut self.builder, &args);
-        self.finish(FrameKind::ServedReply, id, root, out);
     }
 }

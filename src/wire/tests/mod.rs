@@ -1,7 +1,9 @@
 //! Both halves of the protocol against each other, and the daemon's half against everything else.
 
+mod built;
 mod hot;
 mod replies;
+mod written;
 
 use std::sync::Arc;
 

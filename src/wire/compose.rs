@@ -1,0 +1,218 @@
+//! Frames written front to back, in one pass, into what is to be sent.
+//!
+//! flatbuffers' builder finds the layout of every table anew, back to front, and its bytes are copied when they are
+//! done. Tables of hot replies have a [`Layout`] that is known when the daemon is compiled; what they refer to is written
+//! behind them, and the reference when its place is known.
+
+use flatbuffers::VOffsetT;
+
+use super::header::{FRAME_IDENTIFIER, FrameHeader, FrameKind};
+use crate::ids::CorrelationId;
+use crate::limits::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES};
+
+/// A reference to what is written behind it.
+pub(super) const REFERENCE: usize = size_of::<u32>();
+/// Bytes of a table that are no field's.
+pub(super) const PADDING: VOffsetT = 0;
+
+/// Where the fields of a table lie: `TABLE` bytes in all, told to readers by `VTABLE` bytes.
+pub(super) struct Layout<const TABLE: usize, const VTABLE: usize> {
+    vtable: [u8; VTABLE],
+}
+
+impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
+    /// Fields and their sizes in bytes, in the order in which they lie behind the table's first four bytes.
+    ///
+    /// Where a field would not be aligned, or the sizes are not those of the type, it is not compiled.
+    pub(super) const fn of(fields: &[(VOffsetT, usize)]) -> Self {
+        let mut vtable = [0; VTABLE];
+        let (mut at, mut next) = (size_of::<i32>(), 0);
+        while next < fields.len() {
+            let (field, bytes) = fields[next];
+            if field != PADDING {
+                let align = if bytes < FRAME_ALIGN_BYTES { bytes } else { FRAME_ALIGN_BYTES };
+                assert!(at.is_multiple_of(align), "a field is not aligned");
+                [vtable[field as usize], vtable[field as usize + 1]] = (at as u16).to_le_bytes();
+            }
+            (at, next) = (at + bytes, next + 1);
+        }
+        assert!(at == TABLE && TABLE <= u16::MAX as usize, "the table is of another size");
+        [vtable[0], vtable[1]] = (VTABLE as u16).to_le_bytes();
+        [vtable[2], vtable[3]] = (TABLE as u16).to_le_bytes();
+        Self { vtable }
+    }
+
+    /// Where a field lies in the table.
+    pub(super) const fn at(&self, field: VOffsetT) -> usize {
+        u16::from_le_bytes([self.vtable[field as usize], self.vtable[field as usize + 1]]) as usize
+    }
+
+    /// What tells readers of a table that has all fields.
+    pub(super) const fn told(&self) -> &[u8] {
+        &self.vtable
+    }
+
+    /// A table with nothing in it.
+    pub(super) const fn blank(&self) -> Table<'_, TABLE, VTABLE> {
+        Table { layout: self, bytes: [0; TABLE], vtable: self.vtable }
+    }
+}
+
+/// A table that is being filled. A field that is not set is zero.
+pub(super) struct Table<'l, const TABLE: usize, const VTABLE: usize> {
+    layout: &'l Layout<TABLE, VTABLE>,
+    bytes: [u8; TABLE],
+    vtable: [u8; VTABLE],
+}
+
+impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
+    /// What tells readers of it.
+    pub(super) const fn told(&self) -> &[u8] {
+        &self.vtable
+    }
+
+    /// Sets a field.
+    #[inline]
+    pub(super) fn set<const BYTES: usize>(&mut self, field: VOffsetT, value: [u8; BYTES]) {
+        let at = self.layout.at(field);
+        self.bytes[at..at + BYTES].copy_from_slice(&value);
+    }
+
+    /// Sets a field, or leaves it out.
+    #[inline]
+    pub(super) fn set_if<const BYTES: usize>(&mut self, field: VOffsetT, value: Option<[u8; BYTES]>) {
+        match value {
+            Some(value) => self.set(field, value),
+            None => self.leave_out(field, true),
+        }
+    }
+
+    /// Leaves a field out where that is so.
+    #[inline]
+    pub(super) fn leave_out(&mut self, field: VOffsetT, is_so: bool) {
+        if is_so {
+            self.vtable[usize::from(field)..][..size_of::<VOffsetT>()].fill(0);
+        }
+    }
+}
+
+/// A frame that grows at the end of what is to be sent. Places are counted from the start of its body.
+pub(super) struct FrameWriter<'o> {
+    out: &'o mut Vec<u8>,
+    frame_at: usize,
+}
+
+impl<'o> FrameWriter<'o> {
+    /// Begins a frame, whose body takes about so many bytes.
+    pub(super) fn begin(out: &'o mut Vec<u8>, kind: FrameKind, id: CorrelationId, body_bytes: usize) -> Self {
+        let frame_at = out.len();
+        out.reserve(FRAME_HEADER_BYTES + body_bytes);
+        out.extend_from_slice(&FrameHeader::new(kind, 0, id).encode());
+        out.extend_from_slice(&[0; REFERENCE]);
+        out.extend_from_slice(FRAME_IDENTIFIER.as_bytes());
+        Self { out, frame_at }
+    }
+
+    /// Where the next byte goes.
+    pub(super) fn place(&self) -> usize {
+        self.out.len() - self.frame_at - FRAME_HEADER_BYTES
+    }
+
+    /// Fills up to where what comes `ahead` bytes further on is aligned.
+    fn align(&mut self, align: usize, ahead: usize) {
+        let place = self.place();
+        let padding = (place + ahead).next_multiple_of(align) - ahead - place;
+        self.out.extend_from_slice(&[0; FRAME_ALIGN_BYTES][..padding]);
+    }
+
+    /// Makes what lies at `from` refer to what lies at `to`, behind it.
+    pub(super) fn refer(&mut self, from: usize, to: usize) {
+        let at = self.frame_at + FRAME_HEADER_BYTES + from;
+        self.out[at..at + REFERENCE].copy_from_slice(&((to - from) as u32).to_le_bytes());
+    }
+
+    /// Makes a field of a table that lies at `table` refer to what lies at `to`.
+    pub(super) fn refer_field<const T: usize, const V: usize>(
+        &mut self,
+        (layout, table): (&Layout<T, V>, usize),
+        field: VOffsetT,
+        to: usize,
+    ) {
+        self.refer(table + layout.at(field), to);
+    }
+
+    /// Appends what tells readers of a layout. Returns its place.
+    pub(super) fn vtable(&mut self, vtable: &[u8]) -> usize {
+        self.align(size_of::<VOffsetT>(), 0);
+        let place = self.place();
+        self.out.extend_from_slice(vtable);
+        place
+    }
+
+    /// Appends a table, after what tells readers of it. Returns its place.
+    pub(super) fn table<const T: usize, const V: usize>(&mut self, table: Table<'_, T, V>) -> usize {
+        let vtable = self.vtable(&table.vtable);
+        self.table_told_at(vtable, table)
+    }
+
+    /// Appends a table whose layout is told at `vtable`. Returns its place.
+    pub(super) fn table_told_at<const T: usize, const V: usize>(
+        &mut self,
+        vtable: usize,
+        mut table: Table<'_, T, V>,
+    ) -> usize {
+        self.align(FRAME_ALIGN_BYTES, 0);
+        let place = self.place();
+        table.bytes[..REFERENCE].copy_from_slice(&((place - vtable) as i32).to_le_bytes());
+        self.out.extend_from_slice(&table.bytes);
+        place
+    }
+
+    /// Appends a string. Returns its place.
+    pub(super) fn string(&mut self, text: &str) -> usize {
+        let place = self.vector(text.len(), 1, text.as_bytes());
+        self.out.push(0);
+        place
+    }
+
+    /// Appends a vector of `len` elements that are aligned so, given their bytes. Returns its place.
+    pub(super) fn vector(&mut self, len: usize, align: usize, elements: &[u8]) -> usize {
+        let place = self.begin_vector(len, align);
+        self.out.extend_from_slice(elements);
+        place
+    }
+
+    /// Appends the length of a vector; its elements come next. Returns its place.
+    pub(super) fn begin_vector(&mut self, len: usize, align: usize) -> usize {
+        self.align(align.max(REFERENCE), REFERENCE);
+        let place = self.place();
+        // What goes into a body is bounded far below 4 GiB.
+        self.out.extend_from_slice(&(len as u32).to_le_bytes());
+        place
+    }
+
+    /// Appends a vector of `len` references. Returns its place; element `n` is at [`element`].
+    pub(super) fn references(&mut self, len: usize) -> usize {
+        let place = self.begin_vector(len, REFERENCE);
+        self.out.resize(self.out.len() + len * REFERENCE, 0);
+        place
+    }
+
+    /// Appends what a vector or table consists of.
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Ends the frame, whose body is the table at `root`.
+    pub(super) fn end(mut self, root: usize) {
+        self.refer(0, root);
+        self.align(FRAME_ALIGN_BYTES, 0);
+        let body_bytes = self.place() as u32;
+        self.out[self.frame_at..][..size_of::<u32>()].copy_from_slice(&body_bytes.to_le_bytes());
+    }
+}
+
+/// Where element `n` of a vector of references lies.
+pub(super) const fn element(vector: usize, n: usize) -> usize {
+    vector + REFERENCE * (n + 1)
+}

@@ -29,6 +29,12 @@ macro_rules! frame_kinds {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
+
+            /// The kind with this number, if this version knows it.
+            #[must_use]
+            pub const fn from_u8(value: u8) -> Option<Self> {
+                match fb::Kind(value) { $(fb::Kind::$variant => Some(Self::$variant),)* _ => None }
+            }
         }
     };
 }
@@ -104,14 +110,6 @@ frame_kinds! {
     OpenLaneReply = "open_lane_reply";
     /// A request failed.
     Error = "error";
-}
-
-impl FrameKind {
-    /// The kind with this number, if this version knows it.
-    #[must_use]
-    pub fn from_u8(value: u8) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| *kind as u8 == value)
-    }
 }
 
 /// The 16 bytes before every body, little-endian.

@@ -159,7 +159,7 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
     };
     Ok(match known {
         FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
-        FrameKind::Route => Request::Route(route::decode(&hot(body)?, scratch)?),
+        FrameKind::Route => route::decode(&hot(body)?, scratch)?,
         FrameKind::PrefillComplete => bookings::prefill_complete(&hot(body)?)?,
         FrameKind::Free => bookings::free(&hot(body)?)?,
         FrameKind::OutputProgress => bookings::output_progress(&hot(body)?)?,

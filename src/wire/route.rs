@@ -2,7 +2,7 @@
 
 use super::constraints::{self, Constraints};
 use super::convert::{scheme_said, worker_from_wire};
-use super::request::{RequestScratch, bounded, invalid, name, understood};
+use super::request::{Request, RequestScratch, bounded, invalid, name, understood};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables, nested};
 use crate::error::{Result, counted};
 use crate::hash::TOKEN_BYTES;
@@ -60,7 +60,7 @@ impl<'a> Field<'a> for Option<SchemeSaid<'a>> {
     }
 }
 
-pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> Result<RouteRequest<'a>> {
+pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> Result<Request<'a>> {
     understood(route.must_understand)?;
     let request_id = name("request_id", route.request_id)?;
     let book = match (route.book, request_id) {
@@ -92,7 +92,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         }
         None => None,
     };
-    Ok(RouteRequest {
+    Ok(Request::Route(RouteRequest {
         lora: name("lora", route.lora)?,
         salt: name("salt", route.salt)?,
         media: read_media(&route.media, media)?,
@@ -112,7 +112,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         priority_jump: priority_jump(route.priority_jump)?,
         deadline_us: route.deadline_us,
         ..RouteRequest::new(SpaceId(route.space_id), prompt(&question)?)
-    })
+    }))
 }
 
 fn priority_jump(jump: f64) -> Result<f64> {

@@ -13,12 +13,17 @@ use super::header::FRAME_IDENTIFIER;
 use super::verify::APPARENT_SIZE_FACTOR;
 use crate::schema_generated::routing as fb;
 
+/// The largest field that lies in a table itself, bytes.
+const FIELD_BYTES_MAX: usize = 16;
+
 /// One table of a body.
 pub(super) struct TableReader<'a> {
     body: &'a [u8],
-    /// Where the table starts; fields lie behind it.
+    /// Where the table starts.
     at: usize,
-    /// Where behind it: a `u16` for each field, 0 = absent.
+    /// The body from there on; fields lie in it.
+    fields: &'a [u8],
+    /// Where in it: a `u16` for each field, 0 = absent.
     vtable: &'a [u8],
     /// Bytes that what is read may still seem to take: parts that overlap count each time.
     bytes_left: usize,
@@ -26,55 +31,42 @@ pub(super) struct TableReader<'a> {
 
 impl<'a> TableReader<'a> {
     /// The table that a body is.
+    #[inline]
     pub(super) fn root(body: &'a [u8]) -> Option<Self> {
-        if body.get(4..8)? != FRAME_IDENTIFIER.as_bytes() {
+        let (head, _) = body.split_first_chunk::<8>()?;
+        if head[4..] != *FRAME_IDENTIFIER.as_bytes() {
             return None;
         }
-        let bytes_left = body.len().saturating_mul(APPARENT_SIZE_FACTOR);
-        let mut nowhere = Self { body, at: 0, vtable: &[], bytes_left };
-        let at = nowhere.follow(0)?;
-        nowhere.table_at(at)
+        let bytes_left = body.len().saturating_mul(APPARENT_SIZE_FACTOR).checked_sub(size_of::<u32>())?;
+        Self::table_at(body, scalar_at(body, 0).map(u32::from_le_bytes)? as usize, bytes_left)
     }
 
-    /// The table at a place; it takes over what may still be read.
-    fn table_at(&mut self, at: usize) -> Option<Self> {
-        let distance = i32::from_le_bytes(self.scalar_at(at)?);
+    /// The table at a place.
+    #[inline]
+    fn table_at(body: &'a [u8], at: usize, bytes_left: usize) -> Option<Self> {
+        let distance = i32::from_le_bytes(scalar_at(body, at)?);
         // What lies before the table has a distance above zero.
         let vtable_at = at.checked_add_signed((distance as isize).checked_neg()?)?;
-        let vtable_bytes = usize::from(u16::from_le_bytes(self.scalar_at(vtable_at)?));
+        let vtable_bytes = usize::from(u16::from_le_bytes(scalar_at(body, vtable_at)?));
         if !vtable_bytes.is_multiple_of(size_of::<VOffsetT>()) {
             return None;
         }
-        let vtable = self.bytes_at(vtable_at, vtable_bytes)?;
-        // Its entries count again when they are looked up.
-        let bytes_left = self.bytes_left.checked_sub(vtable_bytes)?;
-        Some(Self { body: self.body, at, vtable, bytes_left })
+        let vtable = body.get(vtable_at..)?.get(..vtable_bytes)?;
+        // Counted at once for every field, as the largest that there are; the verifier counts what there is.
+        let entries = vtable_bytes / size_of::<VOffsetT>();
+        let fields_bytes = entries * (size_of::<VOffsetT>() + FIELD_BYTES_MAX);
+        let bytes_left =
+            bytes_left.checked_sub(size_of::<i32>() + size_of::<VOffsetT>() + vtable_bytes + fields_bytes)?;
+        Some(Self { body, at, fields: body.get(at..)?, vtable, bytes_left })
     }
 
-    fn bytes_at(&mut self, at: usize, bytes: usize) -> Option<&'a [u8]> {
-        self.bytes_left = self.bytes_left.checked_sub(bytes)?;
-        self.body.get(at..)?.get(..bytes)
-    }
-
-    /// What is aligned to its own size.
-    fn scalar_at<const BYTES: usize>(&mut self, at: usize) -> Option<[u8; BYTES]> {
-        if !at.is_multiple_of(BYTES) {
-            return None;
-        }
-        self.bytes_at(at, BYTES)?.try_into().ok()
-    }
-
-    /// Where the offset at a place leads.
-    fn follow(&mut self, at: usize) -> Option<usize> {
-        at.checked_add(u32::from_le_bytes(self.scalar_at(at)?) as usize)
-    }
-
-    /// Where a field lies, if it is there.
+    /// Where a field lies behind the table's start, if it is there.
+    #[inline]
     fn place(&self, field: VOffsetT) -> Option<usize> {
         let entry = self.vtable.get(usize::from(field)..)?.first_chunk()?;
         match u16::from_le_bytes(*entry) {
             0 => None,
-            behind => Some(self.at + usize::from(behind)),
+            behind => Some(usize::from(behind)),
         }
     }
 
@@ -83,16 +75,45 @@ impl<'a> TableReader<'a> {
         self.place(field).is_some()
     }
 
-    /// The elements of a vector, one behind the other.
-    fn elements_at(&mut self, at: usize, (element_bytes, align): (usize, usize)) -> Option<&'a [u8]> {
-        let start = self.follow(at)?;
-        let len = u32::from_le_bytes(self.scalar_at(start)?) as usize;
-        let first = start + size_of::<u32>();
-        if !first.is_multiple_of(align) {
-            return None;
-        }
-        self.bytes_at(first, len.checked_mul(element_bytes)?)
+    /// What lies at a place behind the table's start, aligned to its own size.
+    #[inline]
+    fn scalar<const BYTES: usize>(&self, behind: usize) -> Option<[u8; BYTES]> {
+        let value = self.fields.get(behind..)?.first_chunk()?;
+        (self.at + behind).is_multiple_of(BYTES).then_some(*value)
     }
+
+    /// A struct at a place behind the table's start.
+    #[inline]
+    fn packed<const BYTES: usize>(&self, behind: usize) -> Option<[u8; BYTES]> {
+        const { assert!(BYTES <= FIELD_BYTES_MAX) }
+        self.fields.get(behind..)?.first_chunk().copied()
+    }
+
+    /// Where in the body the offset at a place behind the table's start leads.
+    #[inline]
+    fn follow(&self, behind: usize) -> Option<usize> {
+        let forward = u32::from_le_bytes(self.scalar(behind)?) as usize;
+        (self.at + behind).checked_add(forward)
+    }
+
+    /// The elements of a vector, one behind the other.
+    #[inline]
+    fn elements(&mut self, behind: usize, (element_bytes, align): (usize, usize)) -> Option<&'a [u8]> {
+        let start = self.follow(behind)?;
+        let len = u32::from_le_bytes(scalar_at(self.body, start)?) as usize;
+        let first = start + size_of::<u32>();
+        let bytes = len.checked_mul(element_bytes)?;
+        self.bytes_left = self.bytes_left.checked_sub(size_of::<u32>())?.checked_sub(bytes)?;
+        let elements = self.body.get(first..)?.get(..bytes)?;
+        first.is_multiple_of(align).then_some(elements)
+    }
+}
+
+/// What lies at a place in a body, aligned to its own size.
+#[inline]
+fn scalar_at<const BYTES: usize>(body: &[u8], at: usize) -> Option<[u8; BYTES]> {
+    let value = body.get(at..)?.first_chunk()?;
+    at.is_multiple_of(BYTES).then_some(*value)
 }
 
 /// What a field may hold.
@@ -103,10 +124,11 @@ pub(super) trait Field<'a>: Default {
     /// Takes it from a table that is verified.
     fn of(accessed: Self::Accessed) -> Self;
 
-    /// Reads what lies at a place; `None` = it is for the verifier to judge.
+    /// Reads what lies at a place behind the table's start; `None` = it is for the verifier to judge.
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self>;
 
     /// Reads a field, or what it holds where it is absent.
+    #[inline]
     fn read(table: &mut TableReader<'a>, field: VOffsetT, absent: Self) -> Option<Self> {
         match table.place(field) {
             Some(at) => Self::at(table, at),
@@ -120,12 +142,14 @@ macro_rules! scalar_fields {
         impl Field<'_> for $type {
             type Accessed = Self;
 
+            #[inline]
             fn of(accessed: Self) -> Self {
                 accessed
             }
 
+            #[inline]
             fn at(table: &mut TableReader<'_>, at: usize) -> Option<Self> {
-                table.scalar_at(at).map(Self::from_le_bytes)
+                table.scalar(at).map(Self::from_le_bytes)
             }
         }
     )*};
@@ -136,10 +160,12 @@ scalar_fields!(u8 u16 u32 u64 i32 f64);
 impl Field<'_> for bool {
     type Accessed = Self;
 
+    #[inline]
     fn of(accessed: Self) -> Self {
         accessed
     }
 
+    #[inline]
     fn at(table: &mut TableReader<'_>, at: usize) -> Option<Self> {
         u8::at(table, at).map(|byte| byte != 0)
     }
@@ -150,10 +176,12 @@ macro_rules! enum_fields {
         impl Field<'_> for fb::$type {
             type Accessed = Self;
 
+            #[inline]
             fn of(accessed: Self) -> Self {
                 accessed
             }
 
+            #[inline]
             fn at(table: &mut TableReader<'_>, at: usize) -> Option<Self> {
                 u8::at(table, at).map(Self)
             }
@@ -180,13 +208,14 @@ macro_rules! structs {
         impl<'a> Field<'a> for Option<fb::$type> {
             type Accessed = Option<&'a fb::$type>;
 
+            #[inline]
             fn of(accessed: Self::Accessed) -> Self {
                 accessed.copied()
             }
 
+            #[inline]
             fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
-                let bytes = table.bytes_at(at, size_of::<fb::$type>())?;
-                Some(Some(fb::$type(bytes.try_into().ok()?)))
+                Some(Some(fb::$type(table.packed(at)?)))
             }
         }
     )*};
@@ -197,12 +226,14 @@ structs!(WorkerRef BookingHandle MediaHash BlockRange);
 impl<'a> Field<'a> for Option<&'a str> {
     type Accessed = Self;
 
+    #[inline]
     fn of(accessed: Self) -> Self {
         accessed
     }
 
+    #[inline]
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
-        let bytes = table.elements_at(at, (1, 1))?;
+        let bytes = table.elements(at, (1, 1))?;
         Some(Some(std::str::from_utf8(bytes).ok()?))
     }
 }
@@ -230,12 +261,14 @@ impl<T> Default for Elements<'_, T> {
 impl<'a, T: 'a> Field<'a> for Elements<'a, T> {
     type Accessed = Option<Vector<'a, T>>;
 
+    #[inline]
     fn of(accessed: Self::Accessed) -> Self {
         Self { bytes: accessed.map(|vector| vector.bytes()), of: PhantomData }
     }
 
+    #[inline]
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
-        let bytes = table.elements_at(at, (size_of::<T>(), align_of::<T>()))?;
+        let bytes = table.elements(at, (size_of::<T>(), align_of::<T>()))?;
         Some(Self { bytes: Some(bytes), of: PhantomData })
     }
 }
@@ -253,9 +286,9 @@ pub(super) trait HotTable<'a>: Sized {
 }
 
 /// Reads a table that another refers to.
+#[inline]
 pub(super) fn nested<'a, T: HotTable<'a>>(table: &mut TableReader<'a>, at: usize) -> Option<T> {
-    let start = table.follow(at)?;
-    let mut inner = table.table_at(start)?;
+    let mut inner = TableReader::table_at(table.body, table.follow(at)?, table.bytes_left)?;
     let fields = T::read(&mut inner)?;
     table.bytes_left = inner.bytes_left;
     Some(fields)
@@ -278,6 +311,7 @@ macro_rules! hot_tables {
         impl<'a> HotTable<'a> for $name<'a> {
             type Table = fb::$table<'a>;
 
+            #[inline]
             fn of(table: fb::$table<'a>) -> Self {
                 Self {
                     $($field: <$type>::of(table.$field()),)*
@@ -286,6 +320,7 @@ macro_rules! hot_tables {
                 }
             }
 
+            #[inline]
             fn read(table: &mut TableReader<'a>) -> Option<Self> {
                 $(if $(table.has(fb::$table::$rare))||* {
                     return None;

@@ -341,15 +341,16 @@ impl Service for CoreService {
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        let now_ns = self.shared.now_ns();
-        if let BookingRef::Request { request_id, attempt } = booking {
-            // By its name a request ends as a whole; most have no other half.
-            let prefill = prefill_name(request_id, &mut self.prefill_name);
-            if self.shared.loads.free_live(session, prefill, *attempt, now_ns) {
-                self.shared.room.made_room();
-            }
+        let (loads, now_ns) = (&self.shared.loads, self.shared.now_ns());
+        let BookingRef::Request { request_id, attempt } = booking else {
+            return Ok(loads.free(session, *booking, now_ns));
+        };
+        // By its name a request ends as a whole.
+        let freed = loads.free_request(session, request_id, *attempt, now_ns);
+        if freed.prefill_half {
+            self.shared.room.made_room();
         }
-        Ok(self.shared.loads.free(session, *booking, now_ns))
+        Ok(freed.outcome)
     }
 }
 

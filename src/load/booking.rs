@@ -128,13 +128,12 @@ pub(super) struct Booking {
     pub(super) held: Held,
     pub(super) output: Output,
     pub(super) prefilling: bool,
+    /// Whether its name is that of the half of a request that prefills.
+    pub(super) is_prefill_half: bool,
     pub(super) booked_at_ns: u64,
-    /// Its place in its session's list.
-    pub(super) session_place: u32,
-    /// The slots of the bookings made just before and just after it, among those alive.
-    pub(super) older: Option<u32>,
-    pub(super) younger: Option<u32>,
 }
+
+const _: () = assert!(size_of::<Option<Booking>>() <= 128, "two cache lines");
 
 impl Booking {
     /// What it adds to its worker beside blocks that others may share, in parts of a block.
@@ -159,18 +158,49 @@ pub(super) enum Named {
     },
 }
 
+/// "None" of a slot.
+const NO_SLOT: u32 = u32::MAX;
+
+/// Where a live booking stands in the lists that it is in. These lie beside the bookings: whoever changes a list touches a
+/// few neighbours' places, and none of the bookings.
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    /// The slots of the bookings made just before and just after it, among those alive.
+    older: u32,
+    younger: u32,
+    /// Its place in its session's list.
+    session_place: u32,
+}
+
 /// Bookings by slot and by name. Slots are reused, generations never are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Bookings {
     slots: Vec<Option<Booking>>,
+    /// By slot.
+    links: Vec<Links>,
     free: Vec<u32>,
     /// The slots of those alive.
     by_name: HashTable<u32>,
     ended: Ended,
     /// The ends of the list that links live bookings in the order they were made.
-    oldest: Option<u32>,
-    youngest: Option<u32>,
+    oldest: u32,
+    youngest: u32,
     generations: u64,
+}
+
+impl Default for Bookings {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            links: Vec::new(),
+            free: Vec::new(),
+            by_name: HashTable::new(),
+            ended: Ended::default(),
+            oldest: NO_SLOT,
+            youngest: NO_SLOT,
+            generations: 0,
+        }
+    }
 }
 
 impl Bookings {
@@ -208,23 +238,25 @@ impl Bookings {
         self.generations
     }
 
-    /// Keeps `booking`, whose name no other that is alive has, giving it its generation. Answers with its slot and that.
-    pub(super) fn insert(&mut self, mut booking: Booking) -> (u32, u64) {
+    /// Keeps `booking`, whose name no other that is alive has, giving it its generation, at a place in its session's
+    /// list. Answers with its slot and generation.
+    #[inline]
+    pub(super) fn insert(&mut self, booking: Booking, session_place: u32) -> (u32, u64) {
         self.generations += 1;
-        booking.generation = self.generations;
+        let (generation, hash) = (self.generations, booking.name.hash());
+        let links = Links { older: self.youngest, younger: NO_SLOT, session_place };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
+            self.links.push(links);
             (self.slots.len() - 1) as u32
         });
-        booking.older = self.youngest.replace(slot);
-        booking.younger = None;
-        match booking.older.and_then(|older| self.get_mut(older)) {
-            Some(older) => older.younger = Some(slot),
-            None => self.oldest = Some(slot),
+        self.slots[slot as usize] = Some(Booking { generation, ..booking });
+        self.links[slot as usize] = links;
+        match self.links.get_mut(links.older as usize) {
+            Some(older) => older.younger = slot,
+            None => self.oldest = slot,
         }
-        let generation = booking.generation;
-        let hash = booking.name.hash();
-        self.slots[slot as usize] = Some(booking);
+        self.youngest = slot;
         let slots = &self.slots;
         let of_slot = |slot: &u32| slots[*slot as usize].as_ref().map_or(0, |booking| booking.name.hash());
         self.by_name.insert_unique(hash, slot, of_slot);
@@ -232,10 +264,11 @@ impl Bookings {
     }
 
     /// Ends the booking in `slot`, remembering its name.
+    #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.slots.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
-        self.unlink(&booking);
+        self.unlink(slot);
         if let Ok(entry) = self.by_name.find_entry(booking.name.hash(), |other| *other == slot) {
             entry.remove();
         }
@@ -244,20 +277,31 @@ impl Bookings {
     }
 
     /// Takes an ended booking out of the list by age.
-    fn unlink(&mut self, booking: &Booking) {
-        match booking.older.and_then(|older| self.get_mut(older)) {
-            Some(older) => older.younger = booking.younger,
-            None => self.oldest = booking.younger,
+    fn unlink(&mut self, slot: u32) {
+        let Links { older, younger, .. } = self.links[slot as usize];
+        match self.links.get_mut(older as usize) {
+            Some(links) => links.younger = younger,
+            None => self.oldest = younger,
         }
-        match booking.younger.and_then(|younger| self.get_mut(younger)) {
-            Some(younger) => younger.older = booking.older,
-            None => self.youngest = booking.older,
+        match self.links.get_mut(younger as usize) {
+            Some(links) => links.older = older,
+            None => self.youngest = older,
         }
+    }
+
+    /// The place in its session's list of the booking that is or was last in `slot`.
+    pub(super) fn session_place(&self, slot: u32) -> u32 {
+        self.links[slot as usize].session_place
+    }
+
+    /// The booking in `slot` has another place in its session's list.
+    pub(super) fn move_in_session(&mut self, slot: u32, place: u32) {
+        self.links[slot as usize].session_place = place;
     }
 
     /// The slot of the oldest booking, if it is older than `age_ns`.
     pub(super) fn oldest_beyond(&self, now_ns: u64, age_ns: u64) -> Option<u32> {
-        let slot = self.oldest?;
-        (now_ns.saturating_sub(self.get(slot)?.booked_at_ns) >= age_ns).then_some(slot)
+        let booking = self.get(self.oldest)?;
+        (now_ns.saturating_sub(booking.booked_at_ns) >= age_ns).then_some(self.oldest)
     }
 }

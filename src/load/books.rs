@@ -106,26 +106,34 @@ impl Books {
         }
     }
 
-    /// Puts a new booking into its session's list.
-    pub(super) fn keep_in_session(&mut self, session: SessionId, slot: u32) {
-        let Some(held) = self.sessions.get_mut(session) else { return };
-        if let Some(booking) = self.bookings.get_mut(slot) {
-            booking.session_place = held.bookings.len() as u32;
+    /// Keeps a new booking, in its session's list too. Answers with its slot and generation.
+    #[inline]
+    pub(super) fn keep(&mut self, booking: Booking) -> (u32, u64) {
+        let (session, is_prefill_half) = (self.sessions.get_mut(booking.name.session()), booking.is_prefill_half);
+        let place = session.as_ref().map_or(0, |session| session.bookings.len() as u32);
+        let (slot, generation) = self.bookings.insert(booking, place);
+        if let Some(session) = session {
+            session.bookings.push(slot);
+            session.prefill_halves += u32::from(is_prefill_half);
         }
-        held.bookings.push(slot);
+        (slot, generation)
     }
 
-    /// Takes an ended booking out of its session's list.
-    pub(super) fn forget_in_session(&mut self, booking: &Booking) {
-        let Some(session) = self.sessions.get_mut(booking.name.session()) else { return };
-        let place = booking.session_place as usize;
-        if place < session.bookings.len() {
-            session.bookings.swap_remove(place);
-            if let Some(&moved) = session.bookings.get(place)
-                && let Some(moved) = self.bookings.get_mut(moved)
-            {
-                moved.session_place = place as u32;
+    /// Ends a booking and takes it out of its session's list.
+    #[inline]
+    pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
+        let booking = self.bookings.end(slot)?;
+        if let Some(session) = self.sessions.get_mut(booking.name.session()) {
+            session.prefill_halves -= u32::from(booking.is_prefill_half);
+            let place = self.bookings.session_place(slot);
+            // A session that is abandoned has let go of it already.
+            if (place as usize) < session.bookings.len() {
+                session.bookings.swap_remove(place as usize);
+                if let Some(&moved) = session.bookings.get(place as usize) {
+                    self.bookings.move_in_session(moved, place);
+                }
             }
         }
+        Some(booking)
     }
 }

@@ -28,6 +28,6 @@ pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlock
 pub use cell::{EngineLoad, Load, LoadCells};
 pub use failures::BackOff;
 pub use prefill::{PrefillFigures, PrefillModel};
-pub use reports::Moved;
+pub use reports::{Freed, Moved};
 pub use session::{SessionId, SessionToken};
 pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::session::SessionId;
+use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// A gateway's name for a request: its session, and 128 bits of the request id's hash under a secret in place of the
 /// text, which nothing asks for again.
@@ -15,7 +16,20 @@ pub(super) struct Name {
 impl Name {
     /// `secret` is not to be known to those who choose request ids.
     pub(super) fn new(secret: u64, session: SessionId, request_id: &str) -> Self {
-        let hash = xxh3_128_with_seed(request_id.as_bytes(), secret);
+        Self::of_bytes(secret, session, request_id.as_bytes())
+    }
+
+    /// The name of the half of a request that prefills; `None` if that cannot be one.
+    pub(super) fn of_prefill_half(secret: u64, session: SessionId, request_id: &str) -> Option<Self> {
+        let mut text = [0; NAME_BYTES_MAX];
+        let (id, len) = (request_id.as_bytes(), request_id.len() + PREFILL_BOOKING_SUFFIX.len());
+        text.get_mut(..id.len())?.copy_from_slice(id);
+        text.get_mut(id.len()..len)?.copy_from_slice(PREFILL_BOOKING_SUFFIX.as_bytes());
+        Some(Self::of_bytes(secret, session, &text[..len]))
+    }
+
+    fn of_bytes(secret: u64, session: SessionId, text: &[u8]) -> Self {
+        let hash = xxh3_128_with_seed(text, secret);
         Self { session, text: [hash as u64, (hash >> 64) as u64] }
     }
 
@@ -119,6 +133,8 @@ mod tests {
         assert_ne!(name(1, "a"), name(1, "b"));
         assert_ne!(name(1, "a").hash(), name(2, "a").hash());
         assert_ne!(name(1, "a"), Name::new(8, SessionId(1), "a"), "the secret counts");
+        assert_eq!(Name::of_prefill_half(7, SessionId(1), "a"), Some(name(1, "a/prefill")));
+        assert_eq!(Name::of_prefill_half(7, SessionId(1), &"a".repeat(NAME_BYTES_MAX)), None, "it is too long");
     }
 
     #[test]

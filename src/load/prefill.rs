@@ -101,6 +101,8 @@ struct Place {
 /// The prefills of one worker, linked in the order they came in.
 #[derive(Debug, Default)]
 struct Queue {
+    /// Whose they are: the one that had a prefill last, of those that had the place.
+    worker: WorkerIndex,
     anchor: Option<PrefillId>,
     last: Option<PrefillId>,
     tokens: u64,
@@ -143,7 +145,8 @@ impl Learnt {
 #[derive(Debug, Default)]
 pub(super) struct Prefills {
     model: PrefillModel,
-    queues: HashMap<WorkerIndex, Queue>,
+    /// By the worker's place.
+    queues: Vec<Queue>,
     /// The prefills of all queues, and the first place that is free.
     places: Vec<Place>,
     free: Option<PrefillId>,
@@ -173,7 +176,14 @@ impl Prefills {
 
     /// A prefill begins or waits its turn. Returns by what it ends.
     pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
-        let queue = self.queues.entry(worker).or_default();
+        if worker.place() >= self.queues.len() {
+            self.queues.resize_with(worker.place() + 1, Queue::default);
+        }
+        let queue = &mut self.queues[worker.place()];
+        if queue.worker != worker {
+            // Of a worker that has left nobody asks what is left to prefill: its prefills belong to no queue.
+            *queue = Queue { worker, ..Queue::default() };
+        }
         let place = Place { prefill, before: queue.last, after: None };
         let id = match self.free {
             Some(id) => {
@@ -197,8 +207,9 @@ impl Prefills {
 
     /// A prefill ends, however it ends.
     pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
-        let Some(queue) = self.queues.get_mut(&worker) else { return };
         let Place { prefill, before, after } = self.places[id.0 as usize];
+        self.places[id.0 as usize].after = self.free.replace(id);
+        let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) else { return };
         match before {
             Some(before) => self.places[before.0 as usize].after = after,
             None => queue.anchor = after,
@@ -207,7 +218,6 @@ impl Prefills {
             Some(after) => self.places[after.0 as usize].before = before,
             None => queue.last = before,
         }
-        self.places[id.0 as usize].after = self.free.replace(id);
         queue.tokens -= prefill.tokens;
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
         if before.is_none() {
@@ -216,9 +226,11 @@ impl Prefills {
             // The worker was busy with this one meanwhile, not with the anchor.
             queue.since_ns = now_ns.min(queue.since_ns.saturating_add(duration_ns));
         }
-        if queue.anchor.is_none() {
-            self.queues.remove(&worker);
-        }
+    }
+
+    /// The prefills of a worker, if it has had any.
+    fn queue(&self, worker: WorkerIndex) -> Option<&Queue> {
+        self.queues.get(worker.place()).filter(|queue| queue.worker == worker)
     }
 
     /// A prefill was reported done: `took_us` is what its gateway says, 0 = nothing. Call it before [`Prefills::end`].
@@ -227,7 +239,7 @@ impl Prefills {
         if self.model != PrefillModel::Learnt {
             return;
         }
-        let Some(queue) = self.queues.get(&worker) else { return };
+        let Some(queue) = self.queue(worker) else { return };
         let (prefill, is_anchor) = (self.places[id.0 as usize].prefill, queue.anchor == Some(id));
         let took_ns = match took_us {
             0 if is_anchor => now_ns.saturating_sub(queue.since_ns),
@@ -254,12 +266,14 @@ impl Prefills {
 
     /// What a worker has to prefill.
     pub(super) fn backlog(&self, worker: WorkerIndex) -> Backlog {
-        let Some(queue) = self.queues.get(&worker) else { return Backlog::default() };
-        let anchor = queue.anchor.map(|anchor| self.places[anchor.0 as usize].prefill);
+        let Some((queue, anchor)) = self.queue(worker).and_then(|queue| Some((queue, queue.anchor?))) else {
+            return Backlog::default();
+        };
+        let anchor = self.places[anchor.0 as usize].prefill;
         Backlog {
             tokens: queue.tokens,
-            anchor_tokens: anchor.map_or(0, |anchor| anchor.tokens),
-            anchor_ns: anchor.and_then(|anchor| anchor.duration_ns),
+            anchor_tokens: anchor.tokens,
+            anchor_ns: anchor.duration_ns,
             since_ns: queue.since_ns,
             all_modelled: queue.unmodelled == 0,
         }
@@ -268,7 +282,7 @@ impl Prefills {
     /// Whether nothing is under way anywhere.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.queues.is_empty()
+        self.queues.iter().all(|queue| queue.anchor.is_none())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::active::blocks_to;
 use super::booking::{BookingOutcome, BookingRef, Held};
+use super::books::Books;
 use super::cell::EngineLoad;
 use super::names::Name;
 use super::session::SessionId;
@@ -16,6 +17,15 @@ pub struct Moved {
     pub outcome: BookingOutcome,
     /// Whether its blocks, which others may share, are counted in full from now on for want of memory.
     pub unshared: bool,
+}
+
+/// A request that ended, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// What became of the report.
+    pub outcome: BookingOutcome,
+    /// Whether the half of it that prefills ended too.
+    pub prefill_half: bool,
 }
 
 impl Loads {
@@ -59,17 +69,31 @@ impl Loads {
         }
     }
 
-    /// Ends the live booking of this name and attempt, if there is one; whether there was. As [`Loads::free`], without
-    /// asking whether it ended before.
-    pub fn free_live(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
-        let name = Name::new(self.config.secret, session, request_id);
+    /// The gateway says that a request has ended, by its name: as [`Loads::free`], and the half of it that prefills ends
+    /// too, if that was booked by itself. Answers for the request.
+    pub fn free_request(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> Freed {
         let mut books = self.books.lock();
-        let slot = books.bookings.live_named(name);
-        let slot = slot.filter(|slot| books.bookings.get(*slot).is_some_and(|booking| booking.attempt == attempt));
-        if let Some(slot) = slot {
+        let prefill_half = self.prefill_half(&mut books, session, request_id, attempt);
+        if let Some(slot) = prefill_half {
             self.end(&mut books, slot, now_ns);
         }
-        slot.is_some()
+        let outcome = match books.find(session, BookingRef::Request { request_id, attempt }) {
+            Ok(slot) => {
+                self.end(&mut books, slot, now_ns);
+                BookingOutcome::Applied
+            }
+            Err(outcome) => outcome,
+        };
+        Freed { outcome, prefill_half: prefill_half.is_some() }
+    }
+
+    /// The slot of the half of a request's attempt that prefills, if it is live. Most sessions have no such halves, and
+    /// need not be asked for a name.
+    fn prefill_half(&self, books: &mut Books, session: SessionId, request_id: &str, attempt: u32) -> Option<u32> {
+        books.sessions.get_mut(session).filter(|session| session.prefill_halves > 0)?;
+        let name = Name::of_prefill_half(self.config.secret, session, request_id)?;
+        let slot = books.bookings.live_named(name)?;
+        books.bookings.get(slot).filter(|booking| booking.attempt == attempt).map(|_| slot)
     }
 
     /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.

@@ -28,6 +28,8 @@ pub(super) struct Session {
     left_at_ns: u64,
     /// Slots of its live bookings; a booking knows its place here.
     pub(super) bookings: Vec<u32>,
+    /// How many of them are halves that prefill.
+    pub(super) prefill_halves: u32,
 }
 
 /// Every session, by id and by token.
@@ -76,7 +78,8 @@ impl Sessions {
         if let Some(token) = token {
             self.by_token.insert(token, id);
         }
-        self.by_id.insert(id, Session { token, uid, connections: 1, left_at_ns: 0, bookings: Vec::new() });
+        let session = Session { token, uid, connections: 1, left_at_ns: 0, bookings: Vec::new(), prefill_halves: 0 };
+        self.by_id.insert(id, session);
         Ok(id)
     }
 

@@ -12,7 +12,7 @@ use super::prefill::{PrefillFigures, PrefillModel, Prefills};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::NAME_BYTES_MAX;
+use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// When bookings end by themselves, and what the tree of their prompts is hashed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,7 +285,7 @@ impl Loads {
         }
         let placed = self.place(&mut books, worker, &demand);
         let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
-        let (slot, generation) = books.bookings.insert(Booking {
+        let (slot, generation) = books.keep(Booking {
             generation: 0,
             name,
             attempt,
@@ -296,12 +296,9 @@ impl Loads {
             held: placed.held,
             output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
+            is_prefill_half: request_id.ends_with(PREFILL_BOOKING_SUFFIX),
             booked_at_ns: now_ns,
-            session_place: 0,
-            older: None,
-            younger: None,
         });
-        books.keep_in_session(session, slot);
         let handle = books.handle(session, slot, generation);
         let backlog = books.prefills.backlog(worker);
         self.cells.change(worker, |record| {
@@ -346,8 +343,7 @@ impl Loads {
 
     /// Ends the booking in `slot` and gives its load back.
     pub(super) fn end(&self, books: &mut Books, slot: u32, now_ns: u64) {
-        let Some(booking) = books.bookings.end(slot) else { return };
-        books.forget_in_session(&booking);
+        let Some(booking) = books.end(slot) else { return };
         let mut freed_parts = booking.own_parts();
         if let Held::Shared(node) = booking.held {
             freed_parts += books.active.remove(&self.tree, node, booking.worker);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kvrouted::client::Client;
+use kvrouted::client::{Client, ClientOptions, LaneUse};
 use kvrouted::config;
 use kvrouted::hash;
 use kvrouted::ids::LocalHash;
@@ -203,6 +203,43 @@ fn a_pinned_core_runs_on_one_processor_and_others_on_any() {
     assert!(numbers.iter().all(|processor| own.is_set(*processor)));
     let free = processors(&Daemon::start(&["--cores", "2"]));
     assert!(own.count() == 1 || free.iter().all(|list| list.parse::<usize>().is_err()), "{free:?}");
+}
+
+/// How often the one serving thread of a daemon has gone to sleep.
+fn sleeps(daemon: &Daemon) -> u64 {
+    let process = daemon.process.id().to_string();
+    let core = serving_threads(&process).pop_first().expect("a serving thread");
+    let status = std::fs::read_to_string(format!("/proc/{process}/task/{core}/status")).expect("a thread");
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok()).expect("how often it gave its processor up")
+}
+
+#[test]
+fn a_core_that_sleeps_wakes_once_for_a_request() {
+    const REQUESTS: u64 = 400;
+    // Timers, and who asks for its counters.
+    const OTHERS: u64 = REQUESTS / 4;
+    let daemon = {
+        let folder = folder();
+        let file = configuration(folder.path(), "io = \"epoll\"\ncores = 1", "[[worker]]\nid = 1\n");
+        Daemon::serve(folder, &["--config", text(&file)])
+    };
+    for lane in [LaneUse::Off, LaneUse::Require] {
+        let mut client = Client::connect(&daemon.socket(), &ClientOptions { lane, ..options() }).expect("a connection");
+        let space = client.space("m", None).expect("the space").id;
+        let before = sleeps(&daemon);
+        for request in 0..REQUESTS {
+            client.send_route(&RouteRequest::new(space, Prompt::of_tokens(&[1; 16]))).expect("it is sent");
+            client.flush().expect("it is sent");
+            if request % 2 == 0 {
+                // The core sleeps again by the time its reply is taken.
+                thread::sleep(Duration::from_millis(1));
+            }
+            client.recv().expect("a decision");
+        }
+        let slept = sleeps(&daemon) - before;
+        assert!(slept <= REQUESTS + OTHERS, "{lane:?}: {slept} times for {REQUESTS} requests");
+    }
 }
 
 #[test]

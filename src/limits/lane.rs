@@ -10,8 +10,15 @@ pub const LANE_RING_BYTES_DEFAULT: u32 = 256 << 10;
 pub const LANE_RING_BYTES_CEILING: u32 = 64 << 20;
 /// Bytes before a lane's rings: positions and who waits for what, each on cache lines of its own.
 pub const LANE_CONTROL_BYTES: usize = 4 << 10;
-/// Looks at a silent lane, over all lanes of a core that are looked at, before the core's connections have their turn.
-pub const LANE_LOOKS_PER_TURN: u32 = 64;
+/// Looks at silent lanes, over all lanes of a core that are looked at, before the core's connections have their turn: a
+/// microsecond.
+pub const LOOKS_PER_TURN: u32 = 64;
+/// The same where one lane or socket had all of the last work: five microseconds.
+pub const LOOKS_PER_TURN_ALONE: u32 = 256;
+/// Pieces of work in a row that are one lane's or socket's before that is looked at longer.
+pub const LOOKS_ALONE_AFTER: u32 = 8;
+/// Looks at a lane that cost as much as one try to read from a socket.
+pub const SOCKET_LOOK_COST: u32 = 16;
 /// Looks at a silent lane between two looks at the clock.
 pub const LANE_LOOKS_PER_CLOCK: u32 = 16;
 /// How long a gateway's socket may take nothing while it is to be given its lane, milliseconds.
@@ -28,5 +35,6 @@ const _: () =
 // Pages, so that a ring and what is before it can be mapped apart.
 const _: () = assert!(LANE_CONTROL_BYTES.is_multiple_of(4 << 10) && LANE_RING_BYTES_MIN.is_multiple_of(4 << 10));
 const _: () = assert!(LANE_RING_BYTES_MIN as usize > super::FRAME_HEADER_BYTES, "a ring holds at least a header");
-const _: () = assert!(LANE_LOOKS_PER_CLOCK <= LANE_LOOKS_PER_TURN);
+const _: () = assert!(LANE_LOOKS_PER_CLOCK <= LOOKS_PER_TURN && LOOKS_PER_TURN <= LOOKS_PER_TURN_ALONE);
+const _: () = assert!(SOCKET_LOOK_COST < LOOKS_PER_TURN_ALONE);
 const _: () = assert!(LANES_CEILING <= super::CONNECTIONS_MAX as u64, "every lane has a connection");

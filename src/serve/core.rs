@@ -16,6 +16,7 @@ use super::connection::{Connection, Respond as _};
 use super::engine::{Ended, Stream, drive};
 use super::lane::{Carrier, attend};
 use super::log_quota::LogQuota;
+use super::looks::{Looker, Looks};
 use super::mailbox::{CoreHandle, Mailbox, Message};
 use super::outlet::{Outlet, Pushed};
 use super::overdue::{Owed, close_overdue};
@@ -177,8 +178,8 @@ pub(super) struct Shared<T, S: Service> {
     ended: Notify,
     pub(super) receive_room: Rc<ReceiveRoom>,
     pub(super) log_quota: LogQuota,
-    /// When it looks for work instead of sleeping.
-    pub(super) spin: Rc<Spin>,
+    /// What it looks at instead of sleeping.
+    pub(super) looks: Rc<Looks>,
     /// The number of the next connection or lane.
     next_id: Cell<u64>,
 }
@@ -219,18 +220,15 @@ async fn run<T: Stream, S: Service + 'static>(
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
     let receive_room = Rc::new(ReceiveRoom::new(options.frame_body_bytes_max, Arc::clone(&counters)));
     let spin = Rc::new(Spin::new(options.spin_us_max, Arc::clone(&counters)));
-    let next_id = Cell::new(0);
+    let (looks, next_id) = (Looks::new(&spin, options.spin_us_max), Cell::new(0));
     let core: Rc<Shared<T, S>> =
-        Rc::new(Shared { options, mailbox, counters, responder, open, ended, receive_room, log_quota, spin, next_id });
+        Rc::new(Shared { options, mailbox, counters, responder, open, ended, receive_room, log_quota, looks, next_id });
     let beside = [
         tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
         tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
         tokio::task::spawn_local(close_overdue(Rc::clone(&core))),
         tokio::task::spawn_local(attend(Rc::clone(&core))),
-        tokio::task::spawn_local({
-            let core = Rc::clone(&core);
-            async move { core.spin.run().await }
-        }),
+        tokio::task::spawn_local(async move { spin.run().await }),
     ];
     let deadline = loop {
         match core.mailbox.next().await {
@@ -280,7 +278,8 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         self.open.borrow_mut().insert(id, Rc::clone(&link));
         tokio::task::spawn_local(async move {
             let Link { stream, outlet, is_unread, .. } = &*link;
-            let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&open.core.spin)).await;
+            let looker = Looker::new(&open.core.looks, id);
+            let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&looker)).await;
             let ended = if is_unread.get() { Ended::Unread } else { ended };
             open.core.count_end(uid, &ended);
             open.core.end_lane_of(open.id).await;

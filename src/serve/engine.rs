@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, Flow, Respond};
+use super::looks::{LookCost, Looker};
 use super::outlet::Outlet;
-use super::spin::Spin;
 use crate::limits::{READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT};
 use crate::wire::HeaderFault;
 
@@ -18,6 +18,14 @@ use crate::wire::HeaderFault;
 pub(super) trait Stream: Sized + 'static {
     /// Takes over a connected socket.
     fn from_std(stream: UnixStream) -> io::Result<Self>;
+    /// What [`Stream::try_read`] costs.
+    fn look_cost(&self) -> LookCost {
+        LookCost::Impossible
+    }
+    /// Reads what is there, without waiting, as [`Stream::read`] does; `None` = nothing is, or it cannot be looked at.
+    fn try_read(&self, _buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        None
+    }
     /// Reads behind what `buffer` holds; 0 = the peer has ended.
     async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>);
     /// Writes all of `bytes`.
@@ -73,23 +81,26 @@ impl fmt::Display for Ended {
 
 /// Reads, answers and writes until the connection ends. What is answered in one turn goes by one write; while a write
 /// waits, nothing more is read. Replies that come later go by the `outlet` too.
-/// `spin` is told of every read.
+/// `looker` reads where the core looks for work, and is told of every read.
 pub(super) async fn drive<S: Stream, R: Respond>(
     stream: &S,
     responder: &RefCell<R>,
     connection: &RefCell<Connection>,
     outlet: &Outlet,
-    spin: Option<&Spin>,
+    looker: Option<&Looker>,
 ) -> Ended {
     let mut out = Vec::new();
     let mut reads_in_turn = 0;
     loop {
         let buffer = connection.borrow_mut().take_buffer();
-        let (read, buffer) = stream.read(buffer).await;
+        let (read, buffer) = match looker {
+            Some(looker) => looker.read(stream, buffer).await,
+            None => stream.read(buffer).await,
+        };
         connection.borrow_mut().give_back(buffer);
         match read {
             Ok(0) => return Ended::Eof { mid_frame: connection.borrow().is_mid_frame() },
-            Ok(_) => spin.into_iter().for_each(Spin::worked),
+            Ok(_) => looker.into_iter().for_each(Looker::worked),
             Err(error) => return Ended::Failed(error),
         }
         loop {

@@ -1,77 +1,140 @@
 //! The engine of plain tokio: epoll says when, read and write are system calls.
+//!
+//! A socket is registered for what comes, and for nothing else. One that is registered for room as well, as tokio's own
+//! streams are, becomes ready once more whenever its peer takes a reply: a core that sleeps would wake twice for every
+//! request, for nothing the second time. Who has to wait for room, which is rare, registers the socket once more for that
+//! long.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::pin::pin;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::task::{Context, Poll, ready};
 
-use tokio::io::AsyncReadExt;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::engine::Stream;
+use super::looks::LookCost;
 use crate::error::{Error, Kind, Result};
+use crate::limits::SOCKET_LOOK_COST;
 
 /// A stream of this engine.
 pub(super) struct EpollStream {
-    /// Borrowed within a poll only.
-    read: RefCell<OwnedReadHalf>,
-    write: OwnedWriteHalf,
+    /// Registered for what comes.
+    socket: AsyncFd<UnixStream>,
 }
 
 impl AsFd for EpollStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.write.as_ref().as_fd()
+        self.socket.get_ref().as_fd()
+    }
+}
+
+impl EpollStream {
+    fn poll_read(&self, cx: &mut Context<'_>, buffer: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.socket.poll_read_ready(cx))?;
+            let room = buffer.capacity() - buffer.len();
+            match self.try_read(buffer) {
+                Some(read) => {
+                    // A read that leaves room has emptied the socket, and the next waits without trying. The end of the
+                    // stream stays ready.
+                    if matches!(read, Ok(1..)) && read.as_ref().is_ok_and(|read| *read < room) {
+                        ready.clear_ready();
+                    }
+                    return Poll::Ready(read);
+                }
+                None => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// Sends as much of `bytes` as there is room for; `None` = there is none.
+    fn try_write(&self, bytes: &[u8]) -> Option<io::Result<usize>> {
+        loop {
+            match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Ok(0) => return Some(Err(io::ErrorKind::WriteZero.into())),
+                sent => return Some(sent.map_err(Into::into)),
+            }
+        }
+    }
+
+    /// Writes all of `bytes`, whose beginning found no room.
+    async fn write_waiting(&self, bytes: &[u8]) -> io::Result<()> {
+        // A descriptor of its own: epoll knows each once.
+        let room: AsyncFd<OwnedFd> = registered(self.as_fd().try_clone_to_owned()?, Interest::WRITABLE)?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mut ready = room.writable().await?;
+            match self.try_write(rest) {
+                Some(sent) => rest = rest.get(sent?..).unwrap_or_default(),
+                None => ready.clear_ready(),
+            }
+        }
+        Ok(())
     }
 }
 
 impl Stream for EpollStream {
-    fn from_std(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
+    fn from_std(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        let (read, write) = tokio::net::UnixStream::from_std(stream)?.into_split();
-        Ok(Self { read: RefCell::new(read), write })
+        Ok(Self { socket: registered(stream, Interest::READABLE)? })
+    }
+
+    fn look_cost(&self) -> LookCost {
+        LookCost::SystemCall(SOCKET_LOOK_COST)
+    }
+
+    fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        loop {
+            match recv(self, spare_capacity(buffer), RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                received => return Some(received.map(|(_, read)| read).map_err(Into::into)),
+            }
+        }
     }
 
     async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        // A read that leaves room has emptied the socket, and the next waits without trying: `try_read` would ask the
-        // kernel once more for every request.
-        let read = poll_fn(|cx| {
-            let mut half = self.read.borrow_mut();
-            pin!(half.read_buf(&mut buffer)).poll(cx)
-        });
-        (read.await, buffer)
+        let read = poll_fn(|cx| self.poll_read(cx, &mut buffer)).await;
+        (read, buffer)
     }
 
     async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
-        let mut written = 0;
-        while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            match self.write.try_write(rest) {
-                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
-                Ok(n) => written += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if let Err(error) = self.write.writable().await {
-                        return (Err(error), bytes);
-                    }
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            match self.try_write(rest) {
+                Some(Ok(sent)) => rest = rest.get(sent..).unwrap_or_default(),
+                Some(Err(error)) => return (Err(error), bytes),
+                None => {
+                    let written = self.write_waiting(rest).await;
+                    return (written, bytes);
                 }
-                Err(error) => return (Err(error), bytes),
             }
         }
         (Ok(()), bytes)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        let how = match how {
-            Shutdown::Read => rustix::net::Shutdown::Read,
-            Shutdown::Write => rustix::net::Shutdown::Write,
-            Shutdown::Both => rustix::net::Shutdown::Both,
-        };
-        rustix::net::shutdown(self.write.as_ref(), how).map_err(Into::into)
+        self.socket.get_ref().shutdown(how)
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.write.as_ref().as_fd())
+        Some(self.as_fd())
     }
+}
+
+/// Has the runtime of this thread say when `interest` is there.
+pub(super) fn registered<F: AsRawFd + AsFd>(descriptor: F, interest: Interest) -> io::Result<AsyncFd<F>> {
+    #[allow(deprecated, reason = "what is to replace it is missing from the oldest release that this builds with")]
+    AsyncFd::with_interest(descriptor, interest)
 }
 
 /// Builds this engine's runtime, reports by `ready`, and runs `future` to its end.

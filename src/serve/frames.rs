@@ -115,9 +115,12 @@ impl FrameReader {
         }
     }
 
-    /// Whether the buffer has to grow for the next read, with so many bytes held.
+    /// Whether the buffer has to grow for the next read, with so many bytes held. The rest of a frame that fits does not
+    /// need it to: a large frame often comes in two pieces.
     fn is_full(&self, held: usize) -> bool {
-        self.buffer.capacity().saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2
+        let capacity = self.buffer.capacity();
+        let fits = capacity >= RECEIVE_BUFFER_BYTES_MIN && self.wanted <= capacity;
+        !fits && capacity.saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2
     }
 
     /// What it grows to then: twice what arrived, but not beyond the frame. A header alone reserves nothing.
@@ -268,6 +271,21 @@ mod tests {
         let mut reader = FrameReader::new(MAX, Rc::default());
         assert_eq!(feed(&mut reader, &many, 16 << 10).len(), 40);
         assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "short reads are left as they are");
+    }
+
+    #[test]
+    fn a_frame_that_fits_and_comes_in_pieces_moves_no_buffer() {
+        let mut reader = FrameReader::new(MAX, Rc::default());
+        let frame = frame(1, &[7; 48_000]);
+        feed(&mut reader, &frame, usize::MAX);
+        let buffer = reader.take();
+        let at = buffer.as_ptr();
+        reader.give_back(buffer);
+        for first in [FRAME_HEADER_BYTES / 2, FRAME_HEADER_BYTES, 40_000, 48_000] {
+            assert_eq!(feed(&mut reader, &frame[..first], usize::MAX), []);
+            assert_eq!(feed(&mut reader, &frame[first..], usize::MAX).len(), 1);
+            assert_eq!(reader.buffer.as_ptr(), at, "{first}");
+        }
     }
 
     #[test]

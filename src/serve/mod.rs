@@ -20,8 +20,8 @@
 //! before it. Within a turn nothing is preempted: the longest is that of the requests that take longest to decide, and a
 //! reply of the whole fleet, as to a watch, fills a turn of its own where the fleet is large.
 //!
-//! A core that has nothing to do sleeps, or looks for work for a while where that pays: see `spin`. Whatever it could look
-//! at beside sockets takes its turns the same way, as a task that yields.
+//! A core that has nothing to do sleeps, or looks for work for a while where that pays: see `spin`, and `looks` for what it
+//! looks at and for how long before the others have their turn.
 
 mod acceptor;
 mod admin;
@@ -35,6 +35,7 @@ mod frames;
 mod http;
 mod lane;
 mod log_quota;
+mod looks;
 mod mailbox;
 mod metrics_page;
 mod outlet;

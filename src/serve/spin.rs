@@ -4,8 +4,8 @@
 //! again sees a request at once, and costs its processor meanwhile. So a core looks only as long as `spin_us_max` says,
 //! and only where requests have lately come that soon after the last. Off, which is the default, it costs nothing.
 //!
-//! Sockets are looked at by the runtime, once in every turn. Whatever else can be looked at takes its turn the same way:
-//! a task that calls [`Spin::worked`] when it found something, and otherwise yields and looks again while
+//! Sockets are looked at by the runtime, once in every turn. Whatever else is looked at takes its turn the same way (see
+//! `looks`): a task that calls [`Spin::worked`] when it found something, and otherwise yields and looks again while
 //! [`Spin::is_looking`], or goes to wait for its bell.
 
 use std::cell::Cell;
@@ -89,12 +89,25 @@ impl Habit {
         self.gap_ns = self.gap_ns - self.gap_ns / 4 + gap_ns / 4;
     }
 
+    /// Whether it looks, or will when it has nothing to do.
+    const fn is_to_look(&self) -> bool {
+        match self.rest {
+            Rest::Busy => self.gap_ns <= self.max_ns || self.is_to_probe(),
+            Rest::Looking { .. } => true,
+            Rest::Asleep { .. } => false,
+        }
+    }
+
+    /// Whether it looks next time whatever the average.
+    const fn is_to_probe(&self) -> bool {
+        self.unprobed + 1 >= SPIN_PROBE_EVERY
+    }
+
     /// Nothing is there to do.
     fn idle(&mut self, now_ns: u64) -> Next {
         match self.rest {
             Rest::Busy => {
-                let probes = self.unprobed + 1 >= SPIN_PROBE_EVERY;
-                if self.gap_ns <= self.max_ns || probes {
+                if self.is_to_look() {
                     self.unprobed = 0;
                     self.rest = Rest::Looking { since_ns: now_ns, looks: 0 };
                     return Next::Look;
@@ -122,6 +135,8 @@ pub(super) struct Spin {
     /// `None` = it never looks.
     habit: Option<Cell<Habit>>,
     started: Instant,
+    /// The time in the last turn in which it did not sleep: the clock is read once in a turn.
+    seen_ns: Cell<u64>,
     /// Rings when something has been done.
     busy: Notify,
     counters: Arc<CounterSet<CoreCounter>>,
@@ -131,19 +146,26 @@ impl Spin {
     /// Of a core that looks for up to `max_us` microseconds; 0 = never.
     pub(super) fn new(max_us: u32, counters: Arc<CounterSet<CoreCounter>>) -> Self {
         let habit = (max_us > 0).then(|| Cell::new(Habit::new(u64::from(max_us) * 1000)));
-        Self { habit, started: Instant::now(), busy: Notify::new(), counters }
+        Self { habit, started: Instant::now(), seen_ns: Cell::new(0), busy: Notify::new(), counters }
     }
 
+    /// Reads the clock.
     fn now_ns(&self) -> u64 {
-        self.started.elapsed().as_nanos() as u64
+        self.seen_ns.set(self.started.elapsed().as_nanos() as u64);
+        self.seen_ns.get()
+    }
+
+    /// What time it is, to a turn. Only while it does not sleep.
+    pub(super) const fn seen_ns(&self) -> u64 {
+        self.seen_ns.get()
     }
 
     /// Something was found to do: told by whoever found it.
     pub(super) fn worked(&self) {
         let Some(cell) = &self.habit else { return };
         let mut habit = cell.get();
-        let was_asleep = !self.is_looking();
-        if habit.work(self.now_ns()) {
+        let was_asleep = matches!(habit.rest, Rest::Asleep { .. });
+        if habit.work(if was_asleep { self.now_ns() } else { self.seen_ns() }) {
             self.counters.bump(CoreCounter::SpinsPaid);
         }
         cell.set(habit);
@@ -152,10 +174,10 @@ impl Spin {
         }
     }
 
-    /// Whether the core looks for work, or has some: who can be looked at yields and looks again. Else they wait to be
-    /// woken.
+    /// Whether the core looks for work, or will when it has none: who can be looked at yields and looks again. Else they
+    /// wait to be woken.
     pub(super) fn is_looking(&self) -> bool {
-        self.habit.as_ref().is_some_and(|habit| !matches!(habit.get().rest, Rest::Asleep { .. }))
+        self.habit.as_ref().is_some_and(|habit| habit.get().is_to_look())
     }
 
     /// Keeps the core awake as long as it is to look, for ever. Each yield lets the runtime look at its sockets without
@@ -274,10 +296,26 @@ mod tests {
         let spin = Spin::new(0, Arc::default());
         spin.worked();
         assert!(!spin.is_looking());
-        let spin = Spin::new(1, Arc::default());
+        let spin = Spin::new(60_000_000, Arc::default());
         assert!(!spin.is_looking());
         spin.worked();
-        assert!(spin.is_looking(), "until it has found nothing");
+        assert!(!spin.is_looking(), "one piece of work is no habit");
+    }
+
+    #[test]
+    fn it_says_beforehand_whether_it_will_look() {
+        let mut habit = Habit::new(MAX_NS);
+        let (mut now_ns, mut seen) = (0, [0, 0]);
+        for work in 0..1000_u64 {
+            now_ns += if work / 200 % 2 == 0 { MAX_NS / 10 } else { MAX_NS * 10 };
+            habit.work(now_ns);
+            let said = habit.is_to_look();
+            let looks = habit.idle(now_ns) == Next::Look;
+            assert_eq!(said, looks);
+            assert_eq!(habit.is_to_look(), looks);
+            seen[usize::from(looks)] += 1;
+        }
+        assert!(seen.iter().all(|count| *count > 100), "{seen:?}");
     }
 
     #[test]

@@ -12,33 +12,33 @@ use std::sync::Arc;
 use std::thread;
 
 use super::carrier::Carrier;
-use super::looks::Looks;
 use super::opening::NewLane;
 use super::stream::{LaneStream, Why};
 use crate::metrics::{CounterName, LaneCounter};
 use crate::serve::connection::Connection;
 use crate::serve::core::{Link, Shared};
 use crate::serve::engine::{Ended, Stream, drive};
+use crate::serve::looks::Looker;
 use crate::serve::service::Service;
 
 /// Begins to serve every lane of a core that is opened, for ever.
 pub(in crate::serve) async fn attend<T: Stream, S: Service + 'static>(core: Rc<Shared<T, S>>) {
     let opened = Arc::clone(&core.responder.borrow().lanes.opened);
-    let looks = Looks::new(&core.spin, core.options.spin_us_max);
     loop {
         opened.notified().await;
         loop {
             let Some(lane) = core.responder.borrow_mut().lanes.new.pop_front() else { break };
-            begin(&core, lane, &looks);
+            begin(&core, lane);
         }
     }
 }
 
-fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane, looks: &Rc<Looks>) {
+fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane) {
     let NewLane { owner, end, bell } = lane;
     let (uid, owner_id) = (owner.uid, owner.connection);
     let terms = Arc::clone(&core.responder.borrow().lanes.terms);
-    let stream = match LaneStream::new(end, bell, looks, &terms) {
+    let id = core.take_id();
+    let stream = match LaneStream::new(end, bell, Looker::new(&core.looks, id), &terms) {
         Ok(stream) => stream,
         Err(error) => {
             terms.counters().bump(LaneCounter::RefusedSystem);
@@ -47,7 +47,6 @@ fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane
             return core.cut(owner_id);
         }
     };
-    let id = core.take_id();
     core.responder.borrow_mut().lanes.by_owner.insert(owner_id, Some(id));
     let connection =
         RefCell::new(Connection::of_lane(&owner, id, core.options.frame_body_bytes_max).within(&core.receive_room));
@@ -57,7 +56,8 @@ fn begin<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, lane: NewLane
     let open = OpenLane { core: Rc::clone(core), id, owner: owner_id, connection, link, ended: Cell::new(None) };
     tokio::task::spawn_local(async move {
         let (core, Link { stream, outlet, .. }) = (&open.core, &*open.link);
-        let ended = drive(stream, &core.responder, &open.connection, outlet, Some(&core.spin)).await;
+        let looker = Looker::new(&core.looks, id);
+        let ended = drive(stream, &core.responder, &open.connection, outlet, Some(&looker)).await;
         open.count_end(uid, &ended);
         outlet.flushed().await;
     });

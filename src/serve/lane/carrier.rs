@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use super::stream::LaneStream;
 use crate::serve::engine::Stream;
+use crate::serve::looks::LookCost;
 
 /// A socket or a lane.
 pub(in crate::serve) enum Carrier<T> {
@@ -19,6 +20,20 @@ pub(in crate::serve) enum Carrier<T> {
 impl<T: Stream> Stream for Carrier<T> {
     fn from_std(stream: UnixStream) -> io::Result<Self> {
         T::from_std(stream).map(Self::Socket)
+    }
+
+    fn look_cost(&self) -> LookCost {
+        match self {
+            Self::Socket(socket) => socket.look_cost(),
+            Self::Lane(_) => LookCost::Load,
+        }
+    }
+
+    fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        match self {
+            Self::Socket(socket) => socket.try_read(buffer),
+            Self::Lane(lane) => lane.try_read(buffer),
+        }
     }
 
     async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {

@@ -12,7 +12,6 @@
 mod attending;
 mod carrier;
 mod handing;
-mod looks;
 mod opening;
 mod stream;
 mod terms;

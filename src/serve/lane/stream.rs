@@ -3,16 +3,18 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
-use std::rc::Rc;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use tokio::io::Interest;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::sync::Notify;
 
-use super::looks::Looks;
 use super::terms::Lanes;
-use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, hear, ring};
+use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, Moved, hear, ring};
 use crate::metrics::LaneCounter;
+use crate::serve::epoll::registered;
+use crate::serve::looks::{LookCost, Looker};
 
 /// How far a lane has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,28 +44,24 @@ pub(super) enum Why {
 /// The daemon's end of a lane.
 pub(in crate::serve) struct LaneStream {
     end: RefCell<LaneEnd>,
-    bell: tokio::net::UnixStream,
+    /// Registered for what rings only: a ring that the gateway hears is to wake nobody here.
+    bell: AsyncFd<UnixStream>,
     phase: Cell<Phase>,
     /// Rings when `phase` has changed.
     changed: Notify,
-    looks: Rc<Looks>,
+    looker: Looker,
     lanes: Arc<Lanes>,
 }
 
 impl LaneStream {
-    pub(super) fn new(
-        end: LaneEnd,
-        bell: std::os::unix::net::UnixStream,
-        looks: &Rc<Looks>,
-        lanes: &Arc<Lanes>,
-    ) -> io::Result<Self> {
+    pub(super) fn new(end: LaneEnd, bell: UnixStream, looker: Looker, lanes: &Arc<Lanes>) -> io::Result<Self> {
         bell.set_nonblocking(true)?;
         Ok(Self {
             end: RefCell::new(end),
-            bell: tokio::net::UnixStream::from_std(bell)?,
+            bell: registered(bell, Interest::READABLE)?,
             phase: Cell::new(Phase::Open),
             changed: Notify::new(),
-            looks: Rc::clone(looks),
+            looker,
             lanes: Arc::clone(lanes),
         })
     }
@@ -99,23 +97,12 @@ impl LaneStream {
         }
     }
 
-    /// Waits until `come` gives something: looks for a while if this core does, then sleeps until the bell rings.
+    /// Sleeps until `come` gives something.
     async fn wait<C>(
         &self,
         awaited: Awaited,
         mut come: impl FnMut() -> Result<Option<C>, LaneFault>,
     ) -> Result<C, LaneFault> {
-        if let Some(come) = come()? {
-            return Ok(come);
-        }
-        let looking = self.looks.begin();
-        while looking.goes_on() {
-            if let Some(come) = looking.turn(&mut come)? {
-                return Ok(come);
-            }
-            tokio::task::yield_now().await;
-        }
-        drop(looking);
         loop {
             let changed = self.changed.notified();
             self.end.borrow().announce(awaited);
@@ -137,18 +124,12 @@ impl LaneStream {
         }
     }
 
-    fn heard(&self, rung: io::Result<()>) {
+    fn heard(&self, rung: io::Result<AsyncFdReadyGuard<'_, UnixStream>>) {
         self.lanes.counters().bump(LaneCounter::BellsHeard);
-        let heard = rung.and_then(|()| {
-            self.bell.try_io(Interest::READABLE, || match hear(&self.bell) {
-                Heard::Gone => Ok(()),
-                // Makes the runtime wait for the next ring; those that are left in the socket mean nothing else.
-                Heard::Quiet => Err(io::ErrorKind::WouldBlock.into()),
-            })
-        });
-        match heard {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(()) | Err(_) => self.set(Phase::Cut(Why::Bell)),
+        match rung.map(|mut ready| (hear(self.bell.get_ref()), ready.clear_ready())) {
+            // The runtime waits for the next ring; those that are left in the socket mean nothing else.
+            Ok((Heard::Quiet, ())) => {}
+            Ok((Heard::Gone, ())) | Err(_) => self.set(Phase::Cut(Why::Bell)),
         }
     }
 
@@ -162,30 +143,38 @@ impl LaneStream {
         }
     }
 
-    pub(super) async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        let come = || {
-            Ok(match self.incoming()? {
-                None => Some(0),
-                Some(0) => None,
-                Some(bytes) => Some(bytes),
-            })
-        };
-        let received = match self.wait(Awaited::DATA, come).await {
-            Ok(0) => return (Ok(0), buffer),
-            Ok(bytes) => {
+    /// Takes what has come; `None` = nothing has.
+    pub(super) fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        let received = match self.incoming() {
+            Ok(Some(0)) => return None,
+            Ok(None) => return Some(Ok(0)),
+            Ok(Some(bytes)) => {
                 let room = buffer.capacity() - buffer.len();
-                self.end.borrow_mut().receive(bytes.min(room), &mut buffer)
+                self.end.borrow_mut().receive(bytes.min(room), buffer)
             }
             Err(fault) => Err(fault),
         };
-        match received {
-            Ok(moved) => {
-                if moved.rings {
-                    ring(&self.bell);
-                }
-                (Ok(moved.bytes), buffer)
+        Some(received.map(|moved| self.rung(moved)).map_err(|fault| self.distrust(fault)))
+    }
+
+    /// Rings if the other side sleeps for what was moved; gives how much was.
+    fn rung(&self, moved: Moved) -> usize {
+        if moved.rings {
+            ring(self.bell.get_ref());
+        }
+        moved.bytes
+    }
+
+    /// Reads what comes, asleep until then.
+    pub(super) async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        loop {
+            if let Some(read) = self.try_read(&mut buffer) {
+                return (read, buffer);
             }
-            Err(fault) => (Err(self.distrust(fault)), buffer),
+            let come = || Ok((self.incoming()? != Some(0)).then_some(()));
+            if let Err(fault) = self.wait(Awaited::DATA, come).await {
+                return (Err(self.distrust(fault)), buffer);
+            }
         }
     }
 
@@ -197,25 +186,33 @@ impl LaneStream {
             }
             let sent = self.end.borrow_mut().send(rest);
             match sent {
-                Ok(moved) => {
-                    rest = &rest[moved.bytes..];
-                    if moved.rings {
-                        ring(&self.bell);
-                    }
-                }
+                Ok(moved) => rest = &rest[self.rung(moved)..],
                 Err(fault) => return (Err(self.distrust(fault)), bytes),
             }
             if rest.is_empty() {
                 return (Ok(()), bytes);
             }
-            let room = || {
-                let is_room = self.cut().is_some() || self.end.borrow_mut().room_bytes()? > 0;
-                Ok(is_room.then_some(()))
-            };
-            if let Err(fault) = self.wait(Awaited::ROOM, room).await {
+            if let Err(fault) = self.wait_for_room().await {
                 return (Err(self.distrust(fault)), bytes);
             }
         }
+    }
+
+    /// Waits for room to write, or until it is cut: looks for a while if this core does, then sleeps.
+    async fn wait_for_room(&self) -> Result<(), LaneFault> {
+        let room = || {
+            let is_room = self.cut().is_some() || self.end.borrow_mut().room_bytes()? > 0;
+            Ok(is_room.then_some(()))
+        };
+        let looking = self.looker.begin(LookCost::Load);
+        while looking.goes_on() {
+            if let Some(come) = looking.turn(|| room().transpose()) {
+                return come;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(looking);
+        self.wait(Awaited::ROOM, room).await
     }
 
     pub(super) fn shutdown(&self, how: Shutdown) {

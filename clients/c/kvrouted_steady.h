@@ -31,6 +31,13 @@ extern "C" {
 /* Reports that wait for the daemon's return; beyond it the oldest are forgotten and counted, and their bookings end by age. */
 #define KVR_OWED_MAX 1024
 
+/* Whether a client is to use a lane. */
+typedef enum kvr_lane_use {
+    KVR_LANE_OFF = 0,    /* it uses the socket */
+    KVR_LANE_TRY = 1,    /* a lane if it is given one, and the socket otherwise: kvr_steady.lane_refusal says why */
+    KVR_LANE_REQUIRE = 2 /* a lane, or it does not connect */
+} kvr_lane_use;
+
 typedef struct kvr_steady_options {
     const char *path;           /* the daemon's socket; kept by the caller, as is the name */
     const char *name;           /* what the client calls itself in the daemon's logs */
@@ -41,9 +48,11 @@ typedef struct kvr_steady_options {
     int hash_locally;           /* 1 = send 8 bytes a block instead of 4 a token, where the space's scheme is known */
     int fallback;               /* 1 = decide alone where no daemon answers */
     size_t fallback_prefix_tokens; /* by so much of a prompt where it names no session; 0 = all of it */
+    kvr_lane_use lane;          /* whether to share memory with the daemon; asked for anew on each connection */
+    uint32_t spin_us;           /* how long a call looks for its reply before it sleeps; 0 = not at all */
 } kvr_steady_options;
 
-#define KVR_STEADY_OPTIONS_INIT {NULL, "c", {0, 0}, 1000, 50, 2000, 0, 1, 4096}
+#define KVR_STEADY_OPTIONS_INIT {NULL, "c", {0, 0}, 1000, 50, 2000, 0, 1, 4096, KVR_LANE_OFF, 0}
 
 /* A booking, and the daemon run that holds it. */
 typedef struct kvr_held {
@@ -74,10 +83,14 @@ typedef struct kvr_steady {
     int is_connected;
     int failures;
     int64_t rests_until_ms, silent_since_ms; /* 0 = it answered when it was last asked */
-    uint64_t fallbacks, reports_forgotten, connects; /* counted since the start */
+    /* Counted since the start. */
+    uint64_t fallbacks, reports_forgotten, connects, lanes_opened, lanes_refused;
+    char lane_refusal[KVR_TEXT_BYTES]; /* why the connection goes by its socket though a lane was to be tried */
     /* Of this header. */
     kvr_buffer hello, fleet, hashes, scratch;
     uint64_t instance_id, chance;
+    int64_t connected_ms;
+    int is_lane_doubted; /* 1 = the last connection's lane broke at once: the next one goes by its socket */
     uint32_t refuses_hashes_of; /* a space that refused hashes by the scheme of its hello, + 1 */
     kvr__owed *owed;
     size_t owed_first, owed_count;
@@ -106,6 +119,8 @@ static inline uint32_t kvr_fallback_key(const kvr_route_request *request, size_t
     uint8_t bytes[8];
     uint32_t crc = 0;
     size_t i, count = request->token_count;
+    if (request->fallback_key != NULL && request->fallback_key[0] != 0)
+        return kvr__crc32(0, (const uint8_t *)request->fallback_key, strlen(request->fallback_key));
     if (request->affinity_session != NULL && request->affinity_session[0] != 0)
         return kvr__crc32(0, (const uint8_t *)request->affinity_session, strlen(request->affinity_session));
     if (request->local_hashes == NULL) {
@@ -234,6 +249,12 @@ static inline void kvr__disconnect(kvr_steady *steady) {
         kvr__keep(&steady->hello, &steady->client.hello);
         kvr__keep(&steady->fleet, &steady->client.fleet);
     }
+    steady->is_lane_doubted = steady->client.lane_broke && steady->options.lane == KVR_LANE_TRY &&
+                              kvr__now_ms() - steady->connected_ms < steady->options.backoff_first_ms;
+    if (steady->is_lane_doubted) {
+        steady->lanes_refused++;
+        snprintf(steady->lane_refusal, sizeof steady->lane_refusal, "%s", steady->client.message);
+    }
     memcpy(message, steady->client.message, sizeof message);
     kvr_close(&steady->client);
     memcpy(steady->client.message, message, sizeof message);
@@ -336,6 +357,23 @@ static inline void kvr__greeted(kvr_steady *steady) {
     if (steady->fleet.used > 0 && !kvr__same_spaces(&steady->hello, &steady->client.hello)) steady->fleet.used = 0;
 }
 
+/* Asks for a lane on the connection that was just made, where one is wanted. */
+static inline kvr_status kvr__open_lane(kvr_steady *steady, int64_t deadline_ms) {
+    kvr_status status;
+    steady->client.spin_us = steady->options.spin_us;
+    if (steady->options.lane == KVR_LANE_OFF || steady->is_lane_doubted) return KVR_OK;
+    status = kvr__in_time(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr_open_lane(&steady->client);
+    if (status == KVR_OK) {
+        steady->lanes_opened++;
+        steady->lane_refusal[0] = 0;
+    }
+    if (status != KVR_REFUSED || steady->options.lane == KVR_LANE_REQUIRE) return status;
+    steady->lanes_refused++;
+    snprintf(steady->lane_refusal, sizeof steady->lane_refusal, "%s", steady->client.message);
+    return KVR_OK;
+}
+
 /* Connects, and has the daemon tell of its workers. */
 static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     int64_t left = deadline_ms - kvr__now_ms();
@@ -343,6 +381,7 @@ static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
     status = kvr_connect(
         &steady->client, steady->options.path, steady->options.name, &steady->options.session, (int)left);
+    if (status == KVR_OK) status = kvr__open_lane(steady, deadline_ms);
     if (status != KVR_OK) {
         kvr__failed(steady);
         kvr__disconnect(steady);
@@ -350,6 +389,7 @@ static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
         return status == KVR_REFUSED && steady->client.retryable ? KVR_SYSTEM : status;
     }
     steady->is_connected = 1;
+    steady->connected_ms = kvr__now_ms();
     kvr__greeted(steady);
     if (!steady->options.fallback || (steady->client.features >> 16 & 1) == 0) return KVR_OK;
     status = kvr__in_time(steady, deadline_ms);
@@ -396,13 +436,44 @@ static inline void kvr_steady_close(kvr_steady *steady) {
 /* ---- what there is to call ------------------------------------------------------------------------------- */
 
 /* The space of a model, by the last hello there was. */
-static inline kvr_status kvr__space_of(kvr_steady *steady, const char *model, const char *name_space, kvr_space *found) {
+static inline kvr_status kvr__space_of(
+    kvr_steady *steady, const char *model, const char *name_space, uint8_t role, kvr_space *found) {
     kvr_status status;
     kvr_buffer hello = steady->client.hello;
     if (!steady->is_connected) steady->client.hello = steady->hello;
-    status = kvr_find_space(&steady->client, model, name_space, found);
+    status = kvr_find_pool(&steady->client, model, name_space, role, found);
     steady->client.hello = hello;
     return status;
+}
+
+static inline int kvr__names(const kvr_worker_ref *listed, const kvr_worker *worker) {
+    return listed->worker_id == worker->worker_id &&
+           (listed->dp_rank == KVR_EVERY_RANK || listed->dp_rank == worker->dp_rank);
+}
+
+/* Whether a request may have the n-th worker of the fleet. */
+static inline int kvr__may_run(
+    const kvr_buffer *fleet, size_t n, const kvr_worker *worker, const kvr_route_request *request) {
+    size_t i;
+    if (request->pin != NULL && !kvr__names(request->pin, worker)) return 0;
+    if (request->allow != NULL) {
+        for (i = 0; i < request->allow_count && !kvr__names(&request->allow[i], worker); i++) {
+        }
+        if (i == request->allow_count) return 0;
+    }
+    for (i = 0; i < request->required_taint_count; i++)
+        if (!kvr__has_taint(fleet, n, request->required_taints[i])) return 0;
+    return 1;
+}
+
+/* An answer in which nothing is listed. */
+static inline void kvr__clear_answer(kvr_answer *answer) {
+    kvr__clear_reply(&answer->reply);
+    memset(&answer->booking, 0, sizeof answer->booking);
+    memset(&answer->prefill_booking, 0, sizeof answer->prefill_booking);
+    answer->is_fallback = answer->all_down = 0;
+    answer->why = KVR_OK;
+    answer->since_ms = 0;
 }
 
 /* Decides without the daemon; answers with why it was asked to if nobody is known. */
@@ -413,16 +484,17 @@ static inline kvr_status kvr__alone(kvr_steady *steady, const char *model, const
     uint32_t key = kvr_fallback_key(request, steady->options.fallback_prefix_tokens);
     kvr_space space;
     kvr_worker worker;
-    if (!steady->options.fallback || kvr__space_of(steady, model, name_space, &space) != KVR_OK) return why;
+    if (!steady->options.fallback || kvr__space_of(steady, model, name_space, request->role, &space) != KVR_OK)
+        return why;
     if (most == 0) most = 1;
     if (most > KVR_CANDIDATES_MAX) most = KVR_CANDIDATES_MAX;
-    memset(answer, 0, sizeof *answer);
+    kvr__clear_answer(answer);
     /* As the daemon does: that they are down is a doubt, which is set aside where nobody else is left. */
     for (pass = 0; pass < 2 && answer->reply.candidate_count == 0; pass++) {
         answer->all_down = (int)pass;
         for (n = 0; kvr__read_worker(fleet, n, &worker) > 0; n++) {
             int is_wanted = pass == 0 ? worker.state <= 1 : worker.state == 3;
-            if (worker.space_id == space.space_id && is_wanted)
+            if (worker.space_id == space.space_id && is_wanted && kvr__may_run(fleet, n, &worker, request))
                 kvr_fallback_rank(&answer->reply, most, key, &worker);
         }
     }
@@ -440,6 +512,8 @@ static inline void kvr__hash(kvr_steady *steady, const kvr_space *space, kvr_rou
     size_t count;
     int is_refused = steady->refuses_hashes_of == space->space_id + 1;
     if (!steady->options.hash_locally || request->tokens == NULL || space->block_size == 0 || is_refused) return;
+    /* What objects are in it changes the hashes of their blocks, which the daemon makes. */
+    if (request->media_count > 0) return;
     count = kvr_block_count(request->token_count, space->block_size, space->window);
     steady->hashes.used = steady->scratch.used = 0;
     kvr__grow(&steady->hashes, 8 * (count + 1));
@@ -460,7 +534,7 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
     kvr_route_request asked = *request;
     kvr_space space;
     kvr_status status = kvr__connected(steady, deadline_ms);
-    if (status == KVR_OK) status = kvr__space_of(steady, model, name_space, &space);
+    if (status == KVR_OK) status = kvr__space_of(steady, model, name_space, request->role, &space);
     if (status == KVR_OK) status = kvr__in_time(steady, deadline_ms);
     if (status != KVR_OK) return status;
     asked.space_id = space.space_id;
@@ -492,7 +566,7 @@ static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model,
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
     kvr_status status = KVR_SYSTEM;
     int tries, is_draining;
-    memset(answer, 0, sizeof *answer);
+    kvr__clear_answer(answer);
     for (tries = 0; tries < 2; tries++) {
         int was_connected = steady->is_connected;
         status = kvr__try_route(steady, model, name_space, request, deadline_ms, answer);
@@ -552,6 +626,78 @@ static inline kvr_status kvr_steady_served(
 /* As kvr_free. */
 static inline kvr_status kvr_steady_free(kvr_steady *steady, const kvr_held *held, kvr_outcome *outcome) {
     return kvr__tell(steady, held, kvr__word_of(7, held->booking, 0, 0), outcome);
+}
+
+/* Makes sure of a connection for a question, and finds the space it is about; what the call has left of its time is the
+ * connection's. */
+static inline kvr_status kvr__ready_to_ask(
+    kvr_steady *steady, const char *model, const char *name_space, uint8_t role, kvr_space *space) {
+    int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
+    kvr_status status = kvr__connected(steady, deadline_ms);
+    if (status == KVR_OK) status = kvr__space_of(steady, model, name_space, role, space);
+    return status == KVR_OK ? kvr__in_time(steady, deadline_ms) : status;
+}
+
+/* As kvr_overlaps, of the model's space. What caches hold is known to the daemon alone: without it this fails. */
+static inline kvr_status kvr_steady_overlaps(kvr_steady *steady, const char *model, const char *name_space,
+    const kvr_route_request *request, kvr_overlap *overlaps, size_t room, size_t *count, kvr_prompt_found *found) {
+    kvr_route_request asked = *request;
+    kvr_space space;
+    kvr_status status = kvr__ready_to_ask(steady, model, name_space, request->role, &space);
+    *count = 0;
+    if (status != KVR_OK) return status;
+    asked.space_id = space.space_id;
+    status = kvr_overlaps(&steady->client, &asked, overlaps, room, count, found);
+    kvr__judge(steady, status);
+    return status;
+}
+
+/* As kvr_potential_loads, of the model's space. */
+static inline kvr_status kvr_steady_potential_loads(kvr_steady *steady, const char *model, const char *name_space,
+    const kvr_route_request *request, kvr_potential_load *loads, size_t room, size_t *count) {
+    kvr_route_request asked = *request;
+    kvr_space space;
+    kvr_status status = kvr__ready_to_ask(steady, model, name_space, request->role, &space);
+    *count = 0;
+    if (status != KVR_OK) return status;
+    asked.space_id = space.space_id;
+    status = kvr_potential_loads(&steady->client, &asked, loads, room, count);
+    kvr__judge(steady, status);
+    return status;
+}
+
+/* As kvr_workers, of the model's space. */
+static inline kvr_status kvr_steady_workers(kvr_steady *steady, const char *model, const char *name_space, uint8_t role,
+    kvr_worker *workers, size_t room, size_t *count) {
+    kvr_space space;
+    kvr_status status = kvr__ready_to_ask(steady, model, name_space, role, &space);
+    *count = 0;
+    if (status != KVR_OK) return status;
+    status = kvr_workers(&steady->client, space.space_id, workers, room, count);
+    kvr__judge(steady, status);
+    return status;
+}
+
+/* As kvr_report_load, of a worker of the model's space. */
+static inline kvr_status kvr_steady_report_load(kvr_steady *steady, const char *model, const char *name_space, uint8_t role,
+    uint64_t worker_id, uint32_t dp_rank, const kvr_engine_load *load, int *accepted) {
+    kvr_space space;
+    kvr_status status = kvr__ready_to_ask(steady, model, name_space, role, &space);
+    if (status != KVR_OK) return status;
+    status = kvr_report_load(&steady->client, space.space_id, worker_id, dp_rank, load, accepted);
+    kvr__judge(steady, status);
+    return status;
+}
+
+/* As kvr_report_failure, of a worker of the model's space. */
+static inline kvr_status kvr_steady_report_failure(kvr_steady *steady, const char *model, const char *name_space,
+    uint8_t role, uint64_t worker_id, uint32_t dp_rank, const char *reason, uint32_t *back_off_ms) {
+    kvr_space space;
+    kvr_status status = kvr__ready_to_ask(steady, model, name_space, role, &space);
+    if (status != KVR_OK) return status;
+    status = kvr_report_failure(&steady->client, space.space_id, worker_id, dp_rank, reason, back_off_ms);
+    kvr__judge(steady, status);
+    return status;
 }
 
 #ifdef __cplusplus

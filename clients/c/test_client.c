@@ -153,6 +153,167 @@ static void one_reply_names_who_prefills_and_who_decodes(void) {
     CHECK(kvr_free(&client, reply.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
 }
 
+/* The worker that is chosen for a request, or 0. */
+static uint64_t chosen(const kvr_route_request *request) {
+    CHECK(kvr_route(&client, request, &reply) == KVR_OK);
+    return reply.candidate_count == 0 ? 0 : reply.candidates[0].worker_id;
+}
+
+static void a_request_says_whom_it_may_have_and_prefers(void) {
+    kvr_route_request request = asking(NULL);
+    const kvr_worker_ref both[2] = {{1, KVR_EVERY_RANK}, {2, 0}}, nobody = {9, 0};
+    const char *const labels[2] = {"fast", "near"};
+    const char *const other[1] = {"slow"};
+    const kvr_taint wanted = {"near", 1.0};
+    uint64_t n;
+    request.pin = &both[1];
+    CHECK(chosen(&request) == 2 && reply.candidate_count == 1);
+    request.pin = NULL;
+    for (n = 0; n < 2; n++) {
+        request.allow = &both[n];
+        request.allow_count = 1;
+        CHECK(chosen(&request) == n + 1 && reply.eligible == 1);
+    }
+    request.allow = both;
+    request.allow_count = 2;
+    CHECK(chosen(&request) != 0 && reply.eligible == 2);
+    request.allow_count = 0;
+    CHECK(chosen(&request) == 0 && reply.nobody == 23);
+    request.allow = &nobody;
+    request.allow_count = 1;
+    request.explain = 1;
+    CHECK(chosen(&request) == 0 && reply.nobody == 23 && reply.removal_count == 1);
+    CHECK(strcmp(reply.removals[0].rule, "not_allowed") == 0 && reply.removals[0].worker_count == 2);
+    CHECK(reply.removals[0].first.worker_id == 1 || reply.removals[0].first.worker_id == 2);
+    request = asking(NULL);
+    request.required_taints = labels;
+    request.required_taint_count = 2;
+    CHECK(chosen(&request) == 1 && reply.eligible == 1);
+    request.required_taints = other;
+    request.required_taint_count = 1;
+    CHECK(chosen(&request) == 0);
+    request.required_taint_count = 0;
+    request.preferred_taints = &wanted;
+    request.preferred_taint_count = 1;
+    request.explain = 1;
+    CHECK(chosen(&request) != 0 && reply.candidate_count == 2 && reply.candidates[0].has_terms);
+    n = reply.candidates[0].worker_id == 1 ? 0 : 1;
+    CHECK(reply.candidates[n].terms.taint_factor < reply.candidates[1 - n].terms.taint_factor);
+    CHECK(reply.candidates[0].terms.request_blocks > 0 && reply.candidates[0].terms.affinity_factor > 0);
+    CHECK(memcmp(&reply.candidates[0].terms.cost, &reply.candidates[0].cost, sizeof(double)) == 0);
+}
+
+static void a_request_says_what_it_wants_otherwise(void) {
+    kvr_route_request request = asking(NULL);
+    kvr_overrides overrides = KVR_OVERRIDES_INIT;
+    const kvr_block_range shared = {0, 4};
+    const kvr_media media = {1, 77};
+    double scaled;
+    request.explain = 1;
+    request.overrides = &overrides;
+    CHECK(chosen(&request) != 0 && reply.mode == 1 && reply.ties > 0 && reply.policy_version > 0);
+    overrides.prefill_load_scale = 3;
+    overrides.track_prefill_tokens = 1;
+    CHECK(chosen(&request) != 0);
+    scaled = reply.candidates[0].terms.prefill;
+    overrides.prefill_load_scale = 1;
+    CHECK(chosen(&request) != 0 && reply.candidates[0].terms.prefill < scaled);
+    overrides.mode = 5;
+    CHECK(chosen(&request) != 0 && reply.mode == 5);
+    request.overrides = NULL;
+    request.shared_hits = &shared;
+    request.shared_hit_count = 1;
+    CHECK(chosen(&request) != 0);
+    request.shared_hits = NULL;
+    request.shared_hit_count = 0;
+    request.media = &media;
+    request.media_count = 1;
+    request.priority = -1;
+    request.priority_jump = 0.5;
+    CHECK(chosen(&request) != 0 && reply.candidates[0].device_blocks <= 1);
+    request.must_understand = (uint64_t)1 << 63;
+    CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 4);
+}
+
+static void what_caches_hold_is_told_without_a_decision(void) {
+    kvr_route_request request = asking(NULL);
+    kvr_overlap overlaps[4];
+    kvr_prompt_found found;
+    size_t count, n;
+    uint32_t most = 0;
+    CHECK(kvr_overlaps(&client, &request, overlaps, 1, &count, NULL) == KVR_OK && count == 2);
+    CHECK(kvr_overlaps(&client, &request, overlaps, 4, &count, &found) == KVR_OK && count == 2);
+    CHECK(found.request_blocks == 4 && !found.unmatchable);
+    for (n = 0; n < count; n++) {
+        CHECK(overlaps[n].trust.level == 1 && overlaps[n].host_blocks == 0);
+        if (overlaps[n].device_blocks > most) most = overlaps[n].device_blocks;
+    }
+    CHECK(most == 4);
+    request.tokens = NULL;
+    CHECK(kvr_overlaps(&client, &request, overlaps, 4, &count, NULL) == KVR_INVALID && count == 0);
+}
+
+static void workers_are_listed_and_their_loads_are_reported(void) {
+    kvr_engine_load load = {100, 7, 2, 1, 0.25};
+    kvr_worker workers[4];
+    size_t count;
+    int accepted = 0;
+    CHECK(kvr_workers(&client, space.space_id, workers, 1, &count) == KVR_OK && count == 2);
+    CHECK(kvr_workers(&client, KVR_EVERY_SPACE, workers, 4, &count) == KVR_OK && count == 4);
+    CHECK(workers[0].worker_id == 1 && strcmp(workers[0].name, "one") == 0 && workers[0].taint_count == 2);
+    CHECK(strcmp(workers[0].taints[0], "fast") == 0 && strcmp(workers[0].taints[1], "near") == 0);
+    CHECK(workers[1].taint_count == 0 && workers[1].trust.level == 1 && workers[1].device_class == 0);
+    CHECK(kvr_report_load(&client, space.space_id, 1, 0, &load, &accepted) == KVR_OK && accepted);
+    CHECK(kvr_report_load(&client, space.space_id, 99, 0, &load, NULL) == KVR_REFUSED);
+}
+
+/* Longer than the rings of a lane are, and answered as by the socket. */
+static void a_long_prompt_gets_the_same_answer_by_every_way(const char *path) {
+    static uint32_t longer[131072];
+    static kvr_route_reply others;
+    kvr_route_request request = asking(NULL);
+    kvr_client socket;
+    size_t i;
+    for (i = 0; i < 131072; i++) longer[i] = i < 70 ? tokens[i] : (uint32_t)i;
+    request.tokens = longer;
+    CHECK(kvr_connect(&socket, path, "c-test", &session, 60000) == KVR_OK);
+    for (request.token_count = 0; request.token_count <= 131072; request.token_count += 16384) {
+        CHECK(kvr_route(&client, &request, &reply) == KVR_OK && kvr_route(&socket, &request, &others) == KVR_OK);
+        CHECK(reply.candidate_count == 2 && others.candidate_count == 2);
+        CHECK(reply.request_blocks == request.token_count / 16 && others.request_blocks == reply.request_blocks);
+        for (i = 0; i < 2; i++) {
+            const kvr_candidate *one = &reply.candidates[i];
+            const kvr_candidate *other = &others.candidates[one->worker_id == others.candidates[0].worker_id ? 0 : 1];
+            CHECK(one->worker_id == other->worker_id && one->device_blocks == other->device_blocks);
+            CHECK(one->cost <= other->cost && one->cost >= other->cost && one->trust_level == other->trust_level);
+        }
+    }
+    kvr_close(&socket);
+}
+
+/* Whatever is written into the memory of a lane, nothing is read or written outside of its rings. */
+static void a_lane_that_lies_is_not_believed(const char *path) {
+    kvr_route_request request = asking(NULL);
+    static const size_t positions[2] = {KVR__REPLY_TAIL, KVR__REQUEST_HEAD};
+    static const uint64_t lies[3] = {UINT64_MAX, 0, 1 << 20};
+    size_t i, j;
+    for (i = 0; i < 2; i++) {
+        for (j = 0; j < 3; j++) {
+            kvr_client lied_to;
+            CHECK(kvr_connect(&lied_to, path, "c-test", &session, 60000) == KVR_OK && kvr_open_lane(&lied_to) == KVR_OK);
+            /* So often that it has seen both positions move. */
+            CHECK(kvr_route(&lied_to, &request, &reply) == KVR_OK && kvr_route(&lied_to, &request, &reply) == KVR_OK);
+            CHECK(lied_to.lane.reply_tail > 0 && lied_to.lane.request_head > 0);
+            __atomic_store_n(&lied_to.lane.words[positions[i]], lies[j], __ATOMIC_RELEASE);
+            /* (Before the daemon moves that position itself.) */
+            if (i == 0) CHECK(kvr__read_lane(&lied_to) == KVR_CLOSED);
+            else CHECK(kvr_route(&lied_to, &request, &reply) == KVR_CLOSED);
+            CHECK(lied_to.lane_broke);
+            kvr_close(&lied_to);
+        }
+    }
+}
+
 static void the_fleet_is_told_at_once_and_after_each_change(void) {
     kvr_route_request request = asking(NULL);
     kvr_worker workers[8];
@@ -256,15 +417,25 @@ static void a_late_booking_is_freed(void) {
 int main(int count, char **arguments) {
     kvr_route_request request;
     size_t i;
-    if (count != 3) return 64;
+    int by_lane;
+    if (count != 5) return 64;
+    by_lane = strcmp(arguments[3], "lane") == 0;
     for (i = 0; i < 70; i++) tokens[i] = (uint32_t)(i * 31);
     CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_OK);
     CHECK(client.instance_id != 0 && (client.features & 7) == 7);
+    if (by_lane) CHECK(kvr_open_lane(&client) == KVR_OK && client.lane.words != NULL);
+    client.spin_us = (uint32_t)strtoul(arguments[4], NULL, 10);
     CHECK(kvr_find_space(&client, "m", NULL, &space) == KVR_OK);
     CHECK(space.block_size == 16 && space.window == 0 && space.role == 0);
 
     a_booking_lives_from_its_route_to_its_free();
     hashes_of_the_caller_are_the_same_prompt(arguments[2]);
+    CHECK(kvr_open_lane(&client) == KVR_INVALID);
+    a_long_prompt_gets_the_same_answer_by_every_way(arguments[1]);
+    what_caches_hold_is_told_without_a_decision();
+    a_request_says_whom_it_may_have_and_prefers();
+    a_request_says_what_it_wants_otherwise();
+    workers_are_listed_and_their_loads_are_reported();
     a_booking_waits_within_the_connections_timeout();
     requests_of_a_session_come_to_one_worker();
     a_booking_is_reported_on_until_it_ends();
@@ -274,6 +445,7 @@ int main(int count, char **arguments) {
     broken_replies_are_read_within_their_bytes();
     a_late_booking_is_freed();
 
+    if (by_lane) a_lane_that_lies_is_not_believed(arguments[1]);
     request = asking(NULL);
     ask_for("kill");
     CHECK(kvr_route(&client, &request, &reply) == KVR_CLOSED);
@@ -282,6 +454,7 @@ int main(int count, char **arguments) {
     kvr_close(&client);
     ask_for("start");
     CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_OK);
+    if (by_lane) CHECK(kvr_open_lane(&client) == KVR_OK);
     CHECK(kvr_route(&client, &request, &reply) == KVR_OK);
     kvr_close(&client);
     return 0;

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from kvrouted import Client, Options, RouteRequest, Scheme, frames
 from kvrouted.hashing import local_hashes
 from kvrouted.schema_generated import routing_generated as fb
-from tests.daemon import PATIENCE_S, ROOT, Daemon
+from tests.daemon import PATIENCE_S, PREDICTED, ROOT, Daemon
 
 HERE = Path(__file__).resolve().parent
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-g"]
@@ -35,6 +35,7 @@ approximate = true
 id = 1
 model = "m"
 name = "one"
+taints = ["fast", "near"]
 
 [[worker]]
 id = 2
@@ -136,6 +137,11 @@ class CClient(unittest.TestCase):
 
     def test_a_program_of_the_header_and_a_daemon_understand_each_other(self):
         program = self.build("test_client.c", *self.sanitizers())
+        for way in (["socket", "0"], ["socket", "100"], ["lane", "0"], ["lane", "100"]):
+            with self.subTest(way=way):
+                self.understands(program, way)
+
+    def understands(self, program: str, way: list[str]) -> None:
         daemon = Daemon(TABLES)
         self.addCleanup(daemon.remove)
         hashes = local_hashes([at * 31 for at in range(70)], Scheme(16))
@@ -144,12 +150,17 @@ class CClient(unittest.TestCase):
             "drain 2": lambda: daemon.administer("worker", "set", "2", "draining=true"),
             "undrain 2": lambda: daemon.administer("worker", "set", "2", "draining=false"),
         }
-        wanted = self.run_beside(daemon, [program, daemon.socket, listed], said)
+        wanted = self.run_beside(daemon, [program, daemon.socket, listed, *way], said)
         self.assertEqual(wanted, ["drain 2", "undrain 2", "stop", "go on", "kill", "start"])
 
     def test_a_program_outlives_its_daemon(self):
         program = self.build("test_steady.c", *self.sanitizers())
-        daemon = Daemon()
+        for way in (["socket", "0"], ["lane", "0"], ["lane", "100"], ["none", "100"]):
+            with self.subTest(way=way):
+                self.outlives(program, way)
+
+    def outlives(self, program: str, way: list[str]) -> None:
+        daemon = Daemon(("lanes_max = 0\n" if way[0] == "none" else "") + PREDICTED)
         self.addCleanup(daemon.remove)
 
         def nothing_is_booked() -> None:
@@ -169,7 +180,7 @@ class CClient(unittest.TestCase):
                 .replace("[[worker]]", '[[worker]]\nmodel = "m"')
             ),
         }
-        wanted = self.run_beside(daemon, [program, daemon.socket], said)
+        wanted = self.run_beside(daemon, [program, daemon.socket, *way], said)
         refused = ["refuse", "refuse no more", "number the spaces anew"]
         self.assertEqual(wanted, ["stop", "go on", "free", "kill", *refused, "start", "free"])
 

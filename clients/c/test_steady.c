@@ -116,7 +116,91 @@ static void until_the_daemon_decides(void) {
     } while (answer.is_fallback);
 }
 
-static void beside_a_daemon(const char *path) {
+/* Everything that can be asked beside a route. */
+static void questions_are_asked_of_the_daemon(void) {
+    kvr_route_request request = asking(NULL, 1);
+    kvr_engine_load load = {10, 20, 1, 0, 0.5};
+    kvr_overlap overlaps[4];
+    kvr_potential_load loads[4];
+    kvr_worker workers[4];
+    kvr_prompt_found found;
+    size_t count;
+    int accepted = 0;
+    CHECK(kvr_steady_overlaps(&steady, "m", NULL, &request, overlaps, 4, &count, &found) == KVR_OK && count == 2);
+    CHECK(found.request_blocks == 4);
+    CHECK(kvr_steady_overlaps(&steady, "other", NULL, &request, overlaps, 4, &count, NULL) == KVR_UNKNOWN && count == 0);
+    CHECK(kvr_steady_potential_loads(&steady, "m", NULL, &request, loads, 4, &count) == KVR_OK && count == 2);
+    CHECK(kvr_steady_workers(&steady, "m", NULL, KVR_ANY_POOL, workers, 4, &count) == KVR_OK && count == 2);
+    CHECK(kvr_steady_workers(&steady, "m", NULL, 1, workers, 4, &count) == KVR_UNKNOWN);
+    CHECK(kvr_steady_report_load(&steady, "m", NULL, KVR_ANY_POOL, 1, 0, &load, &accepted) == KVR_OK && accepted);
+    /* Of one that there is it would be left alone for a while. */
+    CHECK(kvr_steady_report_failure(&steady, "m", NULL, 0, 99, 0, "it broke", NULL) == KVR_REFUSED && steady.is_connected);
+}
+
+/* Alone, a request gets whom it may have, as the daemon would have it. */
+static void constraints_hold_without_the_daemon(void) {
+    kvr_route_request request = asking("alone", 7);
+    const kvr_worker_ref listed[2] = {{1, 0}, {2, KVR_EVERY_RANK}};
+    const char *const label[1] = {"fast"};
+    uint64_t first;
+    size_t n;
+    for (n = 0; n < 2; n++) {
+        request.pin = &listed[n];
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+        CHECK(answer.reply.candidate_count == 1 && answer.reply.candidates[0].worker_id == n + 1);
+        request.pin = NULL;
+        request.allow = &listed[n];
+        request.allow_count = 1;
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+        CHECK(answer.reply.candidate_count == 1 && answer.reply.candidates[0].worker_id == n + 1);
+        request.allow = NULL;
+    }
+    request.required_taints = label;
+    request.required_taint_count = 1;
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+    CHECK(answer.reply.candidate_count == 1 && answer.reply.candidates[0].worker_id == 1);
+    request = asking("alone", 7);
+    request.fallback_key = "the same";
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && answer.is_fallback);
+    first = answer.reply.candidates[0].worker_id;
+    for (n = 0; n < 20; n++) {
+        request = asking("alone", (uint32_t)n);
+        request.fallback_key = "the same";
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK);
+        CHECK(answer.reply.candidates[0].worker_id == first);
+    }
+}
+
+/* Connections have a lane, or none and a reason. */
+static void the_lane_is_as_wanted(const char *way) {
+    if (strcmp(way, "socket") == 0) CHECK(steady.lanes_opened == 0 && steady.lanes_refused == 0);
+    if (strcmp(way, "lane") == 0) {
+        CHECK(steady.lanes_opened == steady.connects && steady.lanes_refused == 0 && steady.lane_refusal[0] == 0);
+        CHECK(steady.client.lane.words != NULL);
+    }
+    if (strcmp(way, "none") == 0) {
+        CHECK(steady.lanes_opened == 0 && steady.lanes_refused == steady.connects);
+        CHECK(strcmp(steady.lane_refusal, "the daemon has no lanes") == 0 && steady.client.lane.words == NULL);
+    }
+}
+
+/* A lane that breaks at once is not had again on the next connection; the one after that has one. */
+static void a_lane_that_breaks_is_done_without(void) {
+    kvr_route_request request = asking(NULL, 1);
+    uint64_t opened = steady.lanes_opened;
+    int first_ms = steady.options.backoff_first_ms;
+    steady.options.backoff_first_ms = 600000;
+    __atomic_store_n(&steady.client.lane.words[KVR__REQUEST_HEAD], UINT64_MAX, __ATOMIC_RELEASE);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    CHECK(steady.client.lane.words == NULL && steady.lanes_opened == opened && steady.lanes_refused == 1);
+    CHECK(strcmp(steady.lane_refusal, "the lane was closed or cannot be trusted") == 0);
+    kvr__disconnect(&steady);
+    CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
+    CHECK(steady.client.lane.words != NULL && steady.lanes_opened == opened + 1 && steady.lane_refusal[0] == 0);
+    steady.options.backoff_first_ms = first_ms;
+}
+
+static void beside_a_daemon(const char *path, const char *way, uint32_t spin_us) {
     kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;
     kvr_route_request request = asking("life", 1);
     kvr_held old, held;
@@ -130,6 +214,15 @@ static void beside_a_daemon(const char *path) {
     options.backoff_first_ms = 1;
     options.backoff_most_ms = 20;
     options.hash_locally = 1;
+    options.spin_us = spin_us;
+    options.lane = strcmp(way, "socket") == 0 ? KVR_LANE_OFF : KVR_LANE_TRY;
+    if (strcmp(way, "none") == 0) {
+        options.lane = KVR_LANE_REQUIRE;
+        kvr_steady_init(&steady, &options);
+        CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_REFUSED && steady.client.error_code == 4);
+        kvr_steady_close(&steady);
+        options.lane = KVR_LANE_TRY;
+    }
     kvr_steady_init(&steady, &options);
     CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) == KVR_UNKNOWN);
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
@@ -137,6 +230,8 @@ static void beside_a_daemon(const char *path) {
     CHECK(kvr_steady_prefill_complete(&steady, &answer.booking, 7, &outcome) == KVR_OK && outcome == KVR_APPLIED);
     CHECK(kvr_steady_output_progress(&steady, &answer.booking, 7, &outcome) == KVR_OK && outcome == KVR_APPLIED);
     CHECK(kvr_steady_free(&steady, &answer.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    the_lane_is_as_wanted(way);
+    questions_are_asked_of_the_daemon();
 
     /* A daemon that is silent: decided alone within the deadline, what comes late is freed, what is owed is said, all
      * on the connection that there is. */
@@ -185,6 +280,7 @@ static void beside_a_daemon(const char *path) {
     }
     CHECK(seen == 6 && steady.fallbacks >= 80);
     CHECK(kvr_steady_route(&steady, "other", NULL, &request, &answer) != KVR_OK);
+    constraints_hold_without_the_daemon();
 
     /* One that takes no connections: as one that is gone, and left alone for longer each time. */
     ask_for("refuse");
@@ -214,12 +310,14 @@ static void beside_a_daemon(const char *path) {
     CHECK(kvr_steady_route(&steady, "m", NULL, &request, &answer) == KVR_OK && !answer.is_fallback);
     CHECK(kvr_steady_free(&steady, &old, &outcome) == KVR_OK && outcome == KVR_BOOKING_UNKNOWN);
     CHECK(kvr_steady_free(&steady, &answer.booking, &outcome) == KVR_OK && outcome == KVR_APPLIED);
+    the_lane_is_as_wanted(way);
+    if (strcmp(way, "lane") == 0) a_lane_that_breaks_is_done_without();
     ask_for("free");
     kvr_steady_close(&steady);
 }
 
 int main(int count, char **arguments) {
-    if (count < 2) return arithmetic();
-    beside_a_daemon(arguments[1]);
+    if (count < 4) return arithmetic();
+    beside_a_daemon(arguments[1], arguments[2], (uint32_t)strtoul(arguments[3], NULL, 10));
     return 0;
 }

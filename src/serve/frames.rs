@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_fits_and_comes_in_pieces_moves_no_buffer() {
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let frame = frame(1, &[7; 48_000]);
         feed(&mut reader, &frame, usize::MAX);
         let buffer = reader.take();

@@ -15,7 +15,7 @@ use crate::client::conversation::Source;
 use crate::client::fallback::Fleet;
 use crate::error::Error;
 use crate::lane::{Awaited, LaneFault};
-use crate::limits::LANE_LOOKS_PER_TURN;
+use crate::limits::LOOKS_PER_TURN;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -154,7 +154,7 @@ async fn look(shared: &Shared, way: &Way) -> Result<Option<bool>, Ended> {
     let (awaited, until) = (awaited(shared), Instant::now() + spin);
     loop {
         if way.bell.is_some() {
-            for _ in 0..LANE_LOOKS_PER_TURN {
+            for _ in 0..LOOKS_PER_TURN {
                 if is_there(shared, awaited)? {
                     return Ok(Some(false));
                 }

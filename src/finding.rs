@@ -118,6 +118,8 @@ reasons! {
     OpenFilesLow = "open_files_low", Harm::Warning, "gateways and publishers will be refused", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
     /// The host's clock was set while the daemon ran.
     ClockStepped = "clock_stepped", Harm::Note, "times before and after do not compare; decisions and bookings go by another clock", "none needed; see that the clock is slewed, not set (chronyc tracking)";
+    /// Changes of the configuration wait for the next start.
+    RestartPending = "restart_pending", Harm::Note, "the daemon runs by what those fields said before", "restart it when that suits, or take the changes back and send SIGHUP; `kvrouted serve --example-config` marks what is reloaded";
     /// No daemon answers on its socket.
     SocketUnreachable = "socket_unreachable", Harm::Severe, "gateways on this host route without it", "start it (kvrouted serve), or name its socket with --socket";
     /// The daemon's socket may not be used by this user.

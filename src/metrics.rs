@@ -137,6 +137,7 @@ counters! {
     /// Once per daemon, counted by the control thread.
     DaemonCounter {
         ConnectionsRefused = "connections_refused", "Connections refused because too many were open.";
+        ConnectionsRefusedUser = "connections_refused_user", "Connections refused because their user had as many open as one user may have.";
         ConnectionsNotPermitted = "connections_not_permitted", "Connections refused because neither serve.allow_uids nor serve.allow_gids names the peer.";
         MailboxFull = "mailbox_full", "Connections refused because a core's mailbox was full.";
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";

@@ -166,6 +166,47 @@ fn policies_are_replaced_by_sighup_under_the_next_version_or_not_at_all() {
 }
 
 #[test]
+fn what_a_reload_cannot_take_over_is_told_field_by_field_until_it_is_taken_back() {
+    let daemon = Daemon::configured(WORKERS);
+    let found = || {
+        let findings = daemon.status().findings;
+        findings.into_iter().find(|finding| finding.name == "restart_pending").map(|finding| finding.what)
+    };
+    assert_eq!(found(), None);
+    let dir = daemon.folder.path().join("journal");
+    let tables = format!("[journal]\ndir = \"{}\"\nsample = 0.5\n[booking]\nage_s_max = 60\n{WORKERS}", dir.display());
+    daemon.reconfigure(&tables);
+    until("it is told", || found().is_some());
+    let what = found().expect("told");
+    for field in ["booking.age_s_max", "journal.dir", "journal.sample"] {
+        assert!(what.contains(field), "{field}: {what}");
+    }
+    assert!(!dir.exists() && !what.contains("journal.files_max"), "{what}");
+    let told = Daemon::said(&daemon, &["status"]).to_string();
+    assert!(told.contains("restart_pending"), "{told}");
+    daemon.reconfigure(WORKERS);
+    until("it is taken back", || found().is_none());
+}
+
+#[test]
+fn a_shadow_policy_comes_and_goes_with_sighup() {
+    let daemon = Daemon::configured(WORKERS);
+    let mut gateway = Gateway::new(&daemon);
+    daemon.reconfigure(&format!("[shadow]\nshare = 1.0\npolicy = [\"mode=least-loaded\"]\n{WORKERS}"));
+    until("it judges", || {
+        gateway.ask(|_| {});
+        daemon.counter("shadow_decisions") > 0
+    });
+    daemon.reconfigure(&format!("[shadow]\nshare = 1.0\npolicy = [\"mode=nobody-knows\"]\n{WORKERS}"));
+    until("the file is refused", || daemon.counter("config_reloads_refused") == 1);
+    assert!(daemon.counter("shadow_decisions") > 0, "it judges as before");
+    daemon.reconfigure(WORKERS);
+    until("it has ended", || daemon.counter("shadow_decisions") == 0);
+    gateway.ask(|_| {});
+    assert!(daemon.status().findings.iter().all(|finding| finding.name != "restart_pending"));
+}
+
+#[test]
 fn a_gateway_that_chooses_by_itself_is_told_what_every_worker_would_have_to_do() {
     let daemon = Daemon::configured(&format!("[space.policy]\nmode = \"round-robin\"\n{WORKERS}"));
     let mut gateway = Gateway::new(&daemon);

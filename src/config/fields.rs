@@ -1,6 +1,7 @@
 //! The field table: every field's name, unit, default, bounds, meaning and place. The example file, the
 //! suggestions, the checks and the defaults of [`Config`](super::Config) are all read from here.
 
+mod access;
 mod admin;
 mod daemon;
 mod fleet;

@@ -164,6 +164,8 @@ pub struct ServeConfig {
     pub lanes_max: usize,
     /// Largest ring of a lane, bytes.
     pub lane_ring_bytes_max: u32,
+    /// How much of what there is for all the processes of one user may take, percent.
+    pub user_share_percent: u8,
     /// How long a stop waits for replies under way, milliseconds.
     pub drain_ms_max: u64,
 }

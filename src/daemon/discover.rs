@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
 use super::muster::Muster;
+use super::recording::Recording;
 use super::reload::{self, ReadConfig};
 use super::roster::Roster;
 use super::streams::Streams;
@@ -25,12 +26,14 @@ pub(super) struct Discovery<'a> {
     pub(super) streams: &'a Streams,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
+    pub(super) recording: &'a Recording,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
 /// Follows all sources for ever; answers with what ended by itself.
 pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
-    let Discovery { config, read_again, hangup, roster, muster, streams, policies, admissions, counters } = discovery;
+    let Discovery { config, read_again, hangup, roster, muster, streams, policies, admissions, recording, counters } =
+        discovery;
     let grace_ms = Cell::new(config.discovery.grace_ms);
     let files = async {
         match config.discovery.path.clone() {
@@ -38,7 +41,7 @@ pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
-    let reload = reload::Reloaded { grace_ms: &grace_ms, roster, policies, admissions, counters };
+    let reload = reload::Reloaded { grace_ms: &grace_ms, roster, policies, admissions, recording, counters };
     tokio::select! {
         () = muster.run(roster, streams) => "the muster of workers",
         () = files => "discovery by files",

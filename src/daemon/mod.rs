@@ -117,7 +117,8 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?
-        .admitting(Arc::clone(&admissions.routing));
+        .admitting(Arc::clone(&admissions.routing))
+        .shared_by(Arc::clone(&shared.users));
     announce(config, engine, core_count, streams.len());
     let Signals { terminate, interrupt, hangup } = &mut signals;
     let discovery = Discovery {
@@ -129,6 +130,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         streams: &streams,
         policies: &shared.policies,
         admissions: &admissions,
+        recording: &shared.recording,
         counters: &counters,
     };
     let ending = tokio::select! {
@@ -305,6 +307,7 @@ fn start_cores(
             spin_us_max: config.serve.spin_us_max,
             unread_ms_max: config.serve.unread_ms_max,
             frame_timeout_ms: config.serve.frame_timeout_ms,
+            user_share_percent: config.serve.user_share_percent,
             ..CoreOptions::new(index, engine)
         };
         // Readers are not shared between threads: each core clones its own.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
+use super::recording::Recording;
 use super::roster::Roster;
-use crate::config::{Config, Named, Problems};
+use crate::config::{Config, Named, Problems, ShadowConfig};
 use crate::discovery::Source;
 use crate::error;
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -34,6 +35,7 @@ pub(super) struct Reloaded<'a> {
     pub(super) roster: &'a Roster,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
+    pub(super) recording: &'a Recording,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
@@ -59,9 +61,35 @@ impl Reloaded<'_> {
     }
 }
 
+impl Reloaded<'_> {
+    /// Replaces the shadow policy, if the file says another than when it was last read: `before`. What was set by command
+    /// meanwhile stays otherwise.
+    fn replace_shadow(&self, next: &Config, before: &mut ShadowConfig) {
+        if next.shadow == *before {
+            return;
+        }
+        let ShadowConfig { share, policy } = &next.shadow;
+        match self.recording.shadow(policy, *share) {
+            Ok(()) => tracing::info!(share, settings = policy.join(" "), "the shadow policy is replaced"),
+            // Checked with the file, so it is not refused.
+            Err(error) => tracing::error!(%error, "the shadow policy cannot be replaced"),
+        }
+        before.clone_from(&next.shadow);
+    }
+
+    /// Says which changes wait for the next start: in the log, and as a finding until they are taken back.
+    fn note_pending(&self, fields: Vec<&'static str>) {
+        for field in &fields {
+            tracing::warn!(field, "changed in the configuration, and takes effect at the next start");
+        }
+        self.roster.note_pending(fields);
+    }
+}
+
 /// Waits for SIGHUP, for ever. `running` is what the daemon was started with.
 pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Config, reloaded: Reloaded<'_>) {
     let Reloaded { grace_ms, roster, counters, .. } = reloaded;
+    let mut shadow = running.shadow.clone();
     while hangup.recv().await.is_some() {
         match read() {
             Ok(next) if next.spaces != running.spaces => {
@@ -83,15 +111,14 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Con
                 roster.note(&Source::Config.to_string(), None);
                 grace_ms.set(next.discovery.grace_ms);
                 reloaded.replace_policies(&next);
+                reloaded.replace_shadow(&next, &mut shadow);
                 roster.say(Source::Config, named(&next));
                 tracing::info!(
                     workers = next.workers.len(),
                     urls = next.servers.len(),
                     "the configuration is read again"
                 );
-                for field in running.waiting_for_restart(&next) {
-                    tracing::warn!(field, "changed in the configuration, and takes effect at the next start");
-                }
+                reloaded.note_pending(running.waiting_for_restart(&next));
             }
             Err(problems) => {
                 counters.bump(DaemonCounter::ConfigReloadsRefused);

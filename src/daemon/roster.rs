@@ -24,6 +24,8 @@ pub(super) struct Roster {
     version: watch::Sender<u64>,
     /// Why something that names workers cannot be used, by its name.
     problems: RefCell<BTreeMap<String, String>>,
+    /// Fields of the configuration whose change waits for the next start.
+    pending: RefCell<Vec<&'static str>>,
     spaces: Vec<SpaceConfig>,
     counters: Arc<CounterSet<DaemonCounter>>,
 }
@@ -35,6 +37,7 @@ impl Roster {
             directory: RefCell::default(),
             version: watch::channel(0).0,
             problems: RefCell::default(),
+            pending: RefCell::default(),
             spaces,
             counters,
         };
@@ -75,6 +78,16 @@ impl Roster {
             Some(problem) => problems.insert(name.to_owned(), problem.clone()) != Some(problem),
             None => problems.remove(name).is_some(),
         }
+    }
+
+    /// Notes which fields of the configuration have changed and wait for the next start: all of them.
+    pub(super) fn note_pending(&self, fields: Vec<&'static str>) {
+        *self.pending.borrow_mut() = fields;
+    }
+
+    /// The fields that were noted last.
+    pub(super) fn pending(&self) -> Vec<&'static str> {
+        self.pending.borrow().clone()
     }
 
     /// Changes the directory; names and counts whoever is not taken that was before.

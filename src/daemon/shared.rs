@@ -10,14 +10,15 @@ use rand::RngExt;
 
 use super::predicting::Predicting;
 use super::recording::Recording;
-use crate::config::Config;
+use super::reload;
+use crate::config::{Config, ServeConfig};
 use crate::fleet::{Fleet, FleetTable};
 use crate::ids::SpaceId;
 use crate::index::IndexReader;
 use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::Loads;
 use crate::route::{Affinities, PolicyTable, View};
-use crate::serve::{HelloInfo, Lanes, WaitingRoom};
+use crate::serve::{HelloInfo, Lanes, Users, WaitingRoom};
 
 /// One of each for the whole daemon; a core has a clone.
 #[derive(Clone)]
@@ -37,6 +38,8 @@ pub(super) struct Shared {
     pub(super) room: Arc<WaitingRoom>,
     /// Lanes of gateways, on all cores together.
     pub(super) lanes: Arc<Lanes>,
+    /// What the processes of each user have of those, and of connections.
+    pub(super) users: Arc<Users>,
     /// Whom sessions are bound to.
     pub(super) affinities: Arc<Affinities>,
     /// Where the clock of bookings starts.
@@ -54,6 +57,10 @@ impl Shared {
         predicting: &Predicting,
         loads: &Arc<Loads>,
     ) -> Self {
+        let ServeConfig { lanes_max, lane_ring_bytes_max, user_share_percent, .. } = config.serve;
+        let users = Arc::new(Users::new(user_share_percent));
+        let lanes = Lanes::new(lanes_max, lane_ring_bytes_max);
+        let room = WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),
             admin_socket: config.serve.admin_socket.clone(),
@@ -61,12 +68,13 @@ impl Shared {
             indexes,
             predicting: predicting.clone(),
             loads: Arc::clone(loads),
-            policies: Arc::new(ArcSwap::from_pointee(super::reload::policies(config, 1))),
+            policies: Arc::new(ArcSwap::from_pointee(reload::policies(config, 1))),
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
             affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
-            lanes: Arc::new(Lanes::new(config.serve.lanes_max, config.serve.lane_ring_bytes_max)),
-            room: Arc::new(WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started)),
+            lanes: Arc::new(lanes.shared_by(Arc::clone(&users))),
+            room: Arc::new(room.shared_by(Arc::clone(&users))),
+            users,
             started,
         }
     }

@@ -17,6 +17,7 @@ counters! {
         Requests = "requests", "Requests answered, errors included.";
         TurnsEndedByWork = "turns_ended_by_work", "Turns of a connection that ended, before it had answered as many requests or bytes as it may, because of how much work they were.";
         FramesNoRoom = "frames_no_room", "Large frames refused because those of other connections took all the memory there is for them.";
+        FramesNoRoomUser = "frames_no_room_user", "Large frames refused because those of the same user took as much of the memory there is for them as one user may.";
         Errors = "errors", "Requests answered with an error.";
         Routes = "routes", "Decisions made.";
         RoutesNobody = "routes_nobody", "Decisions with nobody eligible.";

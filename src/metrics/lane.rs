@@ -9,6 +9,7 @@ counters! {
         BellsHeard = "lane_bells_heard", "Times a core slept for a lane and was woken by its bell.";
         RefusedOff = "lanes_refused_off", "Lanes refused because there are to be none.";
         RefusedFull = "lanes_refused_full", "Lanes refused because as many are open as may be.";
+        RefusedUser = "lanes_refused_user", "Lanes refused because their user has as many open as one user may have.";
         RefusedSizes = "lanes_refused_sizes", "Lanes refused because rings of their sizes cannot be had.";
         RefusedSecond = "lanes_refused_second", "Lanes refused because the connection has one, or is one.";
         RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they began, because the kernel gave no memory or descriptors.";

@@ -1,6 +1,7 @@
 //! The one acceptor: several on one Unix listener would not balance.
 
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use super::admission::Admission;
 use super::log_quota::LogQuota;
 use super::mailbox::CoreHandle;
 use super::socket_file::BoundSocket;
-use crate::error::{Error, Kind, Result};
+use super::users::{Scarce, Users};
+use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::ACCEPT_REST_MS;
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -24,6 +26,7 @@ pub struct Acceptor {
     cores: Vec<CoreHandle>,
     connections_max: usize,
     admission: Arc<ArcSwap<Admission>>,
+    users: Arc<Users>,
     counters: Arc<CounterSet<DaemonCounter>>,
     encoder: ReplyEncoder,
     log_quota: LogQuota,
@@ -41,17 +44,25 @@ impl Acceptor {
         cores: Vec<CoreHandle>,
         connections_max: usize,
         counters: Arc<CounterSet<DaemonCounter>>,
-    ) -> Result<Self> {
+    ) -> crate::error::Result<Self> {
         let listener = socket.listen_async()?;
         let (encoder, log_quota) = (ReplyEncoder::default(), LogQuota::default());
         let admission = Arc::new(ArcSwap::from_pointee(Admission::by_mode("serve")));
-        Ok(Self { listener, cores, connections_max, admission, counters, encoder, log_quota, _socket: socket })
+        let users = Arc::default();
+        Ok(Self { listener, cores, connections_max, admission, users, counters, encoder, log_quota, _socket: socket })
     }
 
     /// The same for those whom `admission` admits at the time.
     #[must_use]
     pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>) -> Self {
         self.admission = admission;
+        self
+    }
+
+    /// The same with so much of the connections for each user as `users` say.
+    #[must_use]
+    pub fn shared_by(mut self, users: Arc<Users>) -> Self {
+        self.users = users;
         self
     }
 
@@ -92,22 +103,31 @@ impl Acceptor {
             turn_away(&stream, &error, &mut self.encoder);
             return;
         }
+        if let Err((stream, counter, why)) = self.hand_over(stream, uid) {
+            self.refuse(&stream, counter, why, uid);
+        }
+    }
+
+    /// Hands a connection to the core that has fewest; else gives it back with what is to be counted and said.
+    fn hand_over(&self, stream: StdStream, uid: u32) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
         let alive = || self.cores.iter().filter(|core| core.is_alive());
         let open: usize = alive().map(CoreHandle::connections).sum();
-        let least = alive().min_by_key(|core| core.connections());
-        let refused = match least {
-            Some(core) if open < self.connections_max => match core.hand_over(stream, uid) {
-                Ok(()) => return,
-                Err(stream) => (stream, DaemonCounter::MailboxFull, "the core's mailbox is full"),
-            },
-            Some(_) => (stream, DaemonCounter::ConnectionsRefused, "too many connections are open"),
-            None => (stream, DaemonCounter::ConnectionsRefused, "no core is serving"),
+        let Some(least) = alive().min_by_key(|core| core.connections()) else {
+            return Err((stream, DaemonCounter::ConnectionsRefused, "no core is serving"));
         };
-        self.refuse(&refused.0, refused.1, refused.2, uid);
+        if open >= self.connections_max {
+            return Err((stream, DaemonCounter::ConnectionsRefused, "too many connections are open"));
+        }
+        let Some(place) = self.users.take(uid, Scarce::Connections, 1, self.connections_max) else {
+            let why = "too many connections of this user are open";
+            return Err((stream, DaemonCounter::ConnectionsRefusedUser, why));
+        };
+        let handed = least.hand_over(stream, uid, place);
+        handed.map_err(|stream| (stream, DaemonCounter::MailboxFull, "the core's mailbox is full"))
     }
 
     /// Tells the peer why, if it can be done without waiting, and closes.
-    fn refuse(&mut self, stream: &std::os::unix::net::UnixStream, counter: DaemonCounter, why: &str, uid: u32) {
+    fn refuse(&mut self, stream: &StdStream, counter: DaemonCounter, why: &str, uid: u32) {
         self.counters.bump(counter);
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
             tracing::warn!(uid, why, withheld, "a connection is refused");

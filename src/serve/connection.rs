@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::frames::{FrameReader, Next};
 use super::lane::Handed;
 use super::overdue::Owed;
-use super::receive_room::ReceiveRoom;
+use super::receive_room::{NoRoom, ReceiveRoom};
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX, WORK_PER_TURN_MAX};
@@ -120,14 +120,14 @@ impl Connection {
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
         let (phase, carried) = (Phase::HelloAwaited, Carried::Socket);
         let peer = Peer { connection: 0, uid, phase, carried, handed: None };
-        let (frames, owed) = (FrameReader::new(body_bytes_max, Rc::default()), Rc::default());
+        let (frames, owed) = (FrameReader::new(body_bytes_max, Rc::default(), uid), Rc::default());
         Self { frames, peer, turn: Turn::default(), frames_done: 0, owed }
     }
 
     /// The same with a receive buffer that shares `room` with those of others.
     #[must_use]
     pub fn within(mut self, room: &Rc<ReceiveRoom>) -> Self {
-        self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(room));
+        self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(room), self.peer.uid);
         self
     }
 
@@ -210,8 +210,8 @@ impl Connection {
                     responder.refuse(header.correlation_id, &error, out);
                     0
                 }
-                Next::NoRoom(header) => {
-                    responder.refuse(header.correlation_id, &no_room(), out);
+                Next::NoRoom(header, why) => {
+                    responder.refuse(header.correlation_id, &no_room(why), out);
                     0
                 }
                 Next::Incomplete => return Flow::Continue,
@@ -239,10 +239,13 @@ fn oversized(header: &FrameHeader, max: u32) -> Error {
     )
 }
 
-fn no_room() -> Error {
+fn no_room(why: NoRoom) -> Error {
     Error::new(
         Kind::Overloaded,
-        "too many large frames are on their way at once",
+        match why {
+            NoRoom::All => "too many large frames are on their way at once",
+            NoRoom::User => "too many large frames of this user are on their way at once",
+        },
         "ask again, keep fewer large requests in flight, or send prompts as local hashes",
     )
 }

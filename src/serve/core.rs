@@ -27,6 +27,7 @@ use super::room::Late;
 use super::service::Service;
 use super::spin::Spin;
 use super::unread::cut_unread;
+use super::users::UserPlace;
 use super::watching::tell_of_changes;
 use super::{epoll, uring};
 use crate::error::{Error, Kind, Result};
@@ -50,6 +51,8 @@ pub struct CoreOptions {
     pub unread_ms_max: u64,
     /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
     pub frame_timeout_ms: u64,
+    /// How much of the memory for large frames those of one user may take, percent.
+    pub user_share_percent: u8,
 }
 
 impl CoreOptions {
@@ -64,6 +67,7 @@ impl CoreOptions {
             spin_us_max: 0,
             unread_ms_max: UNREAD_MS_MAX_DEFAULT,
             frame_timeout_ms: 0,
+            user_share_percent: 100,
         }
     }
 }
@@ -218,7 +222,8 @@ async fn run<T: Stream, S: Service + 'static>(
     responder: RefCell<RoutingResponder<S>>,
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
-    let receive_room = Rc::new(ReceiveRoom::new(options.frame_body_bytes_max, Arc::clone(&counters)));
+    let CoreOptions { frame_body_bytes_max, user_share_percent, .. } = options;
+    let receive_room = Rc::new(ReceiveRoom::new(frame_body_bytes_max, user_share_percent, Arc::clone(&counters)));
     let spin = Rc::new(Spin::new(options.spin_us_max, Arc::clone(&counters)));
     let (looks, next_id) = (Looks::new(&spin, options.spin_us_max), Cell::new(0));
     let core: Rc<Shared<T, S>> =
@@ -232,9 +237,7 @@ async fn run<T: Stream, S: Service + 'static>(
     ];
     let deadline = loop {
         match core.mailbox.next().await {
-            Message::Connection { stream, uid } => {
-                core.admit(stream, uid);
-            }
+            Message::Connection { stream, uid, place } => core.admit(stream, uid, place),
             Message::Late(late) => core.late(late),
             Message::Drain { deadline } => break deadline,
         }
@@ -259,12 +262,12 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     }
 
     /// Starts the one task that reads, answers and writes a connection.
-    fn admit(self: &Rc<Self>, stream: UnixStream, uid: u32) {
+    fn admit(self: &Rc<Self>, stream: UnixStream, uid: u32, place: UserPlace) {
         let id = self.take_id();
         self.counters.bump(CoreCounter::Connections);
         let connection = RefCell::new(self.connection(id, uid));
         let owed = connection.borrow().owed();
-        let open = OpenConnection { core: Rc::clone(self), id, connection };
+        let open = OpenConnection { core: Rc::clone(self), id, connection, _place: place };
         let link = match Carrier::from_std(stream) {
             Ok(stream) => Rc::new(Link::new(stream, owed)),
             Err(error) => {
@@ -421,6 +424,8 @@ struct OpenConnection<T: Stream, S: Service + 'static> {
     core: Rc<Shared<T, S>>,
     id: u64,
     connection: RefCell<Connection>,
+    /// Of its user's connections.
+    _place: UserPlace,
 }
 
 impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {

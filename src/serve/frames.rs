@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::receive_room::ReceiveRoom;
+use super::receive_room::{NoRoom, ReceiveRoom};
 use crate::limits::{
     FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_FILLED, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN,
     RECEIVE_BUFFER_READS_KEPT,
@@ -18,7 +18,7 @@ pub(super) enum Next {
     /// The header of a body beyond the bound; the body is skipped as it comes in.
     Oversized(FrameHeader),
     /// The header of a frame for which there is no room beside those of other connections; the rest of it is skipped.
-    NoRoom(FrameHeader),
+    NoRoom(FrameHeader, NoRoom),
     /// Nothing whole: read more.
     Incomplete,
     /// A header that does not say where the next frame starts.
@@ -45,18 +45,20 @@ pub(super) struct FrameReader {
     /// What it shares with other connections, and the bytes of it that are taken: the buffer's beyond its minimum.
     room: Rc<ReceiveRoom>,
     taken: usize,
+    /// The user for whom they are taken.
+    uid: u32,
 }
 
 impl Drop for FrameReader {
     fn drop(&mut self) {
-        self.room.give_back(self.taken);
+        self.room.give_back(self.uid, self.taken);
     }
 }
 
 impl FrameReader {
-    pub(super) fn new(body_bytes_max: u32, room: Rc<ReceiveRoom>) -> Self {
+    pub(super) fn new(body_bytes_max: u32, room: Rc<ReceiveRoom>, uid: u32) -> Self {
         let (consumed, skip_bytes, wanted, small_reads, taken) = (0, 0, 0, 0, 0);
-        Self { buffer: Vec::new(), consumed, skip_bytes, wanted, small_reads, body_bytes_max, room, taken }
+        Self { buffer: Vec::new(), consumed, skip_bytes, wanted, small_reads, body_bytes_max, room, taken, uid }
     }
 
     /// Bytes of a body at most.
@@ -102,14 +104,14 @@ impl FrameReader {
             self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
         }
         let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
-        self.room.give_back(given_back);
+        self.room.give_back(self.uid, given_back);
         self.taken -= given_back;
     }
 
     /// Grows the buffer for longer reads, as far as there is room; without it reads stay as long as they are.
     fn lengthen(&mut self, held: usize, bytes: usize) {
         let missing = (bytes - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
-        if self.room.has(missing) && self.room.take(missing) {
+        if self.room.has(self.uid, missing) && self.room.take(self.uid, missing).is_ok() {
             self.taken += missing;
             self.buffer.reserve_exact(bytes - held);
         }
@@ -129,19 +131,19 @@ impl FrameReader {
     }
 
     /// Takes room for the next read of a frame of which so much is held; without room for it what is held is dropped.
-    fn make_room(&mut self, held: usize) -> bool {
+    fn make_room(&mut self, held: usize) -> Result<(), NoRoom> {
         if !self.is_full(held) {
-            return true;
+            return Ok(());
         }
         let missing = (self.target(held) - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
-        if !self.room.take(missing) {
+        if let Err(why) = self.room.take(self.uid, missing) {
             self.buffer = Vec::new();
             self.consumed = 0;
-            self.room.give_back(std::mem::take(&mut self.taken));
-            return false;
+            self.room.give_back(self.uid, std::mem::take(&mut self.taken));
+            return Err(why);
         }
         self.taken += missing;
-        true
+        Ok(())
     }
 
     /// The bytes at a range that [`FrameReader::next`] gave.
@@ -173,12 +175,10 @@ impl FrameReader {
         let held = self.buffer.len() - self.consumed;
         if held < frame_bytes {
             self.wanted = frame_bytes;
-            if self.make_room(held) {
-                return Next::Incomplete;
-            }
+            let Err(why) = self.make_room(held) else { return Next::Incomplete };
             self.wanted = 0;
             self.skip_bytes = (frame_bytes - held) as u64;
-            return Next::NoRoom(header);
+            return Next::NoRoom(header, why);
         }
         if frame_bytes > RECEIVE_BUFFER_BYTES_MIN {
             self.small_reads = 0;
@@ -219,7 +219,7 @@ mod tests {
             loop {
                 match reader.next() {
                     Next::Frame(header, body) => seen.push((header.correlation_id.0, Some(reader.body(body).to_vec()))),
-                    Next::Oversized(header) | Next::NoRoom(header) => seen.push((header.correlation_id.0, None)),
+                    Next::Oversized(header) | Next::NoRoom(header, _) => seen.push((header.correlation_id.0, None)),
                     Next::Incomplete => break,
                     Next::Untrusted(fault) => panic!("{fault}"),
                 }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn an_oversized_body_is_skipped_without_being_kept() {
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let mut bytes = frame(1, &[1; 8]);
         bytes.extend(frame(2, &vec![2; MAX as usize + 8]));
         bytes.extend(frame(3, &[3; 8]));
@@ -242,11 +242,11 @@ mod tests {
 
     #[test]
     fn a_header_alone_reserves_nothing_and_a_large_frame_is_given_back() {
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let large = frame(1, &vec![7; MAX as usize]);
         assert_eq!(feed(&mut reader, &large[..16], 16), []);
         assert!(reader.take().capacity() <= RECEIVE_BUFFER_BYTES_MIN);
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         assert_eq!(feed(&mut reader, &large, 1 << 20).len(), 1);
         let buffer = reader.take();
         assert!(buffer.capacity() <= RECEIVE_BUFFER_BYTES_KEPT);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn reads_that_leave_no_room_are_made_longer_while_they_come() {
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let many: Vec<u8> = (0..40).flat_map(|id| frame(id, &[1; 48_000])).collect();
         // As much as fits each time: whoever sends is always ahead.
         assert_eq!(feed(&mut reader, &many, usize::MAX).len(), 40);
@@ -268,7 +268,7 @@ mod tests {
             assert_eq!(feed(&mut reader, &frame(id, &[1; 48_000]), usize::MAX).len(), 1);
         }
         assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "one request at a time needs no more");
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         assert_eq!(feed(&mut reader, &many, 16 << 10).len(), 40);
         assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "short reads are left as they are");
     }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_buffer_grows_to_one_frame_at_most() {
-        let mut reader = FrameReader::new(MAX, Rc::default());
+        let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let large = frame(1, &vec![7; MAX as usize]);
         let mut peak = 0;
         for chunk in large.chunks(30_000) {
@@ -304,20 +304,20 @@ mod tests {
     fn a_frame_that_finds_no_room_is_skipped_and_the_next_is_taken() {
         let room = Rc::new(ReceiveRoom::default());
         let other = usize::MAX - (2 << 20);
-        assert!(room.take(other));
-        let mut reader = FrameReader::new(MAX, Rc::clone(&room));
+        assert_eq!(room.take(0, other), Ok(()));
+        let mut reader = FrameReader::new(MAX, Rc::clone(&room), 0);
         let mut bytes = frame(1, &vec![1; 1 << 20]);
         bytes.extend(frame(2, &vec![2; MAX as usize]));
         bytes.extend(frame(3, &[3; 8]));
         let seen = feed(&mut reader, &bytes, 50_000);
         assert_eq!(seen, [(1, Some(vec![1; 1 << 20])), (2, None), (3, Some(vec![3; 8]))]);
         assert_eq!(reader.taken, 0, "nothing is held for it");
-        room.give_back(other);
+        room.give_back(0, other);
         let half = &frame(4, &vec![4; MAX as usize])[..3 << 20];
         assert_eq!(feed(&mut reader, half, 50_000), []);
-        assert!(reader.taken > 1 << 20 && !room.take(usize::MAX));
+        assert!(reader.taken > 1 << 20 && room.take(0, usize::MAX).is_err());
         drop(reader);
-        assert!(room.take(usize::MAX), "whoever goes leaves the room to others");
+        assert_eq!(room.take(0, usize::MAX), Ok(()), "whoever goes leaves the room to others");
     }
 
     proptest! {
@@ -327,7 +327,7 @@ mod tests {
         ) {
             let bodies: Vec<Vec<u8>> = bodies.into_iter().map(|(len, fill)| vec![fill; len.next_multiple_of(8)]).collect();
             let bytes: Vec<u8> = bodies.iter().zip(0..).flat_map(|(body, id)| frame(id, body)).collect();
-            let mut reader = FrameReader::new(MAX, Rc::default());
+            let mut reader = FrameReader::new(MAX, Rc::default(), 0);
             let seen = feed(&mut reader, &bytes, step.max(bytes.len() / 500));
             prop_assert_eq!(seen, bodies.into_iter().zip(0..).map(|(body, id)| (id, Some(body))).collect::<Vec<_>>());
             prop_assert!(!reader.is_mid_frame());
@@ -335,11 +335,11 @@ mod tests {
 
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let mut reader = FrameReader::new(64, Rc::default());
+            let mut reader = FrameReader::new(64, Rc::default(), 0);
             let mut buffer = reader.take();
             buffer.extend_from_slice(&bytes);
             reader.give_back(buffer);
-            while let Next::Frame(..) | Next::Oversized(_) | Next::NoRoom(_) = reader.next() {}
+            while let Next::Frame(..) | Next::Oversized(_) | Next::NoRoom(..) = reader.next() {}
         }
     }
 }

@@ -8,11 +8,12 @@ use std::time::Instant;
 use crossbeam::queue::ArrayQueue;
 
 use super::room::{Late, LateBox};
+use super::users::UserPlace;
 use crate::limits::MAILBOX_MESSAGES_MAX;
 
 /// What other threads hand to a core.
 pub(super) enum Message {
-    Connection { stream: UnixStream, uid: u32 },
+    Connection { stream: UnixStream, uid: u32, place: UserPlace },
     Drain { deadline: Instant },
     Late(Late),
 }
@@ -84,16 +85,16 @@ impl CoreHandle {
         self.mailbox.alive.load(Ordering::Relaxed)
     }
 
-    /// Hands over a connection of user `uid`. Only one thread may call it.
+    /// Hands over a connection of user `uid`, with its place among that user's. Only one thread may call it.
     ///
     /// # Errors
     /// Gives the stream back if the mailbox is full.
-    pub fn hand_over(&self, stream: UnixStream, uid: u32) -> Result<(), UnixStream> {
+    pub(super) fn hand_over(&self, stream: UnixStream, uid: u32, place: UserPlace) -> Result<(), UnixStream> {
         if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
             return Err(stream);
         }
         self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
-        match self.mailbox.queue.push(Message::Connection { stream, uid }) {
+        match self.mailbox.queue.push(Message::Connection { stream, uid, place }) {
             Ok(()) => self.mailbox.late.arrived.notify_one(),
             Err(Message::Connection { stream, .. }) => {
                 self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);

@@ -15,7 +15,7 @@
 //! # Turns
 //!
 //! The connections of a core take turns, whose bounds are in [`limits`](crate::limits): so many requests, bytes of requests,
-//! or bytes of replies. When a turn is over its replies are written and every other connection with something to do has one.
+//! bytes of replies, or work. When a turn is over its replies are written and every other connection with something to do has one.
 //! A request so waits for at most one turn of each other connection of its core, and for its own connection's requests
 //! before it. Within a turn nothing is preempted: the longest is that of the requests that take longest to decide, and a
 //! reply of the whole fleet, as to a watch, fills a turn of its own where the fleet is large.
@@ -50,6 +50,7 @@ mod socket_file;
 mod spin;
 mod unread;
 mod uring;
+mod users;
 mod watching;
 
 pub use acceptor::Acceptor;
@@ -69,3 +70,4 @@ pub use responder::RoutingResponder;
 pub use room::WaitingRoom;
 pub use service::{HelloInfo, Routed, Service};
 pub use socket_file::{BoundSocket, admin_path};
+pub use users::Users;

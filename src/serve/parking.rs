@@ -74,7 +74,8 @@ impl<S: Service> RoutingResponder<S> {
         };
         let (connection, id) = (peer.connection, header.correlation_id);
         let (space, prompt_tokens) = (route.space, route.prompt.token_count() as u64);
-        let parked = Parked { core: parking.core, connection, session, id, space, prompt_tokens, body: body.into() };
+        let (core, uid, places, body_kept) = (parking.core, peer.uid, None, body.into());
+        let parked = Parked { core, connection, session, id, uid, places, space, prompt_tokens, body: body_kept };
         let bytes = body.len() + size_of::<Parked>() + size_of_val(wait.workers.as_slice());
         let ticket = parking.room.park(&Claim { bytes, ..wait.claim }, &wait.workers, parked)?;
         parking.tickets.entry(connection).or_default().insert(ticket);

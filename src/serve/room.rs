@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::awaited::{Awaited, Told};
+use super::users::{Scarce, UserPlace, Users};
 use crate::error::{Error, Kind};
 use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
@@ -33,6 +34,10 @@ pub(super) struct Parked {
     pub(super) connection: u64,
     pub(super) session: SessionId,
     pub(super) id: CorrelationId,
+    /// The user whose process asked.
+    pub(super) uid: u32,
+    /// What it takes of what that user's requests may, from when it begins to wait.
+    pub(super) places: Option<[UserPlace; 2]>,
     /// Which space it is a request of.
     pub(super) space: SpaceId,
     /// How long its prompt is.
@@ -107,6 +112,8 @@ impl LateBox {
 #[derive(Debug)]
 pub struct WaitingRoom {
     started: Instant,
+    bounds: Bounds,
+    users: Arc<Users>,
     queue: Mutex<Queue<Parked>>,
     waiting: Awaited,
     cores: Box<[OnceLock<Arc<LateBox>>]>,
@@ -126,6 +133,8 @@ impl WaitingRoom {
         let bounds = Bounds { requests_max, bytes_max: QUEUE_BYTES_MAX, sets_max: QUEUE_SETS_MAX };
         Self {
             started,
+            bounds,
+            users: Arc::default(),
             queue: Mutex::new(Queue::new(bounds)),
             waiting: Awaited::default(),
             cores: (0..cores).map(|_| OnceLock::new()).collect(),
@@ -134,6 +143,12 @@ impl WaitingRoom {
             counters: CounterSet::default(),
             waited: Latency::default(),
         }
+    }
+
+    /// The same with so much of it for each user as `users` say.
+    #[must_use]
+    pub fn shared_by(self, users: Arc<Users>) -> Self {
+        Self { users, ..self }
     }
 
     /// What is counted.
@@ -206,13 +221,17 @@ impl WaitingRoom {
     }
 
     /// Lets a request wait. The caller looks at the loads of `workers` once more.
-    pub(super) fn park(&self, claim: &Claim, workers: &[WorkerIndex], parked: Parked) -> Result<Ticket, Error> {
+    pub(super) fn park(&self, claim: &Claim, workers: &[WorkerIndex], mut parked: Parked) -> Result<Ticket, Error> {
         if self.cores.get(parked.core).is_none_or(|core| core.get().is_none()) {
             return Err(Error::new(
                 Kind::Overloaded,
                 "every worker is busy, and this core lets nobody wait",
                 "ask again",
             ));
+        }
+        parked.places = self.places_for(parked.uid, claim.bytes);
+        if parked.places.is_none() {
+            return Err(self.refused_user());
         }
         let now_ns = self.now_ns();
         let (pushed, ends_sooner, retry_after_ns) = self.with(|queue| {
@@ -232,6 +251,24 @@ impl WaitingRoom {
         }
     }
 
+    /// Places for one more request of a user, of so many bytes.
+    fn places_for(&self, uid: u32, bytes: usize) -> Option<[UserPlace; 2]> {
+        let Bounds { requests_max, bytes_max, .. } = self.bounds;
+        let request = self.users.take(uid, Scarce::WaitingRequests, 1, requests_max)?;
+        Some([request, self.users.take(uid, Scarce::WaitingBytes, bytes, bytes_max)?])
+    }
+
+    /// As many requests of one user wait as may. Where that is all there are, it is not said of the user.
+    fn refused_user(&self) -> Error {
+        let queue = self.queue.lock();
+        let (is_full, retry_after_ns) = (queue.len() >= self.bounds.requests_max, queue.retry_after_ns());
+        if is_full {
+            return self.refused(Full::Requests, retry_after_ns);
+        }
+        self.counters.bump(QueueCounter::RefusedUser);
+        queue_full("as many requests of this user wait, or as much of them, as may", retry_after_ns)
+    }
+
     fn refused(&self, full: Full, retry_after_ns: u64) -> Error {
         let (counter, what) = match full {
             Full::Closed => return draining(),
@@ -240,9 +277,7 @@ impl WaitingRoom {
             Full::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
         };
         self.counters.bump(counter);
-        let remedy = "ask again after retry_after_us, add workers, or raise policy.queue_requests_max";
-        Error::new(Kind::QueueFull, format!("every worker is busy, and {what}"), remedy)
-            .retry_after_us((retry_after_ns / 1000) as u32)
+        queue_full(what, retry_after_ns)
     }
 
     /// Takes the first request that finds room: with this worker, or with any of whom `has_room` says so.
@@ -352,6 +387,12 @@ impl WaitingRoom {
             self.refuse(taken.ticket, &taken.what, &error);
         }
     }
+}
+
+fn queue_full(what: &str, retry_after_ns: u64) -> Error {
+    let remedy = "ask again after retry_after_us, add workers, or raise policy.queue_requests_max";
+    Error::new(Kind::QueueFull, format!("every worker is busy, and {what}"), remedy)
+        .retry_after_us((retry_after_ns / 1000) as u32)
 }
 
 fn draining() -> Error {

@@ -17,14 +17,14 @@ use crate::skipped;
 
 /// Somebody who is nobody here.
 #[derive(Clone, Copy)]
-struct Someone {
+pub(crate) struct Someone {
     uid: u32,
     gid: u32,
     groups: &'static [u32],
 }
 
-const GATEWAY: Someone = Someone { uid: 61_001, gid: 61_001, groups: &[] };
-const MEMBER: Someone = Someone { uid: 61_002, gid: 61_002, groups: &[61_000, 61_010] };
+pub(crate) const GATEWAY: Someone = Someone { uid: 61_001, gid: 61_001, groups: &[] };
+pub(crate) const MEMBER: Someone = Someone { uid: 61_002, gid: 61_002, groups: &[61_000, 61_010] };
 const STRANGER: Someone = Someone { uid: 61_003, gid: 61_003, groups: &[61_011] };
 
 impl Someone {
@@ -44,7 +44,7 @@ impl Someone {
     }
 
     /// What comes of a hello.
-    fn greets(self, socket: &Path, session: Option<SessionToken>) -> Result<Raw, Kind> {
+    pub(crate) fn greets(self, socket: &Path, session: Option<SessionToken>) -> Result<Raw, Kind> {
         let connected = self.does(|| std::os::unix::net::UnixStream::connect(socket));
         let mut raw = Raw::over(connected.map_err(|_| Kind::System)?);
         raw.hello(session).map(|_| raw)
@@ -52,7 +52,7 @@ impl Someone {
 }
 
 /// A daemon whose folder anybody may enter; `None` where nobody here can become another.
-fn daemon(serve: &str, tables: &str) -> Option<(Besieged, PathBuf)> {
+pub(crate) fn daemon(serve: &str, tables: &str) -> Option<(Besieged, PathBuf)> {
     if !geteuid().is_root() {
         skipped("other users", "only root can become one");
         return None;

@@ -30,6 +30,7 @@
 //! | `SESSIONS_MAX`, `ACTIVE_WORDS_MAX` | unit tests of `load` |
 //! | `BOOKINGS_MAX` | looked at where `BOOKINGS_PER_SESSION_MAX` is; no test makes so many |
 //! | `QUEUE_REQUESTS_…`, `QUEUE_BYTES_MAX`, `QUEUE_SETS_MAX` | unit tests of `queue`; test `queue` |
+//! | `serve.user_share_percent` of connections, receive memory, lanes and waiting requests | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
@@ -42,6 +43,7 @@ mod pace;
 #[path = "../process/mod.rs"]
 mod process;
 mod raw;
+mod users;
 
 /// Says, past the test harness, what was not tested and why.
 fn skipped(what: &str, why: &str) {

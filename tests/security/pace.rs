@@ -132,7 +132,7 @@ fn more_connections_than_may_be_are_told_so_and_the_others_go_on() {
     }
     let raised = rustix::process::Rlimit { current: room.maximum, ..room };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).expect("raised");
-    let daemon = Besieged::configured("cores = 2", "");
+    let daemon = Besieged::configured("cores = 2\nuser_share_percent = 100", "");
     until("nobody but us is connected", || daemon.open().0 <= 1);
     let mut held = Vec::new();
     let refused = loop {
@@ -156,7 +156,7 @@ fn more_connections_than_may_be_are_told_so_and_the_others_go_on() {
 
 #[test]
 fn large_frames_that_never_end_take_no_more_than_there_is_for_all_of_them() {
-    let daemon = Besieged::configured("cores = 1\nframe_timeout_ms = 600000", "");
+    let daemon = Besieged::configured("cores = 1\nframe_timeout_ms = 600000\nuser_share_percent = 100", "");
     let before = daemon.footprint();
     // The most that a frame may have, but for its end.
     let part = vec![0; FRAME_BODY_BYTES_MAX_DEFAULT as usize - 64];

@@ -1,16 +1,13 @@
-//! The table that says who may administer, and the fields that say who may connect.
+//! The table that says who may administer.
 
+use super::access::{ACCESS_FIELDS, allow_gids, allow_uids};
 use super::field;
 use crate::config::AdminConfig;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
-use crate::limits;
 
-use Kind::{List, Parsed};
+use Kind::Parsed;
 use Preset::Value;
-
-/// The fields that a running daemon takes over, of either socket.
-pub(super) const ACCESS_FIELDS: &[&str] = &["allow_uids", "allow_gids"];
 
 /// The preset of the admin socket's mode, as a number.
 pub(in crate::config) const ADMIN_SOCKET_MODE_PRESET: u32 = 0o600;
@@ -34,27 +31,7 @@ pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
             },
             "Permission bits of the admin socket. 0600: only the daemon's own user, and root, whatever the lists say.",
         ),
-        field(
-            "allow_uids",
-            "",
-            Value(""),
-            List {
-                items_max: limits::ALLOWED_ACCOUNTS_MAX,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, v| c.access.uids = v,
-            },
-            "As serve.allow_uids, for those who administer. The two lists know nothing of each other.",
-        ),
-        field(
-            "allow_gids",
-            "",
-            Value(""),
-            List {
-                items_max: limits::ALLOWED_ACCOUNTS_MAX,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, v| c.access.gids = v,
-            },
-            "As serve.allow_gids, for those who administer.",
-        ),
+        allow_uids("As serve.allow_uids, for those who administer. The two lists know nothing of each other."),
+        allow_gids("As serve.allow_gids, for those who administer."),
     ],
 };

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::access::{allow_gids, allow_uids};
 use super::field;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
@@ -11,14 +12,14 @@ use crate::config::{
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, List, Parsed, Text};
+use Kind::{Choice, Flag, Integer, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
     name: "serve",
-    reload: Reload::Only(super::admin::ACCESS_FIELDS),
+    reload: Reload::Only(super::access::ACCESS_FIELDS),
     repeated: false,
     doc: "How gateways reach the daemon.",
     fields: &[
@@ -63,26 +64,10 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "Permission bits of the routing socket: who may write to it may route and book. The other is [admin]'s.",
         ),
-        field(
-            "allow_uids",
-            "",
-            Value(""),
-            List {
-                items_max: limits::ALLOWED_ACCOUNTS_MAX,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, v| c.access.uids = v,
-            },
+        allow_uids(
             "Users, each a number or a name of /etc/passwd, that may route. With this or allow_gids set nobody else may, root neither.",
         ),
-        field(
-            "allow_gids",
-            "",
-            Value(""),
-            List {
-                items_max: limits::ALLOWED_ACCOUNTS_MAX,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, v| c.access.gids = v,
-            },
+        allow_gids(
             "Groups, each a number or a name of /etc/group, that may too: as the peer's process was when it connected. Open connections stay.",
         ),
         field(
@@ -158,6 +143,14 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                 set: |c, v| c.lane_ring_bytes_max = v as u32,
             },
             "Largest ring that a gateway may ask for, rounded down to a power of two; a lane has two. 256 KiB each unless it asks.",
+        ),
+        field(
+            "user_share_percent",
+            "percent",
+            Value("75"),
+            Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
+            "How much of the connections, the memory for large frames, the lanes and the places of requests that wait the processes of one\n\
+             # user may take, so that something is left for others. 100: all. Who asks by HTTP counts as the daemon's own user.",
         ),
         field(
             "drain_ms_max",

@@ -62,7 +62,7 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
 
 pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
     name: "shadow",
-    reload: Reload::Never,
+    reload: Reload::Always,
     repeated: false,
     doc: "A second policy that judges decisions after they were made and decides nothing. `kvrouted tune` sets it, too.",
     fields: &[

@@ -24,6 +24,8 @@ pub(super) struct Facts {
     pub(super) clock_step_ms: i64,
     /// Who names workers, with what is the matter with each.
     pub(super) naming: Vec<SourceStatus>,
+    /// Fields of the configuration whose change waits for the next start.
+    pub(super) pending: Vec<&'static str>,
 }
 
 /// One space.

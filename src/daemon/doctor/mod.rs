@@ -42,13 +42,15 @@ pub(super) struct Doctor {
     memory: Mutex<Memory>,
     /// Who names workers, as of the last look.
     naming: Mutex<Vec<SourceStatus>>,
+    /// Fields of the configuration whose change waits for the next start, as of the last look.
+    pending: Mutex<Vec<&'static str>>,
 }
 
 impl Doctor {
     /// Diagnoses by these figures.
     pub(super) fn new(sources: &Arc<Sources>) -> Self {
-        let (memory, naming) = (Mutex::default(), Mutex::default());
-        Self { sources: Arc::clone(sources), started: Instant::now(), memory, naming }
+        let (memory, naming, pending) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { sources: Arc::clone(sources), started: Instant::now(), memory, naming, pending }
     }
 
     /// What is wrong now, the worst first.
@@ -59,8 +61,8 @@ impl Doctor {
         let moment = Moment::read(&self.sources);
         let recent = memory.recent(&moment, now_ms);
         let clock_step_ms = memory.clock_step(now_ms, now_unix_ms);
-        let facts =
-            Facts { naming: self.naming.lock().clone(), ..facts(&self.sources, &moment, &recent, clock_step_ms) };
+        let (naming, pending) = (self.naming.lock().clone(), self.pending.lock().clone());
+        let facts = Facts { naming, pending, ..facts(&self.sources, &moment, &recent, clock_step_ms) };
         sign::findings(memory.since(rules::signs(&facts), now_ms, now_unix_ms))
     }
 }
@@ -73,6 +75,7 @@ pub(super) async fn watch(doctor: &Doctor, roster: &Roster) {
     loop {
         every.tick().await;
         *doctor.naming.lock() = roster.sources();
+        *doctor.pending.lock() = roster.pending();
         let findings = doctor.findings();
         // What trust says of a worker is logged where it is found.
         let mut now = BTreeSet::new();
@@ -109,6 +112,7 @@ fn facts(sources: &Sources, moment: &Moment, recent: &Moment, clock_step_ms: i64
         open_files: open_files(),
         clock_step_ms,
         naming: Vec::new(),
+        pending: Vec::new(),
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) fn signs(facts: &Facts) -> Vec<Sign> {
     signs.extend(decisions(facts));
     signs.extend(process(facts));
     signs.extend(naming(facts));
+    let pending = Sign::new(Cause::Symptom(Symptom::RestartPending), None).saying(facts.pending.join(", "));
+    signs.extend((!facts.pending.is_empty()).then_some(pending));
     signs
 }
 
@@ -123,7 +125,8 @@ fn naming(facts: &Facts) -> Option<Sign> {
 fn process(facts: &Facts) -> Vec<Sign> {
     let recent = |counter: Daemon| facts.daemon.get(counter);
     let mut signs = Vec::new();
-    if let Some(counter) = [Daemon::ConnectionsRefused, Daemon::MailboxFull].into_iter().find(|of| recent(*of) > 0) {
+    let refusals = [Daemon::ConnectionsRefused, Daemon::ConnectionsRefusedUser, Daemon::MailboxFull];
+    if let Some(counter) = refusals.into_iter().find(|of| recent(*of) > 0) {
         let cause = Cause::Symptom(Symptom::ConnectionsRefused);
         signs.push(about_daemon(cause, counter.name(), recent(counter)));
     }

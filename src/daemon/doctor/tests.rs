@@ -186,6 +186,10 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
         Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
         Symptom::OpenFilesLow => (open(900), open(899)),
+        Symptom::RestartPending => {
+            let pending = Facts { pending: vec!["journal.dir", "serve.cores"], ..Facts::default() };
+            (pending, Facts::default())
+        }
         Symptom::ClockStepped => (step(-(CLOCK_STEP_MS_MIN as i64)), step(CLOCK_STEP_MS_MIN as i64 - 1)),
         _ => return None,
     })

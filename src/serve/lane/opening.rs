@@ -78,11 +78,7 @@ impl CoreLanes {
         let (request_bytes, reply_bytes) = (asked.request_ring_bytes, asked.reply_ring_bytes);
         let sizes = LaneSizes::asked(request_bytes, reply_bytes, self.terms.ring_bytes_max())
             .map_err(|error| (LaneCounter::RefusedSizes, error))?;
-        let Some(place) = self.terms.take() else {
-            let what = format!("{} lanes are open", self.terms.lanes_max());
-            let error = Error::new(Kind::Overloaded, what, "raise serve.lanes_max, or go without");
-            return Err((LaneCounter::RefusedFull, error));
-        };
+        let place = self.terms.take(peer.uid)?;
         let made = move || {
             let mut memory = LaneMemory::make(sizes)?;
             memory.hold(place);

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::error::{Error, Kind};
 use crate::limits::{LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
 use crate::metrics::{CounterSet, LaneCounter};
+use crate::serve::users::{Scarce, UserPlace, Users};
 
 /// The lanes of a daemon.
 #[derive(Debug)]
@@ -13,6 +15,7 @@ pub struct Lanes {
     ring_bytes_max: u32,
     /// Lanes that are open. Relaxed everywhere: a number that bounds orders nothing.
     open: AtomicUsize,
+    users: Arc<Users>,
     counters: CounterSet<LaneCounter>,
 }
 
@@ -23,18 +26,20 @@ impl Lanes {
         // The largest power of two that is not beyond it.
         let ring_bytes_max = ring_bytes_max.clamp(LANE_RING_BYTES_MIN, LANE_RING_BYTES_CEILING);
         let ring_bytes_max = 1 << ring_bytes_max.ilog2();
-        Self { lanes_max, ring_bytes_max, open: AtomicUsize::new(0), counters: CounterSet::default() }
+        let (open, users) = (AtomicUsize::new(0), Arc::default());
+        Self { lanes_max, ring_bytes_max, open, users, counters: CounterSet::default() }
+    }
+
+    /// The same with so much of them for each user as `users` say.
+    #[must_use]
+    pub fn shared_by(self, users: Arc<Users>) -> Self {
+        Self { users, ..self }
     }
 
     /// Whether there may be any.
     #[must_use]
     pub const fn are_on(&self) -> bool {
         self.lanes_max > 0
-    }
-
-    /// Lanes at most.
-    pub(super) const fn lanes_max(&self) -> usize {
-        self.lanes_max
     }
 
     /// Bytes of a ring at most: a power of two.
@@ -54,21 +59,37 @@ impl Lanes {
         &self.counters
     }
 
-    /// Takes one of the places; `None` = all are taken.
-    pub(super) fn take(self: &Arc<Self>) -> Option<LanePlace> {
+    /// Takes one of the places for a user.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<LanePlace, (LaneCounter, Error)> {
+        let refused =
+            |counter, what| (counter, Error::new(Kind::Overloaded, what, "raise serve.lanes_max, or go without"));
+        let full = || refused(LaneCounter::RefusedFull, format!("{} lanes are open", self.lanes_max));
+        if self.open() >= self.lanes_max {
+            return Err(full());
+        }
+        let of_user = self.users.take(uid, Scarce::Lanes, 1, self.lanes_max).ok_or_else(|| {
+            let what = format!("{} lanes of this user are open", self.users.share_of(self.lanes_max));
+            refused(LaneCounter::RefusedUser, what)
+        })?;
         let more = |open| (open < self.lanes_max).then_some(open + 1);
-        self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(LanePlace(Arc::clone(self)))
+        self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| full())?;
+        Ok(LanePlace { lanes: Arc::clone(self), _of_user: of_user })
     }
 }
 
 /// A place of an open lane, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct LanePlace(Arc<Lanes>);
+pub(super) struct LanePlace {
+    lanes: Arc<Lanes>,
+    _of_user: UserPlace,
+}
 
 impl Drop for LanePlace {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
+        self.lanes.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -80,11 +101,16 @@ mod tests {
     fn places_are_given_out_once_and_come_back() {
         let lanes = Arc::new(Lanes::new(2, 10_000));
         assert_eq!((lanes.ring_bytes_max(), lanes.open()), (8192, 0));
-        let (first, second) = (lanes.take(), lanes.take());
-        assert!(first.is_some() && second.is_some() && lanes.take().is_none());
+        let refused = |lanes: &Arc<Lanes>, uid| lanes.take(uid).err().map(|(counter, _)| counter);
+        let (first, second) = (lanes.take(7), lanes.take(7));
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!((refused(&lanes, 8), lanes.open()), (Some(LaneCounter::RefusedFull), 2));
         drop(first);
         assert_eq!(lanes.open(), 1);
-        assert!(lanes.take().is_some());
-        assert!(Arc::new(Lanes::new(0, 0)).take().is_none());
+        assert!(lanes.take(8).is_ok());
+        let shared = Arc::new(Lanes::new(4, 8192).shared_by(Arc::new(Users::new(50))));
+        let held = [shared.take(7), shared.take(7)];
+        assert!(held.iter().all(Result::is_ok));
+        assert_eq!((refused(&shared, 7), refused(&shared, 8)), (Some(LaneCounter::RefusedUser), None));
     }
 }

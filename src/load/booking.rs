@@ -241,16 +241,17 @@ impl Bookings {
     /// Keeps `booking`, whose name no other that is alive has, giving it its generation, at a place in its session's
     /// list. Answers with its slot and generation.
     #[inline]
-    pub(super) fn insert(&mut self, booking: Booking, session_place: u32) -> (u32, u64) {
+    pub(super) fn insert(&mut self, mut booking: Booking, session_place: u32) -> (u32, u64) {
         self.generations += 1;
-        let (generation, hash) = (self.generations, booking.name.hash());
+        booking.generation = self.generations;
+        let (generation, hash) = (booking.generation, booking.name.hash());
         let links = Links { older: self.youngest, younger: NO_SLOT, session_place };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.links.push(links);
             (self.slots.len() - 1) as u32
         });
-        self.slots[slot as usize] = Some(Booking { generation, ..booking });
+        self.slots[slot as usize] = Some(booking);
         self.links[slot as usize] = links;
         match self.links.get_mut(links.older as usize) {
             Some(older) => older.younger = slot,

@@ -270,10 +270,11 @@ impl Edges<'_> {
     /// Takes an edge out.
     pub(super) fn remove(&mut self, key: Key, slot: Slot) {
         let Some(near) = self.root.near.get(slot as usize) else { return self.remove_far(key, slot - NEAR) };
-        // The last takes its place.
-        let last = &self.root.near[self.near_used() - 1];
-        near.store(last.load(Ordering::Relaxed), Ordering::Relaxed);
-        last.store(0, Ordering::Relaxed);
+        let last = self.near_used() - 1;
+        if slot as usize != last {
+            near.store(self.root.near[last].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.root.near[last].store(0, Ordering::Relaxed);
     }
 
     /// Those behind it move up, so that no search ends early.

@@ -139,21 +139,24 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Becomes a node of no workers, with room for one, at which nothing ends and below which there is nothing.
-    pub(super) fn begin(&self, parent: u32, root: usize) {
-        self.put(PARENT_LEN, (parent, 0));
+    /// Becomes a node of so many blocks, with their hashes there, the first of which is `first`; of no workers yet, with
+    /// room for one, at which nothing ends and below which there is nothing.
+    pub(super) fn begin(&self, (parent, root): (u32, usize), (hashes, len): (u32, u32), first: u64) {
+        self.put(PARENT_LEN, (parent, len));
+        self.put(HASHES_LIST, (hashes, 0));
         self.put(WORKERS_ROOM, (0, 1));
         self.put(ENDS_CHILDREN, (0, 0));
         self.put(ONLY_ROOT, (0, root as u32));
+        self.0[FIRST].store(first, Ordering::Relaxed);
     }
 
     pub(super) fn set_parent(&self, parent: u32) {
         self.put(PARENT_LEN, (parent, self.len()));
     }
 
-    /// Its blocks are so many from now on, with their hashes there, the first of which is `first`.
-    pub(super) fn set_blocks(&self, (hashes, len): (u32, u32), first: u64) {
-        self.put(PARENT_LEN, (self.parent(), len));
+    /// It is below another from now on, and of so many blocks, with their hashes there, the first of which is `first`.
+    pub(super) fn set_blocks(&self, parent: u32, (hashes, len): (u32, u32), first: u64) {
+        self.put(PARENT_LEN, (parent, len));
         self.put(HASHES_LIST, (hashes, self.get(HASHES_LIST).1));
         self.0[FIRST].store(first, Ordering::Relaxed);
     }

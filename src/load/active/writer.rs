@@ -240,8 +240,7 @@ impl ActiveWriter {
         let at = self.room.take(&tree.words, NODE_WORDS + len)?;
         let (node, hashes) = (tree.node(at), at + NODE_WORDS);
         write(tree.words.run(hashes, len), blocks);
-        node.begin(parent, root);
-        node.set_blocks((hashes, len), first);
+        node.begin((parent, root), (hashes, len), first);
         join(&tree.words, &node, worker);
         Some(at)
     }
@@ -260,13 +259,12 @@ impl ActiveWriter {
 
     /// Gives the first `common` blocks of a node to a new one above it: the old one keeps its number, as prompts end
     /// with its last block. `None` if there is no memory, and nothing changed.
-    fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
+    pub(super) fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
         let (words, below) = (&tree.words, tree.node(at));
         let (hashes, len) = (below.hashes(), below.len());
         let number = self.room.take(words, NODE_WORDS)?;
         let above = tree.node(number);
-        above.begin(below.parent(), root);
-        above.set_blocks((hashes, common), below.first());
+        above.begin((below.parent(), root), (hashes, common), below.first());
         let first = words.run(hashes, len)[common as usize].load(Ordering::Relaxed);
         let (key, key_above) = (tree.key(number, LocalHash(first)), key_of(tree, &below));
         let room = room_for(below.workers());
@@ -281,8 +279,7 @@ impl ActiveWriter {
         }
         above.adopt(at);
         self.room.cut(hashes + common);
-        below.set_parent(number);
-        below.set_blocks((hashes + common, len - common), first);
+        below.set_blocks(number, (hashes + common, len - common), first);
         if let Some(slot) = slot {
             self.edges(tree, root).lead(key_above, slot, number);
         }
@@ -340,8 +337,7 @@ impl ActiveWriter {
         if is_node(above.parent()) {
             tree.node(above.parent()).exchange(at, child);
         }
-        below.set_parent(above.parent());
-        below.set_blocks((hashes, len), above.first());
+        below.set_blocks(above.parent(), (hashes, len), above.first());
         if lie_together {
             self.room.mend(below_at);
         } else {

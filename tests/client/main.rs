@@ -27,13 +27,21 @@ fn options() -> SteadyOptions {
     SteadyOptions { name: "test".into(), timeout: PATIENCE, ..SteadyOptions::default() }
 }
 
-/// By its socket, by a lane, and by a lane that is looked at before anybody sleeps.
-fn by_every_way(mut check: impl FnMut(&SteadyOptions)) {
-    let lane = SteadyOptions { lane: LaneUse::Require, ..options() };
-    let looking = SteadyOptions { spin: Duration::from_micros(500), ..lane.clone() };
-    for way in [options(), SteadyOptions { spin: looking.spin, ..options() }, lane, looking] {
-        eprintln!("lane {:?}, looking for {:?}", way.lane, way.spin);
-        check(&way);
+/// By its socket and by a lane, asleep and looking. Each on a thread of its name, which a failure then says.
+fn by_every_way(mut check: impl FnMut(&SteadyOptions) + Send) {
+    let looks = Duration::from_micros(500);
+    let ways = [
+        ("socket", LaneUse::Off, Duration::ZERO),
+        ("socket, looking", LaneUse::Off, looks),
+        ("lane", LaneUse::Require, Duration::ZERO),
+        ("lane, looking", LaneUse::Require, looks),
+    ];
+    for (name, lane, spin) in ways {
+        let way = SteadyOptions { lane, spin, ..options() };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            thread.spawn_scoped(scope, || check(&way)).expect("a thread");
+        });
     }
 }
 

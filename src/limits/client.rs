@@ -10,6 +10,8 @@ pub const CLIENT_TIMEOUT_MS_DEFAULT: u64 = 1_000;
 pub const CLIENT_BACK_OFF_MS_MIN: u64 = 50;
 /// The longest that a daemon is left alone, milliseconds.
 pub const CLIENT_BACK_OFF_MS_MAX: u64 = 2_000;
+/// How often a client for a thread that blocks looks after its connection before a call, at most, milliseconds.
+pub const CLIENT_LOOK_AFTER_MS: u64 = 1;
 /// Of a call's time, how much a request that books may wait in the daemon's queue, in hundredths: the daemon is to say
 /// that nobody had room before its silence is taken for its end.
 pub const CLIENT_QUEUE_SHARE_PERCENT: u32 = 80;

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::buffer::spare_capacity;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -266,8 +268,21 @@ pub(super) fn write(socket: &UnixStream, unsent: &mut Vec<u8>) -> io::Result<()>
 /// [`io::ErrorKind::WouldBlock`] where there is nothing; the end of the stream.
 pub(super) fn read(socket: &UnixStream, came: &mut Vec<u8>) -> io::Result<()> {
     came.reserve(READ_BYTES);
-    match socket.try_read_buf(came) {
+    let room = came.spare_capacity_mut().len();
+    let mut read = Err(io::ErrorKind::WouldBlock.into());
+    // Where there is room left nothing more has come: that is said to be so, and need not be found out by asking again.
+    let all = socket.try_io(Interest::READABLE, || {
+        read = recv(socket, spare_capacity(came), RecvFlags::DONTWAIT).map(|(_, bytes)| bytes).map_err(io::Error::from);
+        match &read {
+            Ok(bytes) if *bytes == room => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    });
+    drop(all);
+    match read {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(io::ErrorKind::WouldBlock.into()),
         read => read.map(drop),
     }
 }

@@ -1,4 +1,4 @@
-/* Asks a daemon for a worker, books it, and ends the request.
+/* Asks a daemon for a worker, books it, and ends the request; by a lane where the daemon gives one.
  *
  *     cc -std=c99 -O2 -o example example.c && ./example SOCKET MODEL
  */
@@ -25,8 +25,10 @@ int main(int count, char **arguments) {
         return 64;
     }
     for (i = 0; i < 64; i++) tokens[i] = (uint32_t)(i * 31);
-    if (kvr_connect(&client, arguments[1], "c-example", NULL, 1000) != KVR_OK ||
-        kvr_find_space(&client, arguments[2], NULL, &space) != KVR_OK) {
+    status = kvr_connect(&client, arguments[1], "c-example", NULL, 1000) != KVR_OK;
+    /* By memory that is shared with the daemon, or else by the socket, as before. */
+    if (!status && kvr_open_lane(&client) != KVR_OK) fprintf(stderr, "no lane: %s\n", client.message);
+    if (status || kvr_find_space(&client, arguments[2], NULL, &space) != KVR_OK) {
         status = failed(&client, arguments[1]);
         kvr_close(&client);
         return status;

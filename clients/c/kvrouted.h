@@ -324,12 +324,30 @@ typedef struct kvr_client {
 #define KVR__FEATURE_QUEUE (1u << 12)
 #define KVR__FEATURE_LANES (1u << 17)
 
+/* What a call that failed before this one left. */
+static inline void kvr__forget_error(kvr_client *client) {
+    client->error_code = 0;
+    client->retryable = 0;
+    client->retry_after_us = 0;
+    client->remedy[0] = 0;
+}
+
 static inline kvr_status kvr__fail(kvr_client *client, kvr_status status, const char *message) {
+    kvr__forget_error(client);
     snprintf(client->message, sizeof client->message, "%s", message);
     return status;
 }
 
+/* As the daemon would refuse what it does not serve. */
+static inline kvr_status kvr__unsupported(kvr_client *client, const char *message, const char *remedy) {
+    kvr__fail(client, KVR_REFUSED, message);
+    client->error_code = 4;
+    snprintf(client->remedy, sizeof client->remedy, "%s", remedy);
+    return KVR_REFUSED;
+}
+
 static inline kvr_status kvr__fail_errno(kvr_client *client, const char *what) {
+    kvr__forget_error(client);
     snprintf(client->message, sizeof client->message, "%s: %s", what, strerror(errno));
     return KVR_SYSTEM;
 }
@@ -654,14 +672,19 @@ static inline kvr_status kvr__send(kvr_client *client, int64_t deadline_ms) {
 
 /* Reads what comes next, by looking for a while and then asleep. */
 static inline kvr_status kvr__receive(kvr_client *client, int64_t deadline_ms) {
-    int is_lane = client->lane.words != NULL;
-    kvr_status status = is_lane ? kvr__read_lane(client) : kvr__read_socket(client);
-    int64_t until_us;
-    if (status != KVR_TIMEOUT) return status;
-    if (is_lane) return kvr__wait_by_lane(client, KVR__AWAITS_DATA, deadline_ms);
-    until_us = client->spin_us == 0 ? 0 : kvr__now_us() + client->spin_us;
+    int64_t until_us = client->spin_us == 0 ? 0 : kvr__now_us() + client->spin_us;
+    kvr_status status = KVR_TIMEOUT, read;
+    if (client->lane.words != NULL) {
+        status = kvr__read_lane(client);
+        return status == KVR_TIMEOUT ? kvr__wait_by_lane(client, KVR__AWAITS_DATA, deadline_ms) : status;
+    }
     while (status == KVR_TIMEOUT && until_us != 0 && kvr__now_us() < until_us) status = kvr__read_socket(client);
-    return status == KVR_TIMEOUT ? kvr__wait(client, POLLIN, deadline_ms) : status;
+    if (status != KVR_TIMEOUT) return status;
+    status = kvr__wait(client, POLLIN, deadline_ms);
+    if (status != KVR_OK && status != KVR_TIMEOUT) return status;
+    /* Also where the time is over: what has come has come. And what woke it may have been nothing. */
+    read = kvr__read_socket(client);
+    return read == KVR_TIMEOUT ? status : read;
 }
 
 /* Answers whether the first frame is whole, with the bytes of its body; -1 = it is no frame. */
@@ -910,9 +933,10 @@ static inline kvr_status kvr__take_over(kvr_client *client, uint64_t id, const i
     const char *wrong;
     uint8_t got = client->in.bytes[4];
     uint64_t of = kvr__get(client->in.bytes + 8, 8);
-    if (got == 254)
-        return kvr__read_error(body, body_bytes, client) ? KVR_REFUSED
-                                                         : kvr__fail(client, KVR_MALFORMED, "the daemon's error cannot be read");
+    if (got == 254) {
+        if (kvr__read_error(body, body_bytes, client)) return KVR_REFUSED;
+        return kvr__fail(client, KVR_MALFORMED, "the daemon's error cannot be read");
+    }
     view.bytes = body;
     view.length = body_bytes;
     root = kvr__root(&view);
@@ -925,10 +949,7 @@ static inline kvr_status kvr__take_over(kvr_client *client, uint64_t id, const i
     else
         wrong = kvr__lane_map(&client->lane, descriptors[0], descriptors[1], layout, request_bytes, reply_bytes);
     if (wrong == NULL) return KVR_OK;
-    client->error_code = 4;
-    client->retryable = 0;
-    snprintf(client->remedy, sizeof client->remedy, "go on by the socket, as this connection does");
-    return kvr__fail(client, KVR_REFUSED, wrong);
+    return kvr__unsupported(client, wrong, "go on by the socket, as this connection does");
 }
 
 /* Asks for a lane, before anything else is asked on this connection. Everything goes by it then, and it ends with its
@@ -940,12 +961,8 @@ static inline kvr_status kvr_open_lane(kvr_client *client) {
     uint64_t id = client->next_id++;
     kvr_status status;
     if (id != 2) return kvr__fail(client, KVR_INVALID, "a lane is asked for before anything else");
-    if ((client->features & KVR__FEATURE_LANES) == 0) {
-        client->error_code = 4;
-        client->retryable = 0;
-        snprintf(client->remedy, sizeof client->remedy, "raise serve.lanes_max, or go without a lane");
-        return kvr__fail(client, KVR_REFUSED, "the daemon has no lanes");
-    }
+    if ((client->features & KVR__FEATURE_LANES) == 0)
+        return kvr__unsupported(client, "the daemon has no lanes", "raise serve.lanes_max, or go without a lane");
     kvr__begin(&client->out, 3);
     status = kvr__end(client, 33, id);
     if (status == KVR_OK) status = kvr__send(client, deadline_ms);
@@ -1002,7 +1019,7 @@ static inline void kvr__encode_prompt(
     if (request->local_hashes == NULL) {
         from = kvr__field(out, table, first, 4, 4);
         at = kvr__elements(out, from, request->token_count, 4);
-        for (i = 0; i < request->token_count && at != 0; i++) kvr__put(out->bytes + at + 4 * i, request->tokens[i], 4);
+        if (at != 0) kvr__put_tokens(out->bytes + at, request->tokens, request->token_count);
     } else {
         kvr__table scheme;
         kvr__number(out, table, first + 3, request->token_count, 4);
@@ -1012,8 +1029,7 @@ static inline void kvr__encode_prompt(
         kvr__number(out, &scheme, 1, request->window, 1);
         from = kvr__field(out, table, first + 1, 4, 4);
         at = kvr__elements(out, from, request->local_hash_count, 8);
-        for (i = 0; i < request->local_hash_count && at != 0; i++)
-            kvr__put(out->bytes + at + 8 * i, request->local_hashes[i], 8);
+        if (at != 0) kvr__put_hashes(out->bytes + at, request->local_hashes, request->local_hash_count);
     }
     if (request->media_count > 0) {
         from = kvr__field(out, table, first + 6, 4, 4);

@@ -33,6 +33,25 @@ static inline void kvr__put(uint8_t *at, uint64_t value, size_t bytes) {
     for (i = 0; i < bytes; i++) at[i] = (uint8_t)(value >> (8 * i));
 }
 
+/* Numbers one after the other: copied, where the host keeps them so too. */
+static inline void kvr__put_tokens(uint8_t *at, const uint32_t *tokens, size_t count) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (count > 0) memcpy(at, tokens, 4 * count);
+#else
+    size_t i;
+    for (i = 0; i < count; i++) kvr__put(at + 4 * i, tokens[i], 4);
+#endif
+}
+
+static inline void kvr__put_hashes(uint8_t *at, const uint64_t *hashes, size_t count) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (count > 0) memcpy(at, hashes, 8 * count);
+#else
+    size_t i;
+    for (i = 0; i < count; i++) kvr__put(at + 8 * i, hashes[i], 8);
+#endif
+}
+
 static inline uint64_t kvr__get(const uint8_t *at, size_t bytes) {
     uint64_t value = 0;
     size_t i;

@@ -137,7 +137,9 @@ mod tests {
         };
         let value = match &field.kind {
             Kind::Integer { min, max, .. } => {
-                if *min == 0 || preset == min.to_string() { max } else { min }.to_string()
+                // What is larger TOML does not have.
+                let max = (*max).min(i64::MAX as u64);
+                if *min == 0 || preset == min.to_string() { max } else { *min }.to_string()
             }
             Kind::Number { min, max, .. } => if preset.parse() == Ok(*max) { min } else { max }.to_string(),
             Kind::Flag { .. } => (preset != "true").to_string(),

@@ -52,6 +52,7 @@ mod conversation;
 mod fallback;
 mod frame;
 mod handed;
+mod pages;
 mod spaces;
 mod steady;
 

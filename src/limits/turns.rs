@@ -27,6 +27,10 @@ pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
 /// How often a core looks whether the fleet has changed that one of its connections watches, milliseconds.
 pub const WATCH_LOOK_MS: u64 = 50;
 
+/// How long it rests between two pages of a fleet that somebody is being sent, milliseconds.
+pub const WATCH_PAGE_REST_MS: u64 = 1;
+
+const _: () = assert!(WATCH_PAGE_REST_MS <= WATCH_LOOK_MS);
 const _: () = assert!(REPLY_BYTES_PER_TURN_MAX <= REPLY_BUFFER_BYTES_KEPT);
 const _: () = assert!(
     FRAMES_PER_TURN_MAX as u64 * (720 + 64 * WORKER_WORK) <= WORK_PER_TURN_MAX,

@@ -40,6 +40,7 @@ counters! {
         LoadsReported = "loads_reported", "Loads that were reported of workers.";
         FailuresReported = "failures_reported", "Failures that gateways reported of workers.";
         WatchesTold = "watches_told", "Changes of the fleet that watching connections were told.";
+        WatchPages = "watch_pages", "Pages of the fleet that watching connections were sent behind the first.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
         PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";

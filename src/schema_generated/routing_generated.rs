@@ -8447,6 +8447,7 @@ impl<'a> Watch<'a> {
   pub const VT_SPACE_ID: ::flatbuffers::VOffsetT = 4;
   pub const VT_FLEET_VERSION_SEEN: ::flatbuffers::VOffsetT = 6;
   pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 8;
+  pub const VT_PAGE_LIMIT: ::flatbuffers::VOffsetT = 10;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -8460,6 +8461,7 @@ impl<'a> Watch<'a> {
     let mut builder = WatchBuilder::new(_fbb);
     builder.add_must_understand(args.must_understand);
     builder.add_fleet_version_seen(args.fleet_version_seen);
+    builder.add_page_limit(args.page_limit);
     builder.add_space_id(args.space_id);
     builder.finish()
   }
@@ -8486,6 +8488,13 @@ impl<'a> Watch<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(Watch::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn page_limit(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(Watch::VT_PAGE_LIMIT, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Watch<'_> {
@@ -8497,6 +8506,7 @@ impl ::flatbuffers::Verifiable for Watch<'_> {
      .visit_field::<u32>("space_id", Self::VT_SPACE_ID, false)?
      .visit_field::<u64>("fleet_version_seen", Self::VT_FLEET_VERSION_SEEN, false)?
      .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .visit_field::<u32>("page_limit", Self::VT_PAGE_LIMIT, false)?
      .finish();
     Ok(())
   }
@@ -8505,6 +8515,7 @@ pub struct WatchArgs {
     pub space_id: u32,
     pub fleet_version_seen: u64,
     pub must_understand: u64,
+    pub page_limit: u32,
 }
 impl<'a> Default for WatchArgs {
   #[inline]
@@ -8513,6 +8524,7 @@ impl<'a> Default for WatchArgs {
       space_id: 4294967295,
       fleet_version_seen: 0,
       must_understand: 0,
+      page_limit: 0,
     }
   }
 }
@@ -8535,6 +8547,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> WatchBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<u64>(Watch::VT_MUST_UNDERSTAND, must_understand, 0);
   }
   #[inline]
+  pub fn add_page_limit(&mut self, page_limit: u32) {
+    self.fbb_.push_slot::<u32>(Watch::VT_PAGE_LIMIT, page_limit, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> WatchBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     WatchBuilder {
@@ -8555,6 +8571,7 @@ impl ::core::fmt::Debug for Watch<'_> {
       ds.field("space_id", &self.space_id());
       ds.field("fleet_version_seen", &self.fleet_version_seen());
       ds.field("must_understand", &self.must_understand());
+      ds.field("page_limit", &self.page_limit());
       ds.finish()
   }
 }
@@ -8576,6 +8593,7 @@ impl<'a> ::flatbuffers::Follow<'a> for WatchReply<'a> {
 impl<'a> WatchReply<'a> {
   pub const VT_WORKERS: ::flatbuffers::VOffsetT = 4;
   pub const VT_FLEET_VERSION: ::flatbuffers::VOffsetT = 6;
+  pub const VT_NEXT_CURSOR: ::flatbuffers::VOffsetT = 8;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -8588,6 +8606,7 @@ impl<'a> WatchReply<'a> {
   ) -> ::flatbuffers::WIPOffset<WatchReply<'bldr>> {
     let mut builder = WatchReplyBuilder::new(_fbb);
     builder.add_fleet_version(args.fleet_version);
+    builder.add_next_cursor(args.next_cursor);
     if let Some(x) = args.workers { builder.add_workers(x); }
     builder.finish()
   }
@@ -8607,6 +8626,13 @@ impl<'a> WatchReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(WatchReply::VT_FLEET_VERSION, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn next_cursor(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(WatchReply::VT_NEXT_CURSOR, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for WatchReply<'_> {
@@ -8617,6 +8643,7 @@ impl ::flatbuffers::Verifiable for WatchReply<'_> {
     v.visit_table(pos)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<WorkerInfo>>>>("workers", Self::VT_WORKERS, true)?
      .visit_field::<u64>("fleet_version", Self::VT_FLEET_VERSION, false)?
+     .visit_field::<u32>("next_cursor", Self::VT_NEXT_CURSOR, false)?
      .finish();
     Ok(())
   }
@@ -8624,6 +8651,7 @@ impl ::flatbuffers::Verifiable for WatchReply<'_> {
 pub struct WatchReplyArgs<'a> {
     pub workers: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<WorkerInfo<'a>>>>>,
     pub fleet_version: u64,
+    pub next_cursor: u32,
 }
 impl<'a> Default for WatchReplyArgs<'a> {
   #[inline]
@@ -8631,6 +8659,7 @@ impl<'a> Default for WatchReplyArgs<'a> {
     WatchReplyArgs {
       workers: None, // required field
       fleet_version: 0,
+      next_cursor: 0,
     }
   }
 }
@@ -8647,6 +8676,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> WatchReplyBuilder<'a, 'b, A> 
   #[inline]
   pub fn add_fleet_version(&mut self, fleet_version: u64) {
     self.fbb_.push_slot::<u64>(WatchReply::VT_FLEET_VERSION, fleet_version, 0);
+  }
+  #[inline]
+  pub fn add_next_cursor(&mut self, next_cursor: u32) {
+    self.fbb_.push_slot::<u32>(WatchReply::VT_NEXT_CURSOR, next_cursor, 0);
   }
   #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> WatchReplyBuilder<'a, 'b, A> {
@@ -8669,6 +8702,7 @@ impl ::core::fmt::Debug for WatchReply<'_> {
     let mut ds = f.debug_struct("WatchReply");
       ds.field("workers", &self.workers());
       ds.field("fleet_version", &self.fleet_version());
+      ds.field("next_cursor", &self.next_cursor());
       ds.finish()
   }
 }

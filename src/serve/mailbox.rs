@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crossbeam::queue::ArrayQueue;
 
-use super::room::{Late, LateBox};
+use super::late::{Late, LateBox};
 use super::users::UserPlace;
 use crate::limits::MAILBOX_MESSAGES_MAX;
 

@@ -34,6 +34,7 @@ mod epoll;
 mod frames;
 mod http;
 mod lane;
+mod late;
 mod log_quota;
 mod looks;
 mod mailbox;

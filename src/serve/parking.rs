@@ -5,8 +5,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::connection::Peer;
+use super::late::{Booked, LateBox};
 use super::responder::RoutingResponder;
-use super::room::{Answered, Booked, InHand, LateBox, Parked, WaitingRoom};
+use super::room::{Answered, InHand, Parked, WaitingRoom};
 use super::service::{Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::ids::WorkerIndex;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::connection::{Carried, Peer, Phase, Respond};
 use super::lane::CoreLanes;
+use super::late::{Booked, LateBox};
 use super::parking::Parking;
-use super::room::{Booked, LateBox};
 use super::service::{HelloInfo, Routed, Service};
 use super::watching::Watches;
 use crate::error::{Error, Kind, Result};
@@ -132,8 +132,9 @@ impl<S: Service> RoutingResponder<S> {
                 require_space(&fleet, *space)?;
                 self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out);
             }
-            Request::Watch { space, fleet_version_seen } => {
-                return self.watch(peer.connection, id, (*space, *fleet_version_seen), out);
+            Request::Watch { space, fleet_version_seen, page_limit } => {
+                let watched = (*space, *page_limit);
+                return self.watch(peer.connection, id, watched, *fleet_version_seen, out);
             }
             Request::OpenLane(asked) => self.open_lane(peer, id, *asked, out)?,
             told => self.told(session, id, told, out)?,

@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam::queue::SegQueue;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::awaited::{Awaited, Told};
+use super::awaited::Awaited;
+use super::late::{Booked, Late, LateBox};
 use super::users::{Scarce, UserPlace, Users};
 use crate::error::{Error, Kind};
 use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
-use crate::load::{BookingHandle, SessionId};
+use crate::load::SessionId;
 use crate::metrics::{CounterSet, Latency, QueueCounter};
 use crate::queue::{Bounds, Claim, Full, PutBack, Queue, Taken, Ticket};
 use crate::wire::ReplyEncoder;
@@ -44,68 +44,6 @@ pub(super) struct Parked {
     pub(super) prompt_tokens: u64,
     /// The body of its frame.
     pub(super) body: Box<[u8]>,
-}
-
-/// What was booked for a request: where it is decoded, or both, and where it is prefilled.
-pub(super) type Booked = [Option<BookingHandle>; 2];
-
-/// What a core is told about requests that wait.
-#[derive(Debug)]
-pub(super) enum Late {
-    /// The reply to a request of one of its connections.
-    Reply {
-        connection: u64,
-        ticket: Ticket,
-        frame: Vec<u8>,
-        session: SessionId,
-        /// What was booked for it, to be undone if nobody can be told.
-        booked: Booked,
-    },
-    /// Somebody who waits may find room.
-    Serve,
-    /// It is time to look whether somebody who waits finds room that nobody told of.
-    Look,
-}
-
-/// What other threads put before a core. Not bounded by itself: a reply is there for each request that waited, whose
-/// number is, and `Serve` and `Look` at most once each.
-#[derive(Debug, Default)]
-pub(super) struct LateBox {
-    pub(super) queue: SegQueue<Late>,
-    pub(super) arrived: Notify,
-    serve_told: Told,
-    look_told: Told,
-}
-
-impl LateBox {
-    pub(super) fn pop(&self) -> Option<Late> {
-        let late = self.queue.pop()?;
-        match late {
-            Late::Serve => self.serve_told.take(),
-            Late::Look => self.look_told.take(),
-            Late::Reply { .. } => {}
-        }
-        Some(late)
-    }
-
-    fn put(&self, late: Late) {
-        self.queue.push(late);
-        self.arrived.notify_one();
-    }
-
-    /// Tells it to serve who waits, unless it is told already.
-    pub(super) fn serve(&self) {
-        if self.serve_told.tell() {
-            self.put(Late::Serve);
-        }
-    }
-
-    /// Tells it to look for those whose room nobody tells of, unless it is told already.
-    fn look(&self) {
-        if self.look_told.tell() {
-            self.put(Late::Look);
-        }
-    }
 }
 
 /// The requests of all cores that wait, and the way to those cores.

@@ -2,6 +2,10 @@
 //!
 //! A core looks at the fleet's version once in [`WATCH_LOOK_MS`] while somebody watches, and not at all otherwise. Whoever
 //! has not read what was sent last is not sent more: the next reply is of the fleet as it is by then.
+//!
+//! A gateway that asks for pages is sent one after the other, each once the one before is written, with a turn of all others
+//! in between. All pages are of the table that the first was of. One that asks for the whole in one reply, as gateways do that
+//! know of no pages, has a turn filled by it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,8 +19,9 @@ use super::engine::Stream;
 use super::responder::{Replied, RoutingResponder, require_space};
 use super::service::Service;
 use crate::error::Result;
+use crate::fleet::FleetTable;
 use crate::ids::{CorrelationId, SpaceId};
-use crate::limits::WATCH_LOOK_MS;
+use crate::limits::{WATCH_LOOK_MS, WATCH_PAGE_REST_MS, WORKERS_PAGE_MAX};
 use crate::metrics::CoreCounter;
 
 /// The watches of a core's connections.
@@ -33,8 +38,12 @@ struct Watch {
     id: CorrelationId,
     /// `None` = of every space.
     space: Option<SpaceId>,
+    /// Workers of one reply; `None` = all.
+    page_limit: Option<usize>,
     /// What the gateway has, or is being sent.
     fleet_version: u64,
+    /// What it is being sent, and where in that the next page begins.
+    rest: Option<(Arc<FleetTable>, usize)>,
 }
 
 impl Watches {
@@ -44,43 +53,65 @@ impl Watches {
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Begins a watch, in place of the one that the connection may have had. Answered at once, unless the gateway has the
-    /// fleet's present version (0 = it has none).
+    /// Begins a watch, in place of the one that the connection may have had. Answered at once, by the first page, unless the
+    /// gateway has the fleet's present version (0 = it has none).
     pub(super) fn watch(
         &mut self,
         connection: u64,
         id: CorrelationId,
-        (space, fleet_version_seen): (Option<SpaceId>, u64),
+        (space, page_limit): (Option<SpaceId>, u32),
+        fleet_version_seen: u64,
         out: &mut Vec<u8>,
     ) -> Result<Replied> {
-        let fleet = self.service.fleet();
+        let fleet = Arc::clone(&self.service.fleet());
         require_space(&fleet, space)?;
         let fleet_version = fleet.version;
-        self.watches.open.insert(connection, Watch { id, space, fleet_version });
-        self.watches.begun.notify_one();
-        if fleet_version_seen != 0 && fleet_version_seen == fleet_version {
+        let page_limit = (page_limit > 0).then(|| (page_limit as usize).min(WORKERS_PAGE_MAX));
+        let is_seen = fleet_version_seen != 0 && fleet_version_seen == fleet_version;
+        let rest = (!is_seen).then_some((fleet, 0));
+        self.watches.open.insert(connection, Watch { id, space, page_limit, fleet_version, rest });
+        if is_seen {
             self.counters().bump(CoreCounter::Requests);
-            return Ok(Replied::Later);
+        } else {
+            self.next_page(connection, out);
         }
-        self.encoder.watch(id, &fleet, space, out);
-        Ok(Replied::Now)
+        self.watches.begun.notify_one();
+        Ok(if is_seen { Replied::Later } else { Replied::Now })
     }
 
-    /// The connections that have not been sent the present fleet.
+    /// Appends the next page of what a connection is being sent; begins with the present fleet where all of another was sent.
+    /// Nothing, if it watches no more.
+    fn next_page(&mut self, connection: u64, out: &mut Vec<u8>) {
+        let Some(watch) = self.watches.open.get_mut(&connection) else { return };
+        let (fleet, from) = watch.rest.take().unwrap_or_else(|| (Arc::clone(&self.service.fleet()), 0));
+        watch.fleet_version = fleet.version;
+        let next = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
+        watch.rest = next.map(|next| (fleet, next));
+        if from > 0 {
+            self.counters().bump(CoreCounter::WatchPages);
+        }
+    }
+
+    /// The connections that have not been sent all of the present fleet.
     fn watches_due(&self) -> Vec<u64> {
         let version = self.service.fleet().version;
-        let due = self.watches.open.iter().filter(|(_, watch)| watch.fleet_version != version);
-        due.map(|(connection, _)| *connection).collect()
+        let is_due = |watch: &Watch| watch.rest.is_some() || watch.fleet_version != version;
+        self.watches.open.iter().filter(|(_, watch)| is_due(watch)).map(|(connection, _)| *connection).collect()
     }
 
-    /// The present fleet for a connection, if it still watches.
+    /// Whether a page is yet to be sent to somebody of a fleet that has been begun.
+    fn is_mid_fleet(&self) -> bool {
+        self.watches.open.values().any(|watch| watch.rest.is_some())
+    }
+
+    /// The next page for a connection, if it still watches.
     fn watched(&mut self, connection: u64) -> Option<Vec<u8>> {
-        let watch = self.watches.open.get_mut(&connection)?;
-        let fleet = self.service.fleet();
-        watch.fleet_version = fleet.version;
+        let watch = self.watches.open.get(&connection)?;
+        if watch.rest.is_none() {
+            self.counters().bump(CoreCounter::WatchesTold);
+        }
         let mut frame = Vec::new();
-        self.encoder.watch(watch.id, &fleet, watch.space, &mut frame);
-        self.counters().bump(CoreCounter::WatchesTold);
+        self.next_page(connection, &mut frame);
         Some(frame)
     }
 }
@@ -91,13 +122,16 @@ pub(super) async fn tell_of_changes<T: Stream, S: Service + 'static>(core: Rc<Sh
     loop {
         begun.notified().await;
         while !core.responder.borrow().watches.open.is_empty() {
-            tokio::time::sleep(Duration::from_millis(WATCH_LOOK_MS)).await;
             let due = core.responder.borrow().watches_due();
             for connection in due {
                 tell(&core, connection);
-                // A fleet may be large, and others have their turn between two watchers.
+                // A fleet may be large, and others have their turn between two pages.
                 tokio::task::yield_now().await;
             }
+            let rest_ms = if core.responder.borrow().is_mid_fleet() { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
+            // Whoever begins meanwhile is looked at at once.
+            let rest = Duration::from_millis(rest_ms);
+            drop(tokio::time::timeout(rest, begun.notified()).await);
         }
     }
 }

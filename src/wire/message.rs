@@ -245,10 +245,12 @@ pub struct WorkersPage {
 /// Who there is, as a watch tells it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WatchReply {
-    /// Every worker of what is watched, with its trust of that moment.
+    /// Every worker of what is watched, or a page of them, with its trust of that moment.
     pub workers: Vec<WorkerInfo>,
     /// Which fleet table it is from.
     pub fleet_version: u64,
+    /// Another page of the same table follows; 0 = it was the last.
+    pub next_cursor: u32,
 }
 
 /// How one worker is.

@@ -10,9 +10,9 @@ use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
 use super::route::{Question, SchemeSaid, prompt, read_media};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
-use crate::fleet::FleetTable;
+use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::limits::CANDIDATES_MAX;
+use crate::limits::{CANDIDATES_MAX, REPLY_BYTES_PER_TURN_MAX};
 use crate::route::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
 use crate::schema_generated::routing as fb;
 
@@ -58,14 +58,22 @@ question!(potential_loads, PotentialLoadsAsked of PotentialLoads);
 pub(super) fn watch<'a>(table: &fb::Watch<'_>) -> Result<Request<'a>> {
     understood(table.must_understand())?;
     let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
-    Ok(Request::Watch { space, fleet_version_seen: table.fleet_version_seen() })
+    let (fleet_version_seen, page_limit) = (table.fleet_version_seen(), table.page_limit());
+    Ok(Request::Watch { space, fleet_version_seen, page_limit })
 }
 
 impl RequestEncoder {
-    /// Appends a watch, of every space or of one; `fleet_version_seen` 0 = answered at once.
-    pub fn watch(&mut self, id: CorrelationId, space: Option<SpaceId>, fleet_version_seen: u64, out: &mut Vec<u8>) {
+    /// Appends a watch, of every space or of one, in replies of so many workers, 0 = of all of them; `fleet_version_seen`
+    /// 0 = answered at once.
+    pub fn watch(
+        &mut self,
+        id: CorrelationId,
+        space: Option<SpaceId>,
+        (fleet_version_seen, page_limit): (u64, u32),
+        out: &mut Vec<u8>,
+    ) {
         let space_id = space.map_or(EVERY_SPACE, |space| space.0);
-        let args = fb::WatchArgs { space_id, fleet_version_seen, ..fb::WatchArgs::default() };
+        let args = fb::WatchArgs { space_id, fleet_version_seen, page_limit, ..fb::WatchArgs::default() };
         let root = fb::Watch::create(&mut self.builder, &args);
         self.finish(FrameKind::Watch, id, root, out);
     }
@@ -121,21 +129,39 @@ impl ReplyEncoder {
 }
 
 impl ReplyEncoder {
-    /// Answers a watch with the whole of a space, or of the fleet.
-    pub fn watch(&mut self, id: CorrelationId, fleet: &FleetTable, space: Option<SpaceId>, out: &mut Vec<u8>) {
+    /// Answers a watch with a page of a space, or of the fleet, that begins at the worker in place `from` of the table; with
+    /// all of it where there is no limit. Returns where the next page begins.
+    pub fn watch(
+        &mut self,
+        id: CorrelationId,
+        (fleet, space): (&FleetTable, Option<SpaceId>),
+        (from, limit): (usize, Option<usize>),
+        out: &mut Vec<u8>,
+    ) -> Option<usize> {
         let builder = &mut self.builder;
-        let watched = fleet.workers.iter().filter(|record| space.is_none_or(|space| record.space == space));
-        let workers: Vec<_> = watched.map(|record| encode_worker(builder, record)).collect();
-        let workers = builder.create_vector(&workers);
-        let args = fb::WatchReplyArgs { workers: Some(workers), fleet_version: fleet.version };
+        let is_watched = |record: &WorkerRecord| space.is_none_or(|space| record.space == space);
+        let (mut page, mut next) = (Vec::new(), None);
+        for (at, record) in fleet.workers.iter().enumerate().skip(from).filter(|(_, record)| is_watched(record)) {
+            // Names, labels and adapters may be long: a page is bounded by bytes, too.
+            let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_TURN_MAX;
+            if !page.is_empty() && limit.is_some_and(is_full) {
+                next = Some(at);
+                break;
+            }
+            page.push(encode_worker(builder, record));
+        }
+        let workers = Some(builder.create_vector(&page));
+        let next_cursor = next.map_or(0, |next| next as u32);
+        let args = fb::WatchReplyArgs { workers, fleet_version: fleet.version, next_cursor };
         let root = fb::WatchReply::create(builder, &args);
         self.finish(FrameKind::WatchReply, id, root, out);
+        next
     }
 }
 
 pub(super) fn watch_reply(table: fb::WatchReply<'_>) -> Result<WatchReply> {
     let workers = table.workers().iter().map(worker_info).collect::<Result<_>>()?;
-    Ok(WatchReply { workers, fleet_version: table.fleet_version() })
+    Ok(WatchReply { workers, fleet_version: table.fleet_version(), next_cursor: table.next_cursor() })
 }
 
 pub(super) fn potential_loads_reply(table: fb::PotentialLoadsReply<'_>) -> Result<PotentialLoads> {

@@ -130,6 +130,8 @@ pub enum Request<'a> {
         space: Option<SpaceId>,
         /// The fleet's version that the gateway has of this daemon's instance; 0 = none.
         fleet_version_seen: u64,
+        /// Workers of one reply at most; 0 = all in one.
+        page_limit: u32,
     },
     /// How is everybody? Admin socket only.
     Status {

@@ -181,7 +181,7 @@ fn a_reply_of_the_whole_fleet_fills_a_turn_by_itself() {
     let mut buffer = connection.take_buffer();
     encoder.hello(CorrelationId(0), "greedy", None, &mut buffer);
     let watches = 40;
-    (0..watches).for_each(|id| encoder.watch(CorrelationId(id), None, 0, &mut buffer));
+    (0..watches).for_each(|id| encoder.watch(CorrelationId(id), None, (0, 0), &mut buffer));
     assert!(buffer.len() < RECEIVE_BUFFER_BYTES_MIN, "all of it is there at once");
     connection.give_back(buffer);
     let (mut turns, mut bytes) = (0, 0);

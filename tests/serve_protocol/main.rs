@@ -9,3 +9,4 @@ mod frames;
 mod io_denied;
 mod lifecycle;
 mod service;
+mod watch;

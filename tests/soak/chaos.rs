@@ -252,7 +252,7 @@ impl<'a> Villain<'a> {
         let mut encoder = RequestEncoder::default();
         let mut watcher = self.greeted()?;
         let mut frames = Vec::new();
-        encoder.watch(CorrelationId(1), None, 0, &mut frames);
+        encoder.watch(CorrelationId(1), None, (0, 0), &mut frames);
         watcher.write_all(&frames)?;
         let mut admin = UnixStream::connect(admin_path(&self.socket))?;
         admin.write_all(&hello(None))?;

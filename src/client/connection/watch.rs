@@ -1,8 +1,10 @@
 //! The fleet as a daemon tells of it, now and whenever it changes.
 
 use super::{Client, unexpected};
+use crate::client::pages::FleetPages;
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId};
+use crate::limits::WORKERS_PAGE_MAX;
 use crate::wire::{Reply, WatchReply};
 
 /// A connection that is told of the fleet. It gives out the fleet as it is, waits, and gives it out again after a change;
@@ -13,6 +15,7 @@ pub struct Watch {
     id: CorrelationId,
     /// Came with the call that began it.
     first: Option<WatchReply>,
+    pages: FleetPages,
     fleet_version: u64,
     is_over: bool,
 }
@@ -26,14 +29,21 @@ impl Client {
     /// [`features::WATCH`](crate::wire::features::WATCH).
     pub fn watch(mut self, space: Option<SpaceId>) -> Result<Watch> {
         let id = self.take_id();
-        self.encoder.watch(id, space, 0, &mut self.unsent);
-        let first = match self.reply_to(id)? {
-            Reply::Watch(first) => first,
-            other => return Err(unexpected("watch", &other)),
+        self.encoder.watch(id, space, (0, WORKERS_PAGE_MAX as u32), &mut self.unsent);
+        let mut pages = FleetPages::default();
+        let first = loop {
+            match self.reply_to(id)? {
+                Reply::Watch(page) => {
+                    if let Some(first) = pages.take(page) {
+                        break first;
+                    }
+                }
+                other => return Err(unexpected("watch", &other)),
+            }
         };
         self.link.wait_for_ever();
         let fleet_version = first.fleet_version;
-        Ok(Watch { client: self, id, first: Some(first), fleet_version, is_over: false })
+        Ok(Watch { client: self, id, first: Some(first), pages, fleet_version, is_over: false })
     }
 }
 
@@ -43,7 +53,11 @@ impl Watch {
             match self.client.link.recv()? {
                 // One that was overtaken by a newer one tells nothing.
                 (id, Reply::Watch(reply)) if id == self.id && reply.fleet_version <= self.fleet_version => {}
-                (id, Reply::Watch(reply)) if id == self.id => return Ok(reply),
+                (id, Reply::Watch(page)) if id == self.id => {
+                    if let Some(fleet) = self.pages.take(page) {
+                        return Ok(fleet);
+                    }
+                }
                 (id, other) if id == self.id => return Err(unexpected("watch", &other)),
                 // To what was asked before the watch began.
                 _ => {}

@@ -15,10 +15,11 @@ use backoff::Silence;
 
 use super::fallback::Fleet;
 use super::frame::next_frame;
+use super::pages::FleetPages;
 use super::spaces::Spaces;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
-use crate::limits::CLIENT_REPORTS_OWED_MAX;
+use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
 use crate::load::SessionToken;
 use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 pub use backoff::BackOff;
@@ -121,6 +122,7 @@ pub(in crate::client) struct Conversation<W> {
     pub(in crate::client) spaces: Spaces,
     pub(in crate::client) fleet: Arc<Fleet>,
     watch: Option<CorrelationId>,
+    pages: FleetPages,
     pub(in crate::client) counters: [u64; ClientCounter::ALL.len()],
 }
 
@@ -143,6 +145,7 @@ impl<W: Waiter> Conversation<W> {
             spaces: Spaces::default(),
             fleet: Arc::default(),
             watch: None,
+            pages: FleetPages::default(),
             counters: [0; ClientCounter::ALL.len()],
         }
     }
@@ -244,7 +247,8 @@ impl<W: Waiter> Conversation<W> {
         }
         if watches {
             let id = self.take_id();
-            self.encoder.watch(id, None, 0, &mut self.unsent);
+            self.encoder.watch(id, None, (0, WORKERS_PAGE_MAX as u32), &mut self.unsent);
+            self.pages = FleetPages::default();
             self.asked.insert(id, Asked { waiter: None, leaves: Leaves::Nothing });
             self.watch = Some(id);
         }
@@ -381,7 +385,7 @@ impl<W: Waiter> Conversation<W> {
     fn answered(&mut self, id: CorrelationId, reply: Result<Reply>) {
         if Some(id) == self.watch {
             match reply {
-                Ok(Reply::Watch(fleet)) => self.learn(fleet),
+                Ok(Reply::Watch(page)) => self.pages.take(page).into_iter().for_each(|fleet| self.learn(fleet)),
                 // An error ends the watch; the fleet stays as it was.
                 _ => {
                     self.asked.remove(&id);

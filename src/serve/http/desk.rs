@@ -15,8 +15,8 @@ use crate::load::{BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::queue::Ticket;
 use crate::serve::connection::{Carried, Peer, Phase, Respond};
+use crate::serve::late::{Booked, Late, LateBox};
 use crate::serve::responder::RoutingResponder;
-use crate::serve::room::{Booked, Late, LateBox};
 use crate::serve::service::Service;
 use crate::wire::{FrameHeader, Reply, RequestEncoder, decode_reply};
 

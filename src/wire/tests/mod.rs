@@ -128,10 +128,13 @@ fn small_requests_round_trip() {
     let settings = [("mode".to_owned(), "kv".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.25 };
     let cases: [(Encode<'_>, Request<'_>); 20] = [
-        (&|e, out| e.watch(ID, None, 0, out), Request::Watch { space: None, fleet_version_seen: 0 }),
         (
-            &|e, out| e.watch(ID, Some(SpaceId(3)), 9, out),
-            Request::Watch { space: Some(SpaceId(3)), fleet_version_seen: 9 },
+            &|e, out| e.watch(ID, None, (0, 0), out),
+            Request::Watch { space: None, fleet_version_seen: 0, page_limit: 0 },
+        ),
+        (
+            &|e, out| e.watch(ID, Some(SpaceId(3)), (9, 256), out),
+            Request::Watch { space: Some(SpaceId(3)), fleet_version_seen: 9, page_limit: 256 },
         ),
         (&|e, out| e.change_worker(ID, &add, out), Request::ChangeWorker(add)),
         (&|e, out| e.change_worker(ID, &remove, out), Request::ChangeWorker(remove)),

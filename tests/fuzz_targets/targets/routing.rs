@@ -129,8 +129,8 @@ fn goes_round(request: &Request<'_>) {
             encoder.workers(id, *space, *cursor, *limit, &mut out);
             FrameKind::Workers
         }
-        Request::Watch { space, fleet_version_seen } => {
-            encoder.watch(id, *space, *fleet_version_seen, &mut out);
+        Request::Watch { space, fleet_version_seen, page_limit } => {
+            encoder.watch(id, *space, (*fleet_version_seen, *page_limit), &mut out);
             FrameKind::Watch
         }
         Request::Status { cursor, limit } => {

@@ -3941,8 +3941,15 @@ class Watch(object):
             return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
         return 0
 
+    # Watch
+    def PageLimit(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
 def WatchStart(builder):
-    builder.StartObject(3)
+    builder.StartObject(4)
 
 def WatchAddSpaceId(builder, spaceId):
     builder.PrependUint32Slot(0, spaceId, 4294967295)
@@ -3952,6 +3959,9 @@ def WatchAddFleetVersionSeen(builder, fleetVersionSeen):
 
 def WatchAddMustUnderstand(builder, mustUnderstand):
     builder.PrependUint64Slot(2, mustUnderstand, 0)
+
+def WatchAddPageLimit(builder, pageLimit):
+    builder.PrependUint32Slot(3, pageLimit, 0)
 
 def WatchEnd(builder):
     return builder.EndObject()
@@ -4011,8 +4021,15 @@ class WatchReply(object):
             return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
         return 0
 
+    # WatchReply
+    def NextCursor(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
 def WatchReplyStart(builder):
-    builder.StartObject(2)
+    builder.StartObject(3)
 
 def WatchReplyAddWorkers(builder, workers):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(workers), 0)
@@ -4025,6 +4042,9 @@ def WatchReplyCreateWorkersVector(builder, data):
 
 def WatchReplyAddFleetVersion(builder, fleetVersion):
     builder.PrependUint64Slot(1, fleetVersion, 0)
+
+def WatchReplyAddNextCursor(builder, nextCursor):
+    builder.PrependUint32Slot(2, nextCursor, 0)
 
 def WatchReplyEnd(builder):
     return builder.EndObject()

@@ -1,0 +1,94 @@
+//! The fleet as it is told to who watches it: in one reply, or a page at a time.
+
+use std::collections::BTreeSet;
+
+use kvrouted::client::Reply;
+use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::limits::CONNECTIONS_MAX;
+use kvrouted::metrics::CoreCounter;
+use kvrouted::wire::{RequestEncoder, WatchReply};
+
+use crate::daemon::{Daemon, Raw, encode, on_every_engine, route_frame};
+use crate::service::WORKERS;
+
+const WATCH: u64 = 5;
+const ROUTE: u64 = 6;
+
+fn watch_frame(id: u64, space: Option<SpaceId>, page_limit: u32) -> Vec<u8> {
+    encode(|out| RequestEncoder::default().watch(CorrelationId(id), space, (0, page_limit), out))
+}
+
+fn page(raw: &mut Raw, id: u64) -> WatchReply {
+    match raw.reply() {
+        (got, Reply::Watch(page)) if got == id => page,
+        other => panic!("no page on {id}: {other:?}"),
+    }
+}
+
+fn ids(pages: &[WatchReply]) -> BTreeSet<u64> {
+    pages.iter().flat_map(|page| &page.workers).map(|worker| worker.worker.id.0).collect()
+}
+
+#[test]
+fn who_knows_of_no_pages_is_told_the_fleet_in_one_reply() {
+    on_every_engine(|engine| {
+        let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+        let mut raw = daemon.greeted();
+        raw.send(&watch_frame(WATCH, None, 0));
+        let whole = page(&mut raw, WATCH);
+        assert_eq!((whole.workers.len(), whole.next_cursor), (WORKERS as usize, 0));
+        raw.assert_served(4);
+        assert_eq!(daemon.counters.get(CoreCounter::WatchPages), 0);
+        let fleet = daemon.client().watch(None).expect("a watch").next().expect("a fleet").expect("a fleet");
+        assert_eq!(fleet, whole, "the client puts its pages together");
+        assert!(daemon.counters.get(CoreCounter::WatchPages) > 0);
+    });
+}
+
+#[test]
+fn a_fleet_is_told_in_pages_and_who_asks_meanwhile_is_answered_between_them() {
+    on_every_engine(|engine| {
+        let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+        let mut raw = daemon.greeted();
+        raw.send(&[watch_frame(WATCH, Some(SpaceId(1)), 50), route_frame(ROUTE, 4)].concat());
+        let (mut pages, mut asked_after) = (Vec::new(), None);
+        while pages.last().is_none_or(|page: &WatchReply| page.next_cursor != 0) {
+            match raw.reply() {
+                (WATCH, Reply::Watch(page)) => pages.push(page),
+                (ROUTE, Reply::Route(_)) => asked_after = Some(pages.len()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(asked_after, Some(1), "the first page fills a turn, and no more of them");
+        assert_eq!(pages.len(), 300 / 50);
+        assert!(pages.iter().all(|page| page.workers.len() == 50 && page.fleet_version == pages[0].fleet_version));
+        assert_eq!(ids(&pages), (0..u64::from(WORKERS)).filter(|id| id % 2 == 1).collect());
+        assert_eq!(daemon.counters.get(CoreCounter::WatchPages), pages.len() as u64 - 1);
+    });
+}
+
+#[test]
+fn watches_one_after_the_other_cost_a_page_each_and_the_last_one_is_told_all() {
+    on_every_engine(|engine| {
+        let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+        let (mut raw, mut other) = (daemon.greeted(), daemon.greeted());
+        let count = 200;
+        // A page is at most as large as the daemon wants it.
+        raw.send(&(0..count).flat_map(|id| watch_frame(id, None, u32::MAX)).collect::<Vec<_>>());
+        other.assert_served(4);
+        let mut pages: Vec<(u64, WatchReply)> = Vec::new();
+        while pages.last().is_none_or(|(id, page)| *id != count - 1 || page.next_cursor != 0) {
+            match raw.reply() {
+                (id, Reply::Watch(page)) => pages.push((id, page)),
+                other => panic!("{other:?}"),
+            }
+        }
+        for id in 0..count {
+            assert!(pages.iter().any(|(of, _)| *of == id), "each has its first page: {id}");
+        }
+        let last: Vec<WatchReply> =
+            pages.into_iter().filter(|(id, _)| *id == count - 1).map(|(_, page)| page).collect();
+        assert_eq!(ids(&last), (0..u64::from(WORKERS)).collect());
+        assert!(last.len() > 1);
+    });
+}

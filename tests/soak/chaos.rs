@@ -5,19 +5,30 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvrouted::client::{Client, ClientOptions};
+use kvrouted::client::{Client, ClientOptions, LaneUse};
 use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::limits::{CONNECTIONS_MAX, FRAME_HEADER_BYTES};
 use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::serve::admin_path;
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use rustix::process::{Gid, Uid};
 
 use crate::gateway::Truth;
+
+/// The test that is the process to be killed, and where it finds its daemon.
+const VICTIM: &str = "a_victim";
+const VICTIM_SOCKET: &str = "KVROUTED_SOAK_VICTIM_SOCKET";
+/// A user that nobody is here.
+const ANOTHER_USER: u32 = 61_020;
+/// How many connections one user may have, with what [`crate::USER_SHARE_PERCENT`] says.
+const CONNECTIONS_OF_USER_MAX: usize = (CONNECTIONS_MAX * crate::USER_SHARE_PERCENT).div_ceil(100);
 
 /// What there is of bad behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +53,14 @@ pub(crate) enum Vice {
     Parker,
     /// Watches the fleet and asks for status without an end.
     Onlooker,
+    /// Is killed while it asks and books by a lane.
+    Killed,
+    /// As another user, takes more connections than one user may have.
+    Greedy,
 }
 
 impl Vice {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Storm,
         Self::Dies,
         Self::Loris,
@@ -56,6 +71,8 @@ impl Vice {
         Self::Switcher,
         Self::Parker,
         Self::Onlooker,
+        Self::Killed,
+        Self::Greedy,
     ];
 }
 
@@ -75,6 +92,11 @@ impl<'a> Villain<'a> {
     }
 
     pub(crate) fn run(mut self, stop: &AtomicBool) {
+        if self.vice == Vice::Greedy && !become_another() {
+            // It is said that it was skipped: it is not idle.
+            self.rounds.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         // Relaxed: it is only to end some time, and a count.
         while !stop.load(Ordering::Relaxed) {
             // The daemon may refuse and close: that is how it should be.
@@ -96,6 +118,8 @@ impl<'a> Villain<'a> {
             Vice::Switcher => self.switch_sessions(),
             Vice::Parker => self.park(),
             Vice::Onlooker => self.look_on(),
+            Vice::Killed => self.be_killed(),
+            Vice::Greedy => self.take_all(),
         }
     }
 
@@ -265,6 +289,96 @@ impl<'a> Villain<'a> {
         }
         Ok(())
     }
+}
+
+impl Villain<'_> {
+    /// A process of its own, as only that can be killed: [`be_a_victim`].
+    fn be_killed(&mut self) -> std::io::Result<()> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--ignored", "--exact", VICTIM]).env(VICTIM_SOCKET, &self.socket);
+        let mut victim = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        self.rest_ms(200..1500);
+        victim.kill()?;
+        let ended = victim.wait()?;
+        if ended.success() {
+            self.truth.wrong("who was to be killed had ended".to_owned());
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self) -> std::io::Result<()> {
+        let (mut held, mut refused) = (Vec::new(), 0);
+        for _ in 0..CONNECTIONS_OF_USER_MAX + 10 {
+            let mut stream = self.connect()?;
+            // Who is refused is told, or finds the connection closed.
+            let is_told = stream.write_all(&hello(None)).and_then(|()| read_kind(&mut stream));
+            if matches!(is_told, Ok(kind) if kind == FrameKind::HelloReply as u8) {
+                held.push(stream);
+            } else {
+                refused += 1;
+            }
+        }
+        if held.len() > CONNECTIONS_OF_USER_MAX || refused == 0 {
+            self.truth.wrong(format!("one user had {} connections, and {refused} were refused", held.len()));
+        }
+        self.rest_ms(0..500);
+        drop(held);
+        // Until the daemon has seen them end.
+        self.rest_ms(2000..4000);
+        Ok(())
+    }
+}
+
+/// Makes this thread another user's. Whether that can be done here.
+fn become_another() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        let line = "skipped: a greedy user among the clients: only root can become another\n";
+        Write::write_all(&mut std::io::stdout().lock(), line.as_bytes()).expect("said");
+        return false;
+    }
+    let (uid, gid) = (Uid::from_raw(ANOTHER_USER), Gid::from_raw(ANOTHER_USER));
+    rustix::thread::set_thread_groups(&[]).expect("root may");
+    rustix::thread::set_thread_res_gid(gid, gid, gid).expect("root may");
+    rustix::thread::set_thread_res_uid(uid, uid, uid).expect("root may");
+    true
+}
+
+/// Asks, books and watches by a lane until it is killed.
+pub(crate) fn be_a_victim() {
+    let Some(socket) = std::env::var_os(VICTIM_SOCKET) else { return };
+    let options = || ClientOptions {
+        name: "victim".into(),
+        timeout: Some(crate::process::PATIENCE),
+        lane: LaneUse::Require,
+        ..ClientOptions::default()
+    };
+    let Ok(mut client) = Client::connect(Path::new(&socket), &options()) else { return wait_to_be_killed() };
+    let tokens = [11; 640];
+    for at in 0.. {
+        let name = format!("victim-{}-{at}", std::process::id());
+        let book = Some(BookingRequest { request_id: &name, attempt: 0 });
+        let request = RouteRequest { book, ..RouteRequest::new(SpaceId(at % 2), Prompt::of_tokens(&tokens)) };
+        // Replies are left in the ring now and then.
+        let asked = client.send_route(&request).and_then(|_| client.flush());
+        let told = if at % 8 < 6 { asked.and_then(|()| client.recv().map(drop)) } else { asked };
+        if told.is_err() {
+            return wait_to_be_killed();
+        }
+    }
+}
+
+/// The daemon may refuse a lane, or drain: being killed is all that is left.
+fn wait_to_be_killed() {
+    std::thread::sleep(Duration::from_secs(3600));
+}
+
+/// What kind of frame the next one is.
+fn read_kind(stream: &mut UnixStream) -> std::io::Result<u8> {
+    let mut header = [0; FRAME_HEADER_BYTES];
+    stream.read_exact(&mut header)?;
+    let header = FrameHeader::parse(&header).map_err(|fault| std::io::Error::other(fault.to_string()))?;
+    stream.read_exact(&mut vec![0; header.body_bytes as usize])?;
+    Ok(header.kind)
 }
 
 fn hello(session: Option<SessionToken>) -> Vec<u8> {

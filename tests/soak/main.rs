@@ -12,6 +12,7 @@ mod process;
 mod report;
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,9 +28,12 @@ const ENGINES: u64 = 4;
 const GATEWAYS: u64 = 3;
 /// Between two looks at the daemon's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// What one user may have: far more than all of ours, who are one, and less than the greedy one wants.
+const USER_SHARE_PERCENT: usize = 10;
 /// Bookings end soon, and whoever leaves a frame unfinished is closed soon.
 const CONFIG: &str = "\
 cores = 2
+socket_mode = \"0666\"
 frame_timeout_ms = 1000
 [booking]
 age_s_max = 12
@@ -60,6 +64,12 @@ fn twenty_seconds() {
 }
 
 #[test]
+#[ignore = "a process that the soak starts and kills"]
+fn a_victim() {
+    chaos::be_a_victim();
+}
+
+#[test]
 #[ignore = "as long as scripts/soak is told"]
 fn as_long_as_asked() {
     let asked = |name| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
@@ -80,7 +90,10 @@ fn start_daemon(engines: &[Engine]) -> Daemon {
         .map(|(id, engine)| format!("[[worker]]\nid = {id}\nmodel = \"m\"\nendpoint = \"{}\"\n", engine.endpoint));
     let config = folder.path().join("kvrouted.toml");
     let socket = folder.path().join("s");
-    let head = format!("[serve]\nsocket = \"{}\"\n{CONFIG}", text(&socket));
+    let share = format!("user_share_percent = {USER_SHARE_PERCENT}");
+    let head = format!("[serve]\nsocket = \"{}\"\n{share}\n{CONFIG}", text(&socket));
+    // Another user is among its clients.
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
     process::replace(&config, &format!("{head}{}", workers.collect::<String>()));
     Daemon::serve(folder, &["--config", text(&config)])
 }
@@ -171,7 +184,7 @@ fn await_last(daemon: &Daemon, last: &[u64]) {
 
 /// What the daemon counted of its clients.
 fn counters(daemon: &Daemon) -> BTreeMap<String, u64> {
-    let told = ["connections", "requests", "errors", "routes", "bookings", "queue", "admin"];
+    let told = ["connections", "requests", "errors", "routes", "bookings", "queue", "admin", "lane", "watch", "turns"];
     let is_told = |name: &str| told.iter().any(|start| name.starts_with(start));
     daemon.status().counters.into_iter().filter(|(name, count)| is_told(name) && *count > 0).collect()
 }

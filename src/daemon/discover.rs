@@ -2,18 +2,16 @@
 
 use std::cell::Cell;
 
-use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
 use super::muster::Muster;
-use super::recording::Recording;
 use super::reload::{self, ReadConfig};
 use super::roster::Roster;
+use super::shared::Shared;
 use super::streams::Streams;
 use super::{servers, watch};
 use crate::config::Config;
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::route::PolicyTable;
 use crate::serve::Admissions;
 
 /// What is followed, and what acts on it.
@@ -24,16 +22,15 @@ pub(super) struct Discovery<'a> {
     pub(super) roster: &'a Roster,
     pub(super) muster: Muster,
     pub(super) streams: &'a Streams,
-    pub(super) policies: &'a ArcSwap<PolicyTable>,
+    pub(super) shared: &'a Shared,
     pub(super) admissions: &'a Admissions,
-    pub(super) recording: &'a Recording,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
 
 /// Follows all sources for ever; answers with what ended by itself.
 pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
-    let Discovery { config, read_again, hangup, roster, muster, streams, policies, admissions, recording, counters } =
-        discovery;
+    let Discovery { config, read_again, hangup, roster, muster, streams, shared, admissions, counters } = discovery;
+    let (policies, recording) = (&*shared.policies, &shared.recording);
     let grace_ms = Cell::new(config.discovery.grace_ms);
     let files = async {
         match config.discovery.path.clone() {

@@ -116,9 +116,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
-    let mut acceptor = Acceptor::new(routing, handles.clone(), CONNECTIONS_MAX, Arc::clone(&counters))?
-        .admitting(Arc::clone(&admissions.routing))
-        .shared_by(Arc::clone(&shared.users));
+    let mut acceptor = acceptor(routing, &handles, &admissions, &shared, &counters)?;
     announce(config, engine, core_count, streams.len());
     let Signals { terminate, interrupt, hangup } = &mut signals;
     let discovery = Discovery {
@@ -128,9 +126,8 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         roster: &roster,
         muster,
         streams: &streams,
-        policies: &shared.policies,
+        shared: &shared,
         admissions: &admissions,
-        recording: &shared.recording,
         counters: &counters,
     };
     let ending = tokio::select! {
@@ -152,6 +149,18 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     end(cores, streams, threads, &snapshots, Instant::now() + Duration::from_millis(config.serve.drain_ms_max));
     tracing::info!(up_ms = shared.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+/// Accepts for the cores, from whom and as many as may connect.
+fn acceptor(
+    routing: BoundSocket,
+    cores: &[CoreHandle],
+    admissions: &Admissions,
+    shared: &Shared,
+    counters: &Arc<CounterSet<DaemonCounter>>,
+) -> Result<Acceptor> {
+    let acceptor = Acceptor::new(routing, cores.to_vec(), CONNECTIONS_MAX, Arc::clone(counters))?;
+    Ok(acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&shared.users)))
 }
 
 /// Where the daemon is reached, and by whom. Everything that can be refused is bound before any thread runs.

@@ -5,8 +5,11 @@
 //! the one in the even lanes and the other in the odd ones, so that one round of products serves both. Above 240 bytes
 //! a block has a register of accumulators to itself, and only its end is multiplied beside others.
 //!
-//! Tried: four products of 32 bits for each of 64 (slower by a seventh to a fifth), and more than one block beside each eight
-//! through the scalar multiplier (no faster, and slower where another thread shares the core).
+//! What bounds eight blocks of 64 bytes is the number of vector instructions, 84 of them, 29 of them products: two of 512
+//! bits a cycle where they are carried out in halves, as on Zen 4. Two more blocks go through the scalar multiplier meanwhile.
+//!
+//! Tried: four products of 32 bits for each of 64 (slower by a seventh to a fifth), five of 52 bits and a correction by the
+//! lower half (two instructions more in all), and one, three or four blocks beside each eight (slower by a tenth).
 
 use super::blocks::Blocks;
 use super::keys::Keys;
@@ -42,33 +45,53 @@ pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]
     assert_eq!(blocks.count(), out.len(), "a hash for each block");
     match blocks.window() {
         0..=32 => scalar::hash_each(blocks, keys, out),
-        33..LINE => turns::<TWO_ENDS, 0>(blocks, keys, out),
-        LINE => turns::<ONE_LINE, LINE>(blocks, keys, out),
-        128 => turns::<TWO_LINES, 128>(blocks, keys, out),
-        65..=MIDDLE_BYTES_MAX => turns::<TWO_LINES, 0>(blocks, keys, out),
-        256 => turns::<STRIPES, 256>(blocks, keys, out),
-        260 => turns::<STRIPES, 260>(blocks, keys, out),
-        _ => turns::<STRIPES, 0>(blocks, keys, out),
+        33..LINE => turns::<TWO_ENDS, 0>(blocks, 0, keys, out),
+        LINE => {
+            let at = blocks.lines().map_or(0, |lines| tens(lines, keys, out));
+            turns::<ONE_LINE, LINE>(blocks, at, keys, out);
+        }
+        128 => turns::<TWO_LINES, 128>(blocks, 0, keys, out),
+        65..=MIDDLE_BYTES_MAX => turns::<TWO_LINES, 0>(blocks, 0, keys, out),
+        256 => turns::<STRIPES, 256>(blocks, 0, keys, out),
+        260 => turns::<STRIPES, 260>(blocks, 0, keys, out),
+        _ => turns::<STRIPES, 0>(blocks, 0, keys, out),
     }
 }
 
-/// All blocks, eight a turn. `WINDOW` is 0 where it is not known when compiling.
+/// Whole tens of the most common blocks: eight side by side, and meanwhile two by the scalar multiplier. Says how many
+/// blocks that are.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
-fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
+fn tens(lines: &[[u8; LINE]], keys: &Keys, out: &mut [LocalHash]) -> usize {
+    let layout = Layout::new(LINE, keys);
+    let ((tens, _), (outs, _)) = (lines.as_chunks::<10>(), out.as_chunks_mut::<10>());
+    for ([a, b, c, d, e, f, g, h, i, j], out) in tens.iter().zip(outs) {
+        let starts = [a, b, c, d, e, f, g, h].map(|line| line.as_ptr());
+        // SAFETY: each of them is 64 bytes.
+        unsafe { eight::<ONE_LINE, LINE>(starts, LINE, &layout, keys, out) };
+        out[8].0 = scalar::hash(i, keys);
+        out[9].0 = scalar::hash(j, keys);
+    }
+    10 * tens.len()
+}
+
+/// All blocks from `at` on, eight a turn. `WINDOW` is 0 where it is not known when compiling.
+#[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
+fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, mut at: usize, keys: &Keys, out: &mut [LocalHash]) {
     let count = blocks.count();
-    let mut at = 0;
     if count >= EIGHT {
-        let layout = Layout::new(window_of::<WINDOW>(blocks), keys);
+        let layout = Layout::new(known::<WINDOW>(blocks.window()), keys);
         while count - at >= REST_MIN {
             let from = at.min(count - EIGHT);
+            let starts = std::array::from_fn(|block| blocks.start(from + block));
+            let out = &mut out[from..from + EIGHT];
             // SAFETY: there are eight blocks from `from` on, of the window that chose the shape.
-            unsafe { eight::<SHAPE, WINDOW>(blocks, from, &layout, keys, out) };
-            at = from + EIGHT;
-            // Beside eight short blocks, a ninth keeps the scalar multiplier busy.
-            if matches!(WINDOW, 64 | 128) && at < count {
-                out[at].0 = scalar::hash(&blocks.at(at)[..WINDOW], keys);
-                at += 1;
+            unsafe { eight::<SHAPE, WINDOW>(starts, blocks.window(), &layout, keys, out) };
+            if SHAPE == TWO_LINES && blocks.window() > SHORT_BYTES_MAX {
+                for (block, to) in out.iter_mut().enumerate() {
+                    to.0 = scalar::middle_rest(blocks.at(from + block), keys, to.0);
+                }
             }
+            at = from + EIGHT;
         }
     }
     for (block, to) in out.iter_mut().enumerate().skip(at) {
@@ -81,10 +104,10 @@ fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, keys: &Keys, 
     }
 }
 
-/// The bytes of each block, which the compiler knows where `WINDOW` says so.
+/// The length of a block, which the compiler knows where `WINDOW` says so.
 #[inline(always)]
-fn window_of<const WINDOW: usize>(blocks: Blocks<'_>) -> usize {
-    if WINDOW > 0 { WINDOW } else { blocks.window() }
+const fn known<const WINDOW: usize>(window: usize) -> usize {
+    if WINDOW > 0 { WINDOW } else { window }
 }
 
 /// Which keys go with which 16 bytes of a block of up to 240, and where they are.
@@ -126,39 +149,35 @@ impl Layout {
     }
 }
 
-/// Hashes the eight blocks from `at` on.
+/// Hashes eight blocks; of 129 to 240 bytes, the first 128.
 ///
 /// # Safety
-/// There are so many blocks, and their window is of the shape: 64, 33 to 63, 65 to 240, or above 240 bytes.
+/// At each of `starts`, `window` bytes are readable, of the shape: 64, 33 to 63, 65 to 240, or above 240 bytes.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 #[inline]
 unsafe fn eight<const SHAPE: u8, const WINDOW: usize>(
-    blocks: Blocks<'_>,
-    at: usize,
+    starts: [*const u8; EIGHT],
+    window: usize,
     layout: &Layout,
     keys: &Keys,
     out: &mut [LocalHash],
 ) {
-    let window = window_of::<WINDOW>(blocks);
+    let window = known::<WINDOW>(window);
+    let [a, b, c, d, e, f, g, h] = starts;
     // SAFETY: the caller vouches for the blocks and their shape.
     let sums = unsafe {
         in_block_order([
-            two::<SHAPE, WINDOW>(blocks, at, layout, keys),
-            two::<SHAPE, WINDOW>(blocks, at + 2, layout, keys),
-            two::<SHAPE, WINDOW>(blocks, at + 4, layout, keys),
-            two::<SHAPE, WINDOW>(blocks, at + 6, layout, keys),
+            two::<SHAPE, WINDOW>(a, b, window, layout, keys),
+            two::<SHAPE, WINDOW>(c, d, window, layout, keys),
+            two::<SHAPE, WINDOW>(e, f, window, layout, keys),
+            two::<SHAPE, WINDOW>(g, h, window, layout, keys),
         ])
     };
     let of_length = _mm512_set1_epi64(scalar::of_length(window).cast_signed());
     let hashes = avalanche(_mm512_add_epi64(sums, of_length));
-    let out = &mut out[at..at + EIGHT];
+    let out = &mut out[..EIGHT];
     // SAFETY: eight hashes, each a u64, are 64 bytes.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), hashes) };
-    if SHAPE == TWO_LINES && window > SHORT_BYTES_MAX {
-        for (block, to) in out.iter_mut().enumerate() {
-            to.0 = scalar::middle_rest(blocks.at(at + block), keys, to.0);
-        }
-    }
 }
 
 /// The products of two blocks: the first one's in the even lanes.
@@ -168,12 +187,13 @@ unsafe fn eight<const SHAPE: u8, const WINDOW: usize>(
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 #[inline]
 unsafe fn two<const SHAPE: u8, const WINDOW: usize>(
-    blocks: Blocks<'_>,
-    at: usize,
+    left: *const u8,
+    right: *const u8,
+    window: usize,
     layout: &Layout,
     keys: &Keys,
 ) -> __m512i {
-    let (window, left, right) = (window_of::<WINDOW>(blocks), blocks.start(at), blocks.start(at + 1));
+    let window = known::<WINDOW>(window);
     let Layout { front, back, front_lanes, back_lanes, back_at } = *layout;
     // SAFETY: `left` and `right` begin `window` readable bytes, of which the shape takes: all 64; the first and the last 32;
     // the first 64 and 64 more from `back_at`, which is at most `window` - 64; or more than 240.
@@ -208,7 +228,7 @@ unsafe fn long<const WINDOW: usize>(blocks: Blocks<'_>, block: usize, keys: &Key
     let mut sums = [0; 8];
     // SAFETY: the caller vouches for the block; eight words are 64 bytes.
     unsafe {
-        let keyed = accumulated(blocks.start(block), window_of::<WINDOW>(blocks), keys);
+        let keyed = accumulated(blocks.start(block), known::<WINDOW>(blocks.window()), keys);
         _mm512_storeu_si512(sums.as_mut_ptr().cast(), keyed);
     }
     scalar::merge(&sums, blocks.window())

@@ -64,6 +64,14 @@ impl<'a> Blocks<'a> {
         self.bytes.as_ptr().wrapping_add(block * self.stride)
     }
 
+    /// All of them, if they are of so many bytes and lie one after the other.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn lines<const WINDOW: usize>(&self) -> Option<&'a [[u8; WINDOW]]> {
+        let (lines, _) = self.bytes.as_chunks::<WINDOW>();
+        (self.window == WINDOW && self.stride == WINDOW).then(|| &lines[..self.count])
+    }
+
     /// Those from `from` up to, not including, `to`; both at most the count.
     pub(super) fn part(&self, from: usize, to: usize) -> Self {
         assert!(from <= to && to <= self.count, "a part lies within");

@@ -44,19 +44,24 @@ pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]
 /// As [`hash_blocks`], for a twin to compile again with its processor's instructions.
 #[inline(always)]
 pub(super) fn hash_each(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
-    // Of a length known when compiling, nothing is asked twice.
+    // What a length asks for is asked once for all blocks; of one known when compiling, nothing is left to ask.
     match blocks.window() {
-        64 => hash_each_of::<64>(blocks, keys, out),
-        128 => hash_each_of::<128>(blocks, keys, out),
-        256 => hash_each_of::<256>(blocks, keys, out),
-        _ => out.iter_mut().enumerate().for_each(|(block, to)| to.0 = hash(blocks.at(block), keys)),
+        0..=16 => each(blocks, out, |bytes| tiny(bytes, keys)),
+        17..=32 => each(blocks, out, |bytes| both_ends::<16>(bytes, keys)),
+        64 => each(blocks, out, |bytes| both_ends::<32>(&bytes[..64], keys)),
+        33..=64 => each(blocks, out, |bytes| both_ends::<32>(bytes, keys)),
+        65..=96 => each(blocks, out, |bytes| both_ends::<48>(bytes, keys)),
+        128 => each(blocks, out, |bytes| both_ends::<64>(&bytes[..128], keys)),
+        97..=SHORT_BYTES_MAX => each(blocks, out, |bytes| both_ends::<64>(bytes, keys)),
+        256 => each(blocks, out, |bytes| long(&bytes[..256], keys)),
+        _ => each(blocks, out, |bytes| hash(bytes, keys)),
     }
 }
 
 #[inline(always)]
-fn hash_each_of<const WINDOW: usize>(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
+fn each(blocks: Blocks<'_>, out: &mut [LocalHash], hash: impl Fn(&[u8]) -> u64) {
     for (block, to) in out.iter_mut().enumerate() {
-        to.0 = hash(&blocks.at(block)[..WINDOW], keys);
+        to.0 = hash(blocks.at(block));
     }
 }
 

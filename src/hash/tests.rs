@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
+mod timing;
 mod twins;
 
 const PLAIN_16: Scheme = Scheme { block_size: 16, window: Window::Plain };

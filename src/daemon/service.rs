@@ -42,6 +42,8 @@ pub(super) struct CoreService {
     rng: Xoshiro256PlusPlus,
     /// Done since it was last asked for, as [`Scratch::work`] counts it.
     work: u64,
+    /// When the request came up that is answered: one look at the clock for all that is decided of it.
+    now_ns: u64,
     /// Of failures that gateways report.
     failures_logged: LogQuota,
 }
@@ -63,6 +65,7 @@ impl CoreService {
             prefill_name,
             rng,
             work: 0,
+            now_ns: 0,
             failures_logged,
         }
     }
@@ -72,7 +75,13 @@ impl CoreService {
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
-        propose(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, draws, decision)?;
+        propose(
+            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            request,
+            &mut self.scratch,
+            draws,
+            decision,
+        )?;
         self.work += self.scratch.work();
         if self.scratch.active_locked() {
             self.metrics.counters.bump(CoreCounter::ActiveReadsLocked);
@@ -86,7 +95,12 @@ impl CoreService {
             return;
         }
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        take_turn(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision);
+        take_turn(
+            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            request,
+            &mut self.scratch,
+            decision,
+        );
     }
 
     /// How the request waits that was just decided, if it has to.
@@ -141,7 +155,7 @@ impl CoreService {
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.observation().asked.block_size;
         let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
-        let now_ns = self.shared.now_ns();
+        let now_ns = self.now_ns;
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
@@ -207,7 +221,7 @@ impl CoreService {
     /// Notes the decision for the journal and the shadow policy, where there is one.
     fn record(&mut self, request: &RouteRequest<'_>, decision: &Decision) {
         let Some(policy) = self.judged_by else { return };
-        let (at_ns, observation) = (self.shared.now_ns(), self.scratch.observation());
+        let (at_ns, observation) = (self.now_ns, self.scratch.observation());
         if self.recorder.note((at_ns, request.space), &policy, observation, decision) == Noted::Lost {
             self.metrics.counters.bump(CoreCounter::JournalLost);
         }
@@ -232,7 +246,7 @@ impl Service for CoreService {
     }
 
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
-        let began = Instant::now();
+        self.now_ns = self.shared.now_ns();
         let routed = match request.disaggregate {
             false => self.decide_and_book(session, request, decision)?,
             true => self.route_pair(session, request, decision)?,
@@ -240,10 +254,9 @@ impl Service for CoreService {
         if let busy @ Routed::Busy(_) = routed {
             return Ok(busy);
         }
-        let now_ms = began.duration_since(self.shared.started).as_millis() as u64;
-        self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, now_ms);
+        self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, self.now_ns / 1_000_000);
         self.record(request, decision);
-        self.metrics.decisions.record(began.elapsed().as_nanos() as u64);
+        self.metrics.decisions.record(self.shared.now_ns() - self.now_ns);
         Ok(Routed::Decided)
     }
 
@@ -275,15 +288,27 @@ impl Service for CoreService {
     }
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        self.now_ns = self.shared.now_ns();
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        overlaps(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, decision)?;
+        overlaps(
+            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            request,
+            &mut self.scratch,
+            decision,
+        )?;
         self.work += self.scratch.work();
         Ok(())
     }
 
     fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
+        self.now_ns = self.shared.now_ns();
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        potential_loads(&self.shared.view(&fleet, &policies, request.space), request, &mut self.scratch, potential)?;
+        potential_loads(
+            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            request,
+            &mut self.scratch,
+            potential,
+        )?;
         self.work += self.scratch.work();
         Ok(())
     }

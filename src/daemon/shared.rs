@@ -104,7 +104,13 @@ impl Shared {
         }
     }
 
-    pub(super) fn view<'a>(&'a self, fleet: &'a FleetTable, policies: &'a PolicyTable, space: SpaceId) -> View<'a> {
+    /// What a decision in `space` looks at, at a time of [`Shared::now_ns`].
+    pub(super) fn view<'a>(
+        &'a self,
+        fleet: &'a FleetTable,
+        policies: &'a PolicyTable,
+        (space, now_ns): (SpaceId, u64),
+    ) -> View<'a> {
         let predictions = &self.predicting.readers;
         View {
             fleet,
@@ -114,7 +120,7 @@ impl Shared {
             policy: policies.of(space),
             turns: &self.turns,
             affinities: &self.affinities,
-            now_ns: self.now_ns(),
+            now_ns,
         }
     }
 }

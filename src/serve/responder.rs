@@ -27,7 +27,8 @@ pub struct RoutingResponder<S> {
     pub(super) service: S,
     counters: Arc<CounterSet<CoreCounter>>,
     frame_body_bytes_max: u32,
-    scratch: RequestScratch,
+    /// `None` while a request borrows it.
+    scratch: Option<Box<RequestScratch>>,
     decision: Decision,
     potential: PotentialLoads,
     /// Done since a turn was last charged for it.
@@ -55,7 +56,7 @@ impl<S: Service> RoutingResponder<S> {
             service,
             counters,
             frame_body_bytes_max,
-            scratch: RequestScratch::default(),
+            scratch: None,
             decision: Decision::default(),
             potential: PotentialLoads::default(),
             work: 0,
@@ -92,10 +93,10 @@ impl<S: Service> RoutingResponder<S> {
     fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Replied> {
         require_hello(peer, header)?;
         // Taken out for the time of the request, which borrows it.
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut scratch = self.scratch.take().unwrap_or_default();
         let answered = decode_request(header.kind, body, &mut scratch)
             .and_then(|request| self.dispatch(peer, (header, body), &request, out));
-        self.scratch = scratch;
+        self.scratch = Some(scratch);
         answered
     }
 

@@ -1,13 +1,12 @@
 //! What a route demands of its worker, and what it sets in place of the policy: read, and written.
 
-use flatbuffers::{FlatBufferBuilder, ForwardsUOffset, Vector, WIPOffset};
-
+use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::convert::{mode_from_wire, mode_to_wire, unknown_value};
 use super::request::{bounded, invalid};
 use super::table::Elements;
 use crate::error::Result;
 use crate::limits::{NAME_BYTES_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
-use crate::route::{Names, Overrides, Preferences, RouteRequest};
+use crate::route::{Names, Overrides, Preferences};
 use crate::schema_generated::routing as fb;
 
 /// Where they are put, reused from one request to the next.
@@ -113,40 +112,52 @@ pub(super) fn overrides(table: Option<fb::Overrides<'_>>) -> Result<Overrides> {
     })
 }
 
-type Builder = FlatBufferBuilder<'static>;
-type TableVector<T> = WIPOffset<Vector<'static, ForwardsUOffset<T>>>;
+const TAINT: Layout<16, 8> = Layout::of(&[(fb::Taint::VT_KEY, REFERENCE), (fb::Taint::VT_WEIGHT, 8)]);
 
-/// They, encoded.
-pub(super) struct Encoded {
-    pub(super) required_taints: Option<TableVector<&'static str>>,
-    pub(super) preferred_taints: Option<TableVector<fb::Taint<'static>>>,
-    pub(super) shared_hits: Option<WIPOffset<Vector<'static, fb::BlockRange>>>,
-    pub(super) overrides: Option<WIPOffset<fb::Overrides<'static>>>,
+const OVERRIDES: Layout<40, 18> = Layout::of(&[
+    (fb::Overrides::VT_MODE, 1),
+    (fb::Overrides::VT_ASSUME_KV_REUSE, 1),
+    (fb::Overrides::VT_TRACK_PREFILL_TOKENS, 1),
+    (PADDING, 1),
+    (fb::Overrides::VT_DEVICE_CREDIT, 8),
+    (fb::Overrides::VT_PREFILL_LOAD_SCALE, 8),
+    (fb::Overrides::VT_TEMPERATURE, 8),
+    (fb::Overrides::VT_SHARED_MULTIPLIER, 8),
+]);
+
+/// Writes labels that the worker must have. Returns the vector's place.
+pub(super) fn write_required(frame: &mut FrameWriter<'_>, taints: Names<'_>) -> usize {
+    let vector = frame.references(taints.len());
+    for (n, taint) in taints.iter().enumerate() {
+        let place = frame.string(taint);
+        frame.refer(element(vector, n), place);
+    }
+    vector
 }
 
-/// Encodes those of a request; what it does not have is left out.
-pub(super) fn encode(builder: &mut Builder, request: &RouteRequest<'_>) -> Encoded {
-    let required: Vec<_> = request.required_taints.iter().map(|taint| builder.create_string(taint)).collect();
-    let taint = |(key, weight): (&str, f64)| {
-        let key = builder.create_string(key);
-        fb::Taint::create(builder, &fb::TaintArgs { key: Some(key), weight })
-    };
-    let preferred: Vec<_> = request.preferred_taints.iter().map(taint).collect();
-    let shared: Vec<_> = request.shared_hits.iter().map(|(start, end)| fb::BlockRange::new(*start, *end)).collect();
-    let set = request.overrides;
-    let args = fb::OverridesArgs {
-        mode: set.mode.map_or(fb::Mode::Default, mode_to_wire),
-        device_credit: set.device_credit,
-        prefill_load_scale: set.prefill_load_scale,
-        temperature: set.temperature,
-        shared_multiplier: set.shared_multiplier,
-        assume_kv_reuse: set.assume_kv_reuse,
-        track_prefill_tokens: set.track_prefill_tokens,
-    };
-    Encoded {
-        required_taints: (!required.is_empty()).then(|| builder.create_vector(&required)),
-        preferred_taints: (!preferred.is_empty()).then(|| builder.create_vector(&preferred)),
-        shared_hits: (!shared.is_empty()).then(|| builder.create_vector(&shared)),
-        overrides: (set != Overrides::NONE).then(|| fb::Overrides::create(builder, &args)),
+/// Writes labels that the worker should have, or should not. Returns the vector's place.
+pub(super) fn write_preferred(frame: &mut FrameWriter<'_>, taints: Preferences<'_>) -> usize {
+    let vector = frame.references(taints.iter().count());
+    for (n, (key, weight)) in taints.iter().enumerate() {
+        let mut taint = TAINT.blank();
+        taint.set(fb::Taint::VT_WEIGHT, weight.to_le_bytes());
+        let place = frame.table(taint);
+        let key = frame.string(key);
+        frame.refer_field((&TAINT, place), fb::Taint::VT_KEY, key);
+        frame.refer(element(vector, n), place);
     }
+    vector
+}
+
+/// Writes what is set in place of the policy. Returns its place.
+pub(super) fn write_overrides(frame: &mut FrameWriter<'_>, set: &Overrides) -> usize {
+    let mut table = OVERRIDES.blank();
+    table.set_if(fb::Overrides::VT_MODE, set.mode.map(|mode| [mode_to_wire(mode).0]));
+    table.set_if(fb::Overrides::VT_DEVICE_CREDIT, set.device_credit.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_PREFILL_LOAD_SCALE, set.prefill_load_scale.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_TEMPERATURE, set.temperature.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_SHARED_MULTIPLIER, set.shared_multiplier.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_ASSUME_KV_REUSE, set.assume_kv_reuse.map(|is_so| [u8::from(is_so)]));
+    table.set_if(fb::Overrides::VT_TRACK_PREFILL_TOKENS, set.track_prefill_tokens.map(|is_so| [u8::from(is_so)]));
+    frame.table(table)
 }

@@ -2,7 +2,6 @@
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
-use super::constraints;
 use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::WorkerChange;
@@ -21,7 +20,6 @@ pub struct RequestEncoder {
     tokens: Vec<u32>,
     hashes: Vec<u64>,
     media: Vec<fb::MediaHash>,
-    allow: Vec<fb::WorkerRef>,
 }
 
 impl std::fmt::Debug for RequestEncoder {
@@ -62,55 +60,6 @@ impl RequestEncoder {
             fb::HelloArgs { version_min, version_max, client_name: Some(client_name), session: session.as_ref() };
         let root = fb::Hello::create(&mut self.builder, &args);
         self.finish(FrameKind::Hello, id, root, out);
-    }
-
-    /// Appends a route.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] if a list is longer than any daemon takes; nothing is appended then.
-    pub fn route(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
-        check_lengths(request)?;
-        let question = self.question(request);
-        let affinity_session = request.affinity_session.map(|session| self.builder.create_string(session));
-        let request_id = request.book.map(|book| self.builder.create_string(book.request_id));
-        let allow = request.allow.map(|workers| {
-            self.allow.clear();
-            self.allow.extend(workers.iter().map(|worker| worker_to_wire(*worker)));
-            self.builder.create_vector(&self.allow)
-        });
-        let constraints = constraints::encode(&mut self.builder, request);
-        let pin = request.pin.map(worker_to_wire);
-        let args = fb::RouteArgs {
-            space_id: request.space.0,
-            request_id,
-            attempt: request.book.map_or(0, |book| book.attempt),
-            tokens: question.tokens,
-            local_hashes: question.local_hashes,
-            scheme: question.scheme,
-            token_count: question.token_count,
-            lora: question.lora,
-            salt: question.salt,
-            media: question.media,
-            book: request.book.is_some(),
-            explain: request.explain,
-            candidates_max: u32::try_from(request.candidates_max).unwrap_or(u32::MAX),
-            allow,
-            pin: pin.as_ref(),
-            required_taints: constraints.required_taints,
-            preferred_taints: constraints.preferred_taints,
-            shared_hits: constraints.shared_hits,
-            overrides: constraints.overrides,
-            expected_output_tokens: request.expected_output_tokens,
-            affinity_session,
-            disaggregate: request.disaggregate,
-            priority: request.priority,
-            priority_jump: request.priority_jump,
-            deadline_us: request.deadline_us,
-            ..fb::RouteArgs::default()
-        };
-        let root = fb::Route::create(&mut self.builder, &args);
-        self.finish(FrameKind::Route, id, root, out);
-        Ok(())
     }
 
     /// Appends an overlap; only what says which prompt in which space is sent.

@@ -20,6 +20,7 @@ mod reply;
 mod reports;
 mod request;
 mod route;
+mod route_reply;
 mod table;
 mod verify;
 

@@ -1,25 +1,26 @@
 //! The gateway's reading of what the daemon sends, into owned values.
 
 use super::convert::{
-    device_from_wire, match_from_wire, mode_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire,
-    side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
-    worker_from_wire,
+    device_from_wire, match_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire, side_from_wire,
+    state_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
 };
 use super::header::FrameKind;
 use super::lanes;
 use super::message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
-    SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+    HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, ServerLimits, SourceStatus, SpaceInfo,
+    StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
 use super::policy::PolicyDone;
 use super::questions;
+use super::route_reply::{RouteReplySaid, route_reply};
+use super::table::HotTable;
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerState;
 use crate::ids::{SpaceId, Worker};
 use crate::load::BookingOutcome;
-use crate::route::{BookingHandle, MatchStatus, ReplyNotes};
+use crate::route::{MatchStatus, ReplyNotes};
 use crate::schema_generated::routing as fb;
 
 /// Tables in one reply: a page of status has one per counter.
@@ -34,7 +35,7 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
     let Some(known) = FrameKind::from_u8(kind) else { return Err(unknown_value("kind", kind)) };
     Ok(match known {
         FrameKind::HelloReply => Reply::Hello(hello(root::<fb::HelloReply<'_>>(body)?)?),
-        FrameKind::RouteReply => Reply::Route(route(root::<fb::RouteReply<'_>>(body)?)?),
+        FrameKind::RouteReply => Reply::Route(route_reply(&RouteReplySaid::of_body(body, REPLY_TABLES_MAX)?)?),
         FrameKind::PrefillCompleteReply => {
             Reply::PrefillComplete(outcome(root::<fb::PrefillCompleteReply<'_>>(body)?.outcome())?)
         }
@@ -78,11 +79,11 @@ fn outcome(value: fb::BookingOutcome) -> Result<BookingOutcome> {
     outcome_from_wire(value).ok_or_else(|| unknown_value("outcome", value.0))
 }
 
-fn state(value: fb::WorkerState) -> Result<WorkerState> {
+pub(super) fn state(value: fb::WorkerState) -> Result<WorkerState> {
     state_from_wire(value).ok_or_else(|| unknown_value("state", value.0))
 }
 
-fn matched(value: fb::MatchStatus) -> Result<MatchStatus> {
+pub(super) fn matched(value: fb::MatchStatus) -> Result<MatchStatus> {
     match_from_wire(value).ok_or_else(|| unknown_value("match", value.0))
 }
 
@@ -110,47 +111,6 @@ fn hello(table: fb::HelloReply<'_>) -> Result<HelloReply> {
         features: table.features(),
         spaces: spaces.collect::<Result<_>>()?,
         admin_socket: table.admin_socket().filter(|path| !path.is_empty()).map(Into::into),
-    })
-}
-
-fn route(table: fb::RouteReply<'_>) -> Result<RouteReply> {
-    let removed = table.removed().map(|removed| {
-        let rule = |removal: fb::Removal<'_>| {
-            (removal.rule().to_owned(), removal.workers().iter().map(worker_from_wire).collect::<Vec<_>>())
-        };
-        removed.iter().map(rule).collect()
-    });
-    let handle = |handle: &fb::BookingHandle| BookingHandle { slot: handle.slot(), generation: handle.generation() };
-    let prefill = table.prefill().map(|prefill| prefill.iter().map(candidate).collect::<Result<_>>());
-    Ok(RouteReply {
-        candidates: table.candidates().iter().map(candidate).collect::<Result<_>>()?,
-        eligible: table.eligible(),
-        ties: table.ties(),
-        matched: matched(table.match_())?,
-        notes: ReplyNotes(table.notes()),
-        request_blocks: table.request_blocks(),
-        policy_version: table.policy_version(),
-        fleet_version: table.fleet_version(),
-        index_epoch: table.index_epoch(),
-        booking: table.booking().map(handle),
-        removed: removed.unwrap_or_default(),
-        nobody: table.nobody(),
-        retry_after_us: table.retry_after_us(),
-        mode: mode_from_wire(table.mode()),
-        prefill: prefill.transpose()?.unwrap_or_default(),
-        prefill_booking: table.prefill_booking().map(handle),
-    })
-}
-
-fn candidate(table: fb::Candidate<'_>) -> Result<Candidate> {
-    Ok(Candidate {
-        worker: Worker::new(table.worker_id(), table.dp_rank()),
-        name: table.name().unwrap_or_default().to_owned(),
-        overlap: tiers_from_wire(table.overlap()),
-        trust: trust_from_wire(table.trust())?,
-        cost: table.cost(),
-        state: state(table.state())?,
-        terms: table.terms().map(terms_from_wire),
     })
 }
 

@@ -15,7 +15,7 @@ use super::policy::{self, PolicyOrder};
 use super::questions;
 use super::reports;
 use super::route;
-use super::table::{HotTable, TableReader};
+use super::table::HotTable;
 use super::verify;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, Worker};
@@ -214,12 +214,8 @@ where
     verify::root::<T>(body, REQUEST_TABLES_MAX)
 }
 
-/// The fields of a table, read in one go where nothing is odd about it.
 fn hot<'a, T: HotTable<'a>>(body: &'a [u8]) -> Result<T> {
-    match TableReader::root(body).and_then(|mut table| T::read(&mut table)) {
-        Some(fields) => Ok(fields),
-        None => root::<T::Table>(body).map(T::of),
-    }
+    T::of_body(body, REQUEST_TABLES_MAX)
 }
 
 fn unsupported(what: impl std::fmt::Display) -> Error {

@@ -1,14 +1,19 @@
-//! What a route request says, and what any question says of its prompt.
+//! What a route request says, and what any question says of its prompt: routes both directions.
 
+use flatbuffers::VOffsetT;
+
+use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, Table};
 use super::constraints::{self, Constraints};
-use super::convert::{scheme_said, worker_from_wire};
+use super::convert::{scheme_said, window_to_wire, worker_from_wire, worker_to_wire};
+use super::encode_request::{RequestEncoder, check_lengths};
+use super::header::FrameKind;
 use super::request::{Request, RequestScratch, bounded, invalid, name, understood};
-use super::table::{Elements, Field, HotTable, TableReader, hot_tables, nested};
+use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::{Result, counted};
 use crate::hash::TOKEN_BYTES;
-use crate::ids::{Scheme, SpaceId, Window};
+use crate::ids::{CorrelationId, Scheme, SpaceId, Window};
 use crate::limits::{ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
-use crate::route::{BookingRequest, Prompt, RouteRequest};
+use crate::route::{BookingRequest, Overrides, Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
 
 /// Bytes of a local hash.
@@ -56,7 +61,7 @@ impl<'a> Field<'a> for Option<SchemeSaid<'a>> {
     }
 
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
-        nested(table, at).map(Some)
+        table.nested(at).map(Some)
     }
 }
 
@@ -194,4 +199,164 @@ pub(super) fn read_media<'a>(
     bounded("media", listed.len(), MEDIA_HASHES_MAX)?;
     media.extend(listed.map(|entry| (entry.block(), entry.hash())));
     Ok(media)
+}
+
+const ROUTE: Layout<112, 56> = Layout::of(&[
+    (fb::Route::VT_SPACE_ID, 4),
+    (fb::Route::VT_REQUEST_ID, REFERENCE),
+    (fb::Route::VT_ATTEMPT, 4),
+    (fb::Route::VT_TOKENS, REFERENCE),
+    (fb::Route::VT_LOCAL_HASHES, REFERENCE),
+    (fb::Route::VT_SCHEME, REFERENCE),
+    (fb::Route::VT_TOKEN_COUNT, 4),
+    (fb::Route::VT_LORA, REFERENCE),
+    (fb::Route::VT_SALT, REFERENCE),
+    (fb::Route::VT_MEDIA, REFERENCE),
+    (fb::Route::VT_CANDIDATES_MAX, 4),
+    (fb::Route::VT_ALLOW, REFERENCE),
+    (fb::Route::VT_REQUIRED_TAINTS, REFERENCE),
+    (fb::Route::VT_PREFERRED_TAINTS, REFERENCE),
+    (fb::Route::VT_EXPECTED_OUTPUT_TOKENS, 4),
+    (fb::Route::VT_OVERRIDES, REFERENCE),
+    (fb::Route::VT_SHARED_HITS, REFERENCE),
+    (fb::Route::VT_AFFINITY_SESSION, REFERENCE),
+    (fb::Route::VT_PRIORITY, 4),
+    (fb::Route::VT_PRIORITY_JUMP, 8),
+    (fb::Route::VT_PIN, 16),
+    (fb::Route::VT_DEADLINE_US, 4),
+    (fb::Route::VT_BOOK, 1),
+    (fb::Route::VT_EXPLAIN, 1),
+    (fb::Route::VT_DISAGGREGATE, 1),
+    (PADDING, 1),
+]);
+
+const SCHEME: Layout<12, 10> = Layout::of(&[
+    (fb::Scheme::VT_BLOCK_SIZE, 4),
+    (fb::Scheme::VT_WINDOW, 1),
+    (fb::Scheme::VT_SEED_RULE, 1),
+    (PADDING, 2),
+]);
+
+/// What is reserved for a request beside its prompt, bytes: more than most take.
+const REQUEST_BYTES: usize = 512;
+
+impl RequestEncoder {
+    /// Appends a route.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`](crate::error::Kind::InvalidArgument) if a list is longer than any daemon takes; nothing
+    /// is appended then.
+    pub fn route(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
+        check_lengths(request)?;
+        let (Prompt::Tokens(prompt) | Prompt::LocalHashes { hashes: prompt, .. }) = request.prompt;
+        let mut frame = FrameWriter::begin(out, FrameKind::Route, id, REQUEST_BYTES + prompt.len());
+        let root = frame.table(route_table(request));
+        let refer = |frame: &mut FrameWriter<'_>, field, to| frame.refer_field((&ROUTE, root), field, to);
+        for (field, text) in texts(request) {
+            if let Some(text) = text {
+                let place = frame.string(text);
+                refer(&mut frame, field, place);
+            }
+        }
+        match request.prompt {
+            Prompt::Tokens(tokens) => {
+                let place = frame.vector(
+                    tokens.len() / TOKEN_BYTES,
+                    TOKEN_BYTES,
+                    tokens.as_chunks::<TOKEN_BYTES>().0.as_flattened(),
+                );
+                refer(&mut frame, fb::Route::VT_TOKENS, place);
+            }
+            Prompt::LocalHashes { hashes, scheme, .. } => {
+                let place = frame.vector(
+                    hashes.len() / HASH_BYTES,
+                    HASH_BYTES,
+                    hashes.as_chunks::<HASH_BYTES>().0.as_flattened(),
+                );
+                refer(&mut frame, fb::Route::VT_LOCAL_HASHES, place);
+                let mut table = SCHEME.blank();
+                table.set(fb::Scheme::VT_BLOCK_SIZE, scheme.block_size.to_le_bytes());
+                table.set(fb::Scheme::VT_WINDOW, [window_to_wire(scheme.window).0]);
+                table.set(fb::Scheme::VT_SEED_RULE, [fb::SeedRule::Xxh3Additive.0]);
+                let place = frame.table(table);
+                refer(&mut frame, fb::Route::VT_SCHEME, place);
+            }
+        }
+        if !request.media.is_empty() {
+            let place = frame.begin_vector(request.media.len(), 8);
+            request.media.iter().for_each(|&(block, hash)| frame.bytes(&fb::MediaHash::new(block, hash).0));
+            refer(&mut frame, fb::Route::VT_MEDIA, place);
+        }
+        if let Some(allow) = request.allow {
+            let place = frame.begin_vector(allow.len(), 8);
+            allow.iter().for_each(|worker| frame.bytes(&worker_to_wire(*worker).0));
+            refer(&mut frame, fb::Route::VT_ALLOW, place);
+        }
+        if !request.shared_hits.is_empty() {
+            let place = frame.begin_vector(request.shared_hits.len(), 4);
+            request.shared_hits.iter().for_each(|&(start, end)| frame.bytes(&fb::BlockRange::new(start, end).0));
+            refer(&mut frame, fb::Route::VT_SHARED_HITS, place);
+        }
+        if !request.required_taints.is_empty() {
+            let place = constraints::write_required(&mut frame, request.required_taints);
+            refer(&mut frame, fb::Route::VT_REQUIRED_TAINTS, place);
+        }
+        if !request.preferred_taints.names.is_empty() {
+            let place = constraints::write_preferred(&mut frame, request.preferred_taints);
+            refer(&mut frame, fb::Route::VT_PREFERRED_TAINTS, place);
+        }
+        if request.overrides != Overrides::NONE {
+            let place = constraints::write_overrides(&mut frame, &request.overrides);
+            refer(&mut frame, fb::Route::VT_OVERRIDES, place);
+        }
+        frame.end(root);
+        Ok(())
+    }
+}
+
+/// The strings of a request.
+fn texts<'a>(request: &RouteRequest<'a>) -> [(VOffsetT, Option<&'a str>); 4] {
+    [
+        (fb::Route::VT_REQUEST_ID, request.book.map(|book| book.request_id)),
+        (fb::Route::VT_LORA, request.lora),
+        (fb::Route::VT_SALT, request.salt),
+        (fb::Route::VT_AFFINITY_SESSION, request.affinity_session),
+    ]
+}
+
+/// The table of a request, references not yet set. What is as the schema has it anyway is left out.
+fn route_table(request: &RouteRequest<'_>) -> Table<'static, 112, 56> {
+    let mut table = ROUTE.blank();
+    let unless_zero = |value: u32| (value != 0).then_some(value.to_le_bytes());
+    let if_so = |is_so: bool| is_so.then_some([1]);
+    let (tokens, hashes, token_count) = match request.prompt {
+        Prompt::Tokens(_) => (true, false, 0),
+        Prompt::LocalHashes { token_count, .. } => (false, true, token_count),
+    };
+    table.set(fb::Route::VT_SPACE_ID, request.space.0.to_le_bytes());
+    table.set_if(fb::Route::VT_ATTEMPT, unless_zero(request.book.map_or(0, |book| book.attempt)));
+    table.leave_out(fb::Route::VT_TOKENS, !tokens);
+    table.leave_out(fb::Route::VT_LOCAL_HASHES, !hashes);
+    table.leave_out(fb::Route::VT_SCHEME, !hashes);
+    table.set_if(fb::Route::VT_TOKEN_COUNT, unless_zero(token_count));
+    table.leave_out(fb::Route::VT_MEDIA, request.media.is_empty());
+    table.set(fb::Route::VT_CANDIDATES_MAX, u32::try_from(request.candidates_max).unwrap_or(u32::MAX).to_le_bytes());
+    table.leave_out(fb::Route::VT_ALLOW, request.allow.is_none());
+    table.leave_out(fb::Route::VT_REQUIRED_TAINTS, request.required_taints.is_empty());
+    table.leave_out(fb::Route::VT_PREFERRED_TAINTS, request.preferred_taints.names.is_empty());
+    table.set_if(fb::Route::VT_EXPECTED_OUTPUT_TOKENS, unless_zero(request.expected_output_tokens));
+    table.leave_out(fb::Route::VT_OVERRIDES, request.overrides == Overrides::NONE);
+    table.leave_out(fb::Route::VT_SHARED_HITS, request.shared_hits.is_empty());
+    table.set_if(fb::Route::VT_PRIORITY, (request.priority != 0).then_some(request.priority.to_le_bytes()));
+    let jump = request.priority_jump;
+    table.set_if(fb::Route::VT_PRIORITY_JUMP, (jump.to_bits() != 0).then_some(jump.to_le_bytes()));
+    table.set_if(fb::Route::VT_PIN, request.pin.map(|worker| worker_to_wire(worker).0));
+    table.set_if(fb::Route::VT_DEADLINE_US, unless_zero(request.deadline_us));
+    table.set_if(fb::Route::VT_BOOK, if_so(request.book.is_some()));
+    table.set_if(fb::Route::VT_EXPLAIN, if_so(request.explain));
+    table.set_if(fb::Route::VT_DISAGGREGATE, if_so(request.disaggregate));
+    for (field, text) in texts(request) {
+        table.leave_out(field, text.is_none());
+    }
+    table
 }

@@ -7,14 +7,18 @@
 
 use std::marker::PhantomData;
 
-use flatbuffers::{VOffsetT, Vector};
+use flatbuffers::{Follow, ForwardsUOffset, VOffsetT, Vector, Verifiable};
 
 use super::header::FRAME_IDENTIFIER;
-use super::verify::APPARENT_SIZE_FACTOR;
+use super::verify::{self, APPARENT_SIZE_FACTOR};
+use crate::error::Result;
 use crate::schema_generated::routing as fb;
 
-/// The largest field that lies in a table itself, bytes.
-const FIELD_BYTES_MAX: usize = 16;
+/// What is counted for a field beforehand, bytes; larger ones count for the rest when they are read.
+const FIELD_BYTES_COUNTED: usize = 16;
+
+/// Tables in a vector that is read in one go: more is the verifier's to bound.
+const LISTED_MAX: usize = 1 << 10;
 
 /// One table of a body.
 pub(super) struct TableReader<'a> {
@@ -52,9 +56,9 @@ impl<'a> TableReader<'a> {
             return None;
         }
         let vtable = body.get(vtable_at..)?.get(..vtable_bytes)?;
-        // Counted at once for every field, as the largest that there are; the verifier counts what there is.
+        // Counted at once for every field that may be there; the verifier counts those that are.
         let entries = vtable_bytes / size_of::<VOffsetT>();
-        let fields_bytes = entries * (size_of::<VOffsetT>() + FIELD_BYTES_MAX);
+        let fields_bytes = entries * (size_of::<VOffsetT>() + FIELD_BYTES_COUNTED);
         let bytes_left =
             bytes_left.checked_sub(size_of::<i32>() + size_of::<VOffsetT>() + vtable_bytes + fields_bytes)?;
         Some(Self { body, at, fields: body.get(at..)?, vtable, bytes_left })
@@ -62,17 +66,12 @@ impl<'a> TableReader<'a> {
 
     /// Where a field lies behind the table's start, if it is there.
     #[inline]
-    fn place(&self, field: VOffsetT) -> Option<usize> {
+    pub(super) fn place(&self, field: VOffsetT) -> Option<usize> {
         let entry = self.vtable.get(usize::from(field)..)?.first_chunk()?;
         match u16::from_le_bytes(*entry) {
             0 => None,
             behind => Some(usize::from(behind)),
         }
-    }
-
-    /// Whether a field is there.
-    pub(super) fn has(&self, field: VOffsetT) -> bool {
-        self.place(field).is_some()
     }
 
     /// What lies at a place behind the table's start, aligned to its own size.
@@ -84,8 +83,8 @@ impl<'a> TableReader<'a> {
 
     /// A struct at a place behind the table's start.
     #[inline]
-    fn packed<const BYTES: usize>(&self, behind: usize) -> Option<[u8; BYTES]> {
-        const { assert!(BYTES <= FIELD_BYTES_MAX) }
+    fn packed<const BYTES: usize>(&mut self, behind: usize) -> Option<[u8; BYTES]> {
+        self.bytes_left = self.bytes_left.checked_sub(BYTES.saturating_sub(FIELD_BYTES_COUNTED))?;
         self.fields.get(behind..)?.first_chunk().copied()
     }
 
@@ -94,6 +93,22 @@ impl<'a> TableReader<'a> {
     fn follow(&self, behind: usize) -> Option<usize> {
         let forward = u32::from_le_bytes(self.scalar(behind)?) as usize;
         (self.at + behind).checked_add(forward)
+    }
+
+    /// The fields of a table that this one refers to, at a place in the body.
+    #[inline]
+    fn inner<T: HotTable<'a>>(&mut self, start: usize) -> Option<T> {
+        let mut inner = Self::table_at(self.body, start, self.bytes_left)?;
+        let fields = T::read(&mut inner)?;
+        self.bytes_left = inner.bytes_left;
+        Some(fields)
+    }
+
+    /// The fields of a table that a field of this one refers to.
+    #[inline]
+    pub(super) fn nested<T: HotTable<'a>>(&mut self, behind: usize) -> Option<T> {
+        let start = self.follow(behind)?;
+        self.inner(start)
     }
 
     /// The elements of a vector, one behind the other.
@@ -126,15 +141,6 @@ pub(super) trait Field<'a>: Default {
 
     /// Reads what lies at a place behind the table's start; `None` = it is for the verifier to judge.
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self>;
-
-    /// Reads a field, or what it holds where it is absent.
-    #[inline]
-    fn read(table: &mut TableReader<'a>, field: VOffsetT, absent: Self) -> Option<Self> {
-        match table.place(field) {
-            Some(at) => Self::at(table, at),
-            None => Some(absent),
-        }
-    }
 }
 
 macro_rules! scalar_fields {
@@ -189,7 +195,7 @@ macro_rules! enum_fields {
     )*};
 }
 
-enum_fields!(Window SeedRule);
+enum_fields!(Window SeedRule MatchStatus Mode WorkerState);
 
 /// A struct of the schema: bytes in a fixed order.
 pub(super) trait Struct: Copy {
@@ -221,7 +227,7 @@ macro_rules! structs {
     )*};
 }
 
-structs!(WorkerRef BookingHandle MediaHash BlockRange);
+structs!(WorkerRef BookingHandle MediaHash BlockRange TierBlocks Trust);
 
 impl<'a> Field<'a> for Option<&'a str> {
     type Accessed = Self;
@@ -276,22 +282,75 @@ impl<'a, T: 'a> Field<'a> for Elements<'a, T> {
 /// A table whose fields are read in one go.
 pub(super) trait HotTable<'a>: Sized {
     /// The same of the schema.
-    type Table: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a;
+    type Table: Follow<'a, Inner = Self::Table> + Verifiable + 'a;
 
     /// Takes the fields of a table that is verified.
-    fn of(table: <Self::Table as flatbuffers::Follow<'a>>::Inner) -> Self;
+    fn of(table: Self::Table) -> Self;
 
     /// Reads them; `None` = it is for the verifier to judge.
     fn read(table: &mut TableReader<'a>) -> Option<Self>;
+
+    /// The fields of the table that a body is, read in one go where nothing is odd about it.
+    ///
+    /// # Errors
+    /// As [`verify::root`].
+    #[inline]
+    fn of_body(body: &'a [u8], tables_max: usize) -> Result<Self> {
+        match TableReader::root(body).and_then(|mut table| Self::read(&mut table)) {
+            Some(fields) => {
+                debug_assert!(verify::root::<Self::Table>(body, tables_max).is_ok(), "nothing gets past the verifier");
+                Ok(fields)
+            }
+            None => verify::root::<Self::Table>(body, tables_max).map(Self::of),
+        }
+    }
 }
 
-/// Reads a table that another refers to.
-#[inline]
-pub(super) fn nested<'a, T: HotTable<'a>>(table: &mut TableReader<'a>, at: usize) -> Option<T> {
-    let mut inner = TableReader::table_at(table.body, table.follow(at)?, table.bytes_left)?;
-    let fields = T::read(&mut inner)?;
-    table.bytes_left = inner.bytes_left;
-    Some(fields)
+/// Tables that a vector refers to.
+pub(super) struct Listed<T>(pub(super) Vec<T>);
+
+impl<T> Default for Listed<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'a, T: HotTable<'a>> Field<'a> for Listed<T> {
+    type Accessed = Vector<'a, ForwardsUOffset<T::Table>>;
+
+    fn of(accessed: Self::Accessed) -> Self {
+        Self(accessed.iter().map(T::of).collect())
+    }
+
+    fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
+        let references = table.elements(at, (size_of::<u32>(), align_of::<u32>()))?;
+        // Each is looked at once more.
+        table.bytes_left = table.bytes_left.checked_sub(references.len())?;
+        let references = references.as_chunks().0;
+        if references.len() > LISTED_MAX {
+            return None;
+        }
+        let mut place = table.follow(at)? + size_of::<u32>();
+        let mut listed = Vec::with_capacity(references.len());
+        for reference in references {
+            let start = place.checked_add(u32::from_le_bytes(*reference) as usize)?;
+            listed.push(table.inner(start)?);
+            place += size_of::<u32>();
+        }
+        Some(Self(listed))
+    }
+}
+
+impl<'a, T: HotTable<'a>> Field<'a> for Option<Listed<T>> {
+    type Accessed = Option<Vector<'a, ForwardsUOffset<T::Table>>>;
+
+    fn of(accessed: Self::Accessed) -> Self {
+        accessed.map(Listed::of)
+    }
+
+    fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
+        Listed::at(table, at).map(Some)
+    }
 }
 
 /// Lists the fields of tables once, for both ways of reading them: `name: type`, then what it holds where it is absent,
@@ -322,11 +381,14 @@ macro_rules! hot_tables {
 
             #[inline]
             fn read(table: &mut TableReader<'a>) -> Option<Self> {
-                $(if $(table.has(fb::$table::$rare))||* {
+                $(if $(table.place(fb::$table::$rare).is_some())||* {
                     return None;
                 })?
                 Some(Self {
-                    $($field: <$type>::read(table, fb::$table::$slot, hot_tables!(@absent $($absent)?))?,)*
+                    $($field: match table.place(fb::$table::$slot) {
+                        Some(at) => <$type>::at(table, at)?,
+                        None => hot_tables!(@absent $($absent)?),
+                    },)*
                     $($kept: None,)?
                     lifetime: std::marker::PhantomData,
                 })

@@ -3,7 +3,7 @@
 use super::*;
 use crate::limits::REQUEST_TABLES_MAX;
 use crate::wire::table::{HotTable, TableReader};
-use crate::wire::{bookings, questions, route, verify};
+use crate::wire::{bookings, questions, route, route_reply, verify};
 
 /// The fields of a body, read in one go and by way of the verifier.
 fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
@@ -13,7 +13,7 @@ fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
 }
 
 /// Says whether a body is read in one go, and makes sure that what is read is what the verifier's way gives.
-fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
+pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
     let (mut one, mut two) = (RequestScratch::default(), RequestScratch::default());
     macro_rules! same {
         ($decode:expr $(, $scratch:ident)?) => {{
@@ -35,6 +35,7 @@ fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
         FrameKind::Free => same!(bookings::free),
         FrameKind::OutputProgress => same!(bookings::output_progress),
         FrameKind::Served => same!(bookings::served),
+        FrameKind::RouteReply => same!(route_reply::route_reply),
         other => panic!("{other:?} is not hot"),
     };
     assert_eq!(at_once, verified);
@@ -90,8 +91,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
         a.shared_hits = has(14).then(|| b.create_vector(&[fb::BlockRange::new(1, number)]));
         a.affinity_session = has(15).then(|| b.create_string(text));
         (a.priority, a.deadline_us) = (-i32::from(has(16)), u32::from(has(17)));
-        (a.priority_jump, a.disaggregate) = (f64::from(u8::from(has(18))), has(19));
-        a.expected_output_tokens = u32::from(has(20)) * number;
+        (a.priority_jump, a.disaggregate) = (f64::from(u8::from(has(18))), has(19) != has(20));
         a.required_taints = has(21).then(|| {
             let taint = b.create_string(text);
             b.create_vector(&[taint])

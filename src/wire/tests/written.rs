@@ -115,6 +115,26 @@ proptest! {
         let built = built::route(&decision, explain, &fleet);
         prop_assert_eq!(seen::<fb::RouteReply<'_>>(body), seen::<fb::RouteReply<'_>>(&built));
         assert_aligned(body);
+        // The gateway reads either the same, by either way.
+        let hot = !explain && !decision.candidates.is_empty();
+        prop_assert_eq!(hot::is_hot(FrameKind::RouteReply, body), hot);
+        prop_assert_eq!(hot::is_hot(FrameKind::RouteReply, &built), hot);
+    }
+
+    #[test]
+    fn lies_in_a_route_reply_do_not_get_past_the_reader(
+        mut decision in decided(), prefill in proptest::option::of(decided()), known in 0..8_u32,
+        lies in proptest::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u8>(), 0_u8..48]), 1..4),
+    ) {
+        decision.prefill = prefill.map(Box::new);
+        let workers = (0..known).map(|index| record(WorkerIndex(index), "name".to_owned())).collect();
+        let fleet = FleetTable { version: 2, spaces: Vec::new(), workers };
+        let mut body = built::route(&decision, false, &fleet);
+        for (at, value) in lies {
+            let at = at.index(body.len());
+            body[at] = value;
+        }
+        hot::is_hot(FrameKind::RouteReply, &body);
     }
 
     #[test]

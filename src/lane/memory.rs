@@ -7,21 +7,27 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::sizes::LaneSizes;
 use crate::error::{Error, Kind, Result};
 
 /// The mapped memory of one lane.
 pub struct LaneMemory {
+    /// The words of `mapping`.
     words: NonNull<AtomicU64>,
+    mapping: Option<Arc<Mapping>>,
     sizes: LaneSizes,
+    /// Has its pages made.
+    filling: Option<JoinHandle<()>>,
     /// The file, on the side that made it.
     made: Option<OwnedFd>,
     /// What ends when the memory is given back.
@@ -46,10 +52,23 @@ impl LaneMemory {
     /// [`Kind::System`] where the kernel has none.
     pub fn make(sizes: LaneSizes) -> Result<Self> {
         let file = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
-        // Populated: a gateway that punches no holes never makes a core fault.
-        let words =
-            map(&file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
-        Ok(Self { words, sizes, made: Some(file), held: None, is_left: false })
+        let mapping = Mapping::new(&file, sizes, MapFlags::SHARED).map_err(|error| cannot("be mapped", error))?;
+        let mapping = Arc::new(mapping);
+        let filled = Arc::clone(&mapping);
+        // By a thread of its own: to clear the pages of large rings takes longer than a core may be away.
+        let filling = std::thread::Builder::new().name("kvrouted-lane-new".into()).spawn(move || filled.fill());
+        let filling =
+            filling.inspect_err(|error| tracing::debug!(%error, "the pages of a lane come when they are used"));
+        let words = mapping.words;
+        Ok(Self {
+            words,
+            mapping: Some(mapping),
+            sizes,
+            filling: filling.ok(),
+            made: Some(file),
+            held: None,
+            is_left: false,
+        })
     }
 
     /// Maps what a daemon has made.
@@ -70,9 +89,11 @@ impl LaneMemory {
         if u64::try_from(bytes) != Ok(sizes.memory_bytes() as u64) {
             return Err(not_ours("of another size than was said"));
         }
-        let words =
-            map(file, sizes, MapFlags::SHARED | MapFlags::POPULATE).map_err(|error| cannot("be mapped", error))?;
-        Ok(Self { words, sizes, made: None, held: None, is_left: false })
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        let mapping = Mapping::new(file, sizes, flags).map_err(|error| cannot("be mapped", error))?;
+        let words = mapping.words;
+        let mapping = Some(Arc::new(mapping));
+        Ok(Self { words, mapping, sizes, filling: None, made: None, held: None, is_left: false })
     }
 
     /// A second descriptor of the file, for the other side.
@@ -113,21 +134,58 @@ impl LaneMemory {
 
 impl Drop for LaneMemory {
     fn drop(&mut self) {
-        let bytes = self.sizes.memory_bytes();
-        // SAFETY: `map` gave this mapping of so many bytes, and nobody can hold a view of it beyond `self`.
-        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), bytes) };
-        if let Err(error) = unmapped {
-            tracing::warn!(%error, "the memory of a lane stays mapped");
-        }
         let Some(file) = self.made.take().filter(|_| !self.is_left) else { return };
-        let held = self.held.take();
+        let (mapping, filling, held) = (self.mapping.take(), self.filling.take(), self.held.take());
+        let bytes = self.sizes.memory_bytes();
         // On a thread of its own: whoever else has the file can hold its lock for as long as a write of theirs takes.
         let give_back = move || {
+            // Nobody is to make the pages again. A panic of who did is told by itself.
+            let _ = filling.map(JoinHandle::join);
             give_back(&file, bytes);
-            drop(held);
+            drop((mapping, held));
         };
         if let Err(error) = std::thread::Builder::new().name("kvrouted-lane-end".into()).spawn(give_back) {
             tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
+        }
+    }
+}
+
+/// A mapping of a lane's file.
+struct Mapping {
+    words: NonNull<AtomicU64>,
+    bytes: usize,
+}
+
+// SAFETY: it belongs to no thread, and its words are accessed as atomics only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &impl AsFd, sizes: LaneSizes, flags: MapFlags) -> rustix::io::Result<Self> {
+        let bytes = sizes.memory_bytes();
+        // SAFETY: no address is asked for, so nothing that is mapped already is touched.
+        let address = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) }?;
+        Ok(Self { words: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?, bytes })
+    }
+
+    /// Has the kernel make its pages, so that a core finds them there. Those that it does not make come when they are used.
+    fn fill(&self) {
+        // SAFETY: the mapping is there as long as `self` is, and what lies in it stays as it is.
+        let filled = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite) };
+        if let Err(error) = filled {
+            // Kernels before 5.14 cannot be asked for it.
+            tracing::debug!(%error, "the pages of a lane come when they are used");
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `new` made this mapping of so many bytes, and whoever has a view of it holds `self`.
+        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), self.bytes) };
+        if let Err(error) = unmapped {
+            tracing::warn!(%error, "the memory of a lane stays mapped");
         }
     }
 }
@@ -150,13 +208,6 @@ fn sealed_file(bytes: usize) -> rustix::io::Result<OwnedFd> {
     ftruncate(&file, bytes as u64)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
-}
-
-fn map(file: &impl AsFd, sizes: LaneSizes, flags: MapFlags) -> rustix::io::Result<NonNull<AtomicU64>> {
-    let bytes = sizes.memory_bytes();
-    // SAFETY: no address is asked for, so nothing that is mapped already is touched.
-    let address = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) }?;
-    NonNull::new(address.cast()).ok_or(Errno::NOMEM)
 }
 
 fn cannot(what: &str, error: Errno) -> Error {

@@ -9,9 +9,12 @@ use std::sync::atomic::Ordering;
 
 use super::fault::LaneFault;
 use super::word::Word;
+use crate::limits::LANE_PUBLISHED_BYTES;
 
 /// Bytes of a word.
 pub(super) const WORD_BYTES: usize = 8;
+/// Words that are published at once: a reader that looks copies the first of a long frame while the rest is written.
+const PUBLISHED_WORDS: usize = LANE_PUBLISHED_BYTES / WORD_BYTES;
 
 /// The shared part of a ring.
 #[derive(Debug)]
@@ -93,13 +96,15 @@ impl Producer {
         if chunks.is_empty() {
             return Ok(0);
         }
-        let (first, wrapped) = ring.from(self.tail);
-        let (to_first, to_wrapped) = chunks.split_at(chunks.len().min(first.len()));
-        copy_in(first, to_first);
-        copy_in(wrapped, to_wrapped);
-        self.tail += chunks.len() as u64;
-        // Release: PUBLISH, pairs with the Acquire in `Consumer::ready`.
-        ring.tail.store(self.tail, Ordering::Release);
+        for piece in chunks.chunks(PUBLISHED_WORDS) {
+            let (first, wrapped) = ring.from(self.tail);
+            let (to_first, to_wrapped) = piece.split_at(piece.len().min(first.len()));
+            copy_in(first, to_first);
+            copy_in(wrapped, to_wrapped);
+            self.tail += piece.len() as u64;
+            // Release: PUBLISH, pairs with the Acquire in `Consumer::ready`.
+            ring.tail.store(self.tail, Ordering::Release);
+        }
         Ok(chunks.len() * WORD_BYTES)
     }
 }
@@ -130,8 +135,9 @@ impl Consumer {
         Ok((tail - self.head) as usize)
     }
 
-    /// Copies up to `words_max` words behind what `out` holds and frees them; gives the bytes that it copied. Every word
-    /// is read once: what the writer does to it afterwards changes nothing here.
+    /// Copies up to `words_max` words, one ring at most, behind what `out` holds, and frees them; gives the bytes that it
+    /// copied. What comes meanwhile is copied too. Every word is read once: what the writer does to it afterwards changes
+    /// nothing here.
     ///
     /// # Errors
     /// As [`Consumer::ready`].
@@ -141,21 +147,24 @@ impl Consumer {
         words_max: usize,
         out: &mut Vec<u8>,
     ) -> Result<usize, LaneFault> {
-        let count = self.ready(ring)?.min(words_max);
-        if count == 0 {
-            return Ok(0);
+        let (words_max, mut popped) = (words_max.min(ring.words.len()), 0);
+        loop {
+            let count = self.ready(ring)?.min(words_max - popped);
+            if count == 0 {
+                return Ok(popped * WORD_BYTES);
+            }
+            let held = out.len();
+            out.resize(held + count * WORD_BYTES, 0);
+            let (chunks, _) = out[held..].as_chunks_mut::<WORD_BYTES>();
+            let (first, wrapped) = ring.from(self.head);
+            let (of_first, of_wrapped) = chunks.split_at_mut(count.min(first.len()));
+            copy_out(first, of_first);
+            copy_out(wrapped, of_wrapped);
+            self.head += count as u64;
+            // Release: RECLAIM, pairs with the Acquire in `Producer::room`.
+            ring.head.store(self.head, Ordering::Release);
+            popped += count;
         }
-        let held = out.len();
-        out.resize(held + count * WORD_BYTES, 0);
-        let (chunks, _) = out[held..].as_chunks_mut::<WORD_BYTES>();
-        let (first, wrapped) = ring.from(self.head);
-        let (of_first, of_wrapped) = chunks.split_at_mut(count.min(first.len()));
-        copy_out(first, of_first);
-        copy_out(wrapped, of_wrapped);
-        self.head += count as u64;
-        // Release: RECLAIM, pairs with the Acquire in `Producer::room`.
-        ring.head.store(self.head, Ordering::Release);
-        Ok(count * WORD_BYTES)
     }
 
     /// How many words were read since the lane was made.

@@ -140,6 +140,37 @@ fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
 }
 
 #[test]
+fn long_frames_come_whole_while_they_are_being_written() {
+    const FRAMES: usize = 200;
+    let sizes = LaneSizes::asked(1 << 16, 1 << 16, LANE_RING_BYTES_CEILING).expect("a lane");
+    let made = LaneMemory::make(sizes).expect("a lane");
+    let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
+    let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));
+    // Of many pieces that are published one after the other, and not of whole pieces.
+    let frame: Vec<u8> = (0..48_008_u32).map(|at| (at % 251) as u8).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..FRAMES {
+                let mut rest = frame.as_slice();
+                while !rest.is_empty() {
+                    let moved = gateway.send(rest).expect("an honest reader");
+                    rest = &rest[moved.bytes..];
+                }
+            }
+        });
+        let mut received = Vec::new();
+        for _ in 0..FRAMES {
+            while received.len() < frame.len() {
+                let left = frame.len() - received.len();
+                daemon.receive(left, &mut received).expect("an honest writer");
+            }
+            assert!(received == frame);
+            received.clear();
+        }
+    });
+}
+
+#[test]
 fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
     let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
     let larger = LaneSizes::asked(8192, 4096, LANE_RING_BYTES_CEILING).unwrap();
@@ -163,6 +194,7 @@ fn the_memory_of_a_lane_that_has_ended_is_given_back_though_the_gateway_keeps_th
     let made = LaneMemory::make(sizes).unwrap();
     let kept = made.share().unwrap();
     let blocks = |fd: &std::os::fd::OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    made.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
     assert!(blocks(&kept) > 0);
     let (held, given_back) = std::sync::mpsc::channel::<()>();
     let mut made = made;

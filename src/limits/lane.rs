@@ -8,6 +8,8 @@ pub const LANE_RING_BYTES_MIN: u32 = 4 << 10;
 pub const LANE_RING_BYTES_DEFAULT: u32 = 256 << 10;
 /// Largest ring that may be configured, bytes.
 pub const LANE_RING_BYTES_CEILING: u32 = 64 << 20;
+/// Bytes of a long frame that are written into a ring before the other side is told of them.
+pub const LANE_PUBLISHED_BYTES: usize = 4 << 10;
 /// Bytes before a lane's rings: positions and who waits for what, each on cache lines of its own.
 pub const LANE_CONTROL_BYTES: usize = 4 << 10;
 /// Looks at silent lanes, over all lanes of a core that are looked at, before the core's connections have their turn: a
@@ -36,5 +38,6 @@ const _: () =
 const _: () = assert!(LANE_CONTROL_BYTES.is_multiple_of(4 << 10) && LANE_RING_BYTES_MIN.is_multiple_of(4 << 10));
 const _: () = assert!(LANE_RING_BYTES_MIN as usize > super::FRAME_HEADER_BYTES, "a ring holds at least a header");
 const _: () = assert!(LANE_LOOKS_PER_CLOCK <= LOOKS_PER_TURN && LOOKS_PER_TURN <= LOOKS_PER_TURN_ALONE);
+const _: () = assert!(LANE_PUBLISHED_BYTES > 0 && LANE_PUBLISHED_BYTES.is_multiple_of(8));
 const _: () = assert!(SOCKET_LOOK_COST < LOOKS_PER_TURN_ALONE);
 const _: () = assert!(LANES_CEILING <= super::CONNECTIONS_MAX as u64, "every lane has a connection");

@@ -150,7 +150,9 @@ impl LaneStream {
             Ok(None) => return Some(Ok(0)),
             Ok(Some(bytes)) => {
                 let room = buffer.capacity() - buffer.len();
-                self.end.borrow_mut().receive(bytes.min(room), buffer)
+                // The rest of a frame that is being written is taken as it comes, unless this is the last that is read.
+                let bytes_max = if self.phase.get() == Phase::Open { room } else { bytes.min(room) };
+                self.end.borrow_mut().receive(bytes_max, buffer)
             }
             Err(fault) => Err(fault),
         };

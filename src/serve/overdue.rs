@@ -162,7 +162,8 @@ fn close<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, connection: u
     core.count_overdue(owed, &error);
     let mut frame = Vec::new();
     core.responder.borrow_mut().encoder.error(CorrelationId(0), &error, &mut frame);
-    core.deliver(Rc::clone(&link), &frame);
+    // The rings of a lane end with it: its gateway is told by the connection's socket.
+    core.deliver(core.owner_of(connection).unwrap_or_else(|| Rc::clone(&link)), &frame);
     // The connection's task finds the end of what it reads, waits until the frame above is written, and closes.
     let _ = link.stream.shutdown(Shutdown::Read);
 }

@@ -7,11 +7,11 @@ use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
-use kvrouted::wire::{FrameHeader, FrameKind};
+use kvrouted::wire::{FrameHeader, FrameKind, Reply, decode_reply};
 
 use crate::process::{Daemon, prompt, until};
-use crate::raw::Raw;
-use crate::{WORKERS, lane_options, space, with_lane};
+use crate::raw::{Raw, frame};
+use crate::{WORKERS, lane_options, serving, space, with_lane};
 
 const SOCKET: &str = "KVROUTED_TEST_LANE_SOCKET";
 
@@ -62,6 +62,22 @@ fn a_gateway_that_leaves_in_the_middle_of_a_frame_leaves_nothing_behind() {
     until("its lane is gone", || daemon.counter("lanes_open") == 0);
     assert_eq!(daemon.counter("lanes_closed_with_connection"), 1);
     drop(with_lane(&daemon));
+}
+
+#[test]
+fn a_gateway_that_does_not_end_its_frame_is_told_why_its_lane_ends() {
+    for io in crate::engines() {
+        let daemon = serving(&format!("frame_timeout_ms = 300\nio = \"{io}\""));
+        let mut raw = Raw::open(&daemon);
+        raw.send(&FrameHeader::new(FrameKind::Route, 4096, CorrelationId(1)).encode());
+        let (header, body) = frame(&mut raw.socket);
+        assert_eq!(header.correlation_id, CorrelationId(0), "{io}");
+        let Ok(Reply::Error(error)) = decode_reply(header.kind, &body) else { panic!("{io}: no error") };
+        assert!(error.kind == Some(Kind::Malformed) && error.message.contains("300 ms"), "{io}: {error:?}");
+        raw.closed();
+        assert_eq!(daemon.counter("connections_frame_overdue"), 1, "{io}");
+        until("its lane is gone", || daemon.counter("lanes_open") == 0);
+    }
 }
 
 #[test]

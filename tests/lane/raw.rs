@@ -34,7 +34,8 @@ pub(crate) struct Raw {
     received: Vec<u8>,
 }
 
-fn frame(socket: &mut UnixStream) -> (FrameHeader, Vec<u8>) {
+/// The next frame that comes by the socket.
+pub(crate) fn frame(socket: &mut UnixStream) -> (FrameHeader, Vec<u8>) {
     let mut header = [0; FRAME_HEADER_BYTES];
     socket.read_exact(&mut header).expect("a header");
     let header = FrameHeader::parse(&header).expect("a header");

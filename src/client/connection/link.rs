@@ -125,8 +125,15 @@ impl Link {
                 self.wait_looking()?;
                 continue;
             };
-            if lane.receive()? > 0 || lane.wait(Awaited::DATA, &self.stream, self.timeout)? == Woken::There {
-                continue;
+            let woken = match lane.receive() {
+                Ok(1..) => Ok(Woken::There),
+                Ok(0) => lane.wait(Awaited::DATA, &self.stream, self.timeout),
+                Err(fault) => Err(fault),
+            };
+            match woken {
+                Ok(Woken::There) => continue,
+                Ok(Woken::Socket) => {}
+                Err(fault) => return self.last_word(fault),
             }
             if let Err(ended) = self.read() {
                 // What the daemon wrote before it ended the connection is there by now, if it has left it.
@@ -136,6 +143,14 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// What the daemon has said by the socket before it ended the lane, or else the fault by which that was noticed.
+    fn last_word(&mut self, fault: Error) -> Result<(CorrelationId, Reply)> {
+        if fault.kind() == Kind::Connection {
+            while matches!(self.read(), Ok(1..)) {}
+        }
+        self.inbox.next_reply()?.ok_or(fault)
     }
 
     /// Waits for the reply to `id`, the only request under way, and for the descriptors that come with it.

@@ -263,6 +263,10 @@ impl Client {
         loop {
             let (id, reply) = self.link.recv()?;
             if id != wanted {
+                if let (CorrelationId(0), Reply::Error(error)) = (id, &reply) {
+                    // It answers nothing that was asked: the daemon says why it is about to close.
+                    return Err(error.clone().into());
+                }
                 self.early.push_back((id, reply));
                 continue;
             }

@@ -162,11 +162,20 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         }
     }
 
+    /// The connection that a lane belongs to.
+    pub(in crate::serve) fn owner_of(&self, lane: u64) -> Option<Rc<Link<T>>> {
+        let responder = self.responder.borrow();
+        let (owner, _) = responder.lanes.by_owner.iter().find(|(_, id)| **id == Some(lane))?;
+        self.open.borrow().get(owner).map(Rc::clone)
+    }
+
     /// Closes a connection, if it is there.
     fn cut(&self, connection: u64) {
         if let Some(link) = self.open.borrow().get(&connection) {
+            // Its task lets what is being said be said before it closes.
+            let how = if link.outlet.is_flushing() { Shutdown::Read } else { Shutdown::Both };
             // An error says that the peer has gone by itself.
-            let _ = link.stream.shutdown(Shutdown::Both);
+            let _ = link.stream.shutdown(how);
         }
     }
 }

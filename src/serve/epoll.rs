@@ -44,7 +44,7 @@ impl EpollStream {
                 Some(read) => {
                     // A read that leaves room has emptied the socket, and the next waits without trying. The end of the
                     // stream stays ready.
-                    if matches!(read, Ok(1..)) && read.as_ref().is_ok_and(|read| *read < room) {
+                    if read.as_ref().is_ok_and(|read| (1..room).contains(read)) {
                         ready.clear_ready();
                     }
                     return Poll::Ready(read);

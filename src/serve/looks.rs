@@ -27,12 +27,26 @@ pub(super) struct Looks {
     looking: Cell<u32>,
     /// Who had the last piece of work, and how many in a row.
     streak: Cell<(u64, u32)>,
+    /// What is left to whoever is alone, over all its reads, until the next turn.
+    left: Cell<u32>,
+    /// The turn for which that was given, by its time.
+    turn_ns: Cell<u64>,
 }
 
 impl Looks {
     pub(super) fn new(spin: &Rc<Spin>, us_max: u32) -> Rc<Self> {
         let ns_max = u64::from(us_max) * 1000;
-        Rc::new(Self { spin: Rc::clone(spin), ns_max, looking: Cell::new(0), streak: Cell::default() })
+        let (spin, left) = (Rc::clone(spin), Cell::new(LOOKS_PER_TURN_ALONE));
+        let (looking, streak, turn_ns) = (Cell::new(0), Cell::default(), Cell::new(0));
+        Rc::new(Self { spin, ns_max, looking, streak, left, turn_ns })
+    }
+
+    /// What is left to whoever is alone.
+    fn left(&self) -> u32 {
+        if self.turn_ns.replace(self.spin.seen_ns()) != self.spin.seen_ns() {
+            self.left.set(LOOKS_PER_TURN_ALONE);
+        }
+        self.left.get()
     }
 }
 
@@ -108,27 +122,48 @@ impl Looking<'_> {
     /// Whether to look once more, for a turn.
     pub(super) fn goes_on(&self) -> bool {
         let spin = &self.looker.looks.spin;
-        self.looks_in_turn() > 0 && spin.is_looking() && spin.seen_ns() < self.until_ns
+        self.is_looked_at() && spin.is_looking() && spin.seen_ns() < self.until_ns
+    }
+
+    fn is_looked_at(&self) -> bool {
+        match self.cost {
+            LookCost::Impossible => false,
+            LookCost::Load => true,
+            LookCost::SystemCall(_) => self.looker.is_alone(),
+        }
     }
 
     fn looks_in_turn(&self) -> u32 {
+        let looks = &self.looker.looks;
         match (self.cost, self.looker.is_alone()) {
             (LookCost::Impossible, _) | (LookCost::SystemCall(_), false) => 0,
-            (LookCost::SystemCall(loads), true) => LOOKS_PER_TURN_ALONE / loads,
-            (LookCost::Load, true) => LOOKS_PER_TURN_ALONE,
-            (LookCost::Load, false) => (LOOKS_PER_TURN / self.looker.looks.looking.get().max(1)).max(1),
+            (LookCost::SystemCall(loads), true) => looks.left() / loads,
+            (LookCost::Load, true) => looks.left(),
+            (LookCost::Load, false) => (LOOKS_PER_TURN / looks.looking.get().max(1)).max(1),
         }
     }
 
     /// The looks of one turn, until `come` gives something.
     pub(super) fn turn<C>(&self, mut come: impl FnMut() -> Option<C>) -> Option<C> {
-        for _ in 0..self.looks_in_turn() {
+        let looks = self.looks_in_turn();
+        for look in 1..=looks {
             if let Some(come) = come() {
+                self.spend(look);
                 return Some(come);
             }
             hint::spin_loop();
         }
+        self.spend(looks);
         None
+    }
+
+    fn spend(&self, looks: u32) {
+        let loads = match self.cost {
+            LookCost::SystemCall(loads) => looks * loads,
+            LookCost::Load | LookCost::Impossible => looks,
+        };
+        let left = &self.looker.looks.left;
+        left.set(left.get().saturating_sub(loads));
     }
 }
 
@@ -185,5 +220,21 @@ mod tests {
         assert_eq!(looking.turn(|| None::<()>), None);
         drop(looking);
         assert_eq!(looks.looking.get(), 0);
+    }
+
+    #[test]
+    fn what_whoever_is_alone_has_of_a_turn_is_shared_by_all_its_reads() {
+        let spin = Rc::new(Spin::new(1000, Arc::default()));
+        let looks = Looks::new(&spin, 1000);
+        let socket = Looker::new(&looks, 1);
+        let (call, tries) = (LookCost::SystemCall(SOCKET_LOOK_COST), LOOKS_PER_TURN_ALONE / SOCKET_LOOK_COST);
+        (0..LOOKS_ALONE_AFTER).for_each(|_| socket.worked());
+        for left in (0..tries).rev() {
+            assert_eq!(socket.begin(call).turn(|| Some(())), Some(()));
+            assert_eq!(looks_in_turn(&socket, call), left);
+        }
+        assert_eq!(socket.begin(call).turn(|| Some(())), None, "others have their turn first");
+        spin.see();
+        assert_eq!(looks_in_turn(&socket, call), tries);
     }
 }

@@ -149,8 +149,8 @@ impl Spin {
         Self { habit, started: Instant::now(), seen_ns: Cell::new(0), busy: Notify::new(), counters }
     }
 
-    /// Reads the clock.
-    fn now_ns(&self) -> u64 {
+    /// Looks what time it is.
+    pub(super) fn see(&self) -> u64 {
         self.seen_ns.set(self.started.elapsed().as_nanos() as u64);
         self.seen_ns.get()
     }
@@ -165,7 +165,7 @@ impl Spin {
         let Some(cell) = &self.habit else { return };
         let mut habit = cell.get();
         let was_asleep = matches!(habit.rest, Rest::Asleep { .. });
-        if habit.work(if was_asleep { self.now_ns() } else { self.seen_ns() }) {
+        if habit.work(if was_asleep { self.see() } else { self.seen_ns() }) {
             self.counters.bump(CoreCounter::SpinsPaid);
         }
         cell.set(habit);
@@ -188,7 +188,7 @@ impl Spin {
             self.busy.notified().await;
             loop {
                 let mut habit = cell.get();
-                let next = habit.idle(self.now_ns());
+                let next = habit.idle(self.see());
                 cell.set(habit);
                 if let Next::Sleep { in_vain } = next {
                     if in_vain {

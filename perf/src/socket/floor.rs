@@ -1,11 +1,18 @@
 //! The least that answering takes: frames are cut from what is read, and replies of the same length written, all whole
 //! frames of one read by one write, on the daemon's io engines.
 
+use std::cell::Cell;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::rc::Rc;
 use std::thread;
 
 use kvrouted::limits::FRAME_HEADER_BYTES;
 use kvrouted::wire::{FrameHeader, FrameKind};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_uring::buf::BoundedBuf;
 
@@ -50,7 +57,8 @@ pub(crate) fn serve(args: &SocketServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A thread's life on plain tokio, as the daemon's epoll engine. `spins` = never sleep.
+/// A thread's life on plain tokio, as the daemon's epoll engine. `spins` = never sleep, and try to read from the only
+/// connection where there is one.
 fn on_epoll(mut connections: UnboundedReceiver<UnixStream>, bytes: ReplyBytes, spins: bool) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -61,36 +69,54 @@ fn on_epoll(mut connections: UnboundedReceiver<UnixStream>, bytes: ReplyBytes, s
                 }
             });
         }
+        let open = Rc::new(Cell::new(0_u32));
         while let Some(stream) = connections.recv().await {
-            let stream = stream.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(stream));
+            let stream = stream.set_nonblocking(true).and_then(|()| AsyncFd::with_interest(stream, Interest::READABLE));
             let Ok(stream) = stream else { return };
+            let open = Rc::clone(&open);
             tokio::task::spawn_local(async move {
+                open.set(open.get() + 1);
                 // The client has left: nobody is to be told.
-                let _ = answer_polled(&stream, bytes).await;
+                let _ = answer_polled(&stream, bytes, || spins && open.get() == 1).await;
+                open.set(open.get() - 1);
             });
         }
     });
 }
 
-async fn answer_polled(stream: &tokio::net::UnixStream, bytes: ReplyBytes) -> std::io::Result<()> {
+/// Answers until the client leaves; while `tries` says so, reads without asking first whether there is anything.
+async fn answer_polled(
+    stream: &AsyncFd<UnixStream>,
+    bytes: ReplyBytes,
+    tries: impl Fn() -> bool,
+) -> std::io::Result<()> {
     let (mut received, mut out) = (Vec::new(), Vec::new());
     loop {
-        stream.readable().await?;
         received.reserve(READ_BYTES);
-        match stream.try_read_buf(&mut received) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(error),
+        let room = received.capacity() - received.len();
+        let mut ready = if tries() { None } else { Some(stream.readable().await?) };
+        let read = match recv(stream, spare_capacity(&mut received), RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Ok(()),
+            Ok((read, _)) => read,
+            Err(Errno::AGAIN) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(ready) = ready.as_mut().filter(|_| read < room) {
+            ready.clear_ready();
+        }
+        drop(ready);
+        if read == 0 {
+            tokio::task::yield_now().await;
+            continue;
         }
         let taken = replies(&received, bytes, &mut out)?;
         received.drain(..taken);
         let mut sent = 0;
         while sent < out.len() {
-            match stream.try_write(&out[sent..]) {
+            match send(stream, &out[sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(more) => sent += more,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => stream.writable().await?,
-                Err(error) => return Err(error),
+                Err(Errno::AGAIN) => tokio::task::yield_now().await,
+                Err(error) => return Err(error.into()),
             }
         }
         out.clear();

@@ -9,8 +9,8 @@
 //! how much has been put out, free however it ends. `engine` stands in for an inference server's streaming API, `http` is
 //! hyper.
 
-// An example says what it does on standard output.
-#![allow(clippy::print_stdout)]
+// An example says what it does on standard output, and what is wrong on standard error.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod completion;
 mod engine;
@@ -19,6 +19,7 @@ mod http;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
@@ -50,10 +51,17 @@ fn engine_at(text: &str) -> Result<(u64, PathBuf), String> {
     Ok((id.parse().map_err(|_| "the id is a number")?, path.into()))
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    let args = Args::parse();
     // One thread, as is enough here; the client is for any number.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run(Args::parse()))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(args))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gateway: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +72,8 @@ async fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let space = client.space(&args.model, None, None)?.id;
     let mut engines = HashMap::new();
     for (id, path) in args.engines {
-        engines.insert(id, Engine::connect(&path).await?);
+        let engine = Engine::connect(&path).await;
+        engines.insert(id, engine.map_err(|error| format!("no engine at {}: {error}", path.display()))?);
     }
     let listener = TcpListener::bind(args.listen).await?;
     println!("listening on {}", listener.local_addr()?);

@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import json
 import struct
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -56,7 +57,10 @@ class Engine:
         self._ready = asyncio.Event()
 
     async def connect(self) -> None:
-        reader, self._writer = await asyncio.open_unix_connection(self.path)
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(self.path)
+        except OSError as error:
+            raise OSError(f"no engine at {self.path}: {error}") from error
         self._reading = asyncio.create_task(self._read(reader))
         await self._ready.wait()
 
@@ -252,3 +256,5 @@ if __name__ == "__main__":
         asyncio.run(main())
     except KeyboardInterrupt:
         pass
+    except (OSError, KvroutedError) as error:
+        sys.exit(f"gateway: {error}")

@@ -84,12 +84,21 @@ pub(in crate::client) struct Refusal {
 impl Refusal {
     /// What to remember of an error.
     pub(in crate::client) fn of(error: &Error) -> Self {
-        Self { kind: error.kind(), message: error.message().to_owned(), remedy: error.remedy().to_owned() }
+        use std::error::Error as _;
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        let message = format!("{}{cause}", error.message());
+        Self { kind: error.kind(), message, remedy: error.remedy().to_owned() }
     }
 
     /// The error.
     pub(in crate::client) fn error(&self) -> Error {
         Error::new(self.kind, self.message.as_str(), self.remedy.as_str())
+    }
+
+    /// The error where this is why the daemon cannot be reached.
+    pub(in crate::client) fn unreachable(&self) -> Error {
+        let what = format!("the daemon cannot be reached: {}", self.message);
+        Error::new(Kind::Connection, what, self.remedy.as_str())
     }
 }
 
@@ -117,6 +126,8 @@ pub(in crate::client) struct Conversation<W> {
     pub(in crate::client) hello: Option<HelloReply>,
     /// Why the last connection was refused for good, in the daemon's words.
     pub(in crate::client) refusal: Option<Refusal>,
+    /// Why the last connection could not be made.
+    pub(in crate::client) last_failure: Option<Refusal>,
     /// Why the last connection goes by its socket though a lane was to be tried.
     pub(in crate::client) lane_refusal: Option<Refusal>,
     pub(in crate::client) spaces: Spaces,
@@ -141,6 +152,7 @@ impl<W: Waiter> Conversation<W> {
             heard_at: None,
             hello: None,
             refusal: None,
+            last_failure: None,
             lane_refusal: None,
             spaces: Spaces::default(),
             fleet: Arc::default(),
@@ -239,7 +251,7 @@ impl<W: Waiter> Conversation<W> {
         self.spaces.learn(&hello.spaces);
         let watches = learns_fleet && hello.features & features::WATCH != 0;
         self.hello = Some(hello);
-        self.refusal = None;
+        (self.refusal, self.last_failure) = (None, None);
         self.phase = Phase::Open;
         self.count(ClientCounter::Connected);
         for report in std::mem::take(&mut self.owed) {
@@ -255,7 +267,8 @@ impl<W: Waiter> Conversation<W> {
     }
 
     /// The connection could not be made.
-    pub(in crate::client) fn failed(&mut self, now: Instant, chance: f64) {
+    pub(in crate::client) fn failed(&mut self, error: &Error, now: Instant, chance: f64) {
+        self.last_failure = Some(Refusal::of(error));
         self.count(ClientCounter::ConnectsFailed);
         self.silence.failed(self.back_off, now, chance);
         self.closed(Phase::Resting);

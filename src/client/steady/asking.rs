@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
 use super::driver::{Caller, Shared};
-use crate::client::conversation::{ClientCounter, Leaves, Phase, Report, Told, Word};
+use crate::client::conversation::{ClientCounter, Leaves, Phase, Refusal, Report, Told, Word};
 use crate::client::fallback::FallbackReason;
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
@@ -18,6 +18,8 @@ use crate::wire::{Reply, RequestEncoder};
 pub(super) enum Failure {
     /// The daemon could not be asked, or did not answer.
     Unreachable(FallbackReason),
+    /// No connection can be made, for the reason that the last try had.
+    NotConnected(Refusal),
     /// It, or the client, said no.
     Refused(Error),
 }
@@ -32,6 +34,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let reason = match failure {
             Failure::Refused(error) => return error,
+            Failure::NotConnected(why) => return why.unreachable(),
             Failure::Unreachable(reason) => reason,
         };
         let what = match reason {
@@ -234,9 +237,10 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
                 Phase::Resting if !rests => is_tried = true,
                 Phase::Connecting { is_first: false } if is_tried => {}
                 _ => {
-                    return Err(match &conversation.refusal {
-                        Some(refusal) => Failure::Refused(refusal.error()),
-                        None => Failure::Unreachable(FallbackReason::Unreachable),
+                    return Err(match (&conversation.refusal, &conversation.last_failure) {
+                        (Some(refusal), _) => Failure::Refused(refusal.error()),
+                        (None, Some(why)) => Failure::NotConnected(why.clone()),
+                        (None, None) => Failure::Unreachable(FallbackReason::Unreachable),
                     });
                 }
             }

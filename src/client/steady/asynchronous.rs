@@ -174,11 +174,15 @@ impl AsyncClient {
     /// # Errors
     /// The daemon's refusals; [`Kind::Connection`] where nobody could decide.
     pub async fn route(&self, request: &RouteRequest<'_>) -> Result<Answer> {
-        let why = match self.ask_route(request).await {
+        let failure = match self.ask_route(request).await {
             Ok(answer) => return Ok(answer),
-            Err(Failure::Unreachable(why)) => why,
-            Err(Failure::Refused(error)) if error.kind() == Kind::Draining => FallbackReason::Draining,
-            Err(failure) => return Err(failure.into()),
+            Err(failure) => failure,
+        };
+        let why = match &failure {
+            Failure::Unreachable(why) => *why,
+            Failure::NotConnected(_) => FallbackReason::Unreachable,
+            Failure::Refused(error) if error.kind() == Kind::Draining => FallbackReason::Draining,
+            Failure::Refused(_) => return Err(failure.into()),
         };
         let options = &self.shared.options;
         let mut conversation = self.shared.conversation.lock();
@@ -187,7 +191,7 @@ impl AsyncClient {
             false => (Vec::new(), false),
         };
         if workers.is_empty() {
-            return Err(Failure::Unreachable(why).into());
+            return Err(failure.into());
         }
         conversation.count(match why {
             FallbackReason::Unreachable => ClientCounter::FallbackUnreachable,

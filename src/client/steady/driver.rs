@@ -16,7 +16,7 @@ use crate::client::connection::LaneUse;
 use crate::client::conversation::{Conversation, Phase, Told, Waiter};
 use crate::client::fallback::Fleet;
 use crate::client::handed::distrust;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::load::SessionToken;
 
 /// A task that waits for its reply, and its place among those in flight, which is free when the reply has come.
@@ -106,7 +106,12 @@ pub(super) async fn drive(shared: Arc<Shared>) {
                     _ => shared.options.lane,
                 };
             }
-            Ok(Err(_)) | Err(_) => shared.conversation.lock().failed(Instant::now(), Shared::chance()),
+            Ok(Err(error)) => shared.conversation.lock().failed(&error, Instant::now(), Shared::chance()),
+            Err(_) => {
+                let what = format!("no connection to {} within the timeout", shared.path.display());
+                let error = Error::new(Kind::Connection, what, "check the daemon, or raise the timeout");
+                shared.conversation.lock().failed(&error, Instant::now(), Shared::chance());
+            }
         }
         shared.publish();
         let resting = shared.conversation.lock().silence.rests_until(Instant::now());

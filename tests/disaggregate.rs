@@ -213,6 +213,29 @@ fn to_look_whether_the_way_is_worth_it_takes_no_turn() {
 }
 
 #[test]
+fn a_pair_that_waits_for_who_decodes_takes_one_turn_of_those_who_prefill() {
+    let more = "[[worker]]\nid = 3\nrole = \"prefill\"\n[[worker]]\nid = 4\nrole = \"prefill\"\n";
+    let daemon = daemon_of("mode = \"round-robin\"\nqueue_threshold = 0.5", more);
+    let (mut holder, mut waiter) = (daemon.client(), daemon.client());
+    let tokens = prompt(1, 64);
+    let alone = RouteRequest { disaggregate: false, ..pair(&holder, "held", &tokens) };
+    assert_eq!(workers(&holder.route(&alone).expect("a decision")), (None, Some(2)));
+    let asked = pair(&waiter, "next", &tokens);
+    waiter.send_route(&asked).expect("queued");
+    waiter.flush().expect("sent");
+    until("it waits", || daemon.counter("queue_waiting") == 1);
+    for weight in 2..6 {
+        let before = daemon.counter("queue_put_back");
+        daemon.worker_ok(&["set", "3", &format!("weight={weight}")]);
+        until("it is looked at", || daemon.counter("queue_put_back") > before);
+    }
+    let held = BookingRef::Request { request_id: "held", attempt: 0 };
+    assert_eq!(holder.free(&held).expect("told"), BookingOutcome::Applied);
+    let (_, Reply::Route(reply)) = waiter.recv().expect("a reply") else { panic!("no decision") };
+    assert_eq!(workers(&reply), (Some(1), Some(2)), "the first turn");
+}
+
+#[test]
 fn a_later_attempt_ends_the_half_that_prefills_though_who_was_to_decode_has_left() {
     let daemon = daemon("");
     daemon.worker_ok(&["add", "id=3,role=decode"]);

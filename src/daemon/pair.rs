@@ -1,5 +1,7 @@
 //! One request, two workers: one that prefills the prompt and one that decodes it.
 
+use std::sync::atomic::Ordering;
+
 use super::service::CoreService;
 use crate::error::Result;
 use crate::ids::SpaceId;
@@ -44,6 +46,7 @@ impl CoreService {
         if prefill.candidates.is_empty() {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision);
         }
+        let turn = (prefill.mode == Mode::RoundRobin).then_some(self.scratch.observation().asked.turn);
         let decodes = RouteRequest { overrides: decode_overrides(&alone.overrides), ..alone };
         let decided = self.decide_and_book(session, &decodes, decision);
         if matches!(decided, Ok(Routed::Decided)) && !decision.candidates.is_empty() {
@@ -54,8 +57,19 @@ impl CoreService {
             self.shared.loads.free(session, BookingRef::Handle(handle), self.shared.now_ns());
             // Somebody may have found it busy meanwhile.
             self.shared.room.made_room();
+            if let Some(turn) = turn {
+                self.give_back_turn(pool, turn);
+            }
         }
         decided
+    }
+
+    /// Whose turn it was in a pool has it again, unless somebody has taken the next meanwhile.
+    fn give_back_turn(&self, pool: SpaceId, turn: u64) {
+        if let Some(turns) = self.shared.turns.get(pool.0 as usize) {
+            // Relaxed: the number is all there is. Where it fails, one was left out.
+            let _ = turns.compare_exchange(turn + 1, turn, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// One worker for both halves; the reply says why.

@@ -25,7 +25,7 @@ const ADMIN_MUTE: usize = ADMIN_CONNECTIONS_MAX - 8;
 #[test]
 fn who_sends_a_frame_byte_by_byte_is_told_and_closed_while_others_are_answered() {
     for io in ["auto", "epoll"] {
-        let daemon = Besieged::configured(&format!("frame_timeout_ms = 400\nio = \"{io}\""), "");
+        let daemon = Besieged::configured(&format!("frame_timeout_ms = 1500\nio = \"{io}\""), "");
         let frame = route_frame(9, 40);
         let mut slow: Vec<Raw> = (0..SLOW).map(|_| daemon.greeted()).collect();
         let mut other = daemon.greeted();
@@ -58,7 +58,7 @@ impl Raw {
 
 #[test]
 fn who_never_says_hello_is_told_and_closed_on_either_socket() {
-    let daemon = Besieged::configured("frame_timeout_ms = 200", "");
+    let daemon = Besieged::configured("frame_timeout_ms = 1000", "");
     let mute: Vec<Raw> = (0..SLOW).map(|_| Raw::connect(&daemon.socket())).collect();
     let greeted = daemon.greeted();
     for mut raw in mute {
@@ -84,7 +84,7 @@ fn who_never_says_hello_is_told_and_closed_on_either_socket() {
 
 #[test]
 fn an_admin_who_takes_no_reply_is_closed() {
-    let daemon = Besieged::configured("frame_timeout_ms = 200", "");
+    let daemon = Besieged::configured("frame_timeout_ms = 1000", "");
     let mut mute = Raw::greeted(&admin_path(&daemon.socket()));
     let status = encoded(|encoder, out| encoder.status(CorrelationId(3), 0, 0, out));
     mute.stream.set_write_timeout(Some(Duration::from_millis(50))).expect("set");

@@ -24,7 +24,7 @@ use crate::service::{FakeAdmin, FakeService, Stage, fleet};
 pub(crate) const BODY_MAX: u32 = 1 << 20;
 
 /// Longer than anything here takes; only a failing test waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {
     /// How long the cores of the daemons that a test starts look for work before they sleep.

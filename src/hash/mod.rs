@@ -19,6 +19,7 @@ mod avx512;
 mod blocks;
 mod chain;
 mod dispatch;
+mod given;
 mod keys;
 mod media;
 #[cfg_attr(
@@ -27,6 +28,7 @@ mod media;
 )]
 mod scalar;
 
+pub use given::given_hashes;
 pub use media::placeholder_token;
 
 use self::blocks::Blocks;

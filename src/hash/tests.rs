@@ -161,6 +161,21 @@ fn a_byte_range_at_any_alignment_hashes_the_same() {
 }
 
 #[test]
+fn given_hashes_are_taken_at_any_alignment() {
+    let hashes = [u64::MAX, 0, 0x0123_4567_89ab_cdef].map(LocalHash);
+    let mut out = vec![LocalHash(7); 5];
+    for shift in 0..8 {
+        let mut bytes = vec![0xff; shift];
+        hashes.iter().for_each(|hash| bytes.extend_from_slice(&hash.0.to_le_bytes()));
+        bytes.extend_from_slice(&[1; 7]); // less than a hash: ignored
+        given_hashes(&bytes[shift..], &mut out);
+        assert_eq!(out, hashes);
+    }
+    given_hashes(&[], &mut out);
+    assert_eq!(out, []);
+}
+
+#[test]
 fn a_warm_buffer_is_not_reallocated() {
     let tokens: Vec<u32> = (0..4096).collect();
     let mut out = Vec::new();

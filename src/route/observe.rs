@@ -335,9 +335,7 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
                     "send one hash for each whole block, and token_count",
                 ));
             }
-            locals.clear();
-            let (whole, _) = hashes.as_chunks();
-            locals.extend(whole.iter().map(|bytes| LocalHash(u64::from_le_bytes(*bytes))));
+            hash::given_hashes(hashes, locals);
         }
     }
     Ok(())

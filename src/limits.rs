@@ -281,6 +281,8 @@ pub const PREDICTED_MEMORY_BYTES_MIN: u64 = 2 * SHARD_MEMORY_BYTES_MIN;
 pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.
 pub const BOOKINGS_MAX: usize = 1 << 20;
+/// Changes of loads of which it is known whose they were: a core that has missed more reads every load again.
+pub const LOAD_CHANGES_KEPT: u64 = 1024;
 /// Words of 8 bytes for the prompts in flight, so that blocks that requests share are counted once; a prompt that finds
 /// no room is counted in full. A block that is on no other prompt takes one, a prompt eight more and a few for its ways, in whole cache lines.
 pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
@@ -428,6 +430,7 @@ const _: () = assert!(WORKER_BLOCKS_MAX_DEFAULT <= WORKER_BLOCKS_CEILING);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u16");
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
+const _: () = assert!(LOAD_CHANGES_KEPT.is_power_of_two());
 const _: () = assert!(QUEUE_REQUESTS_MAX_DEFAULT <= QUEUE_REQUESTS_CEILING);
 const _: () =
     assert!(ACTIVE_WORDS_MAX < 1 << 31, "a node of the tree of prompts in flight is told from a root by its number");

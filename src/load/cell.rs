@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::active::BLOCK_PARTS;
+use super::changes::{Changes, ChangesSeen};
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
@@ -163,15 +164,19 @@ impl Cell {
 
     /// As [`LoadCells::read_at`]. Relaxed: as `load`.
     #[inline]
-    fn load_at(&self, version: u64, (now_ns, said_ns_max): (u64, u64), to: &mut Load) {
+    fn load_at(&self, version: u64, (now_ns, said_ns_max): (u64, u64), to: &mut Load) -> Passing {
         self.booked(version, to);
+        let mut is_passing = to.back_off_until_ns > now_ns;
         if self.anchor_ns.load(Ordering::Relaxed) != NO_DURATION {
             to.prefill_tokens = self.backlog().at(now_ns);
+            is_passing = true;
         }
         let said_ns = self.said_ns.load(Ordering::Relaxed);
         if said_ns != NEVER && now_ns.saturating_sub(said_ns) <= said_ns_max {
             to.engine = Some(self.said());
+            is_passing = true;
         }
+        if is_passing { Passing::WithTime } else { Passing::Never }
     }
 
     /// Relaxed: as `load`.
@@ -193,12 +198,24 @@ impl Cell {
     }
 }
 
+/// Whether a load that was read at a time may be another later without having been changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passing {
+    /// It stays until it is changed.
+    Never,
+    /// A modelled prefill goes on, what the worker said grows old, or it is left alone for a while.
+    WithTime,
+}
+
 /// No worker's index: its place is beyond all.
 const NOBODY: u32 = u32::MAX;
 
 /// The loads of all workers, by place. Written under the bookings' lock, read without one.
 #[derive(Debug)]
-pub struct LoadCells(Box<[Cell]>);
+pub struct LoadCells {
+    cells: Box<[Cell]>,
+    changes: Changes,
+}
 
 /// After this many torn reads a reader takes what it has: a load is a hint, and the writer is running.
 const READ_TRIES_MAX: usize = 64;
@@ -206,13 +223,13 @@ const READ_TRIES_MAX: usize = 64;
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
         let cell = |place: usize| Cell::new(if place < workers { place as u32 } else { NOBODY });
-        Self((0..WORKERS_MAX.max(workers)).map(cell).collect())
+        Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: Changes::new() }
     }
 
     /// Whether a place is this worker's. The caller holds the bookings' lock.
     pub(super) fn is_of(&self, worker: WorkerIndex) -> bool {
         // Relaxed: owners change under the lock that the caller holds.
-        self.0.get(worker.place()).is_some_and(|cell| cell.owner.load(Ordering::Relaxed) == worker.0)
+        self.cells.get(worker.place()).is_some_and(|cell| cell.owner.load(Ordering::Relaxed) == worker.0)
     }
 
     /// Gives a place to a worker, idle. The caller holds the bookings' lock.
@@ -230,11 +247,13 @@ impl LoadCells {
     }
 
     fn hand_over(&self, worker: WorkerIndex, owner: u32) {
-        let Some(cell) = self.0.get(worker.place()) else { return };
+        let Some(cell) = self.cells.get(worker.place()) else { return };
         // Relaxed: only the lock's holder writes it; readers see it within the sequence of the change below.
         let was = cell.owner.swap(worker.0, Ordering::Relaxed);
         self.change(worker, |record| *record = Record::default());
         cell.owner.store(owner, Ordering::Relaxed);
+        // Once more: who read the cell between the change and its new owner reads it again.
+        self.changes.note(worker.place() as u32);
         debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
     }
 
@@ -247,12 +266,26 @@ impl LoadCells {
     }
 
     /// Writes to `to` the load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left
-    /// of them; what the worker said itself, if that is no longer ago than `said_ns_max`.
+    /// of them; what the worker said itself, if that is no longer ago than `said_ns_max`. Says whether it stays so.
     #[inline]
-    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64, to: &mut Load) {
-        if !self.whole(worker, |cell, version| cell.load_at(version, (now_ns, said_ns_max), to)) {
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64, to: &mut Load) -> Passing {
+        let mut passing = Passing::Never;
+        if !self.whole(worker, |cell, version| passing = cell.load_at(version, (now_ns, said_ns_max), to)) {
             *to = Load::default();
         }
+        passing
+    }
+
+    /// As [`Changes::seen`].
+    #[must_use]
+    pub fn changes_seen(&self) -> ChangesSeen {
+        self.changes.seen()
+    }
+
+    /// As [`Changes::since`].
+    #[must_use]
+    pub fn changed_since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
+        self.changes.since(seen, places)
     }
 
     #[cfg(test)]
@@ -266,7 +299,7 @@ impl LoadCells {
     /// not in the table, of which nothing is read.
     #[inline]
     fn whole(&self, worker: WorkerIndex, mut read: impl FnMut(&Cell, u64)) -> bool {
-        let Some(cell) = self.0.get(worker.place()) else { return false };
+        let Some(cell) = self.cells.get(worker.place()) else { return false };
         // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
         if cell.owner.load(Ordering::Relaxed) != worker.0 {
             return false;
@@ -287,7 +320,7 @@ impl LoadCells {
 
     /// Changes a worker's load. The caller holds the bookings' lock: there is one writer at a time.
     pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Record)) {
-        let Some(cell) = self.0.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
+        let Some(cell) = self.cells.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
         // Relaxed: only writers change these, and the lock orders writers.
         let sequence = cell.sequence.load(Ordering::Relaxed);
         let mut record = cell.load();
@@ -298,6 +331,7 @@ impl LoadCells {
         cell.store(&record);
         // DONE.
         cell.sequence.store(sequence + 2, Ordering::Release);
+        self.changes.note(worker.place() as u32);
     }
 }
 

@@ -3,7 +3,8 @@
 //! A worker's decode blocks are the distinct prefix blocks of its prompts in flight, however many requests share them
 //! (`active`). Every core sees a booking at once, in the record and in the prompts; the two are not read at one moment,
 //! so that a decision beside a booking may know one without the other. The record's version moves with every booking:
-//! who finds it moved decides again.
+//! who finds it moved decides again. Whose load changed is noted in order (`changes`), so that a core that keeps what it
+//! read of thousands reads again only those.
 //!
 //! A booking is made by a decision, loses its prefill share when the gateway reports the prefill done,
 //! and ends when it is freed, superseded by a later attempt, too old, or its session has gone. Time is
@@ -13,6 +14,7 @@ mod active;
 mod booking;
 mod books;
 mod cell;
+mod changes;
 mod failures;
 mod names;
 mod prefill;
@@ -25,7 +27,8 @@ mod tests;
 
 pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
-pub use cell::{EngineLoad, Load, LoadCells};
+pub use cell::{EngineLoad, Load, LoadCells, Passing};
+pub use changes::ChangesSeen;
 pub use failures::BackOff;
 pub use prefill::{PrefillFigures, PrefillModel};
 pub use reports::{Freed, Moved};

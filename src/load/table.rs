@@ -5,7 +5,8 @@ use parking_lot::Mutex;
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
 use super::booking::{Booking, BookingHandle, BookingRef, Demand, Held, Output, PromptBlocks};
 use super::books::{Books, ns};
-use super::cell::{Load, LoadCells};
+use super::cell::{Load, LoadCells, Passing};
+use super::changes::ChangesSeen;
 use super::failures::BackOff;
 use super::names::Name;
 use super::prefill::{PrefillFigures, PrefillModel, Prefills};
@@ -136,10 +137,23 @@ impl Loads {
         load
     }
 
-    /// As [`Loads::read_at`], written to where it is wanted.
+    /// As [`Loads::read_at`], written to where it is wanted. Says whether it stays so until it is changed.
     #[inline]
-    pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) {
-        self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max), to);
+    pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) -> Passing {
+        self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max), to)
+    }
+
+    /// All changes of loads so far: what is read after this call is at least as new.
+    #[must_use]
+    pub fn changes_seen(&self) -> ChangesSeen {
+        self.cells.changes_seen()
+    }
+
+    /// Appends the places in the table of the workers whose loads changed since `seen`, and moves `seen` on. `false` if
+    /// any may have: there were too many, or `seen` is of another table.
+    #[must_use]
+    pub fn changed_since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
+        self.cells.changed_since(seen, places)
     }
 
     /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is

@@ -18,6 +18,12 @@ impl ActiveDepths {
         self.by_place.get(worker.place()).filter(|(whose, _)| *whose == worker.0).map_or(0, |(_, depth)| *depth)
     }
 
+    /// The workers that run some of the prompt, and how many leading blocks of it.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerIndex, u32)> {
+        let entries = self.noted.iter().map(|place| self.by_place[*place as usize]);
+        entries.map(|(worker, depth)| (WorkerIndex(worker), depth))
+    }
+
     /// Forgets what was found.
     pub fn clear(&mut self) {
         for place in self.noted.drain(..) {

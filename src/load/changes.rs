@@ -1,0 +1,118 @@
+//! Whose load changed, in order: who keeps what was read of thousands reads again only what is another.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::limits::LOAD_CHANGES_KEPT;
+
+/// The last changes. Written under the bookings' lock, read without one.
+///
+/// | tag | write | read |
+/// |---|---|---|
+/// | CHANGED | `count`, Release, after a cell and the place of the change | `count`, Acquire, before places and cells |
+/// | OVERWRITE | a Release fence after `count`, before the place of the next change | an Acquire fence after places, before `count` is read again |
+#[derive(Debug)]
+pub(super) struct Changes {
+    /// How many there were.
+    count: AtomicU64,
+    /// The places in the table of those whose loads changed; the oldest is overwritten.
+    places: Box<[AtomicU32]>,
+}
+
+/// Of tables of loads, so that no two count from the same number.
+static TABLES: AtomicU64 = AtomicU64::new(0);
+
+/// Changes that a table makes in its life are fewer than two to the power of so many.
+const TABLE_SHIFT: u32 = 48;
+
+/// How many changes of a table a reader has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChangesSeen(u64);
+
+impl Changes {
+    pub(super) fn new() -> Self {
+        let places = (0..LOAD_CHANGES_KEPT).map(|_| AtomicU32::new(0)).collect();
+        // Relaxed: the number is all there is; no other memory hangs on it.
+        let table = TABLES.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { count: AtomicU64::new(table << TABLE_SHIFT), places }
+    }
+
+    fn of(&self, change: u64) -> &AtomicU32 {
+        &self.places[(change % LOAD_CHANGES_KEPT) as usize]
+    }
+
+    /// Notes that the cell of a place was changed. The caller holds the bookings' lock.
+    pub(super) fn note(&self, place: u32) {
+        // Relaxed: only writers change it, and the lock orders writers.
+        let count = self.count.load(Ordering::Relaxed);
+        // OVERWRITE: who sees the new place sees that this count was reached.
+        fence(Ordering::Release);
+        self.of(count).store(place, Ordering::Relaxed);
+        // CHANGED.
+        self.count.store(count + 1, Ordering::Release);
+    }
+
+    /// All there were so far: a cell that is read after this call is at least as new.
+    pub(super) fn seen(&self) -> ChangesSeen {
+        // Acquire: pairs with CHANGED.
+        ChangesSeen(self.count.load(Ordering::Acquire))
+    }
+
+    /// Appends the places of those that changed since `seen` to `places`, the same one as often as it changed, and moves
+    /// `seen` on. `false` if there were more than are kept: then any may have.
+    pub(super) fn since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
+        let before = seen.0;
+        *seen = self.seen();
+        // Also where it has seen another table's.
+        if seen.0.wrapping_sub(before) >= LOAD_CHANGES_KEPT {
+            return false;
+        }
+        // Relaxed: each is whole, and the count read again says whether it is still the one that was meant.
+        places.extend((before..seen.0).map(|change| self.of(change).load(Ordering::Relaxed)));
+        // Acquire fence: pairs with OVERWRITE.
+        fence(Ordering::Acquire);
+        // The place of the change after the last that was counted may be written already.
+        self.count.load(Ordering::Relaxed) - before < LOAD_CHANGES_KEPT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changed_is_told_once_and_too_much_at_once_is_said_to_be() {
+        let (changes, mut seen, mut places) = (Changes::new(), ChangesSeen::default(), Vec::new());
+        assert!(!changes.since(&mut seen, &mut places) && places.is_empty(), "of another table");
+        assert!(changes.since(&mut seen, &mut places) && places.is_empty());
+        [7, 3, 7].into_iter().for_each(|place| changes.note(place));
+        assert!(changes.since(&mut seen, &mut places));
+        assert!(changes.since(&mut seen, &mut places));
+        assert_eq!(places, [7, 3, 7]);
+        (1..LOAD_CHANGES_KEPT).for_each(|_| changes.note(1));
+        places.clear();
+        assert!(changes.since(&mut seen, &mut places));
+        assert_eq!(places.len() as u64, LOAD_CHANGES_KEPT - 1);
+        (0..LOAD_CHANGES_KEPT).for_each(|_| changes.note(1));
+        assert!(!changes.since(&mut seen, &mut places));
+        assert_eq!(seen, changes.seen(), "all are read again, and none of these is told later");
+    }
+
+    #[test]
+    fn no_change_is_missed_while_changes_are_made() {
+        const CHANGES: u64 = 200_000;
+        let changes = Changes::new();
+        let ChangesSeen(first) = changes.seen();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..CHANGES).for_each(|change| changes.note(change as u32)));
+            let (mut seen, mut places) = (ChangesSeen(first), Vec::new());
+            while seen.0 - first < CHANGES {
+                places.clear();
+                let before = seen.0;
+                if changes.since(&mut seen, &mut places) {
+                    let expected: Vec<u32> = (before..seen.0).map(|change| (change - first) as u32).collect();
+                    assert_eq!(places, expected);
+                }
+            }
+        });
+    }
+}

@@ -5,6 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::ids::{EventSeq, Scheme, Window};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
+/// Counts what became of the trust of workers, over all cells: who keeps what it read need not look at each again.
+static TRUST_CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// How often the level, the reasons, or the time since when they hold, of any worker's trust has changed. What is loaded
+/// from cells after this call is at least as new.
+#[must_use]
+#[inline]
+pub fn trust_changes() -> u64 {
+    // Acquire: pairs with the Release in `store`.
+    TRUST_CHANGES.load(Ordering::Acquire)
+}
+
 const NO_SEQ: u64 = u64::MAX;
 const LEVEL_SHIFT: u32 = 56;
 
@@ -14,6 +26,7 @@ const LEVEL_SHIFT: u32 = 56;
 /// |---|---|---|
 /// | `as_of_seq` | Release, after the index shows the whole batch | Acquire, before the index is read |
 /// | level, reasons | Release: a fall before the index shows anything of what it speaks of, a rise after all of it | Acquire, before and after the index is read |
+/// | [`trust_changes`] | Release, after level and reasons | Acquire, before level and reasons |
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
 #[derive(Debug)]
 pub struct TrustCell {
@@ -42,9 +55,13 @@ impl TrustCell {
     /// falls, also before.
     pub fn store(&self, trust: Trust) {
         let packed = pack_trust(&trust);
-        self.since_unix_ms.store(trust.since_unix_ms, Ordering::Relaxed);
+        let since_unix_ms = self.since_unix_ms.swap(trust.since_unix_ms, Ordering::Relaxed);
         // Release: pairs with the Acquire in `load`; a reader that sees a risen level sees the index that earned it.
-        self.packed.store(packed, Ordering::Release);
+        let before = self.packed.swap(packed, Ordering::Release);
+        if (before, since_unix_ms) != (packed, trust.since_unix_ms) {
+            // Release: pairs with the Acquire in `trust_changes`.
+            TRUST_CHANGES.fetch_add(1, Ordering::Release);
+        }
         self.as_of_unix_ms.store(trust.as_of_unix_ms, Ordering::Relaxed);
         // Release: pairs with the Acquire in `load`; a reader that sees this sequence sees its blocks.
         self.as_of_seq.store(trust.as_of_seq.map_or(NO_SEQ, |seq| seq.0), Ordering::Release);
@@ -66,6 +83,15 @@ impl TrustCell {
             as_of_seq: (seq != NO_SEQ).then_some(EventSeq(seq)),
             as_of_unix_ms: self.as_of_unix_ms.load(Ordering::Relaxed),
         }
+    }
+
+    /// The last batch that the index shows whole, and when it came. Load it before the index is read.
+    #[must_use]
+    #[inline]
+    pub fn as_of(&self) -> (Option<EventSeq>, u64) {
+        // Acquire: pairs with the Release in `store`.
+        let seq = self.as_of_seq.load(Ordering::Acquire);
+        ((seq != NO_SEQ).then_some(EventSeq(seq)), self.as_of_unix_ms.load(Ordering::Relaxed))
     }
 
     /// What is known now, if it is another than `before`, which was loaded from this cell: then the two are to

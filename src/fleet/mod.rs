@@ -7,6 +7,6 @@ mod cells;
 mod places;
 mod table;
 
-pub use cells::{SchemeCell, TrustCell};
+pub use cells::{SchemeCell, TrustCell, trust_changes};
 pub use places::Places;
 pub use table::{DeviceClass, EventSource, Fleet, FleetTable, PoolRole, Space, WorkerRecord, WorkerState};

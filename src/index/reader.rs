@@ -195,6 +195,20 @@ impl Depths {
         self.shard(shard).map_or(0, |depths| depths.device(slot))
     }
 
+    /// Overwrites `blocks` with what the devices of so many workers hold, in the order they are named.
+    pub fn devices(&self, workers: impl Iterator<Item = (ShardId, WorkerSlot)>, blocks: &mut [u32]) {
+        for (blocks, (shard, slot)) in blocks.iter_mut().zip(workers) {
+            *blocks = self.device(shard, slot);
+        }
+    }
+
+    /// Whether any worker may hold blocks elsewhere than in its device.
+    #[must_use]
+    pub fn has_lower_tiers(&self) -> bool {
+        self.shards.iter().any(|depths| !depths.lower.is_empty())
+    }
+
+    #[inline]
     fn shard(&self, shard: ShardId) -> Option<&ShardDepths> {
         let likely = self.shards.get(usize::from(shard.0)).filter(|depths| depths.shard == shard);
         likely.or_else(|| self.shards.iter().find(|depths| depths.shard == shard))

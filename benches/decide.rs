@@ -66,9 +66,19 @@ fn ask(tokens: &[u32]) -> RouteRequest<'_> {
     RouteRequest::new(SpaceId(0), Prompt::of_tokens(tokens))
 }
 
+/// A long prompt, of which each worker holds another part.
 fn route(c: &mut Criterion) {
-    let tokens: Vec<u32> = (0..PROMPT_TOKENS).map(|token| token.wrapping_mul(2_654_435_761)).collect();
-    let mut group = c.benchmark_group("decide/route_and_free");
+    run(c, "decide/route_and_free", PROMPT_TOKENS);
+}
+
+/// A prompt of 8 blocks: what there is to do for each candidate, with next to nothing to hash and to look up.
+fn route_short(c: &mut Criterion) {
+    run(c, "decide/route_short_and_free", 8 * SCHEME.block_size);
+}
+
+fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
+    let tokens: Vec<u32> = (0..prompt_tokens).map(|token| token.wrapping_mul(2_654_435_761)).collect();
+    let mut group = c.benchmark_group(name);
     for count in [8, 64, 512, 1024, 4096] {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let workers: Vec<_> =
@@ -98,7 +108,7 @@ fn route(c: &mut Criterion) {
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
                 let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
-                let block_size = scratch.observation().asked.block_size;
+                let block_size = scratch.asked().block_size;
                 let booked = loads.book(
                     session,
                     "r",
@@ -114,5 +124,5 @@ fn route(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, route);
+criterion_group!(benches, route, route_short);
 criterion_main!(benches);

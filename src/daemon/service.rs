@@ -104,9 +104,10 @@ impl CoreService {
     }
 
     /// How the request waits that was just decided, if it has to.
-    fn wait(&self, request: &RouteRequest<'_>, decision: &Decision) -> Option<Wait> {
-        let policies = self.shared.policies.load();
-        policies.of(request.space).queue.wait(request, self.scratch.observation(), decision, self.shared.now_ns())
+    fn wait(&mut self, request: &RouteRequest<'_>, decision: &Decision) -> Option<Wait> {
+        let queue = self.shared.policies.load().of(request.space).queue;
+        queue.threshold?;
+        queue.wait(request, self.scratch.observation(), decision, self.shared.now_ns())
     }
 
     pub(super) fn decide_and_book(
@@ -153,7 +154,7 @@ impl CoreService {
         }
         self.take_turn(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
-        let block_size = self.scratch.observation().asked.block_size;
+        let block_size = self.scratch.asked().block_size;
         let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.now_ns;
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
@@ -220,7 +221,7 @@ impl CoreService {
 impl CoreService {
     /// Notes the decision for the journal and the shadow policy, where there is one.
     fn record(&mut self, request: &RouteRequest<'_>, decision: &Decision) {
-        let Some(policy) = self.judged_by else { return };
+        let Some(policy) = self.judged_by.filter(|_| self.recorder.takes(decision)) else { return };
         let (at_ns, observation) = (self.now_ns, self.scratch.observation());
         if self.recorder.note((at_ns, request.space), &policy, observation, decision) == Noted::Lost {
             self.metrics.counters.bump(CoreCounter::JournalLost);

@@ -178,6 +178,13 @@ impl Recorder {
         self.shares.is_off()
     }
 
+    /// Whether a decision is noted that may be.
+    #[must_use]
+    pub fn takes(&self, decision: &Decision) -> bool {
+        // Relaxed: see Shares.
+        Share(self.shares.any.load(Ordering::Relaxed)).has(decision.seed)
+    }
+
     /// Notes a decision that was made from `observation` at a time, nanoseconds since the daemon started. Once as many
     /// buffers go round as wait at most, and they are as large as a space has workers, nothing is allocated.
     pub fn note(
@@ -187,8 +194,7 @@ impl Recorder {
         observation: &Observation,
         decision: &Decision,
     ) -> Noted {
-        // Relaxed: see Shares.
-        if !Share(self.shares.any.load(Ordering::Relaxed)).has(decision.seed) {
+        if !self.takes(decision) {
             return Noted::Passed;
         }
         let is_written = Share(self.shares.journal.load(Ordering::Relaxed)).has(decision.seed);

@@ -165,7 +165,8 @@ fn a_writer_fills_file_after_file_and_marks_what_was_lost() {
     let (mut taken, mut lost) = (0, 0);
     for step in 0..200 {
         let decision = simulation.decide();
-        match recorder.note((step, crate::ids::SpaceId(0)), &simulation.policy, simulation.observation(), &decision) {
+        let policy = simulation.policy;
+        match recorder.note((step, crate::ids::SpaceId(0)), &policy, simulation.observation(), &decision) {
             Noted::Taken => taken += 1,
             Noted::Lost => lost += 1,
             Noted::Passed => panic!("a share of 1 is all"),

@@ -114,14 +114,18 @@ impl Favour {
         }
     }
 
-    /// What the worker at a place costs, if it is preferred. A cost below nothing cannot be lessened by a factor.
+    /// The place of the worker that is cheaper, if one is.
+    pub(super) const fn cheaper(self) -> Option<u32> {
+        if let Self::Cheaper(place) = self { Some(place) } else { None }
+    }
+
+    /// What the worker at a place costs, if it is preferred.
+    #[inline]
     pub(super) fn lessened(self, policy: &Policy, place: u32, terms: CostTerms) -> CostTerms {
         if self != Self::Cheaper(place) {
             return terms;
         }
-        // Nor can one without end: nothing times it is no number.
-        let is_weighable = terms.cost > 0.0 && terms.cost.is_finite();
-        let affinity_factor = if is_weighable { policy.affinity.factor } else { 1.0 };
+        let affinity_factor = factor(&policy.affinity, terms.cost);
         CostTerms { affinity_factor, cost: terms.cost * affinity_factor, ..terms }
     }
 
@@ -146,6 +150,13 @@ impl Favour {
             (Session::Bound(_), _) => Affinity::Outweighed,
         }
     }
+}
+
+/// By what the cost of the bound worker is lessened. One below nothing cannot be lessened by a factor, nor can one without
+/// end: nothing times it is no number.
+pub(super) fn factor(affinity: &AffinityPolicy, cost: f64) -> f64 {
+    let is_weighable = cost > 0.0 && cost.is_finite();
+    if is_weighable { affinity.factor } else { 1.0 }
 }
 
 /// Whether one more request is more than `load_max` times the average of all in the running with it: consistent hashing

@@ -233,7 +233,7 @@ fn in_blocks(tokens: f64, block_size: u32) -> f64 {
 
 /// Whether labels that the request prefers make a difference.
 #[inline(always)]
-const fn prefers(asked: &Asked) -> bool {
+pub(super) const fn prefers(asked: &Asked) -> bool {
     asked.prefers_taints && asked.pin.is_none()
 }
 

@@ -2,29 +2,66 @@
 
 use super::decision::{Decision, MatchStatus, Scored};
 use super::draws::Draws;
-use super::judge::judge;
+use super::judge::judge_kept;
+use super::kept::Kept;
 use super::mode::Mode;
-use super::observation::Observation;
+use super::observation::{Asked, Observation};
 use super::observe::{self, Buffers, View, observe};
 use super::request::RouteRequest;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
-use crate::ids::{LocalHash, TierBlocks};
+use crate::ids::{LocalHash, SpaceId, TierBlocks};
 use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
 
-/// Buffers reused from one decision to the next.
-#[derive(Default)]
+/// Buffers reused from one decision to the next, and what they keep of workers: all decisions of a scratch are about one
+/// fleet, whose tables have versions, and its loads.
 pub struct Scratch {
     pub(super) buffers: Buffers,
-    pub(super) observation: Observation,
+    /// By space, and of at least one.
+    kept: Vec<Kept>,
+    /// The space of the last decision.
+    space: SpaceId,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { buffers: Buffers::default(), kept: vec![Kept::default()], space: SpaceId(0) }
+    }
 }
 
 impl Scratch {
-    /// What the last decision was made from.
+    /// Reads everything that a decision about `request` depends on.
+    pub(super) fn observe(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Result<&mut Kept> {
+        let (spaces, space) = (view.fleet.spaces.len(), request.space.0 as usize);
+        // Of a space that there is not something is refused, and nothing kept.
+        self.kept.resize_with(spaces.max(1), Kept::default);
+        self.space = if space < spaces { request.space } else { SpaceId(0) };
+        let kept = &mut self.kept[self.space.0 as usize];
+        observe(view, request, &mut self.buffers, kept)?;
+        Ok(kept)
+    }
+
+    /// What is kept of the space of the last decision.
+    fn kept(&self) -> &Kept {
+        &self.kept[self.space.0 as usize]
+    }
+
+    fn kept_mut(&mut self) -> &mut Kept {
+        &mut self.kept[self.space.0 as usize]
+    }
+
+    /// What the last decision was made from, every worker whole.
+    pub fn observation(&mut self) -> &Observation {
+        let kept = self.kept_mut();
+        kept.complete();
+        &kept.observation
+    }
+
+    /// What was asked for the last decision.
     #[must_use]
-    pub const fn observation(&self) -> &Observation {
-        &self.observation
+    pub fn asked(&self) -> Asked {
+        self.kept().observation.asked
     }
 
     /// The hashes of the prompt's blocks, if the last decision could look them up; else none.
@@ -49,8 +86,9 @@ impl Scratch {
     /// How much work the last observation was: blocks of the prompt that were hashed and looked up, and workers that were
     /// looked at, each for [`WORKER_WORK`] blocks.
     #[must_use]
-    pub const fn work(&self) -> u64 {
-        self.observation.request_blocks as u64 + self.observation.workers.len() as u64 * WORKER_WORK
+    pub fn work(&self) -> u64 {
+        let Observation { request_blocks, workers, .. } = &self.kept().observation;
+        u64::from(*request_blocks) + workers.len() as u64 * WORKER_WORK
     }
 
     /// Whether the last decision had to wait for bookings to read what workers run of the prompt.
@@ -64,7 +102,7 @@ impl Scratch {
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
         chosen.is_some_and(|chosen| {
-            let read = self.observation.worker(chosen.index).map_or(0, |observed| observed.load.version);
+            let read = self.kept().of(chosen.index).map_or(0, |observed| observed.load.version);
             loads.read(chosen.index).version != read
         })
     }
@@ -73,7 +111,7 @@ impl Scratch {
 /// Decides `request`; the record goes into `decision`, whose buffers are reused. Books nothing.
 ///
 /// # Errors
-/// Those of [`observe`](observe()).
+/// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
 pub fn decide(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -98,18 +136,18 @@ pub fn propose(
     draws: Draws,
     decision: &mut Decision,
 ) -> Result<()> {
-    observe(view, request, &mut scratch.buffers, &mut scratch.observation)?;
-    judge(view.policy, &scratch.observation, draws, decision);
+    judge_kept(view.policy, scratch.observe(view, request)?, draws, decision);
     Ok(())
 }
 
 /// Takes the turn of the request that was just proposed, if it takes one. Where another took it meanwhile it is judged
 /// once more, from what was observed.
 pub fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, scratch: &mut Scratch, decision: &mut Decision) {
-    let is_another = decision.mode == Mode::RoundRobin && observe::take_turn(view, request, &mut scratch.observation);
+    let kept = scratch.kept_mut();
+    let is_another = decision.mode == Mode::RoundRobin && observe::take_turn(view, request, &mut kept.observation);
     // Under a policy that has just been replaced it stays as it was decided.
     if is_another && decision.policy_version == view.policy.version {
-        judge(view.policy, &scratch.observation, Draws::new(decision.seed), decision);
+        judge_kept(view.policy, kept, Draws::new(decision.seed), decision);
     }
 }
 
@@ -124,8 +162,9 @@ pub fn overlaps(
     scratch: &mut Scratch,
     decision: &mut Decision,
 ) -> Result<()> {
-    observe(view, &request.of_every_worker(view.policy), &mut scratch.buffers, &mut scratch.observation)?;
-    let observation = &scratch.observation;
+    let kept = scratch.observe(view, &request.of_every_worker(view.policy))?;
+    kept.complete();
+    let observation = &kept.observation;
     decision.begin(&view.policy.under(&observation.asked.overrides), observation);
     decision.candidates.extend(observation.workers.iter().map(|observed| Scored::of(observed, Default::default())));
     Ok(())

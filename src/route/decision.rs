@@ -97,7 +97,7 @@ pub struct Priced {
     pub place: u32,
     /// What decides.
     pub cost: f64,
-    /// Requests in flight, which decide among equals in one mode.
+    /// Requests in flight, where they decide among equals; else 0.
     pub active_requests: f64,
 }
 
@@ -130,6 +130,8 @@ pub struct Decision {
     pub removed: Vec<(Rule, Worker)>,
     /// Who was in the running, however many are listed: places in the observation, ascending.
     pub running: Vec<u32>,
+    /// What each of them costs.
+    pub costs: Vec<f64>,
     /// Those of them who are listed, as they were chosen: in the order of `candidates`.
     pub priced: Vec<Priced>,
     /// What the draws of it follow from.
@@ -154,6 +156,7 @@ impl Decision {
         self.candidates.clear();
         self.removed.clear();
         self.running.clear();
+        self.costs.clear();
         self.priced.clear();
         self.engines_idle.clear();
         (self.mode, self.nobody) = (policy.mode, None);

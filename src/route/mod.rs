@@ -4,18 +4,24 @@
 //! observe (fleet, index, predictions, loads → plain values) → judge (filter, cost, select) → book
 //! ```
 //!
-//! [`observe`] is the only part that reads what others change, and each thing once. [`judge`] has nothing but its
-//! arguments, and draws from one number: an [`Observation`] that is kept can be judged again, bit for bit, or under
-//! another policy. [`decide`] is the one after the other.
+//! Observing is the only part that reads what others change, and each thing once; what nobody changed since the decision
+//! before is kept from it (`kept`). [`judge`] has nothing but its arguments, and draws from one number: an
+//! [`Observation`] that is kept can be judged again, bit for bit, or under another policy. [`decide`] is the one after
+//! the other.
+//!
+//! The cost of a candidate is one function, [`cost`], whoever asks: worker by worker of an observation, or over `columns`
+//! of what it depends on, where a policy needs few of the values.
 
 mod affinity;
 mod bound;
+mod columns;
 mod cost;
 mod decide;
 mod decision;
 mod disaggregate;
 mod draws;
 mod judge;
+mod kept;
 mod mode;
 mod names;
 mod observation;
@@ -43,7 +49,7 @@ pub use judge::judge;
 pub use mode::Mode;
 pub use names::{Names, Preferences};
 pub use observation::{Asked, Observation, Observed};
-pub use observe::{Buffers, View, observe, seconds};
+pub use observe::{View, seconds};
 pub use policy::{BusyThresholds, Overrides, Policy, PolicyTable, QueuePolicy};
 pub use potential::{PotentialLoad, PotentialLoads, potential_loads};
 pub use repeats::Repeats;

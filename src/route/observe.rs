@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::affinity::Affinities;
 use super::bound::{AffinityMode, Session};
 use super::decision::{MatchStatus, ReplyNotes};
+use super::kept::Kept;
 use super::mode::Mode;
 use super::observation::{Asked, Observation, Observed};
 use super::policy::Policy;
@@ -20,7 +21,7 @@ use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
-use crate::trust::{Trust, TrustLevel, TrustReason};
+use crate::trust::{TrustLevel, TrustReason};
 
 /// Where a decision looks. Index readers are by space.
 #[derive(Clone, Copy)]
@@ -45,7 +46,7 @@ pub struct View<'a> {
 
 /// What reading needs beside its result, reused from one time to the next.
 #[derive(Default)]
-pub struct Buffers {
+pub(super) struct Buffers {
     /// The hashes of the prompt's blocks, where they could be looked up.
     pub(super) locals: Vec<LocalHash>,
     pub(super) depths: Depths,
@@ -58,21 +59,22 @@ pub struct Buffers {
     shared: SharedHits,
 }
 
-/// Reads everything that a decision about `request` depends on into `observation`. Once `buffers` and `observation`
-/// are warm nothing is allocated.
+/// Reads everything that a decision about `request` depends on into what is `kept` of its space. Once `buffers` and
+/// `kept` are warm nothing is allocated.
 ///
 /// # Errors
 /// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
-pub fn observe(
+pub(super) fn observe(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     buffers: &mut Buffers,
-    observation: &mut Observation,
+    kept: &mut Kept,
 ) -> Result<()> {
     let space = view.fleet.space(request.space).ok_or_else(|| unknown_space(request))?;
     let mode = request.overrides.mode.unwrap_or(view.policy.mode);
     check(view, request, mode)?;
     let scheme = space.scheme.get();
+    let observation = &mut kept.observation;
     observation.asked = asked(request, space, scheme);
     observation.matched = MatchStatus::Matched;
     observation.notes = ReplyNotes::default();
@@ -85,11 +87,13 @@ pub fn observe(
     if let Some(scheme) = scheme {
         block_hashes(request, scheme, &mut buffers.locals)?;
     }
-    list(view, request, buffers, observation);
-    look_up(view, request, scheme, mode, buffers, observation);
-    share(request, scheme, buffers, observation)?;
+    // Trust is read here, before the index: what the index then says is at least as new.
+    kept.refresh(view, request.space);
+    suit_all(view, request, buffers, kept);
+    look_up(view, request, scheme, mode, buffers, kept);
+    share(request, scheme, buffers, kept)?;
     if mode == Mode::RoundRobin {
-        observation.asked.turn = turn(view, request);
+        kept.observation.asked.turn = turn(view, request);
     }
     Ok(())
 }
@@ -175,63 +179,15 @@ fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> A
     }
 }
 
-/// Lists every worker of the space with its trust and load. Trust is read here, before the index: what the index then
-/// says is at least as new.
-fn list(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
+/// Notes how every worker suits what the request asks of it, unless it asks nothing, nor did the one before.
+fn suit_all(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, kept: &mut Kept) {
     buffers.allowed.clear();
     buffers.allowed.extend_from_slice(request.allow.unwrap_or_default());
     buffers.allowed.sort_unstable();
-    let is_choosy = is_choosy(request);
-    let mut count = 0;
-    for record in view.fleet.workers_of(request.space) {
-        if count == observation.workers.len() {
-            observation.workers.push(Observed::default());
-        }
-        let observed = &mut observation.workers[count];
-        count += 1;
-        note(view, record, observed);
-        if is_choosy {
-            suit(request, &buffers.allowed, record, observed);
-        }
+    let Some(workers) = kept.rows_to_suit(is_choosy(request)) else { return };
+    for (observed, record) in workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+        suit(request, &buffers.allowed, record, observed);
     }
-    observation.workers.truncate(count);
-}
-
-/// Notes a worker as it is, whatever the request; its overlap comes later. Field by field, and none left out: a whole one
-/// would be made elsewhere and copied, for each of thousands.
-#[inline]
-fn note(view: &View<'_>, record: &WorkerRecord, observed: &mut Observed) {
-    let Observed {
-        index,
-        worker,
-        overlap,
-        active_depth_blocks,
-        shared_blocks,
-        load,
-        trust: Trust { level, reasons, since_unix_ms, as_of_seq, as_of_unix_ms },
-        state,
-        device_class,
-        weight,
-        capacity_blocks,
-        batched_tokens_max,
-        allowed,
-        backing_off,
-        is_pinned,
-        has_adapter,
-        has_required_taints,
-        taint_weight,
-    } = observed;
-    view.loads.read_into(record.index, view.now_ns, load);
-    *backing_off = load.back_off_until_ns > view.now_ns;
-    let trust = record.trust.load();
-    (*level, *reasons, *since_unix_ms) = (trust.level, trust.reasons, trust.since_unix_ms);
-    (*as_of_seq, *as_of_unix_ms) = (trust.as_of_seq, trust.as_of_unix_ms);
-    (*index, *worker, *state, *device_class) = (record.index, record.worker, record.state, record.device_class);
-    *weight = record.weight;
-    (*capacity_blocks, *batched_tokens_max) = (record.capacity_blocks, record.batched_tokens_max);
-    (*overlap, *active_depth_blocks, *shared_blocks) = (TierBlocks::default(), 0, 0);
-    (*allowed, *is_pinned, *has_adapter, *has_required_taints) = (true, true, false, true);
-    *taint_weight = 0.0;
 }
 
 /// Whether a request asks for more of a worker than that it is of the space.
@@ -262,18 +218,13 @@ fn taint_weight(request: &RouteRequest<'_>, record: &WorkerRecord) -> f64 {
 
 /// Gives every worker the blocks that a shared cache holds beyond its own; after its overlap is known. Where blocks
 /// are not known, ranges of blocks mean nothing.
-fn share(
-    request: &RouteRequest<'_>,
-    scheme: Option<Scheme>,
-    buffers: &mut Buffers,
-    observation: &mut Observation,
-) -> Result<()> {
+fn share(request: &RouteRequest<'_>, scheme: Option<Scheme>, buffers: &mut Buffers, kept: &mut Kept) -> Result<()> {
     if request.shared_hits.is_empty() || scheme.is_none() {
         return Ok(());
     }
-    buffers.shared.set(request.shared_hits, observation.asked.whole_blocks)?;
-    observation.asked.shared_blocks = buffers.shared.beyond(0);
-    for observed in &mut observation.workers {
+    buffers.shared.set(request.shared_hits, kept.observation.asked.whole_blocks)?;
+    kept.observation.asked.shared_blocks = buffers.shared.beyond(0);
+    for observed in kept.amend() {
         observed.shared_blocks = buffers.shared.beyond(observed.overlap.device);
     }
     Ok(())
@@ -286,19 +237,21 @@ fn look_up(
     scheme: Option<Scheme>,
     mode: Mode,
     buffers: &mut Buffers,
-    observation: &mut Observation,
+    kept: &mut Kept,
 ) {
     if scheme.is_none() {
-        observation.matched = MatchStatus::Unmatchable;
-        observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
+        kept.observation.matched = MatchStatus::Unmatchable;
+        kept.observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
+        kept.run_already(None);
+        kept.hold_nothing();
         return;
     }
-    overlap(view, request, buffers, observation);
+    overlap(view, request, buffers, kept);
     if mode == Mode::Approximate {
-        observation.workers.iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
+        kept.amend().iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
     }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
-        predict(view, request, predictions, buffers, observation);
+        predict(view, request, predictions, buffers, kept);
     }
 }
 
@@ -344,34 +297,17 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
 /// Reads the index once and the prompts in flight once, and gives every worker what it holds of the prompt and how far it
 /// runs it already. The prompts are read after the loads: what a booking between the two adds is counted by neither, or
 /// it is the chosen worker's and noticed.
-fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, observation: &mut Observation) {
-    observation.request_blocks = buffers.locals.len() as u32;
+fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, kept: &mut Kept) {
+    kept.observation.request_blocks = buffers.locals.len() as u32;
     let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
     buffers.active_locked = read == ActiveRead::Locked;
-    let Some(index) = view.indexes.get(request.space.0 as usize) else {
-        for observed in &mut observation.workers {
-            observed.active_depth_blocks = buffers.active.of(observed.index);
-        }
-        return;
-    };
+    kept.run_already(Some(&buffers.active));
+    let Some(index) = view.indexes.get(request.space.0 as usize) else { return kept.hold_nothing() };
     let lookup = index.lookup(&buffers.locals, &mut buffers.depths);
-    observation.index_epoch = lookup.epoch;
-    let mut contended = lookup.contended;
-    for (observed, record) in observation.workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
-        observed.active_depth_blocks = buffers.active.of(observed.index);
-        observed.overlap = buffers.depths.of(record.shard, record.slot);
-        // The worker may have been emptied since its trust was read, in time for this look-up.
-        if let Some(later) = record.trust.changed_since(&observed.trust) {
-            observed.trust = observed.trust.meet(later);
-        }
-        contended |= observed.trust.reasons.contains(TrustReason::ReadContended);
-        if lookup.contended {
-            observed.trust.reasons.insert(TrustReason::ReadContended);
-            observed.trust.level = observed.trust.level.min(TrustLevel::Unproven);
-        }
-    }
-    if contended {
-        observation.notes.insert(ReplyNotes::READ_CONTENDED);
+    kept.observation.index_epoch = lookup.epoch;
+    kept.hold(&buffers.depths);
+    if kept.doubt(lookup.contended) {
+        kept.observation.notes.insert(ReplyNotes::READ_CONTENDED);
     }
 }
 
@@ -381,13 +317,13 @@ fn predict(
     request: &RouteRequest<'_>,
     predictions: &PredictionReader,
     buffers: &mut Buffers,
-    observation: &mut Observation,
+    kept: &mut Kept,
 ) {
     let predicted = predictions.look_up(&buffers.locals, &mut buffers.predicted);
     if predicted.is_contended() {
-        observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        kept.observation.notes.insert(ReplyNotes::READ_CONTENDED);
     }
-    for (observed, record) in observation.workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+    for (observed, record) in kept.amend().iter_mut().zip(view.fleet.workers_of(request.space)) {
         let silent = record.events.is_none();
         let Some(device) = predicted.blocks(observed.index, observed.worker).filter(|_| silent) else { continue };
         observed.trust.level = TrustLevel::Predicted;

@@ -4,7 +4,7 @@ use super::cost::{Among, cost};
 use super::decide::Scratch;
 use super::decision::{MatchStatus, ReplyNotes};
 use super::observation::Observation;
-use super::observe::{View, observe};
+use super::observe::View;
 use super::policy::Policy;
 use super::request::RouteRequest;
 use crate::error::Result;
@@ -64,15 +64,16 @@ impl PotentialLoads {
 /// Decides nothing, and takes nobody's turn.
 ///
 /// # Errors
-/// Those of [`observe`].
+/// Those of [`decide`](super::decide).
 pub fn potential_loads(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     scratch: &mut Scratch,
     potential: &mut PotentialLoads,
 ) -> Result<()> {
-    observe(view, &request.of_every_worker(view.policy), &mut scratch.buffers, &mut scratch.observation)?;
-    potential.of(view.policy, &scratch.observation);
+    let kept = scratch.observe(view, &request.of_every_worker(view.policy))?;
+    kept.complete();
+    potential.of(view.policy, &kept.observation);
     Ok(())
 }
 

@@ -4,67 +4,114 @@ use super::decision::Priced;
 use super::draws::Drawing;
 use super::mode::Pick;
 
-/// Puts the chosen candidate first and the next `listed - 1` in ascending cost behind it; the rest is cut
-/// off. Equal costs behind the first stand in table order. Returns how many shared the lowest cost.
-pub(super) fn choose(candidates: &mut Vec<Priced>, listed: usize, pick: Pick, drawing: &mut Drawing) -> u32 {
-    if candidates.is_empty() {
-        return 0;
-    }
-    let order = |a: &Priced, b: &Priced| rank(pick, a).cmp(&rank(pick, b)).then(a.place.cmp(&b.place));
-    let (lowest, ties) = lowest(candidates, pick, drawing);
-    let chosen = match pick {
-        Pick::Lowest | Pick::LowestThenIdlest => lowest,
-        Pick::Sampled { temperature } => sampled(candidates, temperature, drawing).unwrap_or(lowest),
-        Pick::BetterOfTwo => better_of_two(candidates, drawing),
-    };
-    candidates.swap(0, chosen);
-    let rest = candidates.len() - 1;
-    let listed_rest = listed.saturating_sub(1).min(rest);
-    if listed_rest <= INSERTED_MAX {
-        insert_lowest(&mut candidates[1..], listed_rest, pick);
-    } else if listed_rest < rest {
-        candidates[1..].select_nth_unstable_by(listed_rest, order);
-    }
-    candidates.truncate(1 + listed_rest);
-    if listed_rest > INSERTED_MAX {
-        candidates[1..].sort_unstable_by(order);
-    }
-    ties
-}
-
 /// So many of the lowest are found by going through all once; more by sorting.
 const INSERTED_MAX: usize = 16;
 
-/// Puts the `count` lowest first, in order; what becomes of the others does not matter.
-fn insert_lowest(candidates: &mut [Priced], count: usize, pick: Pick) {
-    let key = |priced: &Priced| (rank(pick, priced), priced.place);
-    let Some(last) = count.checked_sub(1) else { return };
-    // Of the highest that is held, once so many are; most of the others are higher still.
-    let mut bound = None;
-    for at in 0..candidates.len() {
-        let (candidate, found) = (candidates[at], key(&candidates[at]));
-        if bound.is_some_and(|bound| found >= bound) {
+/// So many costs at a time are held to the highest that is listed.
+const STRIDE: usize = 16;
+
+/// Chooses among places with these `costs`; `requests` says how many a place has in flight. Into `chosen` goes the chosen
+/// one first, and the next `listed - 1` in ascending cost behind it; equal costs behind the first stand in order of their
+/// places. Returns how many shared the lowest cost.
+pub(super) fn choose(
+    costs: &[f64],
+    requests: impl Fn(usize) -> f64,
+    listed: usize,
+    pick: Pick,
+    drawing: &mut Drawing,
+    chosen: &mut Vec<Priced>,
+) -> u32 {
+    chosen.clear();
+    if costs.is_empty() {
+        return 0;
+    }
+    let priced = |place: usize| {
+        let active_requests = if pick == Pick::LowestThenIdlest { requests(place) } else { 0.0 };
+        Priced { place: place as u32, cost: costs[place], active_requests }
+    };
+    let listed = listed.clamp(1, costs.len());
+    let is_inserted = listed <= INSERTED_MAX;
+    let (lowest, ties) = lowest(costs, priced, if is_inserted { listed } else { 1 }, drawing, chosen);
+    let first = match pick {
+        Pick::Lowest | Pick::LowestThenIdlest => lowest,
+        Pick::Sampled { temperature } => sampled(costs, temperature, drawing).unwrap_or(lowest),
+        Pick::BetterOfTwo => better_of_two(costs, drawing),
+    };
+    if !is_inserted {
+        chosen.clear();
+        chosen.extend((0..costs.len()).map(priced));
+        if listed < costs.len() {
+            chosen.select_nth_unstable_by_key(listed, key);
+            chosen.truncate(listed);
+        }
+        chosen.sort_unstable_by_key(key);
+    }
+    // To the front with it; who is not among the lowest takes the place of the highest of them.
+    let at = chosen.iter().position(|priced| priced.place as usize == first).unwrap_or(listed - 1);
+    chosen[..=at].rotate_right(1);
+    chosen[0] = priced(first);
+    ties
+}
+
+/// Which of the lowest, each of equals as likely as the others, and how many they are. The `listed` lowest go into `lowest`,
+/// in order.
+fn lowest(
+    costs: &[f64],
+    priced: impl Fn(usize) -> Priced,
+    listed: usize,
+    drawing: &mut Drawing,
+    lowest: &mut Vec<Priced>,
+) -> (usize, u32) {
+    let (mut chosen, mut ties, mut least) = (0, 0_usize, (i64::MAX, i64::MAX));
+    for (stride, costs) in costs.chunks(STRIDE).enumerate() {
+        // Of most strides every cost is above all that are listed. What is no number is above nothing.
+        let highest = if lowest.len() < listed { f64::NAN } else { lowest[listed - 1].cost };
+        if costs.iter().fold(true, |above, cost| above & (*cost > highest)) {
             continue;
         }
-        let mut place = at.min(last);
-        while place > 0 && found < key(&candidates[place - 1]) {
-            candidates[place] = candidates[place - 1];
-            place -= 1;
-        }
-        candidates[place] = candidate;
-        if at >= last {
-            bound = Some(key(&candidates[last]));
+        for place in stride * STRIDE..stride * STRIDE + costs.len() {
+            let priced = priced(place);
+            let rank = rank(&priced);
+            insert(priced, listed, lowest);
+            if rank > least {
+                continue;
+            }
+            // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
+            ties = if rank == least { ties + 1 } else { 1 };
+            if ties == 1 || drawing.below(ties) == 0 {
+                (chosen, least) = (place, rank);
+            }
         }
     }
+    (chosen, ties as u32)
+}
+
+/// Puts one where it belongs among the `listed` lowest, of which the highest makes room; places come in ascending order.
+#[inline]
+fn insert(priced: Priced, listed: usize, lowest: &mut Vec<Priced>) {
+    let rank_of = rank(&priced);
+    if lowest.len() < listed {
+        lowest.push(priced);
+    } else if rank_of >= rank(&lowest[listed - 1]) {
+        return;
+    }
+    let mut at = lowest.len() - 1;
+    while at > 0 && rank_of < rank(&lowest[at - 1]) {
+        lowest[at] = lowest[at - 1];
+        at -= 1;
+    }
+    lowest[at] = priced;
+}
+
+/// What those that are listed stand in the order of.
+fn key(priced: &Priced) -> ((i64, i64), u32) {
+    (rank(priced), priced.place)
 }
 
 /// A number for what decides: the lower, the earlier.
 #[inline]
-fn rank(pick: Pick, priced: &Priced) -> (i64, i64) {
-    match pick {
-        Pick::LowestThenIdlest => (ordinal(priced.cost), ordinal(priced.active_requests)),
-        _ => (ordinal(priced.cost), 0),
-    }
+fn rank(priced: &Priced) -> (i64, i64) {
+    (ordinal(priced.cost), ordinal(priced.active_requests))
 }
 
 /// A whole number in the order of [`f64::total_cmp`].
@@ -74,45 +121,25 @@ const fn ordinal(value: f64) -> i64 {
     bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
 
-/// The place of the lowest, each of equals as likely as the others, and how many they are.
-fn lowest(candidates: &[Priced], pick: Pick, drawing: &mut Drawing) -> (usize, u32) {
-    // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
-    let (mut chosen, mut ties, mut least) = (0, 0, (i64::MAX, i64::MAX));
-    for (place, priced) in candidates.iter().enumerate() {
-        let rank = rank(pick, priced);
-        if rank > least {
-            continue;
-        }
-        ties = if rank == least { ties + 1 } else { 1 };
-        if ties == 1 || drawing.below(ties) == 0 {
-            (chosen, least) = (place, rank);
-        }
-    }
-    (chosen, ties as u32)
-}
-
 /// One by one is drawn with a probability proportional to e to the power of -(how far its cost is from the lowest, as
 /// a share of how far the highest is) / temperature. `None` where all are equal: then any of the lowest is as good.
-fn sampled(candidates: &[Priced], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
+fn sampled(costs: &[f64], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
     // What costs infinitely much is never drawn as long as something does not.
-    let costs = || candidates.iter().map(|priced| priced.cost).filter(|cost| cost.is_finite());
-    let (low, high) = costs().fold((f64::MAX, f64::MIN), |(low, high), cost| (low.min(cost), high.max(cost)));
+    let finite = || costs.iter().enumerate().filter(|(_, cost)| cost.is_finite());
+    let (low, high) = finite().fold((f64::MAX, f64::MIN), |(low, high), (_, cost)| (low.min(*cost), high.max(*cost)));
     // Costs may be so far apart that their difference is no number: then all are scaled.
     let scale = if (high - low).is_finite() { 1.0 } else { low.abs().max(high.abs()) };
     let step = (high / scale - low / scale) * temperature;
     if step.is_nan() || step <= 0.0 {
         return None;
     }
-    let weight = |priced: &Priced| match priced.cost {
-        cost if cost.is_finite() => libm::exp(-((cost / scale - low / scale) / step)),
-        _ => 0.0,
-    };
-    let sum: f64 = candidates.iter().map(weight).sum();
+    let weight = |cost: f64| libm::exp(-((cost / scale - low / scale) / step));
+    let sum: f64 = finite().map(|(_, cost)| weight(*cost)).sum();
     let drawn = drawing.unit();
     let mut cumulated = 0.0;
     let mut last = None;
-    for (place, priced) in candidates.iter().enumerate().filter(|(_, priced)| priced.cost.is_finite()) {
-        cumulated += weight(priced) / sum;
+    for (place, cost) in finite() {
+        cumulated += weight(*cost) / sum;
         if drawn <= cumulated {
             return Some(place);
         }
@@ -122,14 +149,14 @@ fn sampled(candidates: &[Priced], temperature: f64, drawing: &mut Drawing) -> Op
 }
 
 /// Two different places are drawn; the lower of them, of equals the first drawn.
-fn better_of_two(candidates: &[Priced], drawing: &mut Drawing) -> usize {
-    let first = drawing.below(candidates.len());
-    if candidates.len() == 1 {
+fn better_of_two(costs: &[f64], drawing: &mut Drawing) -> usize {
+    let first = drawing.below(costs.len());
+    if costs.len() == 1 {
         return first;
     }
-    let second = drawing.below(candidates.len() - 1);
+    let second = drawing.below(costs.len() - 1);
     let second = second + usize::from(second >= first);
-    if candidates[second].cost < candidates[first].cost { second } else { first }
+    if costs[second] < costs[first] { second } else { first }
 }
 
 #[cfg(test)]
@@ -137,28 +164,21 @@ mod tests {
     use super::*;
     use crate::route::Draws;
 
-    fn priced(costs: &[f64]) -> Vec<Priced> {
-        let one = |(place, cost): (u32, &f64)| Priced { place, cost: *cost, active_requests: 0.0 };
-        (0..).zip(costs).map(one).collect()
-    }
-
-    fn order(candidates: &[Priced]) -> Vec<u32> {
-        candidates.iter().map(|priced| priced.place).collect()
+    fn chosen(costs: &[f64], listed: usize, pick: Pick, drawing: &mut Drawing) -> (Vec<u32>, u32) {
+        let mut chosen = Vec::new();
+        let ties = choose(costs, |_| 0.0, listed, pick, drawing, &mut chosen);
+        assert!(chosen.iter().all(|priced| priced.cost.to_bits() == costs[priced.place as usize].to_bits()));
+        (chosen.iter().map(|priced| priced.place).collect(), ties)
     }
 
     #[test]
     fn the_lowest_comes_first_and_the_rest_by_cost() {
         let mut drawing = Draws::new(1).begin();
-        let mut candidates = priced(&[3.0, 1.0, 2.0, 0.5]);
-        assert_eq!(choose(&mut candidates, 8, Pick::Lowest, &mut drawing), 1);
-        assert_eq!(order(&candidates), [3, 1, 2, 0]);
-        let mut candidates = priced(&[3.0, 1.0, 2.0, 0.5]);
-        choose(&mut candidates, 2, Pick::Lowest, &mut drawing);
-        assert_eq!(order(&candidates), [3, 1]);
-        let mut candidates = priced(&[3.0, 1.0]);
-        choose(&mut candidates, 0, Pick::Lowest, &mut drawing);
-        assert_eq!(order(&candidates), [1], "the chosen one is always listed");
-        assert_eq!(choose(&mut Vec::new(), 8, Pick::Lowest, &mut drawing), 0);
+        let mut chosen = |costs: &[f64], listed| chosen(costs, listed, Pick::Lowest, &mut drawing);
+        assert_eq!(chosen(&[3.0, 1.0, 2.0, 0.5], 8), (vec![3, 1, 2, 0], 1));
+        assert_eq!(chosen(&[3.0, 1.0, 2.0, 0.5], 2), (vec![3, 1], 1));
+        assert_eq!(chosen(&[3.0, 1.0], 0), (vec![1], 1), "the chosen one is always listed");
+        assert_eq!(chosen(&[], 8), (vec![], 0));
     }
 
     #[test]
@@ -166,13 +186,29 @@ mod tests {
         let mut drawing = Draws::new(5).begin();
         for count in 1..60 {
             let costs: Vec<f64> = (0..count).map(|_| drawing.below(20) as f64).collect();
-            let mut all = priced(&costs);
-            choose(&mut all, usize::MAX, Pick::Lowest, &mut Draws::new(1).begin());
-            for listed in 0..count + 2 {
-                let mut some = priced(&costs);
-                choose(&mut some, listed, Pick::Lowest, &mut Draws::new(1).begin());
-                assert_eq!(some, all[..listed.clamp(1, count)], "{listed} of {costs:?}");
+            for pick in [Pick::Lowest, Pick::BetterOfTwo, Pick::Sampled { temperature: 2.0 }] {
+                let (all, ties) = chosen(&costs, usize::MAX, pick, &mut Draws::new(1).begin());
+                let mut behind: Vec<u32> = (0..count as u32).filter(|place| *place != all[0]).collect();
+                behind.sort_by(|a, b| costs[*a as usize].total_cmp(&costs[*b as usize]));
+                assert_eq!(all[1..], behind);
+                for listed in 0..count + 2 {
+                    let some = chosen(&costs, listed, pick, &mut Draws::new(1).begin());
+                    assert_eq!(some, (all[..listed.clamp(1, count)].to_vec(), ties), "{listed} of {costs:?}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn whatever_a_cost_is_it_has_its_place() {
+        let costs = [f64::NAN, f64::INFINITY, 0.0, -f64::NAN, -0.0, f64::NEG_INFINITY, 1.0];
+        let many: Vec<f64> = costs.iter().copied().cycle().take(70).collect();
+        for listed in 1..=INSERTED_MAX {
+            let (order, ties) = chosen(&many, listed, Pick::Lowest, &mut Draws::new(1).begin());
+            assert_eq!((order[0] % 7, ties), (3, 10), "the lowest is what is less than no number");
+            let mut expected: Vec<u32> = (0..70).filter(|place| *place != order[0]).collect();
+            expected.sort_by(|a, b| many[*a as usize].total_cmp(&many[*b as usize]));
+            assert_eq!(order[1..], expected[..listed - 1]);
         }
     }
 
@@ -182,9 +218,9 @@ mod tests {
             let mut drawing = Draws::new(seed).begin();
             let mut counts = [0_u32; 4];
             for _ in 0..9000 {
-                let mut candidates = priced(&[1.0, 2.0, 1.0, 1.0]);
-                assert_eq!(choose(&mut candidates, 1, Pick::Lowest, &mut drawing), 3);
-                counts[candidates[0].place as usize] += 1;
+                let (order, ties) = chosen(&[1.0, 2.0, 1.0, 1.0], 1, Pick::Lowest, &mut drawing);
+                assert_eq!(ties, 3);
+                counts[order[0] as usize] += 1;
             }
             counts
         };
@@ -201,9 +237,8 @@ mod tests {
     fn counts<const N: usize>(costs: [f64; N], pick: Pick) -> [f64; N] {
         let mut counts = [0.0; N];
         for seed in 0..30_000 {
-            let mut candidates = priced(&costs);
-            choose(&mut candidates, N, pick, &mut Draws::new(seed).begin());
-            counts[candidates[0].place as usize] += 1.0 / 30_000.0;
+            let (order, _) = chosen(&costs, N, pick, &mut Draws::new(seed).begin());
+            counts[order[0] as usize] += 1.0 / 30_000.0;
         }
         counts
     }
@@ -251,12 +286,10 @@ mod tests {
 
     #[test]
     fn of_equal_pools_the_idlest_worker_is_taken() {
-        let mut candidates = priced(&[1.0, 1.0, 1.0, 0.5]);
-        candidates[3].cost = 1.0;
-        for (priced, requests) in candidates.iter_mut().zip([4.0, 2.0, 3.0, 9.0]) {
-            priced.active_requests = requests;
-        }
-        assert_eq!(choose(&mut candidates, 3, Pick::LowestThenIdlest, &mut Draws::new(1).begin()), 1);
-        assert_eq!(order(&candidates), [1, 2, 0]);
+        let requests = |place: usize| [4.0, 2.0, 3.0, 9.0][place];
+        let mut chosen = Vec::new();
+        let drawing = &mut Draws::new(1).begin();
+        assert_eq!(choose(&[1.0; 4], requests, 3, Pick::LowestThenIdlest, drawing, &mut chosen), 1);
+        assert_eq!(chosen.iter().map(|priced| priced.place).collect::<Vec<_>>(), [1, 2, 0]);
     }
 }

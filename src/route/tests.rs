@@ -1,5 +1,7 @@
 //! Decisions over a small fleet with a real index.
 
+mod kept;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -98,6 +100,12 @@ impl World {
         };
         self.draw += 1;
         decide(&view, request, &mut self.scratch, Draws::new(self.draw), &mut self.decision)
+    }
+
+    /// Changes the fleet table.
+    fn change(&mut self, change: impl FnOnce(&mut Vec<WorkerRecord>)) {
+        change(&mut self.fleet.workers);
+        self.fleet.version += 1;
     }
 
     fn order(&self) -> Vec<u64> {
@@ -200,10 +208,10 @@ fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
     let mut world = World::new(5, Some(SCHEME));
     let prompt = tokens(16);
     world.hold(3, &prompt[..8], Tier::Host);
-    world.fleet.workers[1].state = WorkerState::Draining;
+    world.change(|workers| workers[1].state = WorkerState::Draining);
     world.decide(&ask(&prompt)).unwrap();
     let (kept, was) = (world.scratch.observation().clone(), world.decision.clone());
-    world.fleet.workers.truncate(1);
+    world.change(|workers| workers.truncate(1));
     world.decide(&ask(&tokens(3))).unwrap();
     judge(&world.policy, &kept, Draws::new(was.seed), &mut world.decision);
     assert_eq!(format!("{:?}", world.decision), format!("{was:?}"));
@@ -214,8 +222,8 @@ fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
 #[test]
 fn rules_remove_workers_and_say_so() {
     let mut world = World::new(4, Some(SCHEME));
-    world.fleet.workers[1].state = WorkerState::Draining;
-    world.fleet.workers[2].state = WorkerState::Down;
+    world.change(|workers| workers[1].state = WorkerState::Draining);
+    world.change(|workers| workers[2].state = WorkerState::Down);
     let prompt = tokens(4);
     let allow = [Worker::new(4, u32::MAX), Worker::new(3, 0), Worker::new(2, 0)];
     world.decide(&RouteRequest { allow: Some(&allow), ..ask(&prompt) }).unwrap();
@@ -344,7 +352,7 @@ fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while
     let events = crate::fleet::EventSource { endpoint: "tcp://127.0.0.1:1".into(), replay: None, topic: String::new() };
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.decision.candidates[0].overlap.device, 16);
-    world.fleet.workers[index].events = Some(events);
+    world.change(|workers| workers[index].events = Some(events));
     world.fleet.workers[index].trust.store(Trust { level: TrustLevel::Exact, ..Trust::default() });
     world.hold(index, &prompt[..8], Tier::Device);
     world.decide(&ask(&prompt)).unwrap();

@@ -205,7 +205,7 @@ impl Simulation {
         let mut decision = Decision::default();
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
-            let block_size = self.scratch.observation().asked.block_size;
+            let block_size = self.scratch.asked().block_size;
             let demand = demand(&request, &decision, chosen, block_size, self.scratch.shared_locals(&decision));
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);
@@ -219,7 +219,7 @@ impl Simulation {
     }
 
     /// What the last decision was made from.
-    pub(crate) fn observation(&self) -> &Observation {
+    pub(crate) fn observation(&mut self) -> &Observation {
         self.scratch.observation()
     }
 
@@ -228,7 +228,7 @@ impl Simulation {
         let decision = self.decide();
         let mut record = Record::default();
         let at = (self.steps * STEP_NS, SpaceId(0));
-        record.take_over(at, &self.policy, self.observation(), &decision);
+        record.take_over(at, &self.policy, self.scratch.observation(), &decision);
         record
     }
 }

@@ -1,0 +1,241 @@
+//! What is kept from one decision to the next is what would be read again.
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::*;
+use crate::load::{BookingHandle, Demand, EngineLoad, PrefillModel, SessionId};
+use crate::trust::{TrustLevel, TrustReason};
+
+const WORKERS: u32 = 9;
+const STEP_NS: u64 = 100_000_000;
+
+/// A world in which anything happens between two decisions.
+struct Happening {
+    world: World,
+    rng: Xoshiro256PlusPlus,
+    session: SessionId,
+    live: Vec<BookingHandle>,
+    names: u64,
+    now_ns: u64,
+}
+
+impl Happening {
+    fn new(seed: u64, prefill: PrefillModel) -> Self {
+        let mut world = World::new(WORKERS, Some(SCHEME));
+        world.loads = Loads::new(WORKERS as usize, LoadsConfig { prefill, ..LoadsConfig::default() });
+        let session = world.loads.open_session(None, 0).unwrap();
+        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        Self { world, rng, session, live: Vec::new(), names: 0, now_ns: 0 }
+    }
+
+    fn one_in(&mut self, many: u32) -> bool {
+        self.rng.random_range(0..many) == 0
+    }
+
+    fn prompt(&mut self) -> Vec<u32> {
+        let (conversation, length) = (self.rng.random_range(0..3_u32), self.rng.random_range(1..40));
+        (0..length).map(|token| token * 31 + conversation).collect()
+    }
+
+    fn book(&mut self) {
+        let (place, prompt) = (self.rng.random_range(0..WORKERS), self.prompt());
+        let mut locals = Vec::new();
+        hash::local_hashes(SCHEME, hash::seed(None, None), bytemuck::cast_slice(&prompt), &[], &mut locals);
+        let demand = Demand {
+            space: SpaceId(0),
+            prefill_tokens: prompt.len() as u64,
+            cached_tokens: 0,
+            blocks: PromptBlocks::Shared(&locals),
+            block_size: SCHEME.block_size,
+            expected_output_tokens: 0,
+        };
+        self.names += 1;
+        let name = format!("r{}", self.names);
+        let booked = self.world.loads.book(self.session, &name, 0, WorkerIndex(place), demand, self.now_ns);
+        self.live.push(booked.unwrap().handle);
+    }
+
+    fn free(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let at = self.rng.random_range(0..self.live.len());
+        let booking = BookingRef::Handle(self.live.swap_remove(at));
+        if self.one_in(2) {
+            self.world.loads.prefill_complete(self.session, booking, 0, self.now_ns);
+        }
+        self.world.loads.free(self.session, booking, self.now_ns);
+    }
+
+    fn pass(&mut self) {
+        let place = self.rng.random_range(0..WORKERS);
+        match self.rng.random_range(0..24) {
+            0..6 => self.book(),
+            6..11 => self.free(),
+            11 => self.now_ns += STEP_NS * self.rng.random_range(0..40),
+            12 => {
+                let load = EngineLoad { prefill_tokens: 5, decode_blocks: self.names, ..EngineLoad::default() };
+                self.world.loads.report_load(WorkerIndex(place), load, self.now_ns);
+            }
+            13 => {
+                self.world.loads.report_failure(WorkerIndex(place), self.now_ns);
+            }
+            14 => {
+                let level = TrustLevel::from_u8(self.rng.random_range(0..5)).unwrap();
+                let reasons = [TrustReason::Gap].into_iter().collect();
+                let trust = Trust { level, reasons, since_unix_ms: self.names, ..Trust::default() };
+                self.world.fleet.workers[place as usize].trust.store(trust);
+            }
+            15 => {
+                let trust = &self.world.fleet.workers[place as usize].trust;
+                trust.store(Trust { as_of_seq: Some(crate::ids::EventSeq(self.names)), ..trust.load() });
+            }
+            16..19 => {
+                let (prompt, tier) = (self.prompt(), if self.one_in(40) { Tier::Host } else { Tier::Device });
+                self.world.hold(place as usize, &prompt, tier);
+            }
+            19 => {
+                let states = [WorkerState::Ready, WorkerState::Ready, WorkerState::Draining, WorkerState::Down];
+                let state = states[self.rng.random_range(0..4_usize)];
+                self.world.change(|workers| workers[place as usize].state = state);
+            }
+            20 => {
+                let weight = f64::from(self.rng.random_range(1..4));
+                self.world.change(|workers| workers[place as usize].weight = weight);
+            }
+            // More than is known of whose they were.
+            21 if self.one_in(20) => (0..700).for_each(|_| {
+                self.book();
+                self.free();
+            }),
+            _ => {}
+        }
+    }
+
+    fn policy(&mut self) -> Policy {
+        let any = |rng: &mut Xoshiro256PlusPlus| rng.random::<bool>();
+        let mut policy = Policy::default();
+        if self.one_in(2) {
+            return policy;
+        }
+        policy.mode = [Mode::Kv, Mode::LoadAware, Mode::LeastLoaded, Mode::DeviceAwareWeighted, Mode::Lmetric]
+            [self.rng.random_range(0..5_usize)];
+        policy.device_credit = f64::from(self.rng.random_range(0..5)) / 2.0;
+        policy.active_request_weight = f64::from(self.rng.random_range(0..2));
+        (policy.track_prefill_tokens, policy.assume_kv_reuse) = (any(&mut self.rng), any(&mut self.rng));
+        policy.capability = self.one_in(6);
+        policy.credit_decay = if self.one_in(6) { 0.3 } else { 0.0 };
+        policy.temperature = if self.one_in(6) { 0.3 } else { 0.0 };
+        policy.trust_min = if self.one_in(6) { TrustLevel::LowerBound } else { TrustLevel::None };
+        policy.credit_trust_min = if self.one_in(6) { TrustLevel::LowerBound } else { TrustLevel::None };
+        policy.busy.prefill_tokens = self.one_in(6).then_some(40);
+        policy
+    }
+
+    /// Decides by what was kept and by nothing; returns what both made of it, and what they were made from.
+    fn decide(&mut self) -> [(String, Observation); 2] {
+        self.world.policy = self.policy();
+        let prompt = self.prompt();
+        let allow = [Worker::new(1, 0), Worker::new(3, 0), Worker::new(4, u32::MAX)];
+        let request = RouteRequest {
+            allow: self.one_in(9).then_some(&allow),
+            pin: self.one_in(9).then_some(allow[1]),
+            shared_hits: if self.one_in(9) { &[(1, 3)] } else { &[] },
+            candidates_max: self.rng.random_range(1..12),
+            ..ask(&prompt)
+        };
+        let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
+        let (affinities, now_ns) = (Affinities::new(8, 0), self.now_ns);
+        let affinities = &affinities;
+        let view = View { fleet, indexes, predictions, loads, policy, turns: &[], affinities, now_ns };
+        let draws = Draws::new(self.names);
+        [scratch, &mut Scratch::default()].map(|scratch| {
+            let mut decision = Decision::default();
+            decide(&view, &request, scratch, draws, &mut decision).unwrap();
+            let observation = scratch.observation().clone();
+            let mut again = Decision::default();
+            judge(policy, &observation, draws, &mut again);
+            let decided = format!("{decision:?}");
+            assert_eq!(decided, format!("{again:?}"), "judged once more");
+            (decided, observation)
+        })
+    }
+}
+
+#[test]
+fn what_is_kept_is_what_would_be_read_again() {
+    let fixed = PrefillModel::Fixed { base_ns: STEP_NS, token_ns: STEP_NS / 10, cached_token_ns: 0 };
+    for (seed, prefill) in [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)] {
+        let mut happening = Happening::new(seed, prefill);
+        for step in 0..1500 {
+            for _ in 0..happening.rng.random_range(0..4) {
+                happening.pass();
+            }
+            let [kept, fresh] = happening.decide();
+            assert_eq!(kept.1, fresh.1, "observed at step {step} of seed {seed}");
+            assert_eq!(kept.0, fresh.0, "decided at step {step} of seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_others_change_meanwhile_is_seen_once_they_rest() {
+    let mut happening = Happening::new(4, PrefillModel::Off);
+    let (other, prompt) = (happening.world.loads.open_session(None, 0).unwrap(), tokens(16));
+    let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut happening.world;
+    let (loads, trust, affinities) = (&*loads, &fleet.workers[2].trust, &Affinities::new(8, 0));
+    let view = View { fleet, indexes, predictions, loads, policy, turns: &[], affinities, now_ns: 0 };
+    let decide_once = |scratch: &mut Scratch| {
+        let mut decision = Decision::default();
+        decide(&view, &ask(&prompt), scratch, Draws::new(1), &mut decision).unwrap();
+        (format!("{decision:?}"), scratch.observation().clone())
+    };
+    for _ in 0..40 {
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                for number in 0..200 {
+                    let demand = Demand {
+                        space: SpaceId(0),
+                        prefill_tokens: 7,
+                        cached_tokens: 0,
+                        blocks: PromptBlocks::Alone(3),
+                        block_size: SCHEME.block_size,
+                        expected_output_tokens: 0,
+                    };
+                    let (name, worker) = (format!("r{number}"), WorkerIndex(number % WORKERS));
+                    let booked = loads.book(other, &name, 0, worker, demand, 0).unwrap();
+                    if number % 7 != 0 {
+                        loads.free(other, BookingRef::Handle(booked.handle), 0);
+                    }
+                    let level = TrustLevel::from_u8((number % 5) as u8).unwrap();
+                    trust.store(Trust { level, since_unix_ms: u64::from(number), ..Trust::default() });
+                }
+            });
+            while !changing.is_finished() {
+                decide_once(scratch);
+            }
+        });
+        assert_eq!(decide_once(scratch), decide_once(&mut Scratch::default()));
+        (0..200).for_each(|number| {
+            loads.free(other, BookingRef::Request { request_id: &format!("r{number}"), attempt: 0 }, 0);
+        });
+    }
+}
+
+#[test]
+fn spaces_are_kept_side_by_side() {
+    let mut world = World::new(4, Some(SCHEME));
+    let second = Space { id: SpaceId(1), ..world.fleet.spaces[0].clone() };
+    world.fleet.spaces.push(second);
+    world.change(|workers| workers[2..].iter_mut().for_each(|record| record.space = SpaceId(1)));
+    let prompt = tokens(16);
+    world.hold(1, &prompt, Tier::Device);
+    for _ in 0..3 {
+        world.decide(&ask(&prompt)).unwrap();
+        assert_eq!(world.order(), [2, 1]);
+        world.decide(&RouteRequest { space: SpaceId(1), ..ask(&prompt) }).unwrap();
+        assert_eq!(world.decision.candidates.iter().map(|scored| scored.overlap.device).sum::<u32>(), 0);
+        assert_eq!(world.scratch.observation().workers.iter().map(|of| of.worker.id.0).collect::<Vec<_>>(), [3, 4]);
+    }
+}

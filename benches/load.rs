@@ -9,8 +9,12 @@ use kvrouted::load::{ActiveDepths, BookingRef, Demand, Loads, LoadsConfig, Promp
 const SPACE: SpaceId = SpaceId(0);
 /// Blocks of a prompt: of one of the conversations of a public trace, on average.
 const BLOCKS: u64 = 709;
+/// Blocks of a short prompt.
+const BLOCKS_SHORT: u64 = 14;
 /// Blocks that every prompt begins with.
 const SHARED: u64 = 64;
+/// Prompts in flight that share nothing.
+const APART_IN_FLIGHT: u64 = 32;
 /// Prompts in flight on each worker.
 const IN_FLIGHT: u32 = 4;
 const WORKERS: [u32; 2] = [16, 64];
@@ -19,6 +23,11 @@ const WORKERS: [u32; 2] = [16, 64];
 fn prompt(number: u64) -> Vec<LocalHash> {
     let of = |at: u64| if at < SHARED { at } else { number << 32 | at };
     (0..BLOCKS).map(|at| LocalHash(of(at).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
+}
+
+/// A prompt that shares nothing with any other.
+fn elsewhere() -> Vec<LocalHash> {
+    prompt(1).into_iter().map(|local| LocalHash(!local.0)).collect()
 }
 
 fn demand(locals: &[LocalHash]) -> Demand<'_> {
@@ -86,12 +95,45 @@ fn in_turn(c: &mut Criterion) {
     group.finish();
 }
 
+/// As [`in_turn`], but that every prompt and every name is new, as of clients that have nothing to do with each other.
+/// The time includes writing the name.
+fn apart(c: &mut Criterion) {
+    let mut group = c.benchmark_group("load/book_and_free_apart");
+    for blocks in [BLOCKS_SHORT, BLOCKS] {
+        let loads = Loads::new(8, LoadsConfig::default());
+        let Ok(session) = loads.open_session(None, 0) else { return };
+        let mut locals: Vec<LocalHash> = prompt(1).into_iter().take(blocks as usize).collect();
+        let (mut next, mut name, mut oldest) = (0_u64, String::new(), String::new());
+        let mut turn = || {
+            locals[0] = LocalHash(next.wrapping_mul(0xd6e8_feb8_6659_fd93));
+            name_of(next, &mut name);
+            let booked = loads.book(session, &name, 0, WorkerIndex(next as u32 % 8), demand(black_box(&locals)), 0);
+            let freed = next.checked_sub(APART_IN_FLIGHT).map(|ended| {
+                name_of(ended, &mut oldest);
+                loads.free_request(session, &oldest, 0, 0)
+            });
+            next += 1;
+            (booked.is_ok(), freed)
+        };
+        group.bench_function(BenchmarkId::from_parameter(blocks), |bencher| bencher.iter(&mut turn));
+    }
+    group.finish();
+}
+
+/// What the request of this number is called, written over `name`.
+fn name_of(number: u64, name: &mut String) {
+    name.clear();
+    name.push_str("request-");
+    name.extend((0..8).rev().map(|digit| char::from(b'a' + (number >> (4 * digit) & 15) as u8)));
+}
+
 fn active(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/active");
     for workers in WORKERS {
         let Some((loads, _)) = busy(workers) else { return };
         let mut depths = ActiveDepths::default();
-        for (name, locals) in [("beginning", prompt(1_000_000)), ("whole_prompt", prompt(1))] {
+        for (name, locals) in [("nothing", elsewhere()), ("beginning", prompt(1_000_000)), ("whole_prompt", prompt(1))]
+        {
             group.bench_function(BenchmarkId::new(name, workers), |bencher| {
                 bencher.iter(|| {
                     loads.active(SPACE, black_box(&locals), &mut depths);
@@ -108,5 +150,5 @@ fn read(c: &mut Criterion) {
     c.bench_function("load/read", |bencher| bencher.iter(|| loads.read_at(black_box(WorkerIndex(3)), 7)));
 }
 
-criterion_group!(benches, book, in_turn, active, read);
+criterion_group!(benches, book, in_turn, apart, active, read);
 criterion_main!(benches);

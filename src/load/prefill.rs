@@ -372,6 +372,24 @@ mod tests {
     }
 
     #[test]
+    fn prefills_of_who_had_a_place_before_are_not_those_of_who_has_it() {
+        let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
+        let (mut prefills, prefill) = (Prefills::default(), Prefill { tokens: 10, duration_ns: None });
+        let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, now));
+        prefills.end(left, of_left[0], 3);
+        assert_eq!((prefills.backlog(left).tokens, prefills.backlog(here)), (20, Backlog::default()));
+        let of_here = [4, 5].map(|now| prefills.add(here, prefill, now));
+        // What is left of the other's ends, and its places are used again.
+        prefills.end(left, of_left[2], 6);
+        let again = prefills.add(here, prefill, 7);
+        prefills.end(left, of_left[1], 8);
+        assert_eq!((prefills.backlog(here).tokens, prefills.backlog(here).since_ns), (30, 4));
+        assert_eq!(prefills.backlog(left), Backlog::default());
+        [of_here[1], again, of_here[0]].into_iter().for_each(|id| prefills.end(here, id, 9));
+        assert!(prefills.is_idle());
+    }
+
+    #[test]
     fn a_fixed_prefill_takes_what_its_tokens_take() {
         let model = PrefillModel::Fixed { base_ns: 5, token_ns: 10, cached_token_ns: 1 };
         assert_eq!(Prefills::new(model).duration_ns(W, 100, 7), Some(1012));

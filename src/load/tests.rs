@@ -57,6 +57,24 @@ fn a_booking_lives_from_book_to_free() {
 }
 
 #[test]
+fn by_its_name_a_request_ends_with_the_half_that_prefills() {
+    let (loads, session) = loads();
+    let other = loads.open_session(None, 7).unwrap();
+    let freed = |outcome, prefill_half| Freed { outcome, prefill_half };
+    for (session, name, attempt) in
+        [(session, "r", 0), (session, "r/prefill", 0), (session, "s/prefill", 1), (other, "r", 0)]
+    {
+        loads.book(session, name, attempt, W, DEMAND, 0).unwrap();
+    }
+    assert_eq!(loads.free_request(other, "r", 0, 0), freed(BookingOutcome::Applied, false), "another session's half");
+    assert_eq!(loads.free_request(session, "r", 0, 0), freed(BookingOutcome::Applied, true));
+    assert_eq!(loads.free_request(session, "r", 0, 0), freed(BookingOutcome::AlreadyApplied, false));
+    assert_eq!(loads.free_request(session, "s", 0, 0), freed(BookingOutcome::Unknown, false), "of another attempt");
+    assert_eq!(loads.free_request(session, "s", 1, 0), freed(BookingOutcome::Unknown, true));
+    assert_eq!(scalars(&loads, W), (0, 0, 0));
+}
+
+#[test]
 fn free_implies_that_the_prefill_is_over() {
     let (loads, session) = loads();
     let booked = loads.book(session, "r1", 0, W, DEMAND, 0).unwrap();

@@ -4,7 +4,8 @@
 //! A compressed radix tree over the local hashes of the prompts in flight, chained by position: a node is a run of
 //! blocks, with the workers that run a prompt through all of it and how many they run. What a prompt adds to a worker
 //! is what of it lies below the last node that has the worker; what it gives back when it ends is the nodes of which
-//! it was the worker's last. One walk down the tree finds the active depth of all workers.
+//! it was the worker's last. One walk down the tree finds the active depth of all workers; where no prompt in flight
+//! begins as the one that is looked up, it reads the one cache line of the first block's root.
 //!
 //! # What readers see
 //!

@@ -3,6 +3,7 @@
 
 mod backoff;
 mod counters;
+mod refusal;
 mod report;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use crate::load::SessionToken;
 use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 pub use backoff::BackOff;
 pub use counters::ClientCounter;
+pub(in crate::client) use refusal::Refusal;
 pub use report::Booking;
 pub(in crate::client) use report::{Name, Report, Word};
 
@@ -71,35 +73,6 @@ pub(in crate::client) enum Source {
     Socket,
     /// Its lane.
     Lane,
-}
-
-/// An error as it is remembered, to be told as often as is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) struct Refusal {
-    kind: Kind,
-    message: String,
-    remedy: String,
-}
-
-impl Refusal {
-    /// What to remember of an error.
-    pub(in crate::client) fn of(error: &Error) -> Self {
-        use std::error::Error as _;
-        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-        let message = format!("{}{cause}", error.message());
-        Self { kind: error.kind(), message, remedy: error.remedy().to_owned() }
-    }
-
-    /// The error.
-    pub(in crate::client) fn error(&self) -> Error {
-        Error::new(self.kind, self.message.as_str(), self.remedy.as_str())
-    }
-
-    /// The error where this is why the daemon cannot be reached.
-    pub(in crate::client) fn unreachable(&self) -> Error {
-        let what = format!("the daemon cannot be reached: {}", self.message);
-        Error::new(Kind::Connection, what, self.remedy.as_str())
-    }
 }
 
 /// A request in flight.
@@ -208,11 +181,12 @@ impl<W: Waiter> Conversation<W> {
         match reply {
             Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => Ok(hello),
             Reply::Error(error) => {
-                if !error.retryable {
-                    let (kind, message, remedy) = (error.kind.unwrap_or(Kind::Internal), &error.message, &error.remedy);
-                    self.refusal = Some(Refusal { kind, message: message.clone(), remedy: remedy.clone() });
+                let is_final = !error.retryable;
+                let error = Error::from(error);
+                if is_final {
+                    self.refusal = Some(Refusal::of(&error));
                 }
-                Err(error.into())
+                Err(error)
             }
             other => Err(super::unexpected("hello", &other)),
         }

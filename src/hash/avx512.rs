@@ -5,11 +5,12 @@
 //! the one in the even lanes and the other in the odd ones, so that one round of products serves both. Above 240 bytes
 //! a block has a register of accumulators to itself, and only its end is multiplied beside others.
 //!
-//! What bounds eight blocks of 64 bytes is the number of vector instructions, 84 of them, 29 of them products: two of 512
-//! bits a cycle where they are carried out in halves, as on Zen 4. Two more blocks go through the scalar multiplier meanwhile.
+//! What bounds eight blocks of 64 bytes is the number of vector instructions: 84, of which 29 are products. Where they are
+//! carried out in halves, as on Zen 4, two end a cycle. Two more blocks go through the scalar multiplier meanwhile.
 //!
-//! Tried: four products of 32 bits for each of 64 (slower by a seventh to a fifth), five of 52 bits and a correction by the
-//! lower half (two instructions more in all), and one, three or four blocks beside each eight (slower by a tenth).
+//! Tried: four products of 32 bits for each of 64 (slower by a seventh to a fifth), and one, three or four blocks beside each
+//! eight (slower by a tenth). Counted: five products of 52 bits, with the lower half as a correction, take two
+//! instructions more in all.
 
 use super::blocks::Blocks;
 use super::keys::Keys;

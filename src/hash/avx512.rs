@@ -84,15 +84,20 @@ fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, mut at: usize
         while count - at >= REST_MIN {
             let from = at.min(count - EIGHT);
             let starts = std::array::from_fn(|block| blocks.start(from + block));
-            let out = &mut out[from..from + EIGHT];
+            let turn = &mut out[from..from + EIGHT];
             // SAFETY: there are eight blocks from `from` on, of the window that chose the shape.
-            unsafe { eight::<SHAPE, WINDOW>(starts, blocks.window(), &layout, keys, out) };
+            unsafe { eight::<SHAPE, WINDOW>(starts, blocks.window(), &layout, keys, turn) };
             if SHAPE == TWO_LINES && blocks.window() > SHORT_BYTES_MAX {
-                for (block, to) in out.iter_mut().enumerate() {
+                for (block, to) in turn.iter_mut().enumerate() {
                     to.0 = scalar::middle_rest(blocks.at(from + block), keys, to.0);
                 }
             }
             at = from + EIGHT;
+            // Beside eight blocks of two lines, a ninth keeps the scalar multiplier busy.
+            if WINDOW == SHORT_BYTES_MAX && at < count {
+                out[at].0 = scalar::hash(&blocks.at(at)[..WINDOW], keys);
+                at += 1;
+            }
         }
     }
     for (block, to) in out.iter_mut().enumerate().skip(at) {

@@ -77,3 +77,8 @@ fn unexpected(request: &str, reply: &Reply) -> Error {
 fn no_progress() -> Error {
     Error::new(Kind::Malformed, "the daemon's pages do not advance", "use both from one release")
 }
+
+/// What those are told who waited when the connection ended.
+fn lost() -> Error {
+    Error::new(Kind::Connection, "the connection to the daemon ended", "ask again; the daemon's log says why")
+}

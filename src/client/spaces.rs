@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::fleet::PoolRole;
 use crate::ids::SpaceId;
-use crate::wire::SpaceInfo;
+use crate::wire::{SpaceInfo, WorkerInfo};
 
 /// The one space of `model`, in `namespace` and of `role` where they are given.
 ///
@@ -75,6 +75,12 @@ impl Spaces {
             let info = SpaceInfo { id, ..space.clone() };
             self.known.push(Known { info, theirs: Some(space.id), refuses_hashes: false });
         }
+    }
+
+    /// The workers whose spaces are known, with those as they are called here.
+    pub(super) fn ours_of(&self, workers: Vec<WorkerInfo>) -> Vec<WorkerInfo> {
+        let known = |info: WorkerInfo| Some(WorkerInfo { space: self.ours(info.space)?, ..info });
+        workers.into_iter().filter_map(known).collect()
     }
 
     /// Those of the daemon of this connection, or of the last one.

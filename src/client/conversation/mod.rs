@@ -18,7 +18,7 @@ use super::fallback::Fleet;
 use super::frame::next_frame;
 use super::pages::FleetPages;
 use super::spaces::Spaces;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::ids::CorrelationId;
 use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
 use crate::load::SessionToken;
@@ -277,7 +277,7 @@ impl<W: Waiter> Conversation<W> {
             }
             if let Some(waiter) = asked.waiter {
                 // Whoever has left needs no word.
-                drop(waiter.hand(Err(lost())));
+                drop(waiter.hand(Err(super::lost())));
             }
         }
     }
@@ -415,19 +415,9 @@ impl<W: Waiter> Conversation<W> {
     }
 
     fn learn(&mut self, told: WatchReply) {
-        let instance_id = self.instance_id();
-        let known = |mut info: crate::wire::WorkerInfo| {
-            info.space = self.spaces.ours(info.space)?;
-            Some(info)
-        };
-        let workers = told.workers.into_iter().filter_map(known).collect();
-        self.fleet = Arc::new(Fleet { workers, version: told.fleet_version, instance_id });
+        let (version, instance_id) = (told.fleet_version, self.instance_id());
+        self.fleet = Arc::new(Fleet { workers: self.spaces.ours_of(told.workers), version, instance_id });
     }
-}
-
-/// What those are told who waited when the connection ended.
-pub(in crate::client) fn lost() -> Error {
-    Error::new(Kind::Connection, "the connection to the daemon ended", "ask again; the daemon's log says why")
 }
 
 #[cfg(test)]

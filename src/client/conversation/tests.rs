@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::*;
+use crate::error::Kind;
 use crate::ids::Worker;
 use crate::limits::FRAME_HEADER_BYTES;
 use crate::load::{BookingHandle, BookingOutcome};
@@ -198,7 +199,7 @@ fn a_refusal_for_good_is_remembered_until_a_daemon_takes_the_connection() {
     };
     talk.greet("test", SessionToken { hi: 1, lo: 2 });
     assert_eq!(talk.accepted(Reply::Error(refused)).unwrap_err().kind(), Kind::NotPermitted);
-    talk.failed(&lost(), Instant::now(), 0.5);
+    talk.failed(&crate::client::lost(), Instant::now(), 0.5);
     assert_eq!(
         (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.error().kind())),
         (Phase::Resting, Some(Kind::NotPermitted))

@@ -11,8 +11,8 @@ use super::driver::Shared;
 use super::lane::Lane;
 use super::unexpected;
 use crate::client::connection::LaneUse;
-use crate::client::conversation::lost;
 use crate::client::handed;
+use crate::client::lost;
 use crate::error::{Error, Kind, Result};
 use crate::wire::{HelloReply, Reply};
 

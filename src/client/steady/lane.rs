@@ -81,7 +81,7 @@ impl Lane {
 /// # Errors
 /// [`Kind::Connection`] where the daemon has let go of it.
 pub(super) async fn rung(bell: &UnixStream) -> Result<()> {
-    let ended = |error: std::io::Error| crate::client::conversation::lost().caused_by(error);
+    let ended = |error: std::io::Error| crate::client::lost().caused_by(error);
     bell.readable().await.map_err(ended)?;
     let mut heard = Heard::Quiet;
     // Said to be empty, so that the next ring is waited for.

@@ -92,10 +92,8 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
         a.affinity_session = has(15).then(|| b.create_string(text));
         (a.priority, a.deadline_us) = (-i32::from(has(16)), u32::from(has(17)));
         (a.priority_jump, a.disaggregate) = (f64::from(u8::from(has(18))), has(19) != has(20));
-        a.required_taints = has(21).then(|| {
-            let taint = b.create_string(text);
-            b.create_vector(&[taint])
-        });
+        let taint = b.create_string(text);
+        a.required_taints = has(21).then(|| b.create_vector(&[taint]));
     });
     macro_rules! told {
         ($table:ident, $args:ident $(, $field:ident: $value:expr)?) => {

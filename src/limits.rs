@@ -252,6 +252,9 @@ pub const SPACE_MEMORY_BYTES_CEILING: u64 = 1 << 46;
 pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
 /// File descriptors a publisher takes.
 pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
+/// File descriptors a gateway's connection takes: its socket, the same once more while it waits for room to write, and
+/// the bell of its lane.
+pub const DESCRIPTORS_PER_CONNECTION: u64 = 3;
 
 /// Messages of an engine's load that libzmq keeps, and that are read in one turn: only the newest counts.
 pub const LOAD_REPORT_MESSAGES_MAX: i32 = 64;

@@ -2,9 +2,9 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::limits::DESCRIPTORS_PER_PUBLISHER;
+use crate::limits::{DESCRIPTORS_PER_CONNECTION, DESCRIPTORS_PER_PUBLISHER};
 
-/// Descriptors kept for everything that is not a publisher: files, listeners, connections, contexts.
+/// Descriptors kept for everything that is neither a publisher nor a gateway's connection: files, listeners, contexts, HTTP.
 const DESCRIPTORS_RESERVED: u64 = 512;
 
 /// What the limit allows after [`raise`].
@@ -21,7 +21,7 @@ pub struct Descriptors {
 #[must_use]
 pub fn raise(publishers: usize, connections: usize) -> Descriptors {
     let held = getrlimit(Resource::Nofile);
-    let reserved = DESCRIPTORS_RESERVED.saturating_add(connections as u64);
+    let reserved = DESCRIPTORS_RESERVED.saturating_add((connections as u64).saturating_mul(DESCRIPTORS_PER_CONNECTION));
     let wanted = reserved.saturating_add((publishers as u64).saturating_mul(DESCRIPTORS_PER_PUBLISHER));
     let limit = target(held.current, held.maximum, wanted);
     let raised = held.current.is_none_or(|current| current >= limit)

@@ -2,6 +2,8 @@
 
 /// Reads that one connection may take in a row before the others of its core have their turn.
 pub const READS_PER_TURN_MAX: u32 = 16;
+/// Times that one connection may find room for the rest of a reply in a row before the others of its core have their turn.
+pub const WRITES_PER_TURN_MAX: u32 = 16;
 /// Frames of one connection that may be answered in a row before the others of its core have their turn.
 pub const FRAMES_PER_TURN_MAX: u32 = 32;
 /// Bytes of such frames, but for the last.
@@ -22,6 +24,8 @@ pub const UNREAD_MS_CEILING: u64 = 3_600_000;
 pub const SPIN_US_CEILING: u32 = 1_000_000;
 /// A core that sleeps looks for work every so many times, to see whether it would come soon.
 pub const SPIN_PROBE_EVERY: u32 = 64;
+/// How long a write that no descriptor is left to wait by rests before it tries again, milliseconds.
+pub const WRITE_REST_MS: u64 = 1;
 /// What a connection's reply buffer keeps once its replies are written.
 pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
 /// How often a core looks whether the fleet has changed that one of its connections watches, milliseconds.

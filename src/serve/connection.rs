@@ -240,14 +240,12 @@ fn oversized(header: &FrameHeader, max: u32) -> Error {
 }
 
 fn no_room(why: NoRoom) -> Error {
-    Error::new(
-        Kind::Overloaded,
-        match why {
-            NoRoom::All => "too many large frames are on their way at once",
-            NoRoom::User => "too many large frames of this user are on their way at once",
-        },
-        "ask again, keep fewer large requests in flight, or send prompts as local hashes",
-    )
+    let what = match why {
+        NoRoom::All => "too many large frames are on their way at once",
+        NoRoom::User => "large frames of this user take as much room as serve.user_share_percent allows",
+    };
+    let remedy = "ask again, keep fewer large requests in flight, or send prompts as local hashes";
+    Error::new(Kind::Overloaded, what, remedy)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
@@ -21,7 +22,7 @@ use tokio::io::unix::AsyncFd;
 use super::engine::Stream;
 use super::looks::LookCost;
 use crate::error::{Error, Kind, Result};
-use crate::limits::SOCKET_LOOK_COST;
+use crate::limits::{SOCKET_LOOK_COST, WRITE_REST_MS};
 
 /// A stream of this engine.
 pub(super) struct EpollStream {
@@ -68,17 +69,35 @@ impl EpollStream {
 
     /// Writes all of `bytes`, whose beginning found no room.
     async fn write_waiting(&self, bytes: &[u8]) -> io::Result<()> {
-        // A descriptor of its own: epoll knows each once.
-        let room: AsyncFd<OwnedFd> = registered(self.as_fd().try_clone_to_owned()?, Interest::WRITABLE)?;
-        let mut rest = bytes;
+        let (mut rest, mut room) = (bytes, None);
         while !rest.is_empty() {
-            let mut ready = room.writable().await?;
-            match self.try_write(rest) {
-                Some(sent) => rest = rest.get(sent?..).unwrap_or_default(),
-                None => ready.clear_ready(),
+            if room.is_none() {
+                room = self.told_of_room()?;
+            }
+            let ready = match &room {
+                Some(room) => Some(room.writable().await?),
+                // No descriptor is left: it is looked again and again. Whoever reads nothing is cut as ever.
+                None => {
+                    tokio::time::sleep(Duration::from_millis(WRITE_REST_MS)).await;
+                    None
+                }
+            };
+            match (self.try_write(rest), ready) {
+                (Some(sent), _) => rest = rest.get(sent?..).unwrap_or_default(),
+                (None, Some(mut ready)) => ready.clear_ready(),
+                (None, None) => {}
             }
         }
         Ok(())
+    }
+
+    /// The socket once more, registered for room: epoll knows each descriptor once. `None` = there is no descriptor left.
+    fn told_of_room(&self) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+        match self.as_fd().try_clone_to_owned() {
+            Ok(second) => registered(second, Interest::WRITABLE).map(Some),
+            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

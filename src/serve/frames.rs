@@ -100,7 +100,7 @@ impl FrameReader {
         if self.is_full(held) {
             self.buffer.reserve_exact(self.target(held) - held);
         } else if held == 0 && self.buffer.capacity() > RECEIVE_BUFFER_BYTES_MIN {
-            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT || !self.room.is_ample();
+            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT || !self.room.is_ample(self.uid);
             self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
         }
         let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
@@ -111,7 +111,8 @@ impl FrameReader {
     /// Grows the buffer for longer reads, as far as there is room; without it reads stay as long as they are.
     fn lengthen(&mut self, held: usize, bytes: usize) {
         let missing = (bytes - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
-        if self.room.has(self.uid, missing) && self.room.take(self.uid, missing).is_ok() {
+        let may = self.room.is_ample(self.uid) && self.room.has(self.uid, missing);
+        if may && self.room.take(self.uid, missing).is_ok() {
             self.taken += missing;
             self.buffer.reserve_exact(bytes - held);
         }

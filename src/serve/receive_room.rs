@@ -73,9 +73,11 @@ impl ReceiveRoom {
         self.refusal(uid, bytes).is_none()
     }
 
-    /// Whether so much is left that idle connections may keep what they have for their next large frame.
-    pub(super) fn is_ample(&self) -> bool {
-        self.left_bytes.get() >= self.bytes / 2
+    /// Whether so much is left, for all and for a user, that idle connections of that user may keep what they have for
+    /// their next large frame.
+    pub(super) fn is_ample(&self, uid: u32) -> bool {
+        let held = self.users.borrow().get(&uid).copied().unwrap_or_default();
+        self.left_bytes.get() >= self.bytes / 2 && held <= self.user_bytes_max / 2
     }
 
     /// Takes so many bytes of it for a user, if they are there.
@@ -145,7 +147,9 @@ mod tests {
         assert_eq!(refused, [1, 1]);
         room.give_back(1, ALL / 4 * 3);
         assert_eq!(room.take(1, ALL / 2), Ok(()));
+        assert_eq!([room.is_ample(1), room.is_ample(3)], [false; 2], "little is left for anybody");
         room.give_back(2, ALL / 4);
+        assert_eq!([room.is_ample(1), room.is_ample(3)], [false, true], "this user has most of what it may have");
         room.give_back(1, ALL / 2);
         assert!(room.users.borrow().is_empty(), "nothing is remembered of those who have nothing");
     }

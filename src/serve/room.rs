@@ -169,7 +169,7 @@ impl WaitingRoom {
         }
         parked.places = self.places_for(parked.uid, claim.bytes);
         if parked.places.is_none() {
-            return Err(self.refused_user());
+            return Err(self.refused_user(claim.bytes));
         }
         let now_ns = self.now_ns();
         let (pushed, ends_sooner, retry_after_ns) = self.with(|queue| {
@@ -196,15 +196,20 @@ impl WaitingRoom {
         Some([request, self.users.take(uid, Scarce::WaitingBytes, bytes, bytes_max)?])
     }
 
-    /// As many requests of one user wait as may. Where that is all there are, it is not said of the user.
-    fn refused_user(&self) -> Error {
+    /// As many requests of one user wait as may, or as many bytes of them that so many more are too many. Where that is all
+    /// there is, it is not said of the user.
+    fn refused_user(&self, bytes: usize) -> Error {
         let queue = self.queue.lock();
-        let (is_full, retry_after_ns) = (queue.len() >= self.bounds.requests_max, queue.retry_after_ns());
-        if is_full {
+        let retry_after_ns = queue.retry_after_ns();
+        if queue.len() >= self.bounds.requests_max {
             return self.refused(Full::Requests, retry_after_ns);
         }
+        if queue.bytes().saturating_add(bytes) > self.bounds.bytes_max {
+            return self.refused(Full::Bytes, retry_after_ns);
+        }
         self.counters.bump(QueueCounter::RefusedUser);
-        queue_full("as many requests of this user wait, or as much of them, as may", retry_after_ns)
+        let what = "as many requests of this user wait, or as much of them, as serve.user_share_percent allows";
+        queue_full(what, retry_after_ns)
     }
 
     fn refused(&self, full: Full, retry_after_ns: u64) -> Error {

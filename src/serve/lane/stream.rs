@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use super::terms::Lanes;
 use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, Moved, hear, ring};
+use crate::limits::WRITES_PER_TURN_MAX;
 use crate::metrics::LaneCounter;
 use crate::serve::epoll::registered;
 use crate::serve::looks::{LookCost, Looker};
@@ -181,7 +182,7 @@ impl LaneStream {
     }
 
     pub(super) async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
-        let mut rest = bytes.as_slice();
+        let (mut rest, mut writes) = (bytes.as_slice(), 0);
         loop {
             if self.cut().is_some() {
                 return (Err(io::ErrorKind::BrokenPipe.into()), bytes);
@@ -193,6 +194,12 @@ impl LaneStream {
             }
             if rest.is_empty() {
                 return (Ok(()), bytes);
+            }
+            writes += 1;
+            if writes == WRITES_PER_TURN_MAX {
+                // Room may come by the word, and each time at once.
+                writes = 0;
+                tokio::task::yield_now().await;
             }
             if let Err(fault) = self.wait_for_room().await {
                 return (Err(self.distrust(fault)), bytes);

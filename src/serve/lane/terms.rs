@@ -64,8 +64,12 @@ impl Lanes {
     /// # Errors
     /// Why there is none.
     pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<LanePlace, (LaneCounter, Error)> {
-        let refused =
-            |counter, what| (counter, Error::new(Kind::Overloaded, what, "raise serve.lanes_max, or go without"));
+        let refused = |counter, what| {
+            (
+                counter,
+                Error::new(Kind::Overloaded, what, "raise serve.lanes_max or serve.user_share_percent, or go without"),
+            )
+        };
         let full = || refused(LaneCounter::RefusedFull, format!("{} lanes are open", self.lanes_max));
         if self.open() >= self.lanes_max {
             return Err(full());

@@ -46,7 +46,7 @@ impl CoreService {
         if prefill.candidates.is_empty() {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision);
         }
-        let turn = (prefill.mode == Mode::RoundRobin).then_some(self.scratch.observation().asked.turn);
+        let turn = (prefill.mode == Mode::RoundRobin).then(|| self.scratch.asked().turn);
         let decodes = RouteRequest { overrides: decode_overrides(&alone.overrides), ..alone };
         let decided = self.decide_and_book(session, &decodes, decision);
         if matches!(decided, Ok(Routed::Decided)) && !decision.candidates.is_empty() {

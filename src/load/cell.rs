@@ -300,7 +300,8 @@ impl LoadCells {
     #[inline]
     fn whole(&self, worker: WorkerIndex, mut read: impl FnMut(&Cell, u64)) -> bool {
         let Some(cell) = self.cells.get(worker.place()) else { return false };
-        // Relaxed: a place changes hands only while nobody can name the owner before, nor yet the one after.
+        // Relaxed: nobody can name the next owner yet while a place changes hands; who still names the last one, by a table
+        // of before, finds its load or none.
         if cell.owner.load(Ordering::Relaxed) != worker.0 {
             return false;
         }

@@ -143,10 +143,15 @@ pub fn propose(
 /// Takes the turn of the request that was just proposed, if it takes one. Where another took it meanwhile it is judged
 /// once more, from what was observed.
 pub fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, scratch: &mut Scratch, decision: &mut Decision) {
+    if decision.mode != Mode::RoundRobin {
+        return;
+    }
     let kept = scratch.kept_mut();
-    let is_another = decision.mode == Mode::RoundRobin && observe::take_turn(view, request, &mut kept.observation);
-    // Under a policy that has just been replaced it stays as it was decided.
-    if is_another && decision.policy_version == view.policy.version {
+    let asked = &mut kept.observation.asked;
+    let another = observe::take_turn(view, request).filter(|turn| *turn != asked.turn);
+    // Under a policy that has just been replaced it stays as it was decided, and is recorded by the turn that it had then.
+    if let Some(turn) = another.filter(|_| decision.policy_version == view.policy.version) {
+        asked.turn = turn;
         judge_kept(view.policy, kept, Draws::new(decision.seed), decision);
     }
 }

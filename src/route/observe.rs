@@ -83,15 +83,17 @@ pub(super) fn observe(
     observation.index_epoch = 0;
     buffers.active_locked = false;
     observation.asked.session = session(view, request, observation);
-    // Before workers are read: what is known of them then is as fresh as can be when one of them is booked.
+    // Before workers are read: what is known of them then is as fresh as can be when one of them is booked. And what can be
+    // refused is refused before it costs more than its own reading: refusals are not charged to a turn.
     if let Some(scheme) = scheme {
+        buffers.shared.set(request.shared_hits, kept.observation.asked.whole_blocks)?;
         block_hashes(request, scheme, &mut buffers.locals)?;
     }
     // Trust is read here, before the index: what the index then says is at least as new.
     kept.refresh(view, request.space);
     suit_all(view, request, buffers, kept);
     look_up(view, request, scheme, mode, buffers, kept);
-    share(request, scheme, buffers, kept)?;
+    share(request, scheme, buffers, kept);
     if mode == Mode::RoundRobin {
         kept.observation.asked.turn = turn(view, request);
     }
@@ -122,17 +124,14 @@ fn turn(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
     view.turns.get(request.space.0 as usize).map_or(0, |turns| turns.load(Ordering::Relaxed))
 }
 
-/// Takes the turn of a request that was observed, if it takes one: whoever only asks does not, nor who names the worker.
-/// Answers whether it is another than was observed, because somebody came between.
-pub(super) fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> bool {
+/// Takes the turn of a request, if it takes one: whoever only asks does not, nor who names the worker. Answers which.
+pub(super) fn take_turn(view: &View<'_>, request: &RouteRequest<'_>) -> Option<u64> {
     let is_named = request.pin.is_some_and(|pin| pin.rank != DpRank(u32::MAX));
     if request.is_only_asked() || is_named {
-        return false;
+        return None;
     }
-    let Some(turns) = view.turns.get(request.space.0 as usize) else { return false };
     // Relaxed: as in `turn`.
-    let taken = turns.fetch_add(1, Ordering::Relaxed);
-    std::mem::replace(&mut observation.asked.turn, taken) != taken
+    view.turns.get(request.space.0 as usize).map(|turns| turns.fetch_add(1, Ordering::Relaxed))
 }
 
 fn unknown_space(request: &RouteRequest<'_>) -> Error {
@@ -218,16 +217,14 @@ fn taint_weight(request: &RouteRequest<'_>, record: &WorkerRecord) -> f64 {
 
 /// Gives every worker the blocks that a shared cache holds beyond its own; after its overlap is known. Where blocks
 /// are not known, ranges of blocks mean nothing.
-fn share(request: &RouteRequest<'_>, scheme: Option<Scheme>, buffers: &mut Buffers, kept: &mut Kept) -> Result<()> {
+fn share(request: &RouteRequest<'_>, scheme: Option<Scheme>, buffers: &Buffers, kept: &mut Kept) {
     if request.shared_hits.is_empty() || scheme.is_none() {
-        return Ok(());
+        return;
     }
-    buffers.shared.set(request.shared_hits, kept.observation.asked.whole_blocks)?;
     kept.observation.asked.shared_blocks = buffers.shared.beyond(0);
     for observed in kept.amend() {
         observed.shared_blocks = buffers.shared.beyond(observed.overlap.device);
     }
-    Ok(())
 }
 
 /// Gives every worker its overlap with the prompt, whose blocks are hashed, or says that none can be known.

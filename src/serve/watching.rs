@@ -4,8 +4,10 @@
 //! has not read what was sent last is not sent more: the next reply is of the fleet as it is by then.
 //!
 //! A gateway that asks for pages is sent one after the other, each once the one before is written, with a turn of all others
-//! in between. All pages are of the table that the first was of. One that asks for the whole in one reply, as gateways do that
-//! know of no pages, has a turn filled by it.
+//! in between. Each page is of the fleet as it is when the page is made, and begins at the place where the one before ended; all
+//! bear the version that the first was of, so that a change meanwhile is told of anew. No table is kept between two pages: the
+//! place of a worker that has left is free again only once nobody holds a table with it, and a gateway reads as slowly as it
+//! likes. One that asks for the whole in one reply, as gateways do that know of no pages, has a turn filled by it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,10 +21,10 @@ use super::engine::Stream;
 use super::responder::{Replied, RoutingResponder, require_space};
 use super::service::Service;
 use crate::error::Result;
-use crate::fleet::FleetTable;
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{WATCH_LOOK_MS, WATCH_PAGE_REST_MS, WORKERS_PAGE_MAX};
 use crate::metrics::CoreCounter;
+use crate::wire::WatchCursor;
 
 /// The watches of a core's connections.
 #[derive(Debug, Default)]
@@ -42,8 +44,8 @@ struct Watch {
     page_limit: Option<usize>,
     /// What the gateway has, or is being sent.
     fleet_version: u64,
-    /// What it is being sent, and where in that the next page begins.
-    rest: Option<(Arc<FleetTable>, usize)>,
+    /// Where the next page begins of what it is being sent.
+    rest: Option<WatchCursor>,
 }
 
 impl Watches {
@@ -63,12 +65,13 @@ impl<S: Service> RoutingResponder<S> {
         fleet_version_seen: u64,
         out: &mut Vec<u8>,
     ) -> Result<Replied> {
-        let fleet = Arc::clone(&self.service.fleet());
+        let fleet = self.service.fleet();
         require_space(&fleet, space)?;
         let fleet_version = fleet.version;
+        drop(fleet);
         let page_limit = (page_limit > 0).then(|| (page_limit as usize).min(WORKERS_PAGE_MAX));
         let is_seen = fleet_version_seen != 0 && fleet_version_seen == fleet_version;
-        let rest = (!is_seen).then_some((fleet, 0));
+        let rest = (!is_seen).then_some(WatchCursor { fleet_version, place: 0 });
         self.watches.open.insert(connection, Watch { id, space, page_limit, fleet_version, rest });
         if is_seen {
             self.counters().bump(CoreCounter::Requests);
@@ -83,11 +86,11 @@ impl<S: Service> RoutingResponder<S> {
     /// Nothing, if it watches no more.
     fn next_page(&mut self, connection: u64, out: &mut Vec<u8>) {
         let Some(watch) = self.watches.open.get_mut(&connection) else { return };
-        let (fleet, from) = watch.rest.take().unwrap_or_else(|| (Arc::clone(&self.service.fleet()), 0));
-        watch.fleet_version = fleet.version;
-        let next = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
-        watch.rest = next.map(|next| (fleet, next));
-        if from > 0 {
+        let fleet = self.service.fleet();
+        let from = watch.rest.take().unwrap_or(WatchCursor { fleet_version: fleet.version, place: 0 });
+        watch.fleet_version = from.fleet_version;
+        watch.rest = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
+        if from.place > 0 {
             self.counters().bump(CoreCounter::WatchPages);
         }
     }

@@ -247,10 +247,20 @@ pub struct WorkersPage {
 pub struct WatchReply {
     /// Every worker of what is watched, or a page of them, with its trust of that moment.
     pub workers: Vec<WorkerInfo>,
-    /// Which fleet table it is from.
+    /// Which fleet table it is from; with pages, which one the first is from. A later page is of the fleet as it is by then:
+    /// who has left is not in it, and who has come back elsewhere is as the last page that names it says.
     pub fleet_version: u64,
-    /// Another page of the same table follows; 0 = it was the last.
+    /// Another page of the same telling follows; 0 = it was the last.
     pub next_cursor: u32,
+}
+
+/// Where the next page of a fleet begins that a watch is being told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchCursor {
+    /// Of the table that the first page is from.
+    pub fleet_version: u64,
+    /// The place of the worker that it begins with; of one behind it, if that one has left.
+    pub place: usize,
 }
 
 /// How one worker is.

@@ -33,7 +33,8 @@ pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL
 pub use lanes::{LaneAsked, LaneOpened};
 pub use message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
-    SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus, WorkersPage,
+    SourceStatus, SpaceInfo, StatusPage, WatchCursor, WatchReply, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus,
+    WorkersPage,
 };
 pub use policy::{PolicyDone, PolicyOrder};
 pub use reply::decode_reply;

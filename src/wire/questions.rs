@@ -4,7 +4,7 @@ use super::convert::{match_from_wire, match_to_wire, unknown_value};
 use super::encode_reply::{ReplyEncoder, encode_worker};
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
-use super::message::WatchReply;
+use super::message::{WatchCursor, WatchReply};
 use super::reply::worker_info;
 use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
 use super::route::{Question, SchemeSaid, prompt, read_media};
@@ -129,30 +129,31 @@ impl ReplyEncoder {
 }
 
 impl ReplyEncoder {
-    /// Answers a watch with a page of a space, or of the fleet, that begins at the worker in place `from` of the table; with
-    /// all of it where there is no limit. Returns where the next page begins.
+    /// Answers a watch with a page of a space, or of the fleet, that begins at the worker in place `from.place` or behind it;
+    /// with all of it where there is no limit. The page bears the version of `from`. Returns where the next page begins.
     pub fn watch(
         &mut self,
         id: CorrelationId,
         (fleet, space): (&FleetTable, Option<SpaceId>),
-        (from, limit): (usize, Option<usize>),
+        (from, limit): (WatchCursor, Option<usize>),
         out: &mut Vec<u8>,
-    ) -> Option<usize> {
+    ) -> Option<WatchCursor> {
         let builder = &mut self.builder;
         let is_watched = |record: &WorkerRecord| space.is_none_or(|space| record.space == space);
         let (mut page, mut next) = (Vec::new(), None);
-        for (at, record) in fleet.workers.iter().enumerate().skip(from).filter(|(_, record)| is_watched(record)) {
+        let first = fleet.workers.partition_point(|record| record.index.place() < from.place);
+        for record in fleet.workers[first..].iter().filter(|record| is_watched(record)) {
             // Names, labels and adapters may be long: a page is bounded by bytes, too.
             let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_TURN_MAX;
             if !page.is_empty() && limit.is_some_and(is_full) {
-                next = Some(at);
+                next = Some(WatchCursor { place: record.index.place(), ..from });
                 break;
             }
             page.push(encode_worker(builder, record));
         }
         let workers = Some(builder.create_vector(&page));
-        let next_cursor = next.map_or(0, |next| next as u32);
-        let args = fb::WatchReplyArgs { workers, fleet_version: fleet.version, next_cursor };
+        let next_cursor = next.map_or(0, |next| next.place as u32);
+        let args = fb::WatchReplyArgs { workers, fleet_version: from.fleet_version, next_cursor };
         let root = fb::WatchReply::create(builder, &args);
         self.finish(FrameKind::WatchReply, id, root, out);
         next

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvrouted::client::{Client, ClientOptions, Reply};
 use kvrouted::error::Kind;
+use kvrouted::fleet::Fleet;
 use kvrouted::ids::{CorrelationId, SpaceId};
 use kvrouted::limits::{FRAME_HEADER_BYTES, SPIN_US_CEILING};
 use kvrouted::metrics::{CoreCounter, CounterSet, DaemonCounter};
@@ -41,6 +42,7 @@ pub(crate) struct Daemon {
     pub(crate) refused: Arc<CounterSet<DaemonCounter>>,
     pub(crate) sessions_open: Arc<AtomicI64>,
     pub(crate) stage: Arc<Stage>,
+    pub(crate) fleet: Arc<Fleet>,
     _directory: tempfile::TempDir,
 }
 
@@ -76,7 +78,7 @@ impl Daemon {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (up, is_up) = mpsc::channel();
         let (routing, admin_socket) = (path.clone(), admin.clone());
-        let daemon_counters = Arc::clone(&refused);
+        let (daemon_counters, told) = (Arc::clone(&refused), Arc::clone(&fleet));
         let control = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -104,6 +106,7 @@ impl Daemon {
             refused,
             sessions_open,
             stage,
+            fleet: told,
             _directory: directory,
         }
     }

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use kvrouted::client::Reply;
-use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::fleet::{Fleet, WorkerState};
+use kvrouted::ids::{CorrelationId, SpaceId, WorkerIndex};
 use kvrouted::limits::CONNECTIONS_MAX;
 use kvrouted::metrics::CoreCounter;
 use kvrouted::wire::{RequestEncoder, WatchReply};
 
-use crate::daemon::{Daemon, Raw, encode, on_every_engine, route_frame};
+use crate::daemon::{Daemon, Raw, encode, eventually, on_every_engine, route_frame};
 use crate::service::WORKERS;
 
 const WATCH: u64 = 5;
@@ -27,6 +28,29 @@ fn page(raw: &mut Raw, id: u64) -> WatchReply {
 
 fn ids(pages: &[WatchReply]) -> BTreeSet<u64> {
     pages.iter().flat_map(|page| &page.workers).map(|worker| worker.worker.id.0).collect()
+}
+
+/// Names so long that a socket holds a small part of the fleet.
+fn lengthen_names(fleet: &Fleet) {
+    fleet.update(|table| {
+        table.workers.iter_mut().for_each(|record| record.name = "n".repeat(4 << 10));
+        true
+    });
+}
+
+fn leave(fleet: &Fleet, place: u32) {
+    assert!(fleet.update(|table| table.take(WorkerIndex(place)).is_some()), "{place} was there");
+}
+
+/// The pages of one telling.
+fn telling(raw: &mut Raw, mut after_page: impl FnMut(usize)) -> Vec<WatchReply> {
+    let mut pages: Vec<WatchReply> = Vec::new();
+    while pages.last().is_none_or(|page| page.next_cursor != 0) {
+        pages.push(page(raw, WATCH));
+        after_page(pages.len());
+    }
+    assert!(pages.iter().all(|page| page.fleet_version == pages[0].fleet_version));
+    pages
 }
 
 #[test]
@@ -90,5 +114,54 @@ fn watches_one_after_the_other_cost_a_page_each_and_the_last_one_is_told_all() {
             pages.into_iter().filter(|(id, _)| *id == count - 1).map(|(_, page)| page).collect();
         assert_eq!(ids(&last), (0..u64::from(WORKERS)).collect());
         assert!(last.len() > 1);
+    });
+}
+
+#[test]
+fn a_watcher_that_does_not_read_keeps_nobody_who_leaves() {
+    on_every_engine(|engine| {
+        let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+        lengthen_names(&daemon.fleet);
+        let mut raw = daemon.greeted();
+        raw.send(&watch_frame(WATCH, None, 1));
+        eventually("it is sent pages", || daemon.counters.get(CoreCounter::WatchPages) > 0);
+        let last = WORKERS - 1;
+        leave(&daemon.fleet, last);
+        eventually("no table is held that has who left", || {
+            daemon.fleet.oldest_in_use() == daemon.fleet.load().version
+        });
+        assert!(daemon.counters.get(CoreCounter::WatchPages) < u64::from(last), "it is not sent what it does not read");
+        let everybody_left: BTreeSet<_> = (0..u64::from(last)).collect();
+        assert_eq!(ids(&telling(&mut raw, |_| {})), everybody_left, "whose page was not made is in none");
+        let newest = telling(&mut raw, |_| {});
+        assert_eq!((ids(&newest), newest[0].fleet_version), (everybody_left, daemon.fleet.load().version));
+    });
+}
+
+#[test]
+fn a_fleet_that_changes_with_every_page_is_told_to_its_end_and_then_as_it_is() {
+    on_every_engine(|engine| {
+        let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
+        lengthen_names(&daemon.fleet);
+        let begun = daemon.fleet.load().version;
+        let mut raw = daemon.greeted();
+        raw.send(&watch_frame(WATCH, None, 10));
+        // With each page one leaves who has been told: those behind have another position, and nobody is passed over.
+        let pages = telling(&mut raw, |page| {
+            leave(&daemon.fleet, page as u32 - 1);
+            assert!(daemon.fleet.set_state(WorkerIndex(300 + page as u32), WorkerState::Draining));
+        });
+        let told = pages.len() as u64;
+        assert_eq!((told, pages[0].fleet_version), (u64::from(WORKERS) / 10, begun));
+        let in_order = pages.iter().flat_map(|page| &page.workers).map(|worker| worker.worker.id.0);
+        assert_eq!(in_order.collect::<Vec<_>>(), (0..u64::from(WORKERS)).collect::<Vec<_>>());
+        let newest_version = daemon.fleet.load().version;
+        let newest = std::iter::repeat_with(|| telling(&mut raw, |_| {}))
+            .find(|pages| pages[0].fleet_version == newest_version)
+            .expect("the newest is told");
+        assert_eq!(ids(&newest), (told..u64::from(WORKERS)).collect());
+        let workers = newest.iter().flat_map(|page| &page.workers);
+        let draining = workers.filter(|worker| worker.state == WorkerState::Draining).count() as u64;
+        assert_eq!(draining, told);
     });
 }

@@ -262,7 +262,28 @@ static inline int64_t kvr__now_us(void) {
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
+/* What the socket says beside a lane: an error of the daemon before it ends the connection, or its end. */
+static inline kvr_status kvr__read_beside(kvr_client *client) {
+    uint8_t said[1024];
+    ssize_t bytes;
+    do bytes = recv(client->fd, said, sizeof said, MSG_DONTWAIT);
+    while (bytes < 0 && errno == EINTR);
+    if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return KVR_OK;
+    if (bytes <= 0) return client->was_told ? KVR_CLOSED : kvr__gone(client);
+    if (bytes > KVR__HEADER_BYTES && said[4] == 254)
+        client->was_told = kvr__read_error(said + KVR__HEADER_BYTES, (size_t)bytes - KVR__HEADER_BYTES, client) != 0;
+    return KVR_OK;
+}
+
+/* Whether the daemon said why it ends the connection. It says so by the socket before it empties the lane's memory and lets
+ * go of the bell: who notices either has its words to read yet. */
+static inline int kvr__has_told(kvr_client *client) {
+    if (!client->was_told) kvr__read_beside(client);
+    return client->was_told;
+}
+
 static inline kvr_status kvr__lane_fault(kvr_client *client) {
+    if (kvr__has_told(client)) return KVR_CLOSED;
     client->lane_broke = 1;
     return kvr__fail(client, KVR_CLOSED, "the lane was closed or cannot be trusted");
 }
@@ -276,17 +297,6 @@ static inline kvr_status kvr__read_lane(kvr_client *client) {
     if (!kvr__reserve(in, 8 * (size_t)words)) return kvr__fail(client, KVR_SYSTEM, "no memory for a reply");
     kvr__lane_pop(&client->lane, in->bytes + in->used, (uint64_t)words);
     in->used += 8 * (size_t)words;
-    return KVR_OK;
-}
-
-/* What the socket says beside a lane: an error of the daemon before it ends the connection, or its end. */
-static inline kvr_status kvr__read_beside(kvr_client *client) {
-    uint8_t said[1024];
-    ssize_t bytes = recv(client->fd, said, sizeof said, MSG_DONTWAIT);
-    if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return KVR_OK;
-    if (bytes <= 0) return client->was_told ? KVR_CLOSED : kvr__gone(client);
-    if (bytes > KVR__HEADER_BYTES && said[4] == 254)
-        client->was_told = kvr__read_error(said + KVR__HEADER_BYTES, (size_t)bytes - KVR__HEADER_BYTES, client) != 0;
     return KVR_OK;
 }
 
@@ -310,7 +320,8 @@ static inline kvr_status kvr__sleep_by_lane(kvr_client *client, uint64_t awaited
     if (there != 0) return there < 0 ? kvr__lane_fault(client) : KVR_OK;
     if (failed) return kvr__fail_errno(client, "poll");
     if (left <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
-    if (ready > 0 && polled[0].revents != 0 && !kvr__lane_hear(&client->lane)) return kvr__gone(client);
+    if (ready > 0 && polled[0].revents != 0 && !kvr__lane_hear(&client->lane))
+        return kvr__has_told(client) ? KVR_CLOSED : kvr__gone(client);
     return ready > 0 && polled[1].revents != 0 ? kvr__read_beside(client) : KVR_OK;
 }
 
@@ -481,7 +492,7 @@ static inline kvr_status kvr__stray(kvr_client *client, uint64_t of, uint8_t got
 static inline kvr_status kvr__exchange(kvr_client *client, uint64_t id, uint8_t kind, size_t *frame_bytes) {
     int64_t deadline_ms = kvr__now_ms() + client->timeout_ms;
     kvr_status status = kvr__send(client, deadline_ms);
-    client->message[0] = status == KVR_OK ? 0 : client->message[0];
+    if (status == KVR_OK && !client->was_told) client->message[0] = 0;
     while (status == KVR_OK) {
         size_t body_bytes;
         uint64_t of;

@@ -414,6 +414,37 @@ static void a_late_booking_is_freed(void) {
     CHECK(kvr_free(&client, reply.booking, NULL) == KVR_OK);
 }
 
+/* A gateway that does not end its frame learns from the call that fails why its lane has ended, whether that call waited
+ * for it or came afterwards, and whether or not anything had passed before: memory that was emptied is a fault only then. */
+static void a_frame_that_is_not_ended_is_answered_with_why(const char *path, uint32_t spin_us) {
+    /* The header of a route of 64 KiB. */
+    static const uint8_t header[KVR__HEADER_BYTES] = {0, 0, 1, 0, 3, 0, 1, 0, 99};
+    kvr_route_request request;
+    int i, again;
+    for (i = 0; i < 4; i++) {
+        const int has_passed = i & 1, comes_afterwards = i & 2;
+        CHECK(kvr_connect(&client, path, "c-test", &session, 60000) == KVR_OK && kvr_open_lane(&client) == KVR_OK);
+        client.spin_us = spin_us;
+        CHECK(kvr_find_space(&client, "m", NULL, &space) == KVR_OK);
+        request = asking(NULL);
+        if (has_passed) CHECK(kvr_route(&client, &request, &reply) == KVR_OK && kvr_route(&client, &request, &reply) == KVR_OK);
+        CHECK((client.lane.reply_tail > 0) == has_passed && (client.lane.request_head > 0) == has_passed);
+        CHECK(kvr__lane_push(&client.lane, header, sizeof header) == (int64_t)sizeof header);
+        if (comes_afterwards) {
+            struct pollfd polled = {0, 0, 0};
+            polled.fd = client.lane.bell;
+            CHECK(poll(&polled, 1, 60000) == 1 && (polled.revents & POLLHUP) != 0);
+        }
+        for (again = 0; again < 2; again++) {
+            CHECK(kvr_route(&client, &request, &reply) == KVR_CLOSED);
+            CHECK(client.error_code == 1 && !client.retryable && !client.lane_broke);
+            CHECK(strcmp(client.message, "the rest of a frame has not come within 300 ms") == 0);
+            CHECK(strstr(client.remedy, "serve.frame_timeout_ms") != NULL);
+        }
+        kvr_close(&client);
+    }
+}
+
 int main(int count, char **arguments) {
     kvr_route_request request;
     size_t i;
@@ -421,6 +452,10 @@ int main(int count, char **arguments) {
     if (count != 5) return 64;
     by_lane = strcmp(arguments[3], "lane") == 0;
     for (i = 0; i < 70; i++) tokens[i] = (uint32_t)(i * 31);
+    if (strcmp(arguments[3], "overdue") == 0) {
+        a_frame_that_is_not_ended_is_answered_with_why(arguments[1], (uint32_t)strtoul(arguments[4], NULL, 10));
+        return 0;
+    }
     CHECK(kvr_connect(&client, arguments[1], "c-test", &session, 60000) == KVR_OK);
     CHECK(client.instance_id != 0 && (client.features & 7) == 7);
     if (by_lane) CHECK(kvr_open_lane(&client) == KVR_OK && client.lane.words != NULL);

@@ -153,6 +153,14 @@ class CClient(unittest.TestCase):
         wanted = self.run_beside(daemon, [program, daemon.socket, listed, *way], said)
         self.assertEqual(wanted, ["drain 2", "undrain 2", "stop", "go on", "kill", "start"])
 
+    def test_a_program_by_a_lane_is_told_why_the_lane_ends(self):
+        program = self.build("test_client.c", *self.sanitizers())
+        daemon = Daemon("frame_timeout_ms = 300\n" + PREDICTED)
+        self.addCleanup(daemon.remove)
+        for spin_us in ("0", "100"):
+            with self.subTest(spin_us=spin_us):
+                self.assertEqual(self.run_beside(daemon, [program, daemon.socket, "", "overdue", spin_us], {}), [])
+
     def test_a_program_outlives_its_daemon(self):
         program = self.build("test_steady.c", *self.sanitizers())
         for way in (["socket", "0"], ["lane", "0"], ["lane", "100"], ["none", "100"]):

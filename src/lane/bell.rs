@@ -44,7 +44,8 @@ pub fn hear(bell: &impl AsFd) -> Heard {
     loop {
         match recv(bell, &mut rings, RecvFlags::DONTWAIT) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => return Heard::Gone,
-            // A full buffer may have left some, which ring again by being there.
+            // A full buffer may have left some. They may not wake anybody again (epoll tells edges), and need not: one ring
+            // means all that came before it, and who was woken looks at the ring of words before it sleeps.
             Ok(_) | Err(Errno::AGAIN) => return Heard::Quiet,
             Err(Errno::INTR) => {}
             Err(_) => return Heard::Gone,

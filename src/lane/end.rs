@@ -79,7 +79,7 @@ impl LaneEnd {
     /// Copies what has come, in whole words and up to `bytes_max`, behind what `out` holds.
     ///
     /// # Errors
-    /// As [`LaneEnd::incoming_bytes`].
+    /// As [`Consumer::pop`].
     pub fn receive(&mut self, bytes_max: usize, out: &mut Vec<u8>) -> Result<Moved, LaneFault> {
         let bytes = self.incoming.pop(&incoming(&self.memory, self.side), bytes_max / WORD_BYTES, out)?;
         Ok(Moved { bytes, rings: bytes > 0 && Awaited::ROOM.is_to_ring(self.waits(other(self.side))) })

@@ -140,7 +140,7 @@ impl Consumer {
     /// nothing here.
     ///
     /// # Errors
-    /// As [`Consumer::ready`].
+    /// As [`Consumer::ready`], and only where nothing was copied: what was is given first, and the next call finds the fault.
     pub fn pop<W: Word>(
         &mut self,
         ring: &Ring<'_, W>,
@@ -149,7 +149,11 @@ impl Consumer {
     ) -> Result<usize, LaneFault> {
         let (words_max, mut popped) = (words_max.min(ring.words.len()), 0);
         loop {
-            let count = self.ready(ring)?.min(words_max - popped);
+            let count = match self.ready(ring) {
+                Ok(ready) => ready.min(words_max - popped),
+                Err(fault) if popped == 0 => return Err(fault),
+                Err(_) => 0,
+            };
             if count == 0 {
                 return Ok(popped * WORD_BYTES);
             }

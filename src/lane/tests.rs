@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 
 use super::*;
-use crate::limits::LANE_RING_BYTES_CEILING;
+use crate::limits::{LANE_PUBLISHED_BYTES, LANE_RING_BYTES_CEILING};
 
 const WORDS: usize = 64;
 
@@ -118,6 +118,88 @@ fn what_was_copied_does_not_change_with_the_ring() {
     assert_eq!(out, [1; 16]);
 }
 
+/// A word whose every store lets another thread have a turn, and whose every load may be followed by a lie.
+#[derive(Default)]
+struct Stepped {
+    value: AtomicU64,
+    turns: Option<std::sync::Barrier>,
+    after_load: Option<u64>,
+}
+
+impl Stepped {
+    fn turn(&self) {
+        if let Some(turns) = &self.turns {
+            turns.wait();
+        }
+    }
+}
+
+impl Word for Stepped {
+    fn load(&self, order: Ordering) -> u64 {
+        let value = Word::load(&self.value, order);
+        self.after_load.into_iter().for_each(|lie| self.value.store(lie, Ordering::Relaxed));
+        value
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        Word::store(&self.value, value, order);
+        self.turn();
+        self.turn();
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        Word::swap(&self.value, value, order)
+    }
+
+    fn set(&self, bits: u64, order: Ordering) {
+        Word::set(&self.value, bits, order);
+    }
+
+    fn clear(&self, bits: u64, order: Ordering) {
+        Word::clear(&self.value, bits, order);
+    }
+
+    fn fence() {
+        AtomicU64::fence();
+    }
+}
+
+#[test]
+fn the_beginning_of_a_long_frame_is_read_while_the_rest_is_being_written() {
+    const WORDS_AT_ONCE: usize = LANE_PUBLISHED_BYTES / 8;
+    let tail = Stepped { turns: Some(std::sync::Barrier::new(2)), ..Stepped::default() };
+    let (head, words) = (Stepped::default(), (0..4 * WORDS_AT_ONCE).map(|_| Stepped::default()).collect::<Vec<_>>());
+    let ring = Ring { tail: &tail, head: &head, words: &words };
+    let frame: Vec<u8> = (0..2 * LANE_PUBLISHED_BYTES + 40).map(|at| (at % 251) as u8).collect();
+    let (mut received, mut parts) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(Producer::default().push(&ring, &frame), Ok(frame.len())));
+        let mut consumer = Consumer::default();
+        while received.len() < frame.len() {
+            // The writer is in the middle of its one call until the second wait.
+            tail.turn();
+            parts.push(consumer.pop(&ring, usize::MAX, &mut received).expect("an honest writer"));
+            tail.turn();
+        }
+    });
+    assert_eq!(parts, [LANE_PUBLISHED_BYTES, LANE_PUBLISHED_BYTES, 40]);
+    assert!(received == frame);
+}
+
+#[test]
+fn what_was_copied_before_a_fault_is_given_first() {
+    // The memory is emptied between the first look at the tail and the second.
+    let tail = Stepped { value: AtomicU64::new(3), after_load: Some(0), ..Stepped::default() };
+    let (head, words) =
+        (Stepped::default(), [(); 4].map(|()| Stepped { value: AtomicU64::new(7), ..Stepped::default() }));
+    let ring = Ring { tail: &tail, head: &head, words: &words };
+    let (mut consumer, mut out) = (Consumer::default(), Vec::new());
+    assert_eq!(consumer.pop(&ring, usize::MAX, &mut out), Ok(24));
+    assert_eq!(out, 7_u64.to_ne_bytes().repeat(3));
+    assert_eq!(consumer.pop(&ring, usize::MAX, &mut out), Err(LaneFault::TailBackwards));
+    assert_eq!(out.len(), 24);
+}
+
 #[test]
 fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
     let (mut gateway, mut daemon) = ends();
@@ -140,7 +222,7 @@ fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
 }
 
 #[test]
-fn long_frames_come_whole_while_they_are_being_written() {
+fn long_frames_come_whole_from_another_thread() {
     const FRAMES: usize = 200;
     let sizes = LaneSizes::asked(1 << 16, 1 << 16, LANE_RING_BYTES_CEILING).expect("a lane");
     let made = LaneMemory::make(sizes).expect("a lane");

@@ -126,12 +126,15 @@ pub(super) async fn tell_of_changes<T: Stream, S: Service + 'static>(core: Rc<Sh
         begun.notified().await;
         while !core.responder.borrow().watches.open.is_empty() {
             let due = core.responder.borrow().watches_due();
+            let mut told_any = false;
             for connection in due {
-                tell(&core, connection);
+                told_any |= tell(&core, connection);
                 // A fleet may be large, and others have their turn between two pages.
                 tokio::task::yield_now().await;
             }
-            let rest_ms = if core.responder.borrow().is_mid_fleet() { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
+            // Those who have not read their last page are not waited for more often than a change is looked for.
+            let goes_on = told_any && core.responder.borrow().is_mid_fleet();
+            let rest_ms = if goes_on { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
             // Whoever begins meanwhile is looked at at once.
             let rest = Duration::from_millis(rest_ms);
             drop(tokio::time::timeout(rest, begun.notified()).await);
@@ -139,13 +142,15 @@ pub(super) async fn tell_of_changes<T: Stream, S: Service + 'static>(core: Rc<Sh
     }
 }
 
-fn tell<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, connection: u64) {
-    let Some(link) = core.open.borrow().get(&connection).map(Rc::clone) else { return };
+/// Sends a connection its next page, if it has read the last; says whether it did.
+fn tell<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, connection: u64) -> bool {
+    let Some(link) = core.open.borrow().get(&connection).map(Rc::clone) else { return false };
     if link.outlet.is_flushing() {
-        return;
+        return false;
     }
     let frame = core.responder.borrow_mut().watched(connection);
-    if let Some(frame) = frame {
-        core.deliver(link, &frame);
+    if let Some(frame) = &frame {
+        core.deliver(link, frame);
     }
+    frame.is_some()
 }

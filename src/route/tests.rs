@@ -1,5 +1,6 @@
 //! Decisions over a small fleet with a real index.
 
+mod doubt;
 mod kept;
 
 use std::sync::Arc;
@@ -378,7 +379,7 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
     use std::sync::atomic::{AtomicBool, Ordering};
     const DECISIONS: usize = 200;
     let mut world = World::new(1, Some(SCHEME));
-    // Long, so that hashing it leaves time between reading the trust and reading the index.
+    // Long, so that hashing it, before trust and index are read, leaves the writer time to get anywhere.
     let prompt = tokens(1 << 14);
     let held = &prompt[..64];
     world.hold(0, held, Tier::Device);

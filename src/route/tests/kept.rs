@@ -4,15 +4,35 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
-use crate::load::{BookingHandle, Demand, EngineLoad, PrefillModel, SessionId};
+use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, PrefillModel, SessionId};
+use crate::predict::{self, PredictionLimits, Predictor};
 use crate::trust::{TrustLevel, TrustReason};
 
 const WORKERS: u32 = 9;
 const STEP_NS: u64 = 100_000_000;
 
+fn locals(prompt: &[u32]) -> Vec<LocalHash> {
+    let mut locals = Vec::new();
+    hash::local_hashes(SCHEME, hash::seed(None, None), bytemuck::cast_slice(prompt), &[], &mut locals);
+    locals
+}
+
+/// What a prompt of so many tokens, not yet held anywhere, adds to a worker of a space.
+fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) -> Demand<'_> {
+    Demand {
+        space,
+        prefill_tokens: prefill_tokens as u64,
+        cached_tokens: 0,
+        blocks,
+        block_size: SCHEME.block_size,
+        expected_output_tokens: 0,
+    }
+}
+
 /// A world in which anything happens between two decisions.
 struct Happening {
     world: World,
+    predictor: Option<Predictor>,
     rng: Xoshiro256PlusPlus,
     session: SessionId,
     live: Vec<BookingHandle>,
@@ -26,7 +46,19 @@ impl Happening {
         world.loads = Loads::new(WORKERS as usize, LoadsConfig { prefill, ..LoadsConfig::default() });
         let session = world.loads.open_session(None, 0).unwrap();
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Self { world, rng, session, live: Vec::new(), names: 0, now_ns: 0 }
+        Self { world, predictor: None, rng, session, live: Vec::new(), names: 0, now_ns: 0 }
+    }
+
+    /// What workers hold is predicted, but for every third, which publishes events.
+    fn predicting(mut self) -> Self {
+        let limits = PredictionLimits { ttl_ms: 20_000, worker_blocks_max: 30, memory_bytes_max: 16 << 20, secret: 1 };
+        let predictor = Predictor::new(&[Some(limits)]);
+        self.world.predictions = predictor.readers();
+        self.predictor = Some(predictor);
+        let events =
+            crate::fleet::EventSource { endpoint: "tcp://127.0.0.1:1".into(), replay: None, topic: String::new() };
+        self.world.change(|workers| workers.iter_mut().step_by(3).for_each(|of| of.events = Some(events.clone())));
+        self
     }
 
     fn one_in(&mut self, many: u32) -> bool {
@@ -40,19 +72,11 @@ impl Happening {
 
     fn book(&mut self) {
         let (place, prompt) = (self.rng.random_range(0..WORKERS), self.prompt());
-        let mut locals = Vec::new();
-        hash::local_hashes(SCHEME, hash::seed(None, None), bytemuck::cast_slice(&prompt), &[], &mut locals);
-        let demand = Demand {
-            space: SpaceId(0),
-            prefill_tokens: prompt.len() as u64,
-            cached_tokens: 0,
-            blocks: PromptBlocks::Shared(&locals),
-            block_size: SCHEME.block_size,
-            expected_output_tokens: 0,
-        };
+        let (index, locals) = (self.world.fleet.workers[place as usize].index, locals(&prompt));
+        let demand = demand_of(SpaceId(0), prompt.len(), PromptBlocks::Shared(&locals));
         self.names += 1;
         let name = format!("r{}", self.names);
-        let booked = self.world.loads.book(self.session, &name, 0, WorkerIndex(place), demand, self.now_ns);
+        let booked = self.world.loads.book(self.session, &name, 0, index, demand, self.now_ns);
         self.live.push(booked.unwrap().handle);
     }
 
@@ -68,18 +92,53 @@ impl Happening {
         self.world.loads.free(self.session, booking, self.now_ns);
     }
 
+    /// A worker leaves, and another takes its place. The bookings on the one that left may end later.
+    fn replace(&mut self, place: u32) {
+        let all_ended = self.one_in(2);
+        let World { fleet, writer, loads, .. } = &mut self.world;
+        let left = &fleet.workers[place as usize];
+        loads.leave(left.index);
+        if all_ended {
+            loads.end_of(left.index, 0, usize::MAX);
+        }
+        let index = WorkerIndex::at(place as u16, left.index.generation() + 1);
+        loads.admit(index);
+        writer.remove_worker(left.slot);
+        writer.publish();
+        writer.sweep(usize::MAX);
+        let (slot, trust) = (writer.add_worker().unwrap(), Arc::new(TrustCell::new(Trust::default())));
+        // Some requests name the one, some the other.
+        let worker = Worker::new(u64::from(place) + 1, index.generation() % 2);
+        self.world.change(|workers| {
+            let record = &mut workers[place as usize];
+            *record = WorkerRecord { index, worker, slot, trust, ..record.clone() };
+        });
+    }
+
+    /// The predictor, which runs by itself, takes over who there is, and a booking.
+    fn predict(&mut self, place: u32) {
+        let prompt = self.prompt();
+        let Some(predictor) = &mut self.predictor else { return };
+        predictor.follow(&self.world.fleet);
+        let (record, now_ms) = (&self.world.fleet.workers[place as usize], self.now_ns / 1_000_000);
+        let (index, worker) = (record.index, record.worker);
+        predictor.book(&predict::Booked { space: SpaceId(0), index, worker, now_ms, locals: locals(&prompt) });
+        predictor.pass_time(now_ms);
+    }
+
     fn pass(&mut self) {
         let place = self.rng.random_range(0..WORKERS);
-        match self.rng.random_range(0..24) {
+        let index = self.world.fleet.workers[place as usize].index;
+        match self.rng.random_range(0..27) {
             0..6 => self.book(),
             6..11 => self.free(),
             11 => self.now_ns += STEP_NS * self.rng.random_range(0..40),
             12 => {
                 let load = EngineLoad { prefill_tokens: 5, decode_blocks: self.names, ..EngineLoad::default() };
-                self.world.loads.report_load(WorkerIndex(place), load, self.now_ns);
+                self.world.loads.report_load(index, load, self.now_ns);
             }
             13 => {
-                self.world.loads.report_failure(WorkerIndex(place), self.now_ns);
+                self.world.loads.report_failure(index, self.now_ns);
             }
             14 => {
                 let level = TrustLevel::from_u8(self.rng.random_range(0..5)).unwrap();
@@ -109,6 +168,12 @@ impl Happening {
                 self.book();
                 self.free();
             }),
+            22 => self.replace(place),
+            23..25 => self.predict(place),
+            25 => {
+                let exact = Trust { level: TrustLevel::Exact, ..Trust::default() };
+                self.world.fleet.workers.iter().for_each(|record| record.trust.store(exact));
+            }
             _ => {}
         }
     }
@@ -145,15 +210,21 @@ impl Happening {
             candidates_max: self.rng.random_range(1..12),
             ..ask(&prompt)
         };
+        // Who decides may have looked at the clock before whoever decided last.
+        let ago_ns = if self.one_in(8) { STEP_NS * self.rng.random_range(0..40) } else { 0 };
         let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
-        let (affinities, now_ns) = (Affinities::new(8, 0), self.now_ns);
-        let affinities = &affinities;
+        let (affinities, now_ns) = (&Affinities::new(8, 0), self.now_ns.saturating_sub(ago_ns));
+        let mut active = ActiveDepths::default();
+        loads.active(SpaceId(0), &locals(&prompt), &mut active);
         let view = View { fleet, indexes, predictions, loads, policy, turns: &[], affinities, now_ns };
         let draws = Draws::new(self.names);
         [scratch, &mut Scratch::default()].map(|scratch| {
             let mut decision = Decision::default();
             decide(&view, &request, scratch, draws, &mut decision).unwrap();
             let observation = scratch.observation().clone();
+            for observed in &observation.workers {
+                assert_eq!(observed.active_depth_blocks, active.of(observed.index), "what runs on it, and on no other");
+            }
             let mut again = Decision::default();
             judge(policy, &observation, draws, &mut again);
             let decided = format!("{decision:?}");
@@ -166,8 +237,10 @@ impl Happening {
 #[test]
 fn what_is_kept_is_what_would_be_read_again() {
     let fixed = PrefillModel::Fixed { base_ns: STEP_NS, token_ns: STEP_NS / 10, cached_token_ns: 0 };
-    for (seed, prefill) in [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)] {
-        let mut happening = Happening::new(seed, prefill);
+    let observed = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
+    let observed = observed.map(|(seed, prefill)| (seed, Happening::new(seed, prefill)));
+    let predicted = (4, Happening::new(4, PrefillModel::Off).predicting());
+    for (seed, mut happening) in observed.into_iter().chain([predicted]) {
         for step in 0..1500 {
             for _ in 0..happening.rng.random_range(0..4) {
                 happening.pass();
@@ -181,7 +254,7 @@ fn what_is_kept_is_what_would_be_read_again() {
 
 #[test]
 fn what_others_change_meanwhile_is_seen_once_they_rest() {
-    let mut happening = Happening::new(4, PrefillModel::Off);
+    let mut happening = Happening::new(5, PrefillModel::Off);
     let (other, prompt) = (happening.world.loads.open_session(None, 0).unwrap(), tokens(16));
     let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut happening.world;
     let (loads, trust, affinities) = (&*loads, &fleet.workers[2].trust, &Affinities::new(8, 0));
@@ -195,14 +268,7 @@ fn what_others_change_meanwhile_is_seen_once_they_rest() {
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| {
                 for number in 0..200 {
-                    let demand = Demand {
-                        space: SpaceId(0),
-                        prefill_tokens: 7,
-                        cached_tokens: 0,
-                        blocks: PromptBlocks::Alone(3),
-                        block_size: SCHEME.block_size,
-                        expected_output_tokens: 0,
-                    };
+                    let demand = demand_of(SpaceId(0), 7, PromptBlocks::Alone(3));
                     let (name, worker) = (format!("r{number}"), WorkerIndex(number % WORKERS));
                     let booked = loads.book(other, &name, 0, worker, demand, 0).unwrap();
                     if number % 7 != 0 {

@@ -294,14 +294,33 @@ fn spaces_are_kept_side_by_side() {
     let mut world = World::new(4, Some(SCHEME));
     let second = Space { id: SpaceId(1), ..world.fleet.spaces[0].clone() };
     world.fleet.spaces.push(second);
+    world.indexes.push(world.indexes[0].clone());
     world.change(|workers| workers[2..].iter_mut().for_each(|record| record.space = SpaceId(1)));
-    let prompt = tokens(16);
-    world.hold(1, &prompt, Tier::Device);
-    for _ in 0..3 {
-        world.decide(&ask(&prompt)).unwrap();
-        assert_eq!(world.order(), [2, 1]);
-        world.decide(&RouteRequest { space: SpaceId(1), ..ask(&prompt) }).unwrap();
-        assert_eq!(world.decision.candidates.iter().map(|scored| scored.overlap.device).sum::<u32>(), 0);
-        assert_eq!(world.scratch.observation().workers.iter().map(|of| of.worker.id.0).collect::<Vec<_>>(), [3, 4]);
+    let session = world.loads.open_session(None, 0).unwrap();
+    let prompt = tokens(64);
+    for round in 1..5_u32 {
+        // In each round more is held, booked and believed, and in one space another number than in the other.
+        for (index, held) in [(1, round), (3, 2 * round)] {
+            let trust = &world.fleet.workers[index].trust;
+            trust.store(Trust { since_unix_ms: u64::from(held), level: TrustLevel::Exact, ..Trust::default() });
+            world.hold(index, &prompt[..held as usize * 4], Tier::Device);
+        }
+        for (space, place, blocks) in [(0, 0, round), (1, 2, 3 * round)] {
+            let run = locals(&prompt[..blocks as usize * 4]);
+            let demand = demand_of(SpaceId(space), 5, PromptBlocks::Shared(&run));
+            world.loads.book(session, &format!("r{round}.{space}"), 0, WorkerIndex(place), demand, 0).unwrap();
+        }
+        for (space, ids, held, run) in [(0, [1, 2], round, round), (1, [3, 4], 2 * round, 3 * round)] {
+            world.decide(&RouteRequest { space: SpaceId(space), ..ask(&prompt) }).unwrap();
+            let observed = |of: &Observed| {
+                let (id, since) = (of.worker.id.0, of.trust.since_unix_ms);
+                (id, of.overlap.device, since, of.active_depth_blocks, of.load.requests)
+            };
+            let found: Vec<_> = world.scratch.observation().workers.iter().map(observed).collect();
+            let [booked, holder] = ids;
+            let expected = [(booked, 0, 0, run, u64::from(round)), (holder, held, u64::from(held), 0, 0)];
+            assert_eq!(found, expected, "round {round}, space {space}");
+            assert_eq!(world.order(), [holder, booked]);
+        }
     }
 }

@@ -1,8 +1,12 @@
 //! Whose load changed, in order: who keeps what was read of thousands reads again only what is another.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64 as Counter;
 
 use crate::limits::LOAD_CHANGES_KEPT;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Changes that are kept. The model checker gets a small world.
+const KEPT: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KEPT };
 
 /// The last changes. Written under the bookings' lock, read without one.
 ///
@@ -19,7 +23,7 @@ pub(super) struct Changes {
 }
 
 /// Of tables of loads, so that no two count from the same number.
-static TABLES: AtomicU64 = AtomicU64::new(0);
+static TABLES: Counter = Counter::new(0);
 
 /// Changes that a table makes in its life are fewer than two to the power of so many.
 const TABLE_SHIFT: u32 = 48;
@@ -30,14 +34,14 @@ pub struct ChangesSeen(u64);
 
 impl Changes {
     pub(super) fn new() -> Self {
-        let places = (0..LOAD_CHANGES_KEPT).map(|_| AtomicU32::new(0)).collect();
+        let places = (0..KEPT).map(|_| AtomicU32::new(0)).collect();
         // Relaxed: the number is all there is; no other memory hangs on it.
         let table = TABLES.fetch_add(1, Ordering::Relaxed) + 1;
         Self { count: AtomicU64::new(table << TABLE_SHIFT), places }
     }
 
     fn of(&self, change: u64) -> &AtomicU32 {
-        &self.places[(change % LOAD_CHANGES_KEPT) as usize]
+        &self.places[(change % KEPT) as usize]
     }
 
     /// Notes that the cell of a place was changed. The caller holds the bookings' lock.
@@ -61,21 +65,102 @@ impl Changes {
     /// `seen` on. `false` if there were more than are kept: then any may have.
     pub(super) fn since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
+        self.copy(seen, places) && self.still_keeps(before)
+    }
+
+    /// As [`Changes::since`], but the places may be those of later changes.
+    fn copy(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
+        let before = seen.0;
         *seen = self.seen();
         // Also where it has seen another table's.
-        if seen.0.wrapping_sub(before) >= LOAD_CHANGES_KEPT {
+        if seen.0.wrapping_sub(before) >= KEPT {
             return false;
         }
         // Relaxed: each is whole, and the count read again says whether it is still the one that was meant.
         places.extend((before..seen.0).map(|change| self.of(change).load(Ordering::Relaxed)));
+        true
+    }
+
+    /// Whether no place was overwritten that was read before this call, of the changes from `before` on.
+    fn still_keeps(&self, before: u64) -> bool {
         // Acquire fence: pairs with OVERWRITE.
         fence(Ordering::Acquire);
         // The place of the change after the last that was counted may be written already.
-        self.count.load(Ordering::Relaxed) - before < LOAD_CHANGES_KEPT
+        self.count.load(Ordering::Relaxed) - before < KEPT
     }
 }
 
-#[cfg(test)]
+/// A reader beside the writer, under every order of accesses that the memory model allows:
+/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::changes`
+#[cfg(all(test, kvrouted_loom))]
+mod loom {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// How the writer notes a change, and how the reader looks at the count again.
+    struct Model {
+        note: fn(&Changes, u32),
+        still_keeps: fn(&Changes, u64) -> bool,
+    }
+
+    const SOUND: Model = Model { note: Changes::note, still_keeps: Changes::still_keeps };
+
+    impl Model {
+        /// One asks what changed while more changes are made than are kept.
+        fn check(self) {
+            let told = Arc::new(Counter::new(0));
+            let noted = Arc::clone(&told);
+            ::loom::model(move || {
+                let changes = Arc::new(Changes::new());
+                let (shared, before) = (Arc::clone(&changes), changes.seen().0);
+                let reader = ::loom::thread::spawn(move || {
+                    let (mut seen, mut places) = (ChangesSeen(before), Vec::new());
+                    let is_told = shared.copy(&mut seen, &mut places) && (self.still_keeps)(&shared, before);
+                    is_told.then(|| (seen.0 - before, places))
+                });
+                (1..=3).for_each(|place| (self.note)(&changes, place));
+                let told = reader.join().expect("it ended");
+                // Relaxed: one real thread runs all of the model.
+                noted.fetch_or(1 << told.as_ref().map_or(KEPT, |(count, _)| *count), Ordering::Relaxed);
+                if let Some((count, places)) = told {
+                    assert_eq!(places, (1..=count as u32).collect::<Vec<_>>(), "of later changes");
+                }
+            });
+            assert_eq!(told.load(Ordering::Relaxed), 0b111, "none, one, and too many: each occurs");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_is_overtaken_says_so() {
+        SOUND.check();
+    }
+
+    #[test]
+    #[should_panic(expected = "of later changes")]
+    fn without_a_second_look_it_is_told_later_changes() {
+        Model { still_keeps: |_, _| true, ..SOUND }.check();
+    }
+
+    #[test]
+    #[should_panic(expected = "of later changes")]
+    fn without_the_readers_fence_the_second_look_does_not_help() {
+        Model { still_keeps: |changes, before| changes.count.load(Ordering::Relaxed) - before < KEPT, ..SOUND }.check();
+    }
+
+    #[test]
+    #[should_panic(expected = "of later changes")]
+    fn without_the_writers_fence_the_second_look_does_not_help() {
+        fn note(changes: &Changes, place: u32) {
+            let count = changes.count.load(Ordering::Relaxed);
+            changes.of(count).store(place, Ordering::Relaxed);
+            changes.count.store(count + 1, Ordering::Release);
+        }
+        Model { note, ..SOUND }.check();
+    }
+}
+
+#[cfg(all(test, not(kvrouted_loom)))]
 mod tests {
     use super::*;
 

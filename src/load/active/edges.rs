@@ -7,14 +7,14 @@ use super::room::Room;
 use super::words::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::{AtomicU64, Ordering, fence};
 
-/// Edges beside the sequence of a root: what is left of the line.
-const NEAR: u32 = LINE_WORDS - 2;
+/// Edges beside the sequence of a root: what is left of the line. The model checker gets a small world.
+const NEAR: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
 /// Tables of a root that has more, each as long as a chunk at most.
-const TABLES: u32 = 8;
+const TABLES: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
 /// Words that say of each table where it is and how long, and of each how full: the second are the writer's.
 const FAR_WORDS: u32 = 2 * TABLES;
 /// Slots of the smallest table, as a power of two.
-const ORDER_MIN: u32 = 3;
+const ORDER_MIN: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 3 };
 /// Slots that a reader looks at before it takes what it reads for nonsense: tables are at most half full.
 pub(super) const READER_PROBES_MAX: u32 = 512;
 /// The writer knows what it reads to be true.

@@ -4,11 +4,11 @@
 //! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::active::loom`
 //!
 //! What a reader may see beside a change grows with each word that the change writes and the reader looks at. So each
-//! model is of one step of the writer, in which few are: a node is split, a prompt ends, its words are another's. The
-//! longest takes some seconds.
+//! model is of one step of the writer, in which few are: a node is split, a prompt ends, its words are another's, a
+//! table grows. The longest takes some seconds.
 //!
 //! Each model says which answers there may be, and that each of them occurs. Of those with a middle state there is a
-//! twin whose reader leaves the second look out and must be caught.
+//! twin whose reader leaves the second look out, or whose writer a fence, and must be caught.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;
@@ -28,7 +28,7 @@ fn locals(blocks: &[u64]) -> Vec<LocalHash> {
 struct Model {
     /// What is there before the reader begins, and the node to pass to `change`.
     before: fn(&ActiveTree, &mut ActiveWriter) -> u32,
-    change: fn(&ActiveTree, &mut ActiveWriter, u32),
+    change: fn(&Arc<ActiveTree>, ActiveWriter, u32),
     query: &'static [u64],
     /// The answers there may be, as a set of bits; a look-up that gives up has none.
     answers: u64,
@@ -57,7 +57,7 @@ impl Model {
                 };
                 known.then(|| depths.of(WorkerIndex(1)))
             });
-            (self.change)(&tree, &mut writer, node);
+            (self.change)(&tree, writer, node);
             if let Some(answer) = reader.join().expect("the reader ended") {
                 assert!(self.answers & 1 << answer != 0, "a middle state: {answer}");
                 // Relaxed: one real thread runs all of the model.
@@ -75,7 +75,7 @@ fn add(tree: &ActiveTree, writer: &mut ActiveWriter, blocks: &[u64], worker: u32
 /// A node is split, as where a prompt comes that leaves another within it. To its worker that changes nothing.
 const SPLIT: Model = Model {
     before: |tree, writer| add(tree, writer, &[10, 12], 1),
-    change: |tree, writer, node| {
+    change: |tree, mut writer, node| {
         tree.roots[0].open();
         writer.split(tree, 0, node, 1).expect("there is room");
         tree.roots[0].close();
@@ -102,7 +102,7 @@ const END: Model = Model {
         add(tree, writer, &[10], 2);
         add(tree, writer, &[10, 20], 1)
     },
-    change: |tree, writer, node| {
+    change: |tree, mut writer, node| {
         writer.remove(tree, node, WorkerIndex(1));
     },
     query: &[10, 20],
@@ -121,19 +121,80 @@ fn a_prompt_ends_without_a_second_look() {
     Model { is_mutant: true, ..END }.check();
 }
 
-/// A prompt ends, and its words are given to another with another first block.
+/// A prompt ends, and its words are given to another with another first block, which comes to another worker.
 const REUSE: Model = Model {
-    before: |tree, writer| add(tree, writer, &[10], 1),
-    change: |tree, writer, node| {
-        writer.remove(tree, node, WorkerIndex(1));
-        add(tree, writer, &[30], 1);
+    before: |tree, writer| add(tree, writer, &[10], 2),
+    change: |tree, mut writer, node| {
+        writer.remove(tree, node, WorkerIndex(2));
+        add(tree, &mut writer, &[30], 1);
     },
     query: &[10],
-    answers: 1 | 1 << 1,
+    answers: 1,
     is_mutant: false,
 };
 
 #[test]
 fn words_used_again() {
     REUSE.check();
+}
+
+#[test]
+#[should_panic(expected = "a middle state")]
+fn words_used_again_without_a_second_look() {
+    Model { is_mutant: true, ..REUSE }.check();
+}
+
+/// As [`REUSE`], by another thread than the one that let go of the words.
+fn reuse_elsewhere(tree: &Arc<ActiveTree>, mut writer: ActiveWriter, node: u32, add: fn(&ActiveTree, ActiveWriter)) {
+    writer.remove(tree, node, WorkerIndex(2));
+    let tree = Arc::clone(tree);
+    ::loom::thread::spawn(move || add(&tree, writer)).join().expect("the other writer ended");
+}
+
+#[test]
+fn words_used_again_by_another_thread() {
+    let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) = |tree, writer, node| {
+        reuse_elsewhere(tree, writer, node, |tree, mut writer| {
+            add(tree, &mut writer, &[30], 1);
+        });
+    };
+    Model { change, ..REUSE }.check();
+}
+
+#[test]
+#[should_panic(expected = "a middle state")]
+fn words_used_again_by_another_thread_without_its_fence() {
+    let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) = |tree, writer, node| {
+        reuse_elsewhere(tree, writer, node, |tree, mut writer| {
+            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1)).expect("there is room");
+        });
+    };
+    Model { change, ..REUSE }.check();
+}
+
+/// A table grows: what is in it moves to another, and its words are given back.
+const GROWTH: Model = Model {
+    before: |tree, writer| {
+        // Those that stand beside the sequence.
+        add(tree, writer, &[10], 2);
+        add(tree, writer, &[20], 2);
+        add(tree, writer, &[30], 1)
+    },
+    change: |tree, mut writer, _| {
+        add(tree, &mut writer, &[40], 2);
+    },
+    query: &[30],
+    answers: 1 << 1,
+    is_mutant: false,
+};
+
+#[test]
+fn a_table_grows() {
+    GROWTH.check();
+}
+
+#[test]
+#[should_panic(expected = "a middle state")]
+fn a_table_grows_without_a_second_look() {
+    Model { is_mutant: true, ..GROWTH }.check();
 }

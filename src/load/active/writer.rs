@@ -58,10 +58,21 @@ impl ActiveWriter {
         worker: WorkerIndex,
     ) -> Option<Placed> {
         let root = tree.root_at(space, *locals.first()?);
-        let branch = descend(tree, root, space, locals);
         // As OPEN, for the words used again below, which another thread may have let go of: a reader that still looks at
         // them for what they were sees that thread's change of `sequence`, too.
         fence(Ordering::Release);
+        self.place(tree, (root, space), locals, worker)
+    }
+
+    /// As [`ActiveWriter::add`], after its fence.
+    pub(super) fn place(
+        &mut self,
+        tree: &ActiveTree,
+        (root, space): (usize, SpaceId),
+        locals: &[LocalHash],
+        worker: WorkerIndex,
+    ) -> Option<Placed> {
+        let branch = descend(tree, root, space, locals);
         // Nobody can come upon the new nodes yet.
         let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();

@@ -1,20 +1,41 @@
 //! What one thread writes per event batch and every core reads per decision.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::ids::{EventSeq, Scheme, Window};
+use crate::sync::{AtomicU64, Ordering};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
-/// Counts what became of the trust of workers, over all cells: who keeps what it read need not look at each again.
-static TRUST_CHANGES: AtomicU64 = AtomicU64::new(0);
+/// Counts what became of the trust of workers: who keeps what it read need not look at each again.
+#[derive(Debug)]
+struct TrustChanges(AtomicU64);
+
+/// Over all cells.
+#[cfg(not(all(test, kvrouted_loom)))]
+static TRUST_CHANGES: TrustChanges = TrustChanges(AtomicU64::new(0));
+/// The model checker's atomics are no constants.
+#[cfg(all(test, kvrouted_loom))]
+static TRUST_CHANGES: std::sync::LazyLock<TrustChanges> = std::sync::LazyLock::new(|| TrustChanges(AtomicU64::new(0)));
+
+impl TrustChanges {
+    /// To be called after the cell shows the change.
+    fn count(&self) {
+        // Release: pairs with the Acquire in `seen`.
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    /// Of how many a cell that is loaded after this call shows what became.
+    #[inline]
+    fn seen(&self) -> u64 {
+        // Acquire: pairs with the Release in `count`.
+        self.0.load(Ordering::Acquire)
+    }
+}
 
 /// How often the level, the reasons, or the time since when they hold, of any worker's trust has changed. What is loaded
 /// from cells after this call is at least as new.
 #[must_use]
 #[inline]
 pub fn trust_changes() -> u64 {
-    // Acquire: pairs with the Release in `store`.
-    TRUST_CHANGES.load(Ordering::Acquire)
+    TRUST_CHANGES.seen()
 }
 
 const NO_SEQ: u64 = u64::MAX;
@@ -41,30 +62,43 @@ impl TrustCell {
     /// A cell that holds `trust`.
     #[must_use]
     pub fn new(trust: Trust) -> Self {
-        let cell = Self {
+        let cell = Self::blank();
+        cell.store(trust);
+        cell
+    }
+
+    /// A cell that nobody reads yet.
+    fn blank() -> Self {
+        Self {
             packed: AtomicU64::new(0),
             since_unix_ms: AtomicU64::new(0),
             as_of_seq: AtomicU64::new(NO_SEQ),
             as_of_unix_ms: AtomicU64::new(0),
-        };
-        cell.store(trust);
-        cell
+        }
     }
 
     /// Replaces what readers see. Call it after the index shows what `trust` speaks of; a level that
     /// falls, also before.
     pub fn store(&self, trust: Trust) {
-        let packed = pack_trust(&trust);
-        let since_unix_ms = self.since_unix_ms.swap(trust.since_unix_ms, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `load`; a reader that sees a risen level sees the index that earned it.
-        let before = self.packed.swap(packed, Ordering::Release);
-        if (before, since_unix_ms) != (packed, trust.since_unix_ms) {
-            // Release: pairs with the Acquire in `trust_changes`.
-            TRUST_CHANGES.fetch_add(1, Ordering::Release);
+        self.store_counted(&trust, &TRUST_CHANGES);
+    }
+
+    fn store_counted(&self, trust: &Trust, changes: &TrustChanges) {
+        if self.replace(trust) {
+            changes.count();
         }
         self.as_of_unix_ms.store(trust.as_of_unix_ms, Ordering::Relaxed);
         // Release: pairs with the Acquire in `load`; a reader that sees this sequence sees its blocks.
         self.as_of_seq.store(trust.as_of_seq.map_or(NO_SEQ, |seq| seq.0), Ordering::Release);
+    }
+
+    /// Replaces level, reasons and since when; whether any is another.
+    fn replace(&self, trust: &Trust) -> bool {
+        let packed = pack_trust(trust);
+        let since_unix_ms = self.since_unix_ms.swap(trust.since_unix_ms, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `load`; a reader that sees a risen level sees the index that earned it.
+        let before = self.packed.swap(packed, Ordering::Release);
+        (before, since_unix_ms) != (packed, trust.since_unix_ms)
     }
 
     /// What is known now. Load it before the index is read, so that the index is at least as new as it says, and
@@ -160,7 +194,73 @@ const fn unpack(packed: u64) -> Option<Scheme> {
     Some(Scheme { block_size: packed as u32, window })
 }
 
-#[cfg(test)]
+/// Who keeps what it read beside the writer, under every order of accesses that the memory model allows:
+/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release fleet::cells`
+#[cfg(all(test, kvrouted_loom))]
+mod loom {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Trust that a reader keeps, and the changes that it has seen.
+    struct Kept {
+        changes: u64,
+        trust: Trust,
+    }
+
+    impl Kept {
+        /// Reads it again, if any changed.
+        fn refresh(&mut self, cell: &TrustCell, changes: &TrustChanges) {
+            let seen = changes.seen();
+            if self.changes != seen {
+                *self = Self { changes: seen, trust: cell.load() };
+            }
+        }
+    }
+
+    /// Trust falls, in the way of `store`, beside one who keeps it.
+    fn falls(store: fn(&TrustCell, &Trust, &TrustChanges)) {
+        ::loom::model(move || {
+            let before = Trust { level: TrustLevel::Exact, since_unix_ms: 1, ..Trust::default() };
+            let after = Trust { level: TrustLevel::LowerBound, since_unix_ms: 2, ..before };
+            let shared = Arc::new((TrustCell::blank(), TrustChanges(AtomicU64::new(0))));
+            let (cell, changes) = &*shared;
+            cell.store_counted(&before, changes);
+            let mut kept = Kept { changes: changes.seen(), trust: cell.load() };
+            let writers = Arc::clone(&shared);
+            let writer = ::loom::thread::spawn(move || store(&writers.0, &after, &writers.1));
+            kept.refresh(cell, changes);
+            writer.join().expect("it ended");
+            kept.refresh(cell, changes);
+            assert_eq!(kept.trust, after, "kept trust stays stale");
+        });
+    }
+
+    #[test]
+    fn kept_trust_does_not_stay_stale() {
+        falls(TrustCell::store_counted);
+    }
+
+    #[test]
+    #[should_panic(expected = "kept trust stays stale")]
+    fn counted_before_the_change_it_stays_stale() {
+        falls(|cell, trust, changes| {
+            changes.count();
+            cell.replace(trust);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "kept trust stays stale")]
+    fn counted_without_release_it_stays_stale() {
+        falls(|cell, trust, changes| {
+            cell.replace(trust);
+            changes.0.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+}
+
+#[cfg(all(test, not(kvrouted_loom)))]
 mod tests {
     use super::*;
     use crate::trust::TrustReason;

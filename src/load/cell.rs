@@ -353,6 +353,18 @@ mod tests {
     }
 
     #[test]
+    fn who_looked_before_a_place_had_its_new_owner_is_told_of_it_again() {
+        let (cells, worker, mut places) = (LoadCells::new(1), WorkerIndex(0), Vec::new());
+        let mut seen = cells.changes_seen();
+        assert!(cells.take(worker) && cells.changed_since(&mut seen, &mut places));
+        assert_eq!(places, [0, 0], "of the change, which shows the owner before, and of the owner");
+        places.clear();
+        cells.give(worker);
+        assert!(cells.changed_since(&mut seen, &mut places));
+        assert_eq!(places, [0, 0]);
+    }
+
+    #[test]
     fn readers_never_see_half_a_change() {
         let cells = LoadCells::new(1);
         std::thread::scope(|scope| {

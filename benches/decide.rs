@@ -4,13 +4,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use kvrouted::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use kvrouted::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
 use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
-use kvrouted::trust::Trust;
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -18,21 +17,10 @@ const PROMPT_TOKENS: u32 = 11_525;
 
 fn record(index: u32, slot: WorkerSlot) -> WorkerRecord {
     WorkerRecord {
-        index: WorkerIndex(index),
-        worker: Worker::new(u64::from(index) + 1, 0),
-        space: SpaceId(0),
         name: format!("w{}", index + 1),
-        shard: ShardId(0),
-        slot,
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
         weight: 8.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(index), Worker::new(u64::from(index) + 1, 0), slot)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Requests and replies of the routing protocol ↔ bytes, as a gateway and the daemon pay for them.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use kvrouted::fleet::{DeviceClass, FleetTable, TrustCell, WorkerRecord, WorkerState};
-use kvrouted::ids::{CorrelationId, Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
+use kvrouted::fleet::{FleetTable, WorkerRecord, WorkerState};
+use kvrouted::ids::{CorrelationId, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::limits::FRAME_HEADER_BYTES;
 use kvrouted::load::{BookingHandle, BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, CostTerms, Decision, Prompt, RouteRequest, Scored};
@@ -49,21 +48,8 @@ fn requests(c: &mut Criterion) {
 
 fn record(n: u32) -> WorkerRecord {
     WorkerRecord {
-        index: WorkerIndex(n),
-        worker: Worker::new(u64::from(n), 0),
-        space: SpaceId(0),
         name: format!("worker-{n}"),
-        shard: ShardId(0),
-        slot: WorkerSlot(0),
-        capacity_blocks: 0,
-        batched_tokens_max: 0,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(n), Worker::new(u64::from(n), 0), WorkerSlot(0))
     }
 }
 

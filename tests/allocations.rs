@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use kvrouted::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use kvrouted::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
 use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
-use kvrouted::trust::Trust;
 
 /// How often this thread asks for memory within `run`.
 fn allocations(run: impl FnOnce()) -> u64 {
@@ -35,21 +34,9 @@ struct World {
 
 fn record(index: u32, slot: WorkerSlot) -> WorkerRecord {
     WorkerRecord {
-        index: WorkerIndex(index),
-        worker: Worker::new(u64::from(index) + 1, 0),
-        space: SpaceId(0),
         name: format!("w{index}"),
-        shard: ShardId(0),
-        slot,
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(index), Worker::new(u64::from(index) + 1, 0), slot)
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use kvrouted::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
-use kvrouted::ids::{Scheme, ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
-use kvrouted::trust::Trust;
+use kvrouted::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord};
+use kvrouted::ids::{Scheme, SpaceId, Worker, WorkerIndex, WorkerSlot};
 
 /// The only space.
 pub(crate) const SPACE: SpaceId = SpaceId(0);
@@ -13,21 +12,10 @@ pub(crate) const SPACE: SpaceId = SpaceId(0);
 #[must_use]
 pub(crate) fn record(place: u32, worker: Worker, slot: WorkerSlot) -> WorkerRecord {
     WorkerRecord {
-        index: WorkerIndex(place),
-        worker,
         space: SPACE,
         name: format!("w{place}"),
-        shard: ShardId(0),
-        slot,
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(place), worker, slot)
     }
 }
 

@@ -239,29 +239,15 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
 mod tests {
     use super::*;
     use crate::finding::Symptom;
-    use crate::fleet::{DeviceClass, TrustCell, WorkerState};
-    use crate::ids::{ShardId, SpaceId, WorkerIndex, WorkerSlot};
+    use crate::ids::{WorkerIndex, WorkerSlot};
     use crate::ingest::AbortReason;
     use crate::metrics::WorkerCounter;
-    use crate::trust::Trust;
 
     fn record() -> WorkerRecord {
         WorkerRecord {
-            index: WorkerIndex(0),
-            worker: Worker::new(1, 0),
-            space: SpaceId(0),
             name: "w1".into(),
-            shard: ShardId(0),
-            slot: WorkerSlot(0),
-            capacity_blocks: 0,
             batched_tokens_max: 1,
-            device_class: DeviceClass::Gpu,
-            weight: 1.0,
-            taints: Vec::new(),
-            loras: Vec::new(),
-            state: WorkerState::Ready,
-            trust: Arc::new(TrustCell::new(Trust::default())),
-            events: None,
+            ..WorkerRecord::new(WorkerIndex(0), Worker::new(1, 0), WorkerSlot(0))
         }
     }
 

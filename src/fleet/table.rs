@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::cells::{SchemeCell, TrustCell};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+use crate::trust::Trust;
 
 /// Which part of a request a pool serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -143,7 +144,31 @@ pub struct WorkerRecord {
     pub events: Option<EventSource>,
 }
 
-const _: () = assert!(std::mem::offset_of!(WorkerRecord, name) == 64, "a decision reads one line of a worker");
+const _: () = assert!(std::mem::offset_of!(WorkerRecord, name) == 64, "what decisions keep of a worker is one line");
+
+impl WorkerRecord {
+    /// A GPU worker of the first space and shard that is ready and has nothing, of which nothing more is known.
+    #[must_use]
+    pub fn new(index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Self {
+        Self {
+            index,
+            space: SpaceId(0),
+            worker,
+            shard: ShardId(0),
+            slot,
+            state: WorkerState::Ready,
+            device_class: DeviceClass::Gpu,
+            trust: Arc::new(TrustCell::new(Trust::default())),
+            weight: 1.0,
+            capacity_blocks: 0,
+            batched_tokens_max: 0,
+            name: String::new(),
+            taints: Vec::new(),
+            loras: Vec::new(),
+            events: None,
+        }
+    }
+}
 
 /// Every space and worker at one version.
 #[derive(Clone, Debug, Default)]
@@ -268,25 +293,13 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::Trust;
 
     fn record(index: u32) -> WorkerRecord {
         WorkerRecord {
-            index: WorkerIndex(index),
-            worker: Worker::new(u64::from(index) + 1, 0),
-            space: SpaceId(0),
             name: format!("w{index}"),
-            shard: ShardId(0),
-            slot: WorkerSlot(index as u16),
-            capacity_blocks: 0,
             batched_tokens_max: 8192,
-            device_class: DeviceClass::Gpu,
-            weight: 1.0,
-            taints: Vec::new(),
-            loras: Vec::new(),
             state: WorkerState::Joining,
-            trust: Arc::new(TrustCell::new(Trust::default())),
-            events: None,
+            ..WorkerRecord::new(WorkerIndex(index), Worker::new(u64::from(index) + 1, 0), WorkerSlot(index as u16))
         }
     }
 

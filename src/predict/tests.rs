@@ -6,12 +6,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fleet::{DeviceClass, EventSource, FleetTable, TrustCell, WorkerRecord, WorkerState};
-use crate::ids::{LocalHash, ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+use crate::fleet::{EventSource, FleetTable, WorkerRecord, WorkerState};
+use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::index::Depths;
 use crate::limits::PREDICTED_MEMORY_BYTES_MIN;
 use crate::metrics::{CounterSet, PredictorCounter};
-use crate::trust::Trust;
 
 const TTL_MS: u64 = 100;
 const BLOCKS_MAX: usize = 9;
@@ -20,21 +19,10 @@ const CAPACITIES: [u64; 3] = [0, 6, 30];
 
 fn record(index: u32, capacity_blocks: u64) -> WorkerRecord {
     WorkerRecord {
-        index: WorkerIndex(index),
-        worker: Worker::new(u64::from(index) + 10, 0),
-        space: SpaceId(0),
         name: format!("w{index}"),
-        shard: ShardId(0),
-        slot: WorkerSlot(0),
         capacity_blocks,
         batched_tokens_max: 1,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(index), Worker::new(u64::from(index) + 10, 0), WorkerSlot(0))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::error::Kind;
-use crate::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
 use crate::hash;
 use crate::ids::{
     EngineHash, GroupId, LocalHash, Scheme, ShardId, SpaceId, Tier, TierBlocks, Window, Worker, WorkerIndex,
@@ -38,21 +38,13 @@ impl World {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let records = (0..workers)
             .map(|index| WorkerRecord {
-                index: WorkerIndex(index),
-                worker: Worker::new(u64::from(index) + 1, 0),
-                space: SpaceId(0),
                 name: format!("w{}", index + 1),
-                shard: ShardId(0),
-                slot: writer.add_worker().unwrap(),
-                capacity_blocks: 0,
                 batched_tokens_max: 8192,
-                device_class: DeviceClass::Gpu,
-                weight: 1.0,
-                taints: Vec::new(),
-                loras: Vec::new(),
-                state: WorkerState::Ready,
-                trust: Arc::new(TrustCell::new(Trust::default())),
-                events: None,
+                ..WorkerRecord::new(
+                    WorkerIndex(index),
+                    Worker::new(u64::from(index) + 1, 0),
+                    writer.add_worker().unwrap(),
+                )
             })
             .collect();
         let space = Space {

@@ -6,10 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use arc_swap::Guard;
 use kvrouted::error::{Error, Kind, Result};
-use kvrouted::fleet::{
-    DeviceClass, Fleet, FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState,
-};
-use kvrouted::ids::{Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
+use kvrouted::fleet::{Fleet, FleetTable, PoolRole, SchemeCell, Space, WorkerRecord, WorkerState};
+use kvrouted::ids::{Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::limits::WORK_PER_TURN_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
@@ -51,21 +49,11 @@ impl Stage {
 
 pub(crate) fn fleet() -> Arc<Fleet> {
     let record = |n: u32| WorkerRecord {
-        index: WorkerIndex(n),
-        worker: Worker::new(u64::from(n), 0),
         space: SpaceId(n % 2),
         name: format!("worker-{n}"),
-        shard: ShardId(0),
-        slot: WorkerSlot(n as u16),
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
         taints: vec!["a".into()],
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
+        ..WorkerRecord::new(WorkerIndex(n), Worker::new(u64::from(n), 0), WorkerSlot(n as u16))
     };
     let space = |id: u32, namespace: &str| Space {
         id: SpaceId(id),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam::channel::bounded;
 
 use super::*;
-use crate::fleet::{DeviceClass, EventSource, PoolRole, Space, TrustCell, WorkerState};
+use crate::fleet::{EventSource, PoolRole, Space, TrustCell};
 use crate::ids::{EventSeq, SpaceId, WorkerIndex, WorkerSlot};
 use crate::ingest::{AbortReason, References};
 use crate::snapshot::decode;
@@ -18,21 +18,11 @@ fn trust(seq: u64) -> Trust {
 fn record(id: u64, seq: Option<u64>) -> WorkerRecord {
     let trust = seq.map_or_else(Trust::default, trust);
     WorkerRecord {
-        index: WorkerIndex(id as u32 - 1),
-        worker: Worker::new(id, 0),
-        space: SpaceId(0),
         name: String::new(),
-        shard: ShardId(0),
-        slot: WorkerSlot(id as u16),
-        capacity_blocks: 0,
         batched_tokens_max: 1,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
         trust: Arc::new(TrustCell::new(trust)),
         events: Some(EventSource { endpoint: "tcp://x:1".into(), replay: None, topic: String::new() }),
+        ..WorkerRecord::new(WorkerIndex(id as u32 - 1), Worker::new(id, 0), WorkerSlot(id as u16))
     }
 }
 

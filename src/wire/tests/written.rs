@@ -1,8 +1,8 @@
 //! Hot replies, which are written in one pass, against the same ones made by flatbuffers' builder.
 
 use super::*;
-use crate::fleet::{DeviceClass, TrustCell, WorkerRecord};
-use crate::ids::{ShardId, WorkerSlot};
+use crate::fleet::WorkerRecord;
+use crate::ids::WorkerSlot;
 use crate::limits::FRAME_ALIGN_BYTES;
 use crate::wire::verify;
 
@@ -16,23 +16,7 @@ where
 }
 
 fn record(index: WorkerIndex, name: String) -> WorkerRecord {
-    WorkerRecord {
-        index,
-        worker: Worker::new(u64::from(index.0), 0),
-        space: SpaceId(0),
-        name,
-        shard: ShardId(0),
-        slot: WorkerSlot(0),
-        capacity_blocks: 0,
-        batched_tokens_max: 0,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state: WorkerState::Ready,
-        trust: Arc::new(TrustCell::new(Trust::default())),
-        events: None,
-    }
+    WorkerRecord { name, ..WorkerRecord::new(index, Worker::new(u64::from(index.0), 0), WorkerSlot(0)) }
 }
 
 fn scored() -> impl Strategy<Value = Scored> {

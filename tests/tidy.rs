@@ -6,10 +6,6 @@ use std::process::Command;
 
 /// Lines of a source file: no more than this.
 const FILE_LINES_MAX: usize = 800;
-/// Lines of a source file: no more than this without being named below with a reason.
-const FILE_LINES_SOFT: usize = 450;
-/// Files that may be longer than the soft limit, and why.
-const LONG_FILES: &[(&str, &str)] = &[];
 /// Lines of a function, signature and braces included.
 const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
@@ -112,18 +108,9 @@ fn files_are_short() {
     let sources = sources();
     for source in sources.iter().filter(|source| source.is_ours()) {
         let lines = source.text.lines().count();
-        let excused = LONG_FILES.iter().any(|(path, _)| *path == source.path);
         if lines > FILE_LINES_MAX {
             problems.push(format!("{}:{lines}: a file has at most {FILE_LINES_MAX} lines", source.path));
-        } else if lines > FILE_LINES_SOFT && !excused {
-            let advice = "split it, or name it in LONG_FILES of tests/tidy.rs with the reason";
-            problems.push(format!("{}:{lines}: a file has at most {FILE_LINES_SOFT} lines: {advice}", source.path));
-        } else if lines <= FILE_LINES_SOFT && excused {
-            problems.push(format!("{}:1: no longer a long file: take it out of LONG_FILES", source.path));
         }
-    }
-    for (path, _) in LONG_FILES.iter().filter(|(path, _)| !sources.iter().any(|source| source.path == *path)) {
-        problems.push(format!("{path}:1: named in LONG_FILES, but not there"));
     }
     report(&problems);
 }

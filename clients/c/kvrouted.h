@@ -92,7 +92,7 @@ static inline kvr_status kvr_connect(
     flags = fcntl(client->fd, F_GETFD);
     if (flags < 0 || fcntl(client->fd, F_SETFD, flags | FD_CLOEXEC) < 0) return kvr__fail_errno(client, "fcntl");
     /* Blocking until here: a Unix socket connects at once, or waits so long for room in the listener's queue. */
-    if (timeout_ms <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+    if (timeout_ms <= 0) return kvr__late(client);
     patience.tv_sec = timeout_ms / 1000;
     patience.tv_usec = (timeout_ms % 1000) * 1000;
     if (setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0)
@@ -101,14 +101,14 @@ static inline kvr_status kvr_connect(
     flags = fcntl(client->fd, F_GETFL);
     if (flags < 0 || fcntl(client->fd, F_SETFL, flags | O_NONBLOCK) < 0) return kvr__fail_errno(client, "fcntl");
     left = deadline_ms - kvr__now_ms();
-    if (left <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+    if (left <= 0) return kvr__late(client);
     client->timeout_ms = (int)left;
     status = kvr__hello(client, name, session);
     client->timeout_ms = timeout_ms;
     return status;
 }
 
-/* Receives a part of a frame and the descriptors that come with it, up to two. */
+/* Receives a part of a frame and the descriptors that come with it: the first two are kept, any others are closed. */
 static inline kvr_status kvr__receive_handed(kvr_client *client, int descriptors[2], int64_t deadline_ms) {
     union {
         struct cmsghdr aligned;
@@ -118,7 +118,7 @@ static inline kvr_status kvr__receive_handed(kvr_client *client, int descriptors
     struct iovec part;
     struct cmsghdr *at;
     ssize_t bytes;
-    size_t count = 0;
+    size_t i;
     if (!kvr__reserve(&client->in, KVR__READ_BYTES)) return kvr__fail(client, KVR_SYSTEM, "no memory for a reply");
     memset(&message, 0, sizeof message);
     part.iov_base = client->in.bytes + client->in.used;
@@ -135,10 +135,15 @@ static inline kvr_status kvr__receive_handed(kvr_client *client, int descriptors
     client->in.used += (size_t)bytes;
     for (at = CMSG_FIRSTHDR(&message); at != NULL; at = CMSG_NXTHDR(&message, at)) {
         if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
-        count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        memcpy(descriptors, CMSG_DATA(at), (count > 2 ? 2 : count) * sizeof(int));
+        for (i = 0; i < (at->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+            int came, slot;
+            memcpy(&came, CMSG_DATA(at) + i * sizeof came, sizeof came);
+            slot = descriptors[0] < 0 ? 0 : 1;
+            if (descriptors[slot] < 0) descriptors[slot] = came;
+            else close(came);
+        }
     }
-    return KVR_OK;
+    return kvr__check_deadline(client, deadline_ms);
 }
 
 /* Reads the reply to the request for a lane, which is whole, and maps what came with it. */
@@ -585,6 +590,7 @@ static inline kvr_status kvr_watch_next(kvr_client *client) {
         }
         status = kvr__stray(client, of, client->in.bytes[4], body_bytes, deadline_ms);
         kvr__consume(&client->in, KVR__HEADER_BYTES + body_bytes);
+        if (status == KVR_OK && client->fleets == before) status = kvr__check_deadline(client, deadline_ms);
         if (status != KVR_OK) return status;
     }
     return KVR_OK;
@@ -599,7 +605,7 @@ static inline int kvr__read_worker(const kvr_buffer *fleet, size_t n, kvr_worker
     view.bytes = fleet->bytes;
     view.length = fleet->used;
     at = kvr__vector(&view, kvr__root(&view), 0, 4, &count);
-    if (view.bad) return -1;
+    if (view.bad || count > KVR__WORKERS_MAX) return -1;
     if (n >= count) return 0;
     row = kvr__row_at(&view, kvr__follow(&view, at + 4 * n));
     to->worker_id = kvr__read(&view, row, 0, 8);
@@ -629,7 +635,7 @@ static inline int kvr__has_taint(const kvr_buffer *fleet, size_t n, const char *
     at = kvr__vector(&view, kvr__root(&view), 0, 4, &count);
     if (view.bad || n >= count) return 0;
     at = kvr__vector(&view, kvr__row_at(&view, kvr__follow(&view, at + 4 * n)), 9, 4, &count);
-    for (i = 0; i < count && !view.bad; i++)
+    for (i = 0; i < count && i < KVR__LABELS_MAX && !view.bad; i++)
         if (kvr__is_text(&view, at + 4 * i, label)) return 1;
     return 0;
 }
@@ -639,6 +645,7 @@ static inline int kvr__has_taint(const kvr_buffer *fleet, size_t n, const char *
 static inline kvr_status kvr_workers(
     kvr_client *client, uint32_t space_id, kvr_worker *workers, size_t room, size_t *count) {
     uint64_t cursor = 0;
+    int64_t deadline_ms = kvr__now_ms() + client->timeout_ms;
     *count = 0;
     do {
         kvr__table table = kvr__begin(&client->out, 4);
@@ -652,7 +659,7 @@ static inline kvr_status kvr_workers(
         kvr__number(&client->out, &table, 0, space_id, 4);
         kvr__number(&client->out, &table, 1, cursor, 4);
         status = kvr__end(client, 21, id);
-        if (status == KVR_OK) status = kvr__exchange(client, id, 22, &frame_bytes);
+        if (status == KVR_OK) status = kvr__exchange_until(client, id, 22, deadline_ms, &frame_bytes);
         if (status != KVR_OK) return status;
         page.bytes = client->in.bytes + KVR__HEADER_BYTES;
         page.used = frame_bytes - KVR__HEADER_BYTES;
@@ -664,6 +671,7 @@ static inline kvr_status kvr_workers(
         kvr__consume(&client->in, frame_bytes);
         if (read < 0 || view.bad) return kvr__fail(client, KVR_MALFORMED, "the workers cannot be read");
         if (next != 0 && next <= cursor) return kvr__fail(client, KVR_MALFORMED, "the daemon's pages do not advance");
+        if (*count > KVR__WORKERS_MAX) return kvr__fail(client, KVR_MALFORMED, "the daemon's pages do not end");
         cursor = next;
     } while (cursor != 0);
     return KVR_OK;

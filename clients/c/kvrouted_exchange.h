@@ -190,11 +190,11 @@ static inline int kvr__read_space(const uint8_t *body, size_t length, size_t n, 
     kvr__view view = {NULL, 0, 0};
     kvr__row row, scheme;
     size_t count, at;
-    uint64_t window, seed_rule;
+    uint64_t window, seed_rule, block_size;
     view.bytes = body;
     view.length = length;
     at = kvr__vector(&view, kvr__root(&view), 4, 4, &count);
-    if (view.bad) return -1;
+    if (view.bad || count > KVR__SPACES_MAX) return -1;
     if (n >= count) return 0;
     row = kvr__row_at(&view, kvr__follow(&view, at + 4 * n));
     memset(to, 0, sizeof *to);
@@ -205,8 +205,9 @@ static inline int kvr__read_space(const uint8_t *body, size_t length, size_t n, 
     scheme = kvr__read_row(&view, row, 4);
     window = kvr__read(&view, scheme, 1, 1);
     seed_rule = kvr__read(&view, scheme, 2, 1);
+    block_size = kvr__read(&view, scheme, 0, 4);
     to->window = (uint8_t)window;
-    to->block_size = window <= 1 && seed_rule == 0 ? (uint32_t)kvr__read(&view, scheme, 0, 4) : 0;
+    if (window <= 1 && seed_rule == 0 && block_size <= KVR__BLOCK_SIZE_MAX) to->block_size = (uint32_t)block_size;
     return view.bad ? -1 : 1;
 }
 
@@ -218,6 +219,15 @@ static inline int64_t kvr__now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static inline kvr_status kvr__late(kvr_client *client) {
+    return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+}
+
+/* KVR_TIMEOUT once the call's deadline has passed. Every loop that a daemon can keep going by sending ever more asks this. */
+static inline kvr_status kvr__check_deadline(kvr_client *client, int64_t deadline_ms) {
+    return kvr__now_ms() < deadline_ms ? KVR_OK : kvr__late(client);
+}
+
 static inline kvr_status kvr__wait(kvr_client *client, short events, int64_t deadline_ms) {
     for (;;) {
         struct pollfd polled = {0, 0, 0};
@@ -225,7 +235,7 @@ static inline kvr_status kvr__wait(kvr_client *client, short events, int64_t dea
         int ready;
         polled.fd = client->fd;
         polled.events = events;
-        if (left <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+        if (left <= 0) return kvr__late(client);
         ready = poll(&polled, 1, left > INT_MAX ? INT_MAX : (int)left);
         if (ready > 0) return KVR_OK;
         if (ready < 0 && errno != EINTR) return kvr__fail_errno(client, "poll");
@@ -319,7 +329,7 @@ static inline kvr_status kvr__sleep_by_lane(kvr_client *client, uint64_t awaited
     if (there == 0) there = kvr__lane_has(&client->lane, awaited);
     if (there != 0) return there < 0 ? kvr__lane_fault(client) : KVR_OK;
     if (failed) return kvr__fail_errno(client, "poll");
-    if (left <= 0) return kvr__fail(client, KVR_TIMEOUT, "the daemon did not answer in time");
+    if (left <= 0) return kvr__late(client);
     if (ready > 0 && polled[0].revents != 0 && !kvr__lane_hear(&client->lane))
         return kvr__has_told(client) ? KVR_CLOSED : kvr__gone(client);
     return ready > 0 && polled[1].revents != 0 ? kvr__read_beside(client) : KVR_OK;
@@ -357,6 +367,8 @@ static inline kvr_status kvr__send_by_lane(kvr_client *client, int64_t deadline_
         if (sent >= client->out.used) return KVR_OK;
         status = kvr__read_lane(client);
         if (status == KVR_TIMEOUT) status = kvr__wait_by_lane(client, KVR__AWAITS_BOTH, deadline_ms);
+        if (status == KVR_OK) status = kvr__check_deadline(client, deadline_ms);
+        if (client->in.used > KVR__BODY_BYTES_CEILING) return kvr__fail(client, KVR_MALFORMED, "replies without end came");
         /* Part of the frame may be gone: the connection is of no more use. */
         if (status == KVR_TIMEOUT && sent > 0) return kvr__fail(client, KVR_CLOSED, "the daemon takes no more");
         if (status != KVR_OK) return status;
@@ -370,6 +382,8 @@ static inline kvr_status kvr__send(kvr_client *client, int64_t deadline_ms) {
         ssize_t bytes = send(client->fd, client->out.bytes + sent, client->out.used - sent, MSG_NOSIGNAL);
         if (bytes >= 0) {
             sent += (size_t)bytes;
+            if (sent < client->out.used && kvr__check_deadline(client, deadline_ms) != KVR_OK)
+                return kvr__fail(client, KVR_CLOSED, "the daemon takes no more");
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             kvr_status status = kvr__wait(client, POLLOUT, deadline_ms);
             /* Part of the frame may be gone: the connection is of no more use. */
@@ -413,13 +427,17 @@ static inline int kvr__is_whole(const kvr_buffer *in, size_t *body_bytes) {
 
 /* Reads on until the first frame is whole; answers with the bytes of its body. */
 static inline kvr_status kvr__frame(kvr_client *client, int64_t deadline_ms, size_t *body_bytes) {
+    int is_late = 0;
     for (;;) {
         int is_whole = kvr__is_whole(&client->in, body_bytes);
         kvr_status status;
         if (is_whole < 0) return kvr__fail(client, KVR_MALFORMED, "what came is no frame of protocol version 1");
         if (is_whole) return KVR_OK;
+        /* A frame that comes byte by byte is never waited for. */
+        if (is_late) return kvr__late(client);
         status = kvr__receive(client, deadline_ms);
         if (status != KVR_OK) return status;
+        is_late = kvr__now_ms() >= deadline_ms;
     }
 }
 
@@ -488,9 +506,10 @@ static inline kvr_status kvr__stray(kvr_client *client, uint64_t of, uint8_t got
     return KVR_OK;
 }
 
-/* Sends what is in `out` and waits for the reply to `id`, of this kind; it stays in `in` until kvr__consume. */
-static inline kvr_status kvr__exchange(kvr_client *client, uint64_t id, uint8_t kind, size_t *frame_bytes) {
-    int64_t deadline_ms = kvr__now_ms() + client->timeout_ms;
+/* Sends what is in `out` and waits until the deadline for the reply to `id`, of this kind; it stays in `in` until
+ * kvr__consume. */
+static inline kvr_status kvr__exchange_until(
+    kvr_client *client, uint64_t id, uint8_t kind, int64_t deadline_ms, size_t *frame_bytes) {
     kvr_status status = kvr__send(client, deadline_ms);
     if (status == KVR_OK && !client->was_told) client->message[0] = 0;
     while (status == KVR_OK) {
@@ -515,8 +534,14 @@ static inline kvr_status kvr__exchange(kvr_client *client, uint64_t id, uint8_t 
         }
         status = kvr__stray(client, of, got, body_bytes, deadline_ms);
         kvr__consume(&client->in, *frame_bytes);
+        if (status == KVR_OK) status = kvr__check_deadline(client, deadline_ms);
     }
     return status;
+}
+
+/* The same within the connection's timeout. */
+static inline kvr_status kvr__exchange(kvr_client *client, uint64_t id, uint8_t kind, size_t *frame_bytes) {
+    return kvr__exchange_until(client, id, kind, kvr__now_ms() + client->timeout_ms, frame_bytes);
 }
 
 static inline kvr_status kvr__hello(kvr_client *client, const char *name, const kvr_session *session) {

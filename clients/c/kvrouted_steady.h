@@ -302,7 +302,7 @@ static inline void kvr__owe(kvr_steady *steady, const kvr__word *word, uint64_t 
 /* Gives the rest of the call's time to the next step. */
 static inline kvr_status kvr__in_time(kvr_steady *steady, int64_t deadline_ms) {
     int64_t left = deadline_ms - kvr__now_ms();
-    if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
+    if (left <= 0) return kvr__late(&steady->client);
     steady->client.timeout_ms = left > INT_MAX ? INT_MAX : (int)left;
     return KVR_OK;
 }
@@ -378,7 +378,7 @@ static inline kvr_status kvr__open_lane(kvr_steady *steady, int64_t deadline_ms)
 static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     int64_t left = deadline_ms - kvr__now_ms();
     kvr_status status;
-    if (left <= 0) return kvr__fail(&steady->client, KVR_TIMEOUT, "the daemon did not answer in time");
+    if (left <= 0) return kvr__late(&steady->client);
     status = kvr_connect(
         &steady->client, steady->options.path, steady->options.name, &steady->options.session, (int)left);
     if (status == KVR_OK) status = kvr__open_lane(steady, deadline_ms);

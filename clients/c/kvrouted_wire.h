@@ -27,6 +27,13 @@ typedef struct kvr_buffer {
 /* Bytes of a frame's header, and of what the fields of a root table and of one within it take at most. */
 enum { KVR__HEADER_BYTES = 16, KVR__TABLE_BYTES = 160, KVR__INNER_TABLE_BYTES = 64 };
 #define KVR__BODY_BYTES_CEILING (64u << 20)
+/* What a reply may list: far more than any daemon does. A list may name one row ever again, so its length is bounded by
+ * these and not by the bytes that it came in. */
+#define KVR__SPACES_MAX (4u << 10)
+#define KVR__WORKERS_MAX (64u << 10)
+#define KVR__LABELS_MAX 256u
+/* Tokens per block, at most: as in the daemon. */
+#define KVR__BLOCK_SIZE_MAX (64u << 10)
 
 static inline void kvr__put(uint8_t *at, uint64_t value, size_t bytes) {
     size_t i;

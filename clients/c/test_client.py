@@ -18,6 +18,7 @@ from kvrouted import Client, Options, RouteRequest, Scheme, frames
 from kvrouted.hashing import local_hashes
 from kvrouted.schema_generated import routing_generated as fb
 from tests.daemon import PATIENCE_S, PREDICTED, ROOT, Daemon
+from tests.hostile import Behave, Hostile, floods, hands_descriptors, trickles, turns_pages
 
 HERE = Path(__file__).resolve().parent
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-g"]
@@ -44,6 +45,10 @@ model = "m"
     f'[[space]]\nmodel = "pair"\nblock_size = 16\nrole = "{role}"\n[[worker]]\nid = {at}\nmodel = "pair"\nrole = "{role}"\n'
     for at, role in ((3, "prefill"), (4, "decode"))
 )
+#: How a call of test_hostile.c ends, as kvrouted_types.h numbers it.
+TIMEOUT, CLOSED, MALFORMED = 2, 3, 5
+#: Its timeout is 300 ms. A call without a deadline over all of it does not end by itself.
+CALL_MS_MAX = 10_000
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -227,10 +232,39 @@ class CClient(unittest.TestCase):
         ran = subprocess.run([program, daemon.socket, "n"], capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual((ran.returncode, ran.stderr), (1, f"{daemon.socket}: the daemon has no such model\n"))
 
+    def test_a_call_to_a_daemon_that_means_harm_ends_by_its_deadline_and_keeps_nothing(self):
+        program = self.build("test_hostile.c", *self.sanitizers())
+        cases: list[tuple[str, Behave, int]] = [
+            ("route", floods, TIMEOUT),
+            ("workers", floods, TIMEOUT),
+            ("watch", floods, TIMEOUT),
+            ("route", trickles, TIMEOUT),
+            ("workers", turns_pages, TIMEOUT),
+            ("lane", trickles, CLOSED),
+            ("lane", hands_descriptors, MALFORMED),
+        ]
+        for call, behave, expected in cases:
+            with self.subTest(call=call, behave=behave.__name__), Hostile(behave) as daemon:
+                status, took_ms, descriptors, _ = self.harmed(program, daemon, call)
+                self.assertEqual((status, descriptors), (expected, 0))
+                self.assertLess(took_ms, CALL_MS_MAX)
+
+    def test_a_block_size_that_no_daemon_has_makes_no_room_for_a_block(self):
+        program = self.build("test_hostile.c")
+        with Hostile(trickles, block_size=1 << 27) as daemon:
+            _, _, _, grew_kib = self.harmed(program, daemon, "hash")
+        self.assertLess(grew_kib, 64 << 10, "a block of 2^27 tokens would take 512 MiB")
+
+    def harmed(self, program: str, daemon: Hostile, call: str) -> list[int]:
+        """Status, milliseconds, descriptors left open and KiB of memory of one call."""
+        ran = subprocess.run([program, daemon.socket, call], capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        return [int(number) for number in ran.stdout.split()]
+
     def test_the_header_is_cpp_too(self):
         compiler = shutil.which("c++")
         if compiler is None:
             self.skipTest("no C++ compiler")
         build = [compiler, "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-        for source in ("example.c", "test_steady.c"):
+        for source in ("example.c", "test_hostile.c", "test_steady.c"):
             subprocess.run([*build, HERE / source], check=True)

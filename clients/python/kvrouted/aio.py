@@ -14,6 +14,7 @@ from . import frames
 from .core import Core, Options, OtherRun
 from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
 from .messages import (
+    WORKERS_MAX,
     Booking,
     BookingOutcome,
     BookingReport,
@@ -251,6 +252,8 @@ class AsyncClient:
                 self._core.fleet.take_page(page, cursor)
             if page.next_cursor <= cursor:
                 return tuple(found)
+            if len(found) > WORKERS_MAX:
+                raise ProtocolError("the daemon's pages do not end")
             cursor = page.next_cursor
 
     async def _ask(
@@ -383,7 +386,7 @@ class AsyncClient:
         try:
             while data := await reader.read(_READ_BYTES):
                 self._core.feed(data)
-                while (found := self._core.next_reply()) is not None:
+                while (found := self._core.next_reply(time.monotonic() + self.options.timeout_s)) is not None:
                     self._hand_out(*found)
         except OSError as error:
             why = ConnectionLost(f"the connection to the daemon broke: {error}")
@@ -397,7 +400,11 @@ class AsyncClient:
             # A connection that is refused is told so on no request's id: its hello is what waits.
             correlation_id = min(self._waiting)
         if correlation_id in self._watching:
-            self._watching[correlation_id].put_nowait(reply)
+            told = self._watching[correlation_id]
+            # Of fleets that nobody has looked at yet the last one says it all.
+            if not told.empty():
+                told.get_nowait()
+            told.put_nowait(reply)
             return
         coming = self._waiting.pop(correlation_id, None)
         if coming is not None and not coming.done():

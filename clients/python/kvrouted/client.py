@@ -14,6 +14,7 @@ from . import frames
 from .core import Core, Options, OtherRun
 from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
 from .messages import (
+    WORKERS_MAX,
     Booking,
     BookingOutcome,
     BookingReport,
@@ -248,6 +249,8 @@ class Client:
                 self._core.fleet.take_page(page, cursor)
             if page.next_cursor <= cursor:
                 return tuple(found)
+            if len(found) > WORKERS_MAX:
+                raise ProtocolError("the daemon's pages do not end")
             cursor = page.next_cursor
 
     def _ask(
@@ -320,7 +323,7 @@ class Client:
         """Waits for the reply with this id. The daemon's errors are replies."""
         while True:
             try:
-                found = self._core.next_reply()
+                found = self._core.next_reply(deadline)
             except ProtocolError:
                 self.close()
                 raise
@@ -334,21 +337,34 @@ class Client:
                 follow_up = self._core.stray(correlation_id, reply)
                 if follow_up:
                     self._send(follow_up, deadline)
+                # Replies to no request may come without end.
+                self._check(deadline)
                 continue
             self._core.claimed(wanted, reply)
             if isinstance(reply, ProtocolError):
                 raise reply
             return reply
 
+    def _late(self) -> DeadlineExceeded:
+        self._core.failed(time.monotonic())
+        return DeadlineExceeded("the daemon did not answer in time")
+
+    def _check(self, deadline: float) -> float:
+        """How long the call may still take. Raises DeadlineExceeded where that is no time at all."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise self._late()
+        return left
+
     def _read(self, deadline: float) -> None:
         assert self._socket is not None
-        left = deadline - time.monotonic()
+        # A reply may come byte by byte.
+        left = self._check(deadline)
         try:
-            self._socket.settimeout(None if left == float("inf") else max(left, 1e-6))
+            self._socket.settimeout(None if left == float("inf") else left)
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError as error:
-            self._core.failed(time.monotonic())
-            raise DeadlineExceeded("the daemon did not answer in time") from error
+            raise self._late() from error
         except OSError as error:
             self.close()
             raise ConnectionLost(f"the connection to the daemon broke: {error}") from error

@@ -193,8 +193,8 @@ class Core:
         """Bytes that came."""
         self._received += data
 
-    def next_reply(self) -> tuple[int, frames.Reply | ProtocolError] | None:
-        """The next whole reply. Raises ProtocolError if the connection cannot go on."""
+    def next_reply(self, deadline: float = float("inf")) -> tuple[int, frames.Reply | ProtocolError] | None:
+        """The next whole reply, read by the deadline. Raises ProtocolError if the connection cannot go on."""
         if len(self._received) < frames.HEADER_BYTES:
             return None
         header = frames.parse_header(self._received)
@@ -207,7 +207,7 @@ class Core:
             self._backoff.succeeded()
         try:
             instance = self.hello.instance_id if self.hello else 0
-            reply = frames.decode_reply(header.kind, body, instance)
+            reply = frames.decode_reply(header.kind, body, instance, deadline)
         except ProtocolError as error:
             return header.correlation_id, error
         if isinstance(reply, RouteReply):
@@ -229,7 +229,8 @@ class Core:
         if isinstance(reply, RouteReply):
             # Whoever asked has given up: nobody else would ever free it.
             left = [booking for booking in (reply.booking, reply.prefill_booking) if booking is not None]
-            return b"".join(self._say(partial(frames.encode_free, booking=booking)) for booking in left)
+            self._owed.extend(partial(frames.encode_free, booking=booking) for booking in left)
+            return self._owed_frames()
         if self._page is None or self._page[0] != correlation_id:
             return b""
         cursor = self._page[1]

@@ -16,6 +16,7 @@ from .errors import InvalidRequest
 from .hashing import token_bytes
 from .messages import (
     EVERY_RANK,
+    WORKERS_MAX,
     Candidate,
     DecidedBy,
     MatchStatus,
@@ -50,6 +51,9 @@ class Fleet:
         self._pages.extend(page.workers)
         if page.fleet_version != self._pages_version or 0 < page.next_cursor <= cursor:
             # It changed between two pages: what was remembered stays until it can be read in one go.
+            return 0
+        if len(self._pages) > WORKERS_MAX:
+            self._pages = []
             return 0
         if page.next_cursor == 0:
             self.workers, self.version = tuple(self._pages), page.fleet_version

@@ -1,9 +1,11 @@
-"""Bytes and messages: the frame header, requests into frames, bodies into replies. No sockets, no clock."""
+"""Bytes and messages: the frame header, requests into frames, bodies into replies. No sockets; a body is read by a deadline."""
 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import flatbuffers
@@ -59,6 +61,14 @@ HEADER_BYTES = 16
 EVERY_SPACE = 2**32 - 1
 #: No body is this large; a header that says so is not one.
 BODY_BYTES_CEILING = 64 << 20
+#: What the lists of one reply may cost together: three lists of 4096 workers with 64 labels each. A row that is a table costs
+#: as much as 65 numbers or texts.
+TABLE_ROW_COST = 65
+REPLY_COST_MAX = 3 * 4096 * TABLE_ROW_COST
+#: Bytes of the texts of one reply that are read whatever its length.
+REPLY_TEXT_BYTES_MIN = 1 << 20
+#: Rows between two looks at the clock.
+ROWS_PER_CLOCK = 64
 _ALIGN_BYTES = 8
 _HEADER = struct.Struct("<IBBHQ")
 _SIDES = ("gateway", "worker", "kernel", "config", "daemon")
@@ -345,10 +355,11 @@ def encode_watch(correlation_id: int, space_id: int | None, fleet_version_seen: 
 # ---- replies ----------------------------------------------------------------------------------------
 
 
-def decode_reply(kind: int, body: bytes, instance_id: int) -> Reply:
+def decode_reply(kind: int, body: bytes, instance_id: int, deadline: float = float("inf")) -> Reply:
     """A reply in its body. `instance_id` is that of the daemon on this connection.
 
-    Raises ProtocolError for a body that is not what its header says.
+    Raises ProtocolError for a body that is not what its header says, that lists or names more than any daemon does, or that
+    is not read by the deadline (of `time.monotonic`).
     """
     decode = _DECODERS.get(kind)
     if decode is None:
@@ -356,18 +367,49 @@ def decode_reply(kind: int, body: bytes, instance_id: int) -> Reply:
     if body[4:8] != IDENTIFIER:
         raise ProtocolError("a body does not carry the identifier KVRT")
     try:
-        reply: Reply = decode(body, instance_id)
+        reply: Reply = decode(_Reading(body, instance_id, deadline))
     except (struct.error, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a reply of kind {kind} cannot be read: {error!r}") from error
     return reply
 
 
-def _text(value: bytes | None) -> str:
-    return value.decode() if value else ""
+class _Reading:
+    """A body that is being read, and what may still be read of it.
 
+    A list may name one row over and over, and rows one text: what a body costs to read is not bounded by its bytes.
+    """
 
-def _listed(length: int, at: Callable[[int], Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
-    return tuple(convert(at(index)) for index in range(length))
+    def __init__(self, body: bytes, instance_id: int, deadline: float) -> None:
+        self.body, self.instance_id, self.deadline = body, instance_id, deadline
+        self.cost_left = REPLY_COST_MAX
+        self.text_bytes_left = max(REPLY_TEXT_BYTES_MIN, 4 * len(body))
+
+    def tables(self, length: int, at: Callable[[int], Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """The rows of a list of tables."""
+        return self.listed(length, at, convert, TABLE_ROW_COST)
+
+    def listed(
+        self, length: int, at: Callable[[int], Any], convert: Callable[[Any], Any], row_cost: int = 1
+    ) -> tuple[Any, ...]:
+        """The rows of a list of structs or texts."""
+        self.cost_left -= length * row_cost
+        if self.cost_left < 0:
+            raise ValueError("it lists more than a daemon does")
+        return tuple(self._row(at(index), index, convert) for index in range(length))
+
+    def _row(self, row: Any, index: int, convert: Callable[[Any], Any]) -> Any:
+        if index % ROWS_PER_CLOCK == 0 and time.monotonic() > self.deadline:
+            raise ValueError("reading it takes longer than its request had left")
+        return convert(row)
+
+    def text(self, value: bytes | None) -> str:
+        """A text, empty where there is none."""
+        if not value:
+            return ""
+        self.text_bytes_left -= len(value)
+        if self.text_bytes_left < 0:
+            raise ValueError("its texts are longer than its bytes allow")
+        return value.decode()
 
 
 def _worker(table: Any) -> Worker:
@@ -394,13 +436,14 @@ def _decode_scheme(table: Any) -> Scheme:
     return Scheme(table.BlockSize(), Window(table.Window())) if known else Scheme(0)
 
 
-def _space(table: Any) -> Space:
+def _space(reading: _Reading, table: Any) -> Space:
     role = PoolRole(table.Role())
-    return Space(table.SpaceId(), _text(table.Model()), _text(table.Namespace()), role, _decode_scheme(table.Scheme()))
+    model, namespace = reading.text(table.Model()), reading.text(table.Namespace())
+    return Space(table.SpaceId(), model, namespace, role, _decode_scheme(table.Scheme()))
 
 
-def _hello(body: bytes, _: int) -> Hello:
-    table = fb.HelloReply.GetRootAs(body)
+def _hello(reading: _Reading) -> Hello:
+    table = fb.HelloReply.GetRootAs(reading.body)
     limits = table.Limits()
     return Hello(
         version=table.Version(),
@@ -413,8 +456,8 @@ def _hello(body: bytes, _: int) -> Hello:
             bookings_per_session_max=limits.BookingsPerSessionMax(),
         ),
         features=named_bits(table.Features(), FEATURES),
-        spaces=_listed(table.SpacesLength(), table.Spaces, _space),
-        admin_socket=_text(table.AdminSocket()) or None,
+        spaces=reading.tables(table.SpacesLength(), table.Spaces, partial(_space, reading)),
+        admin_socket=reading.text(table.AdminSocket()) or None,
     )
 
 
@@ -427,10 +470,10 @@ def _terms(table: Any) -> CostTerms | None:
     return CostTerms(*(getattr(table, "".join(map(str.capitalize, name.split("_"))))() for name in _TERMS))
 
 
-def _candidate(table: Any) -> Candidate:
+def _candidate(reading: _Reading, table: Any) -> Candidate:
     return Candidate(
         worker=_worker(table),
-        name=_text(table.Name()),
+        name=reading.text(table.Name()),
         overlap=_tiers(table.Overlap()),
         trust=_trust(table.Trust()),
         cost=table.Cost(),
@@ -439,8 +482,8 @@ def _candidate(table: Any) -> Candidate:
     )
 
 
-def _removal(table: Any) -> Removal:
-    return Removal(_text(table.Rule()), _listed(table.WorkersLength(), table.Workers, _worker))
+def _removal(reading: _Reading, table: Any) -> Removal:
+    return Removal(reading.text(table.Rule()), reading.listed(table.WorkersLength(), table.Workers, _worker))
 
 
 def _booking(handle: Any, instance_id: int) -> Booking | None:
@@ -449,10 +492,10 @@ def _booking(handle: Any, instance_id: int) -> Booking | None:
     return Booking(handle.Slot(), handle.Generation(), instance_id)
 
 
-def _route(body: bytes, instance_id: int) -> RouteReply:
-    table = fb.RouteReply.GetRootAs(body)
+def _route(reading: _Reading) -> RouteReply:
+    table = fb.RouteReply.GetRootAs(reading.body)
     return RouteReply(
-        candidates=_listed(table.CandidatesLength(), table.Candidates, _candidate),
+        candidates=reading.tables(table.CandidatesLength(), table.Candidates, partial(_candidate, reading)),
         eligible=table.Eligible(),
         match=MatchStatus(table.Match()),
         notes=named_bits(table.Notes(), REPLY_NOTES),
@@ -460,96 +503,97 @@ def _route(body: bytes, instance_id: int) -> RouteReply:
         policy_version=table.PolicyVersion(),
         fleet_version=table.FleetVersion(),
         index_epoch=table.IndexEpoch(),
-        booking=_booking(table.Booking(), instance_id),
-        removed=_listed(table.RemovedLength(), table.Removed, _removal),
+        booking=_booking(table.Booking(), reading.instance_id),
+        removed=reading.tables(table.RemovedLength(), table.Removed, partial(_removal, reading)),
         ties=table.Ties(),
         nobody=error_name(table.Nobody()) if table.Nobody() else None,
         retry_after_us=table.RetryAfterUs(),
         mode=Mode(table.Mode()),
-        prefill=_listed(table.PrefillLength(), table.Prefill, _candidate),
-        prefill_booking=_booking(table.PrefillBooking(), instance_id),
+        prefill=reading.tables(table.PrefillLength(), table.Prefill, partial(_candidate, reading)),
+        prefill_booking=_booking(table.PrefillBooking(), reading.instance_id),
     )
 
 
-def _report(reply: Any) -> Callable[[bytes, int], BookingReport]:
-    def decode(body: bytes, _: int) -> BookingReport:
-        table = reply.GetRootAs(body)
+def _report(reply: Any) -> Callable[[_Reading], BookingReport]:
+    def decode(reading: _Reading) -> BookingReport:
+        table = reply.GetRootAs(reading.body)
         return BookingReport(BookingOutcome(table.Outcome()), table.InstanceId())
 
     return decode
 
 
-def _failure(body: bytes, _: int) -> FailureReport:
-    return FailureReport(fb.ReportFailureReply.GetRootAs(body).BackOffMs())
+def _failure(reading: _Reading) -> FailureReport:
+    return FailureReport(fb.ReportFailureReply.GetRootAs(reading.body).BackOffMs())
 
 
-def _load(body: bytes, _: int) -> LoadReport:
-    return LoadReport(bool(fb.ReportLoadReply.GetRootAs(body).Accepted()))
+def _load(reading: _Reading) -> LoadReport:
+    return LoadReport(bool(fb.ReportLoadReply.GetRootAs(reading.body).Accepted()))
 
 
-def _overlap(body: bytes, _: int) -> OverlapReply:
-    table = fb.OverlapReply.GetRootAs(body)
+def _overlap(reading: _Reading) -> OverlapReply:
+    table = fb.OverlapReply.GetRootAs(reading.body)
 
     def entry(row: Any) -> OverlapEntry:
         return OverlapEntry(_worker(row), _tiers(row.Overlap()), _trust(row.Trust()))
 
     return OverlapReply(
-        workers=_listed(table.WorkersLength(), table.Workers, entry),
+        workers=reading.tables(table.WorkersLength(), table.Workers, entry),
         match=MatchStatus(table.Match()),
         request_blocks=table.RequestBlocks(),
         notes=named_bits(table.Notes(), REPLY_NOTES),
     )
 
 
-def _potential_loads(body: bytes, _: int) -> PotentialLoads:
-    table = fb.PotentialLoadsReply.GetRootAs(body)
+def _potential_loads(reading: _Reading) -> PotentialLoads:
+    table = fb.PotentialLoadsReply.GetRootAs(reading.body)
 
     def load(row: Any) -> PotentialLoad:
         return PotentialLoad(_worker(row), row.ActiveRequests(), row.PrefillTokens(), row.DecodeBlocks())
 
     return PotentialLoads(
-        loads=_listed(table.LoadsLength(), table.Loads, load),
+        loads=reading.tables(table.LoadsLength(), table.Loads, load),
         match=MatchStatus(table.Match()),
         request_blocks=table.RequestBlocks(),
         notes=named_bits(table.Notes(), REPLY_NOTES),
     )
 
 
-def _worker_info(table: Any) -> WorkerInfo:
+def _worker_info(reading: _Reading, table: Any) -> WorkerInfo:
     return WorkerInfo(
         worker=_worker(table),
         space_id=table.SpaceId(),
-        name=_text(table.Name()),
+        name=reading.text(table.Name()),
         state=WorkerState(table.State()),
         device_class=DeviceClass(table.DeviceClass()),
         weight=table.Weight(),
         capacity_blocks=table.CapacityBlocks(),
         batched_tokens_max=table.BatchedTokensMax(),
-        taints=_listed(table.TaintsLength(), table.Taints, _text),
+        taints=reading.listed(table.TaintsLength(), table.Taints, reading.text),
         trust=_trust(table.Trust()),
     )
 
 
-def _workers(body: bytes, _: int) -> WorkersPage:
-    table = fb.WorkersReply.GetRootAs(body)
-    workers = _listed(table.WorkersLength(), table.Workers, _worker_info)
+def _workers(reading: _Reading) -> WorkersPage:
+    table = fb.WorkersReply.GetRootAs(reading.body)
+    workers = reading.tables(table.WorkersLength(), table.Workers, partial(_worker_info, reading))
     return WorkersPage(workers, table.NextCursor(), table.FleetVersion())
 
 
-def _watch(body: bytes, _: int) -> FleetView:
-    table = fb.WatchReply.GetRootAs(body)
-    return FleetView(_listed(table.WorkersLength(), table.Workers, _worker_info), table.FleetVersion())
+def _watch(reading: _Reading) -> FleetView:
+    table = fb.WatchReply.GetRootAs(reading.body)
+    workers = reading.tables(table.WorkersLength(), table.Workers, partial(_worker_info, reading))
+    return FleetView(workers, table.FleetVersion())
 
 
-def _error(body: bytes, _: int) -> RemoteError:
-    table = fb.Error.GetRootAs(body)
+def _error(reading: _Reading) -> RemoteError:
+    table = fb.Error.GetRootAs(reading.body)
     # A side that is not known here is somebody else's: the daemon's.
     side = _SIDES[min(table.Side(), len(_SIDES) - 1)]
     code, retryable, after_us = table.Code(), table.Retryable(), table.RetryAfterUs()
-    return RemoteError(code, side, retryable, after_us, _text(table.Message()), _text(table.Remedy()))
+    return RemoteError(code, side, retryable, after_us, reading.text(table.Message()), reading.text(table.Remedy()))
 
 
-_DECODERS: dict[int, Callable[[bytes, int], Any]] = {
+_DECODERS: dict[int, Callable[[_Reading], Any]] = {
     fb.Kind.HelloReply: _hello,
     fb.Kind.RouteReply: _route,
     fb.Kind.PrefillCompleteReply: _report(fb.PrefillCompleteReply),

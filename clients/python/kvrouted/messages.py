@@ -15,6 +15,8 @@ from .errors import InvalidRequest
 
 #: Every data-parallel rank of a worker.
 EVERY_RANK = 2**32 - 1
+#: Workers that a client remembers: far more than a daemon has. Pages that go on beyond them do not end.
+WORKERS_MAX = 2**16
 #: No event batch has been applied yet.
 NO_SEQUENCE = 2**64 - 1
 

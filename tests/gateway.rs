@@ -57,7 +57,7 @@ struct World {
     address: String,
     engines: Vec<Helper>,
     daemon: Daemon,
-    _gateway: Helper,
+    gateway: Helper,
     _folder: Arc<TempDir>,
 }
 
@@ -83,7 +83,7 @@ fn world(example: &Path) -> World {
     }
     let gateway = Helper::start(command);
     let address = gateway.first_line.rsplit(' ').next().expect("an address").to_owned();
-    World { address, engines, daemon, _gateway: gateway, _folder: folder }
+    World { address, engines, daemon, gateway, _folder: folder }
 }
 
 /// What came of one request.
@@ -223,4 +223,23 @@ fn it_streams_and_frees_whatever_becomes_of_callers_engines_and_the_daemon() {
     for seed in 0..8 {
         assert_eq!(world.completed(seed, 40).first().1, "fallback");
     }
+}
+
+#[test]
+fn a_gateway_that_is_short_of_descriptors_answers_once_it_has_some() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let Some(example) = example() else { return };
+    let world = world(&example);
+    let pid = world.gateway.child.id();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count() as u64;
+    let pid = Pid::from_raw(pid as i32).expect("a process");
+    let limit = |descriptors| Rlimit { current: Some(descriptors), maximum: Some(descriptors) };
+    let before = prlimit(Some(pid), Resource::Nofile, limit(open + 8)).expect("its limit");
+    assert!(before.maximum.is_none_or(|most| most > open + 8));
+    let idle: Vec<_> = (0..64).map(|_| TcpStream::connect(&world.address).expect("the kernel takes it")).collect();
+    let is_full =
+        || std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).expect("it runs").count() as u64 >= open + 8;
+    until("it has no descriptor left", is_full);
+    drop(idle);
+    world.completed(9, 4);
 }

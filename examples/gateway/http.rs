@@ -24,15 +24,25 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 const OUTPUT_TOKENS_MAX: u64 = 1 << 16;
 /// What one connection may take to say what it wants.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Rest after a connection could not be accepted.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Chunks that wait for a slow caller.
 const CHUNKS_MAX: usize = 16;
 
 type Answer = Response<Either<Full<Bytes>, Events>>;
 
 /// Serves until the process ends.
-pub(crate) async fn serve(listener: TcpListener, gateway: Arc<Gateway>) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) async fn serve(listener: TcpListener, gateway: Arc<Gateway>) -> ! {
     loop {
-        let (stream, _) = listener.accept().await?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Short of descriptors or memory: connections that end give some back.
+                eprintln!("cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_REST).await;
+                continue;
+            }
+        };
         let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
             let service = service_fn(|request| answer(request, Arc::clone(&gateway)));

@@ -78,6 +78,8 @@ reasons! {
     WorkerDown = "worker_down", Harm::Severe, "the worker gets no requests while others can", "start the engine, or correct `endpoint` of the [[worker]]; from this host: nc -zv HOST PORT";
     /// What answers at the worker's endpoint is no event publisher.
     NoPublisher = "no_publisher", Harm::Severe, "nothing is known of the worker's cache", "set `endpoint` of the [[worker]] to the `endpoint` of the engine's --kv-events-config, not to its replay or HTTP port";
+    /// A message of the worker's publisher broke the bound on bytes or parts, and its connection was cut.
+    MessageUnbounded = "message_unbounded", Harm::Severe, "the worker's events are lost each time, and it is emptied or recovered", "see what listens at the `endpoint` and `replay` of the [[worker]] (ss -tlnp): an engine sends three or four parts of at most 64 MiB; if it is the engine, report it with a capture";
     /// The worker's events endpoint could not be opened.
     EventsRefused = "events_refused", Harm::Severe, "nothing is known of the worker's cache", "read the daemon's log for the cause; if open files are short, raise the limit (ulimit -n, LimitNOFILE=) and restart";
     /// Requests are sent to a connected worker that has never published a batch.

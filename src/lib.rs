@@ -23,7 +23,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
-//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons}
+//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons, zmtp}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -42,6 +42,7 @@ pub mod metrics;
 mod reasons;
 mod sync;
 pub mod trust;
+pub mod zmtp;
 
 // The write flow, in its order.
 pub mod event;

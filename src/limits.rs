@@ -8,6 +8,7 @@ mod journal;
 mod lane;
 mod recovery;
 mod turns;
+mod zmtp;
 
 pub use client::*;
 pub use connections::*;
@@ -16,6 +17,7 @@ pub use journal::*;
 pub use lane::*;
 pub use recovery::*;
 pub use turns::*;
+pub use zmtp::*;
 
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;
@@ -176,10 +178,9 @@ pub const INGEST_TURN_MESSAGES_MAX: usize = 256;
 pub const INGEST_FETCH_MESSAGES_MAX: usize = 16;
 /// Payload bytes of those messages, but for the last.
 pub const INGEST_FETCH_BYTES_MAX: usize = 256 << 10;
-/// Messages libzmq keeps for one publisher before it drops; engines send with the same mark.
+/// Messages received from one publisher and not yet applied, unless it is configured otherwise; the bound on what is
+/// fetched at once is lower. Engines drop beyond the same number.
 pub const ZMQ_RECEIVE_MESSAGES_MAX: i32 = 100_000;
-/// Message size at which libzmq drops the connection: above what is skipped and counted, yet bounded.
-pub const ZMQ_MESSAGE_BYTES_MAX: i64 = 2 * EVENT_MESSAGE_BYTES_MAX as i64;
 /// Commands that may wait for one ingest thread.
 pub const INGEST_COMMANDS_MAX: usize = 64;
 /// Events of one batch between the one in hand and the one whose memory is asked for.
@@ -248,15 +249,13 @@ pub const CHOKED_REST_MS: u64 = 1;
 pub const SHARD_MEMORY_BYTES_MIN: u64 = 4 << 20;
 /// The highest memory ceiling that a space can be given.
 pub const SPACE_MEMORY_BYTES_CEILING: u64 = 1 << 46;
-/// Publishers of one ZeroMQ context: libzmq allows 1023 sockets, a publisher takes three.
-pub const PUBLISHERS_PER_CONTEXT_MAX: usize = 300;
-/// File descriptors a publisher takes.
-pub const DESCRIPTORS_PER_PUBLISHER: u64 = 7;
+/// File descriptors a publisher takes: its connection and that of a replay.
+pub const DESCRIPTORS_PER_PUBLISHER: u64 = 2;
 /// File descriptors a gateway's connection takes: its socket, the same once more while it waits for room to write, and
 /// the bell of its lane.
 pub const DESCRIPTORS_PER_CONNECTION: u64 = 3;
 
-/// Messages of an engine's load that libzmq keeps, and that are read in one turn: only the newest counts.
+/// Messages of an engine's load that are read in one turn: only the newest counts.
 pub const LOAD_REPORT_MESSAGES_MAX: i32 = 64;
 /// An engine whose load is listened to says it each second; so long without, and it is called silent.
 pub const LOAD_REPORT_SILENT_MS: u64 = 10_000;
@@ -417,7 +416,6 @@ const _: () = assert!(RECEIVE_BUFFER_BYTES_FILLED <= RECEIVE_BUFFER_BYTES_KEPT);
 const _: () = assert!(PROMPT_TOKENS_MAX * 4 + (64 << 10) <= FRAME_BODY_BYTES_CEILING as usize);
 // The arenas of a batch are addressed by u32.
 const _: () = assert!(EVENT_BATCH_TOKENS_MAX <= u32::MAX as usize && EVENT_BATCH_TEXT_BYTES_MAX <= u32::MAX as usize);
-const _: () = assert!(PUBLISHERS_PER_CONTEXT_MAX * 3 <= 1023);
 // Labels with their weights and lengths, shared ranges and names of a request fit beside its prompt.
 const _: () = assert!(
     REQUEST_TAINTS_MAX * 2 * (NAME_BYTES_MAX + 64) + SHARED_HITS_MAX * 8 + NAME_BYTES_MAX * 8

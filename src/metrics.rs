@@ -54,6 +54,8 @@ counters! {
         HandshakesFailed = "handshakes_failed", "Times what answers at the worker's endpoint was no event publisher.";
         Emptied = "emptied", "Times everything held for the worker was dropped because it could not be trusted.";
         MessagesOversized = "messages_oversized", "Messages larger than the bound, skipped.";
+        MessagesUnbounded = "messages_unbounded", "Times the publisher's connection was cut because a message broke the bound on bytes or parts as it arrived.";
+        ProtocolErrors = "protocol_errors", "Times the publisher's connection was cut because what came over it was not ZMTP.";
         MessagesMisframed = "messages_misframed", "Messages without a topic, an 8-byte sequence and a payload, skipped.";
         BatchesUndecodable = "batches_undecodable", "Batches that could not be decoded, skipped.";
         UnknownTags = "unknown_tags", "Events of an unknown kind, skipped.";

@@ -22,6 +22,7 @@ const LAYERS: &[&[&str]] = &[
         "schema_generated",
         "sync",
         "radix",
+        "zmtp",
     ],
     &["fleet", "load", "index", "event", "hash", "queue", "lane"],
     &["predict"],

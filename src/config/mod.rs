@@ -246,7 +246,7 @@ pub struct IngestConfig {
     pub silence_ms_max: u64,
     /// A worker quiet for so long is asked whether its last events were lost, milliseconds; 0 = never.
     pub probe_after_ms: u64,
-    /// Messages kept for one publisher before libzmq drops.
+    /// Messages received from one publisher and not yet applied; see [`crate::ingest::IngestConfig`].
     pub receive_messages_max: i32,
 }
 

@@ -1,4 +1,4 @@
-//! File descriptors: libzmq aborts the process in places where it gets none, so room is made at boot.
+//! File descriptors: room for every publisher and client is made at boot.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(target(Some(1024), None, 9000), 9000);
         assert_eq!(target(Some(1024), Some(4096), 10), 1024);
         assert_eq!(target(None, None, 10), u64::MAX);
-        assert_eq!(fitting(1024, 512), 73);
+        assert_eq!(fitting(1024, 512), 256);
         assert_eq!(fitting(100, 512), 0);
     }
 

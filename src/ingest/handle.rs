@@ -78,8 +78,6 @@ fn start(
     let thread = std::thread::Builder::new()
         .name(format!("ingest-{}", plan.shard))
         .spawn(move || {
-            // Sockets are made here and not by the caller: libzmq's own threads inherit the pinning of
-            // the thread that makes the first.
             pin(config.core);
             match Shard::open(plan, config, fleet) {
                 Err(error) => drop(started.send(Err(error))),

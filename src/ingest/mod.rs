@@ -2,10 +2,10 @@
 //! the blocks go in `index`; this module carries one to the other.
 //!
 //! ```text
-//! ZMQ frames → subscription → stream: gate → decode → apply: scheme, seed, hashes → index → trust cell
+//! ZMTP frames → subscription → stream: gate → decode → apply: scheme, seed, hashes → index → trust cell
 //! ```
 //!
-//! One thread per shard, with one event loop over each publisher's own sockets ([`spawn`]). It is the only
+//! One thread per shard, with one event loop over a connection to each publisher ([`spawn`], [`crate::zmtp`]). It is the only
 //! writer of the shard's part of the index, and nothing is handed from thread to thread on the way. A
 //! publisher has its turn of a bounded number of messages. Readers see every event once it has been applied; as of
 //! which sequence that is they see at the turn's end, so that what they read is at least as new. Trust that falls is
@@ -22,7 +22,6 @@
 //! which all of its workers' messages wait in their sockets.
 
 mod apply;
-mod contexts;
 pub mod descriptors;
 mod dump;
 pub mod exposition;
@@ -78,7 +77,9 @@ pub struct IngestConfig {
     /// How long a connected publisher may send no batch before it is asked whether its last ones were lost,
     /// milliseconds; 0 = for ever. Only where it has a replay endpoint.
     pub probe_after_ms: u64,
-    /// Messages libzmq keeps for one publisher before it drops.
+    /// Messages received from one publisher and not yet applied: at most these, and never more than
+    /// [`crate::limits::INGEST_FETCH_MESSAGES_MAX`]. All others wait in the kernel and in the engine, which drops by its own
+    /// mark.
     pub receive_messages_max: i32,
     /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no
     /// thread can tell that the workers of the others hold nothing.

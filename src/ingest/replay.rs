@@ -2,15 +2,14 @@
 //!
 //! When to ask and what an answer means is decided in [`crate::event::recovery`]; here is only who waits for whom.
 //! A replay holds one of a few places of its shard from the question to its end. An engine drops, in the middle and
-//! without a word, what its ROUTER cannot hand over at once, so the receiving side keeps everything (RCVHWM 0), and
-//! what libzmq holds of an answer cannot be seen. Memory is bounded by what may be under way instead: a replay is
-//! reckoned at what the worker's last one brought, or at what this one has brought already, and none is begun
-//! while those that run are reckoned at the budget; one that brings too much is broken off, with all that libzmq holds
-//! of it, and asked for again from where it stands. Between two turns of the live streams only a slice of each is taken.
+//! without a word, what its ROUTER cannot hand over at once, so everything that is there is received between two turns
+//! of the live streams, up to a bound for each replay, and only a slice of it is applied. A replay is reckoned at what
+//! the worker's last one brought, or at what this one has brought already, and none is begun while those that run are
+//! reckoned at the budget; one that brings too much is broken off and asked for again from where it stands.
 
 mod client;
 
-pub(super) use client::{Answer, ReplayClient};
+pub(super) use client::{Answer, Lost, ReplayClient};
 
 use crate::event::recovery::Aim;
 use crate::limits::{REPLAY_BYTES_GUESSED, REPLAYS_AT_ONCE_MAX, REPLAYS_UNDER_WAY_BYTES_MAX};

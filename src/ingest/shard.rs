@@ -1,7 +1,7 @@
 //! The event loop of one ingest thread.
 //!
-//! One `epoll` over the descriptors of every publisher's two sockets, a waker for commands, and the poll's
-//! timeout for what depends on time. The descriptors are edge-triggered, so a publisher that is not drained
+//! One `epoll` over the connections to all publishers, a waker for commands, and the poll's
+//! timeout for what depends on time. Connections are edge-triggered, so a publisher that is not drained
 //! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
 
 mod choke;
@@ -14,11 +14,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mio::{Events, Poll, Token, Waker};
+use mio::{Events, Poll, Registry, Token, Waker};
 
 use crossbeam::queue::ArrayQueue;
 
-use super::contexts::Contexts;
 use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
 use super::republish::Republisher;
@@ -52,6 +51,8 @@ pub(super) struct Shard {
     id: ShardId,
     config: IngestConfig,
     poll: Poll,
+    /// Of the same event loop, for connections that come and go by themselves.
+    registry: Arc<Registry>,
     inbox: Arc<Inbox>,
     clock: Clock,
     homes: Vec<Home>,
@@ -61,7 +62,6 @@ pub(super) struct Shard {
     scratch: Scratch,
     transfers: Transfers,
     replays: Replays,
-    contexts: Contexts,
     leaving: Leaving,
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
@@ -76,6 +76,8 @@ impl Shard {
         fleet: Arc<Fleet>,
     ) -> Result<(Self, Vec<RefusedPublisher>)> {
         let poll = Poll::new().map_err(|error| system("cannot make an event loop").caused_by(error))?;
+        let registry =
+            poll.registry().try_clone().map_err(|error| system("cannot share an event loop").caused_by(error))?;
         let waker =
             Waker::new(poll.registry(), WAKER).map_err(|error| system("cannot make a waker").caused_by(error))?;
         let inbox = Arc::new(Inbox { commands: ArrayQueue::new(INGEST_COMMANDS_MAX), waker });
@@ -84,6 +86,7 @@ impl Shard {
             id: shard,
             config,
             poll,
+            registry: Arc::new(registry),
             inbox,
             clock: Clock::start(),
             homes: homes(writers, &publishers, config.shards),
@@ -92,7 +95,6 @@ impl Shard {
             scratch: Scratch::default(),
             transfers: Transfers::default(),
             replays: Replays::default(),
-            contexts: Contexts::default(),
             leaving: Leaving::default(),
             fleet,
             changes: Vec::new(),
@@ -191,15 +193,10 @@ impl Shard {
                 continue;
             }
             let home = &mut self.homes[member.home];
-            match member.turn(home, scratch, &mut self.changes, now) {
-                Ok(true) => {}
-                Ok(false) => self.enqueue(at),
-                Err(error) => {
-                    // Only a closed context or a broken socket ends here; its worker must not look alive.
-                    tracing::error!(worker = %member.stream.worker, %error, "the publisher's socket failed");
-                    member.fail(home, scratch, now);
-                }
+            if !member.turn(home, scratch, &mut self.changes, now) {
+                self.enqueue(at);
             }
+            self.receive_replays();
             self.replays.look |= self.members[at].stream.wants_replay(now).is_some();
             self.close_replay(at);
         }
@@ -217,6 +214,9 @@ impl Shard {
             member.stream.said(|republisher| republisher.tick(now));
         }
         for at in 0..self.members.len() {
+            if self.members[at].subscription.tick(now.uptime_ms) {
+                self.enqueue(at);
+            }
             self.see_overdue(at, now);
         }
         self.replays.look = true;

@@ -238,7 +238,7 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
             "messages",
             Value("100000"),
             Integer { min: 1, max: i32::MAX as u64, set: |c, v| c.receive_messages_max = v as i32 },
-            "Messages kept for one publisher while its shard is busy; beyond it they are lost, which is a gap.",
+            "Messages received from one publisher and not yet applied, at most 16. The others wait in the kernel and in the engine, whose `hwm` decides when it drops them, which is a gap.",
         ),
     ],
 };

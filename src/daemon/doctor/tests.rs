@@ -135,6 +135,7 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
             });
             (sick, recent(C::HandshakesFailed, 1))
         }
+        Symptom::MessageUnbounded => (recent(C::MessagesUnbounded, 1), fine()),
         Symptom::EventsRefused => {
             let WorkerFacts { trust, .. } = doubted(TrustReason::NoEvents);
             (changed(|worker| worker.trust = trust), fine())

@@ -13,8 +13,9 @@ use crate::metrics::{CounterName, RouteCounter, WorkerCounter as C};
 use crate::trust::{TrustLevel, TrustReason};
 
 /// Every rule about one worker but that of foreign hashes, which looks at a whole space.
-const RULES: [fn(&WorkerFacts) -> Option<Sign>; 9] = [
+const RULES: [fn(&WorkerFacts) -> Option<Sign>; 10] = [
     unreachable,
+    unbounded,
     refused,
     unheard,
     choked,
@@ -52,6 +53,12 @@ fn unreachable(worker: &WorkerFacts) -> Option<Sign> {
         return sign(Symptom::NoPublisher, worker, C::HandshakesFailed, failed);
     }
     (worker.state == WorkerState::Down).then(|| Sign::symptom(Symptom::WorkerDown, worker.worker))
+}
+
+/// What it sends takes more memory than any engine's message.
+fn unbounded(worker: &WorkerFacts) -> Option<Sign> {
+    let cut = worker.recent.get(C::MessagesUnbounded);
+    (cut > 0).then(|| sign(Symptom::MessageUnbounded, worker, C::MessagesUnbounded, cut)).flatten()
 }
 
 /// Its record names events and the daemon does not listen to them.

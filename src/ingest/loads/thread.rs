@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use bytes::Bytes;
+use mio::{Events, Poll, Registry, Token, Waker};
 use rustc_hash::FxHashMap;
 
 use super::source::{Hearing, engine_load};
@@ -17,11 +17,11 @@ use super::{LoadSource, Wanted};
 use crate::event::msgpack::decode_load_stat;
 use crate::fleet::EventSource;
 use crate::ids::WorkerIndex;
-use crate::ingest::contexts::Contexts;
 use crate::ingest::subscription::{Received, Subscription};
 use crate::limits::{LOAD_REPORT_MESSAGES_MAX, LOAD_REPORT_TICK_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, LoadReportCounter};
+use crate::zmtp::LinkEvent;
 
 const WAKER: Token = Token(usize::MAX);
 const POLL_EVENTS: usize = 256;
@@ -33,7 +33,8 @@ pub(super) struct Listening<N> {
     counters: Arc<CounterSet<LoadReportCounter>>,
     now_ns: N,
     started: Instant,
-    contexts: Contexts,
+    /// Of the same event loop, for connections that come and go by themselves.
+    registry: Arc<Registry>,
     /// By token; a place is used again once its engine is no longer listened to.
     heard: Vec<Option<Heard>>,
     /// Those whose sockets have more than one turn may take: nothing signals it again.
@@ -44,7 +45,6 @@ pub(super) struct Listening<N> {
 struct Heard {
     source: LoadSource,
     subscription: Subscription,
-    context: usize,
     hearing: Hearing,
     /// What it sent could not be read, and that was said.
     misread: bool,
@@ -58,8 +58,8 @@ impl<N: Fn() -> u64> Listening<N> {
     ) -> io::Result<(Self, Waker)> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let (started, contexts) = (Instant::now(), Contexts::default());
-        Ok((Self { poll, loads, counters, now_ns, started, contexts, heard: Vec::new(), unread: Vec::new() }, waker))
+        let (started, registry) = (Instant::now(), Arc::new(poll.registry().try_clone()?));
+        Ok((Self { poll, loads, counters, now_ns, started, registry, heard: Vec::new(), unread: Vec::new() }, waker))
     }
 
     /// Runs until it is told to end, or until the event loop itself fails.
@@ -121,25 +121,16 @@ impl<N: Fn() -> u64> Listening<N> {
             self.heard.push(None);
             self.heard.len() - 1
         });
-        let (berth, context) = self.contexts.take();
         // Nothing but loads comes over such a socket, whatever topic an engine gives them.
         let from = EventSource { endpoint: source.endpoint.clone(), replay: None, topic: String::new() };
-        let opened = Subscription::open(context, &from, LOAD_REPORT_MESSAGES_MAX, berth.number);
-        let registered = opened.and_then(|subscription| {
-            register(&self.poll, &subscription, at)
-                .map(|()| subscription)
-                .map_err(|error| super::system("cannot wait for an engine's load").caused_by(error))
-        });
-        match registered {
+        match Subscription::open(&from, LOAD_REPORT_MESSAGES_MAX, (&self.registry, Token(at)), self.now_ms()) {
             Ok(subscription) => {
                 let (source, hearing) = (source.clone(), Hearing::Waiting { since_ms: self.now_ms() });
-                let heard = Heard { source, subscription, context: berth.context, hearing, misread: false };
+                let heard = Heard { source, subscription, hearing, misread: false };
                 self.heard[at] = Some(heard);
-                // What came before the descriptors were waited for signals no more.
                 self.read(at);
             }
             Err(error) => {
-                self.contexts.give_back(berth.context);
                 self.counters.bump(LoadReportCounter::SourcesRefused);
                 let (worker, endpoint) = (source.worker, &source.endpoint);
                 tracing::error!(%worker, endpoint, %error, "what the worker says of its load cannot be received");
@@ -148,29 +139,15 @@ impl<N: Fn() -> u64> Listening<N> {
     }
 
     fn close(&mut self, at: usize) {
-        let Some(heard) = self.heard[at].take() else { return };
-        for descriptor in heard.subscription.descriptors().into_iter().flatten() {
-            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&descriptor)) {
-                tracing::debug!(worker = %heard.source.worker, %error, "a descriptor was not waited for");
-            }
-        }
-        self.contexts.give_back(heard.context);
+        self.heard[at] = None;
     }
 
     /// Reads what a socket has, up to one turn's share, and reports the newest of it.
     fn read(&mut self, at: usize) {
         let now_ms = self.now_ms();
         let Some(heard) = self.heard.get_mut(at).and_then(Option::as_mut) else { return };
-        let outcome = heard.newest(&self.counters);
+        let (newest, drained) = heard.newest(&self.counters, now_ms);
         let worker = heard.source.worker;
-        let (newest, drained) = match outcome {
-            Ok(read) => read,
-            Err(error) => {
-                tracing::error!(%worker, %error, "the socket of the worker's load failed");
-                self.counters.bump(LoadReportCounter::SourcesRefused);
-                return self.close(at);
-            }
-        };
         if !drained {
             self.unread.push(at);
         }
@@ -200,7 +177,11 @@ impl<N: Fn() -> u64> Listening<N> {
 
     fn tick(&mut self) {
         let now_ms = self.now_ms();
-        for heard in self.heard.iter_mut().flatten() {
+        for (at, heard) in self.heard.iter_mut().enumerate() {
+            let Some(heard) = heard else { continue };
+            if heard.subscription.tick(now_ms) && !self.unread.contains(&at) {
+                self.unread.push(at);
+            }
             if heard.hearing.tick(now_ms) {
                 self.counters.bump(LoadReportCounter::SourcesSilent);
                 let (worker, endpoint) = (heard.source.worker, &heard.source.endpoint);
@@ -212,13 +193,13 @@ impl<N: Fn() -> u64> Listening<N> {
 
 impl Heard {
     /// Takes a turn's share of messages; the payload of the newest, if any came, and whether there are no more.
-    fn newest(&mut self, counters: &CounterSet<LoadReportCounter>) -> zmq::Result<(Option<zmq::Message>, bool)> {
-        while let Some(event) = self.subscription.link_event()? {
-            tracing::debug!(worker = %self.source.worker, ?event, "the socket of the worker's load");
-        }
+    fn newest(&mut self, counters: &CounterSet<LoadReportCounter>, now_ms: u64) -> (Option<Bytes>, bool) {
         let (mut newest, mut drained, mut taken) = (None, false, 0);
         while !drained && taken < LOAD_REPORT_MESSAGES_MAX {
-            drained = self.subscription.fetch()?;
+            // What the connection did counts as a message: it ends the turn as well.
+            taken += 1;
+            self.link_events(counters);
+            drained = self.subscription.fetch(now_ms);
             while let Some(received) = self.subscription.take() {
                 taken += 1;
                 match received {
@@ -231,13 +212,20 @@ impl Heard {
                 }
             }
         }
-        Ok((newest, drained))
+        (newest, drained)
     }
-}
 
-fn register(poll: &Poll, subscription: &Subscription, at: usize) -> io::Result<()> {
-    let descriptors = subscription.descriptors().map_err(io::Error::other)?;
-    descriptors
-        .iter()
-        .try_for_each(|descriptor| poll.registry().register(&mut SourceFd(descriptor), Token(at), Interest::READABLE))
+    fn link_events(&mut self, counters: &CounterSet<LoadReportCounter>) {
+        while let Some(event) = self.subscription.link_event() {
+            let (worker, endpoint) = (self.source.worker, &self.source.endpoint);
+            if let LinkEvent::Refused(refusal) = event {
+                counters.bump(LoadReportCounter::ConnectionsCut);
+                if counters.get(LoadReportCounter::ConnectionsCut).is_power_of_two() {
+                    tracing::warn!(%worker, endpoint, %refusal, "the connection of the worker's load was cut");
+                }
+            } else {
+                tracing::debug!(%worker, endpoint, ?event, "the connection of the worker's load");
+            }
+        }
+    }
 }

@@ -1,89 +1,153 @@
-//! One replay's socket: a DEALER that asks a publisher's ROUTER once.
+//! One replay's connection: a DEALER that asks a publisher's ROUTER once.
+//!
+//! An engine drops, in the middle and without a word, what its ROUTER cannot hand over at once. So everything that is
+//! there is received as soon as it is there, up to a bound, and applied later.
 
-use std::os::fd::RawFd;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
-use zmq::{Message, Socket, SocketType};
+use bytes::Bytes;
+use mio::{Registry, Token};
 
+use crate::error::Result;
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
-use crate::ingest::subscription::receive_frame;
-use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
-
-const SEQ_BYTES: usize = 8;
-/// A peer that accepts and never speaks ZMTP.
-const HANDSHAKE_MS_MAX: i32 = 3_000;
+use crate::ingest::subscription::BOUNDS;
+use crate::limits::{REPLAY_READ_AHEAD_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES};
+use crate::zmtp::{self, LinkEvent, Message, Next, Opening, Peer, Refusal, Role};
 
 /// One message of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::ingest) enum Answer {
-    /// A batch with its sequence. [`ReplayClient::payload`] is not yet looked at.
-    Batch(EventSeq),
-    /// A message with a payload that is no batch of the stream. [`ReplayClient::payload`] is not yet looked at.
-    Part,
+    /// A batch with its sequence and its payload, which is not yet looked at.
+    Batch(EventSeq, Bytes),
+    /// A payload that is no batch of the stream, and not yet looked at.
+    Part(Bytes),
     /// There is no more.
     End,
     /// So many frames, and not an 8-byte one before the last.
     Misframed(usize),
 }
 
-/// The socket of one replay. A new one for each: what an older question is answered can never be taken for this one's.
+impl From<Message> for Answer {
+    /// Older engines send an empty frame, the sequence and the payload, newer ones also a topic: what matters is taken
+    /// from the end.
+    fn from(message: Message) -> Self {
+        match message.before_last.map(|seq| EventSeq(u64::from_be_bytes(seq))) {
+            // The marker is -1, and -1 is no sequence: a real batch never has it.
+            Some(UNNUMBERED) if message.last.is_empty() => Self::End,
+            Some(UNNUMBERED) => Self::Part(message.last),
+            Some(seq) => Self::Batch(seq, message.last),
+            None => Self::Misframed(message.parts),
+        }
+    }
+}
+
+/// Why an answer goes no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ingest) enum Lost {
+    /// The connection ended.
+    Disconnected,
+    /// The connection was cut: the publisher sent what it may not.
+    Refused(Refusal),
+}
+
+/// The connection of one replay. A new one for each: what an older question is answered can never be taken for this
+/// one's.
+#[derive(Debug)]
 pub(in crate::ingest) struct ReplayClient {
-    dealer: Socket,
-    /// The last frame received and the one before it, used again for every message.
-    last: Message,
-    previous: Message,
+    peer: Peer,
+    /// Received and not yet taken.
+    received: VecDeque<Message>,
+    held_bytes: usize,
+    /// Something has come, so that asking again on another connection would bring it twice.
+    is_answered: bool,
+    drained: bool,
+    lost: Option<Lost>,
 }
 
 impl ReplayClient {
     /// Connects, and asks for everything from a sequence on.
     ///
     /// # Errors
-    /// Those of libzmq: the endpoint cannot be used, or there is no socket left.
-    pub(in crate::ingest) fn ask(context: &zmq::Context, endpoint: &str, from: EventSeq) -> zmq::Result<Self> {
-        let dealer = context.socket(SocketType::DEALER)?;
-        dealer.set_linger(0)?;
-        dealer.set_ipv6(true)?;
-        dealer.set_rcvhwm(0)?;
-        dealer.set_maxmsgsize(ZMQ_MESSAGE_BYTES_MAX)?;
-        dealer.set_handshake_ivl(HANDSHAKE_MS_MAX)?;
-        dealer.connect(endpoint)?;
+    /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
+    pub(in crate::ingest) fn ask(
+        endpoint: &str,
+        from: EventSeq,
+        signals: (&Arc<Registry>, Token),
+        now_ms: u64,
+    ) -> Result<Self> {
         // The empty frame is what a REQ would send first; engines ignore a question without it.
-        dealer.send(&[][..], zmq::SNDMORE | zmq::DONTWAIT)?;
-        dealer.send(&from.0.to_be_bytes()[..], zmq::DONTWAIT)?;
-        Ok(Self { dealer, last: Message::new(), previous: Message::new() })
+        let question = zmtp::message(&[b""], &from.0.to_be_bytes());
+        let role = (Role::Dealer, BOUNDS, Opening::Send(question));
+        let peer = Peer::open(endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
+        let (received, held_bytes) = (VecDeque::new(), 0);
+        Ok(Self { peer, received, held_bytes, is_answered: false, drained: false, lost: None })
     }
 
-    /// The descriptor to wait on, edge-triggered.
-    pub(in crate::ingest) fn descriptor(&self) -> zmq::Result<RawFd> {
-        self.dealer.get_fd()
+    /// Signals under another token from now on.
+    ///
+    /// # Errors
+    /// Those of the event loop.
+    pub(in crate::ingest) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
+        self.peer.set_token(token)
     }
 
-    /// The next message of the answer, if one is there. Older engines send an empty frame, the sequence and the payload,
-    /// newer ones also a topic: what matters is taken from the end.
-    pub(in crate::ingest) fn receive(&mut self) -> zmq::Result<Option<Answer>> {
-        if !receive_frame(&self.dealer, &mut self.last)? {
-            return Ok(None);
-        }
-        let mut frames = 1;
-        while self.last.get_more() {
-            std::mem::swap(&mut self.last, &mut self.previous);
-            if !receive_frame(&self.dealer, &mut self.last)? {
-                break;
+    /// Does what time asks for; `true` = something is to be read.
+    pub(in crate::ingest) fn tick(&mut self, now_ms: u64) -> bool {
+        self.peer.tick(now_ms)
+    }
+
+    /// Receives what is there, as far as it may wait here.
+    pub(in crate::ingest) fn receive_ahead(&mut self, now_ms: u64) {
+        while self.lost.is_none() && self.held_bytes < REPLAY_READ_AHEAD_BYTES_MAX {
+            while let Some(event) = self.peer.link_event() {
+                match event {
+                    LinkEvent::Refused(refusal) => self.lost = Some(Lost::Refused(refusal)),
+                    // Without an answer the next connection asks again.
+                    LinkEvent::Disconnected if self.is_answered => {
+                        self.lost = self.lost.or(Some(Lost::Disconnected));
+                    }
+                    _ => {}
+                }
             }
-            frames += 1;
+            match self.peer.next(now_ms) {
+                _ if self.lost.is_some() => {}
+                Next::Message(message) => {
+                    self.is_answered = true;
+                    self.held_bytes += message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                    self.received.push_back(message);
+                }
+                Next::Later if self.peer.has_event() => {}
+                next => {
+                    self.drained = next == Next::Drained;
+                    return;
+                }
+            }
         }
-        let seq = <[u8; SEQ_BYTES]>::try_from(&*self.previous).ok().filter(|_| frames > 1);
-        let seq = seq.map(|seq| EventSeq(u64::from_be_bytes(seq)));
-        Ok(Some(match seq {
-            Some(UNNUMBERED) if self.last.is_empty() => Answer::End,
-            Some(UNNUMBERED) => Answer::Part,
-            Some(seq) => Answer::Batch(seq),
-            None => Answer::Misframed(frames),
-        }))
+        self.drained = false;
     }
 
-    /// The payload of the batch that was received last.
-    pub(in crate::ingest) fn payload(&self) -> &[u8] {
-        &self.last
+    /// Whether everything that has come was received, so that the next of it will be signalled.
+    pub(in crate::ingest) const fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// The next message of the answer, if one is there.
+    ///
+    /// # Errors
+    /// Why there will be none.
+    pub(in crate::ingest) fn receive(&mut self, now_ms: u64) -> std::result::Result<Option<Answer>, Lost> {
+        if self.received.is_empty() {
+            self.receive_ahead(now_ms);
+        }
+        match (self.received.pop_front(), self.lost) {
+            (Some(message), _) => {
+                self.held_bytes -= message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                Ok(Some(message.into()))
+            }
+            (None, Some(lost)) => Err(lost),
+            (None, None) => Ok(None),
+        }
     }
 }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, TrustReason, WorkerCounter, WorkerIndex};
+use crate::finding::Symptom;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::link::{Link, LinkChange};
-use crate::ingest::replay::{Answer, Replay, Urgency};
+use crate::ingest::replay::{Answer, Lost, Replay, Urgency};
 use crate::ingest::stream::{Home, Now, ReplayEnd, Scratch, Stream};
-use crate::ingest::subscription::{LinkEvent, Received, Subscription};
+use crate::ingest::subscription::{Received, Subscription};
 use crate::limits::{REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX};
 use crate::load::Loads;
+use crate::zmtp::{LinkEvent, Refusal};
 
 /// One publisher: its sockets, its connection's life and its stream.
 pub(super) struct Member {
@@ -18,8 +20,6 @@ pub(super) struct Member {
     pub(super) endpoint: String,
     /// Which of the shard's homes its blocks are in.
     pub(super) home: usize,
-    /// Which of the shard's contexts its sockets are in.
-    pub(super) context: usize,
     pub(super) subscription: Subscription,
     pub(super) link: Link,
     pub(super) stream: Stream,
@@ -50,14 +50,14 @@ impl Member {
         scratch: &mut Scratch,
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
-    ) -> zmq::Result<bool> {
-        self.link_events(home, changes, now)?;
+    ) -> bool {
+        self.link_events(home, changes, now);
         let was_broken = self.broken;
         if was_broken {
             // The worker is to be emptied: nothing more of it can be dumped or loaded.
             self.stream.break_hold(home, AbortReason::Disconnected, now);
         }
-        let drained = self.messages(home, scratch, changes, now)?;
+        let drained = self.messages(home, scratch, changes, now);
         // What was received before the break is still good to know its sequences by; once it is taken, the
         // next batch can only be of the next connection.
         if drained && was_broken {
@@ -69,7 +69,7 @@ impl Member {
         }
         let replayed = self.broken || self.take_replay(home, scratch, now);
         self.stream.show(home);
-        Ok(drained && replayed && !self.broken && !self.stream.is_releasing())
+        drained && replayed && !self.broken && !self.stream.is_releasing()
     }
 
     /// How soon it is to be asked for a replay, if at all.
@@ -82,7 +82,8 @@ impl Member {
     /// Takes a slice of the replay that is under way; `true` = nothing more of it is there.
     fn take_replay(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> bool {
         let Some(replay) = &mut self.replay else { return true };
-        let mut bytes = 0;
+        let (mut bytes, now_ms) = (0, now.uptime_ms);
+        replay.client.receive_ahead(now_ms);
         for _ in 0..REPLAY_TURN_BATCHES_MAX {
             if !self.stream.awaits_replay() {
                 return true;
@@ -91,24 +92,24 @@ impl Member {
                 self.stream.excuse_replay(now);
                 return false;
             }
-            match replay.client.receive() {
-                Ok(None) => return true,
-                Ok(Some(Answer::Batch(seq))) => {
-                    let payload = replay.client.payload();
+            match replay.client.receive(now_ms) {
+                Ok(None) => return replay.client.is_drained(),
+                Ok(Some(Answer::Batch(seq, payload))) => {
                     bytes += payload.len();
                     replay.bytes += payload.len();
-                    self.stream.replayed(home, scratch, seq, payload, now);
+                    self.stream.replayed(home, scratch, seq, &payload, now);
                 }
-                Ok(Some(Answer::Part)) => {
-                    let payload = replay.client.payload();
+                Ok(Some(Answer::Part(payload))) => {
                     bytes += payload.len();
                     replay.bytes += payload.len();
-                    self.stream.replayed_part(home, scratch, payload, now);
+                    self.stream.replayed_part(home, scratch, &payload, now);
                 }
                 Ok(Some(Answer::End)) => self.stream.replay_ended(home, ReplayEnd::Marker, now),
                 Ok(Some(Answer::Misframed(_))) => self.stream.count(WorkerCounter::ReplayFramesUnknown, 1),
-                Err(error) => {
-                    tracing::warn!(worker = %self.stream.worker, %error, "a replay's socket failed");
+                Err(lost) => {
+                    if let Lost::Refused(refusal) = lost {
+                        say_refused(&self.stream, refusal);
+                    }
                     self.stream.replay_ended(home, ReplayEnd::Missing, now);
                 }
             }
@@ -124,13 +125,8 @@ impl Member {
     }
 
     /// Takes everything that the connection did.
-    fn link_events(
-        &mut self,
-        home: &mut Home,
-        changes: &mut Vec<(WorkerIndex, LinkChange)>,
-        now: Now,
-    ) -> zmq::Result<()> {
-        while let Some(event) = self.subscription.link_event()? {
+    fn link_events(&mut self, home: &mut Home, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) {
+        while let Some(event) = self.subscription.link_event() {
             match event {
                 LinkEvent::Handshake => {
                     self.unopened_said = false;
@@ -152,6 +148,7 @@ impl Member {
                     }
                 }
                 LinkEvent::Unopened => self.unopened(),
+                LinkEvent::Refused(refusal) => say_refused(&self.stream, refusal),
                 LinkEvent::HandshakeFailed => {
                     self.stream.count(WorkerCounter::HandshakesFailed, 1);
                     let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
@@ -161,7 +158,6 @@ impl Member {
                 }
             }
         }
-        Ok(())
     }
 
     fn say_broken(&self) {
@@ -226,20 +222,23 @@ impl Member {
         scratch: &mut Scratch,
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
-    ) -> zmq::Result<bool> {
+    ) -> bool {
         if self.stream.is_releasing() && !self.stream.release(home, scratch, now) {
-            return Ok(false);
+            return false;
         }
         let (mut messages, mut bytes) = (0, 0);
         while messages < INGEST_TURN_MESSAGES_MAX {
-            // They wait in their socket, which is bounded, and then in the engine's.
+            // They wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
             if home.writer.is_choked() {
-                return Ok(false);
+                return false;
             }
-            let drained = self.subscription.fetch()?;
-            // The connection may have broken, and these messages be of the next: that must be known before their
-            // events are applied, which readers see at once.
-            self.link_events(home, changes, now)?;
+            let drained = self.subscription.fetch(now.uptime_ms);
+            // What the connection did before these messages must be known before their events are applied, which
+            // readers see at once.
+            self.link_events(home, changes, now);
+            if !drained && !self.subscription.has_fetched() {
+                return false;
+            }
             while let Some(received) = self.subscription.take() {
                 messages += 1;
                 match received {
@@ -255,13 +254,24 @@ impl Member {
                 }
                 // What was fetched and is not taken now waits for the next turn.
                 if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || home.writer.is_choked() {
-                    return Ok(false);
+                    return false;
                 }
             }
             if drained {
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
+    }
+}
+
+/// Counts, and logs now and then, that the daemon cut a connection because of what came over it.
+fn say_refused(stream: &Stream, refusal: Refusal) {
+    let counter = if refusal.is_bound() { WorkerCounter::MessagesUnbounded } else { WorkerCounter::ProtocolErrors };
+    stream.count(counter, 1);
+    let times = stream.view.counters.get(counter);
+    if times.is_power_of_two() {
+        let remedy = Symptom::MessageUnbounded.remedy();
+        tracing::warn!(worker = %stream.worker, times, %refusal, remedy, "the publisher's connection was cut");
     }
 }

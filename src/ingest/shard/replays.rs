@@ -1,19 +1,19 @@
 //! The replays of a shard: who is asked next, and what is over.
 
-use mio::unix::SourceFd;
-use mio::{Interest, Token};
+use mio::Token;
 
 use super::{Now, Shard};
 use crate::ingest::held::HeldBytes;
 use crate::ingest::replay::{Places, Replay, ReplayClient, Wanting, asked_now, reckoned_bytes};
 use crate::ingest::stream::ReplayEnd;
+use crate::limits::REPLAY_RECEIVE_EVERY_MS;
 
 /// What the replays of a shard share.
 #[derive(Default)]
 pub(super) struct Replays {
-    /// Of their own: every socket of the others' is taken by publishers.
-    context: zmq::Context,
     pub(super) held_bytes: HeldBytes,
+    /// When replays were last received between two turns, milliseconds.
+    received_ms: u64,
     /// Whether somebody may have to be asked who was not when it was last looked.
     pub(super) look: bool,
 }
@@ -42,16 +42,10 @@ impl Shard {
         let member = &mut self.members[at];
         let Some(from) = member.stream.ask_replay(now) else { return };
         let endpoint = member.replay_endpoint.as_deref().unwrap_or_default();
-        let asked = ReplayClient::ask(&self.replays.context, endpoint, from).and_then(|client| {
-            let descriptor = client.descriptor()?;
-            let registered = self.poll.registry().register(&mut SourceFd(&descriptor), Token(at), Interest::READABLE);
-            registered.map_err(|_| zmq::Error::EMFILE).map(|()| client)
-        });
-        match asked {
+        match ReplayClient::ask(endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
                 tracing::debug!(worker = %member.stream.worker, endpoint, %from, "replay asked for");
                 member.replay = Some(Replay { client, bytes: 0, reckoned_bytes });
-                // What was signalled before the registration would never be signalled again.
                 self.enqueue(at);
             }
             Err(error) => {
@@ -68,8 +62,26 @@ impl Shard {
         }
     }
 
+    /// Receives what replays have, between the turns of publishers: an engine drops what its socket cannot take.
+    pub(super) fn receive_replays(&mut self) {
+        if self.members.iter().all(|member| member.replay.is_none()) {
+            return;
+        }
+        let now_ms = self.clock.now().uptime_ms;
+        if now_ms < self.replays.received_ms + REPLAY_RECEIVE_EVERY_MS {
+            return;
+        }
+        self.replays.received_ms = now_ms;
+        let replays = self.members.iter_mut().filter_map(|member| member.replay.as_mut());
+        replays.for_each(|replay| replay.client.receive_ahead(now_ms));
+    }
+
     /// Ends a replay that is overdue.
     pub(super) fn see_overdue(&mut self, at: usize, now: Now) {
+        let Some(member) = self.members.get_mut(at) else { return };
+        if member.replay.as_mut().is_some_and(|replay| replay.client.tick(now.uptime_ms)) {
+            self.enqueue(at);
+        }
         let Some(member) = self.members.get_mut(at) else { return };
         if member.replay.is_some() && member.stream.replay_is_overdue(now) {
             let home = &mut self.homes[member.home];
@@ -92,10 +104,5 @@ impl Shard {
         let before = member.replayed_bytes.unwrap_or_default();
         member.replayed_bytes = Some(replay.bytes.max(before / 2));
         self.replays.look = true;
-        if let Ok(descriptor) = replay.client.descriptor()
-            && let Err(error) = self.poll.registry().deregister(&mut SourceFd(&descriptor))
-        {
-            tracing::warn!(worker = %member.stream.worker, %error, "a replay's socket is closed while it is waited on");
-        }
     }
 }

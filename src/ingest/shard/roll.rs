@@ -1,18 +1,16 @@
 //! Workers that come, change and go while the shard runs.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use mio::unix::SourceFd;
+use mio::Token;
 use tokio::sync::oneshot;
 
-use super::{Link, Member, Now, Shard, Subscription, system};
+use super::{Link, Member, Now, Shard, Subscription};
 use crate::error::{Error, Kind, Result};
 use crate::event::trust::TrustInput;
 use crate::fleet::{EventSource, WorkerState};
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::ingest::Publisher;
-use crate::ingest::contexts::Berth;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::roll::{Admission, Admitted, Amendment, Departure, Roll};
 use crate::ingest::stream::{Home, Stream};
@@ -94,28 +92,21 @@ impl Shard {
 
     /// Subscribes to another publisher for the same worker.
     fn restream(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
-        let (berth, context) = self.contexts.take();
-        let opened = Subscription::open(context, source, self.config.receive_messages_max, berth.number);
-        let registered = opened.and_then(|subscription| {
-            self.unregister(&self.members[at].subscription);
-            self.register(&subscription, at).map(|()| subscription)
-        });
+        let opened = self.subscribe(source, at, now);
         let member = &mut self.members[at];
         member.redirect(source.replay.as_deref(), &mut self.homes[member.home], &mut self.scratch, now);
         self.close_replay(at);
         let member = &mut self.members[at];
-        match registered {
+        match opened {
             Ok(subscription) => {
                 member.subscription = subscription;
                 member.endpoint.clone_from(&source.endpoint);
                 member.link = Link::new(now.uptime_ms);
                 member.unopened_said = false;
-                self.contexts.give_back(std::mem::replace(&mut member.context, berth.context));
                 self.enqueue(at);
                 Ok(())
             }
             Err(error) => {
-                self.contexts.give_back(berth.context);
                 let trust = Arc::clone(&member.stream.view.trust);
                 self.dismiss(at, now);
                 let reasons = [TrustReason::NoEvents].into_iter().collect();
@@ -134,14 +125,12 @@ impl Shard {
 
     /// Takes a member out. The last one moves to its place and is waited for under that number.
     fn dismiss(&mut self, at: usize, now: Now) {
-        self.unregister_member(at);
         let mut member = self.members.swap_remove(at);
         let home = &mut self.homes[member.home];
         member.stream.break_hold(home, AbortReason::WorkerRemoved, now);
         member.stream.end(TrustInput::Disconnected, now);
         self.transfers.refuse_of(member.stream.worker);
         home.slots.retain(|slot| *slot != member.stream.slot);
-        self.contexts.give_back(member.context);
         // Its replay, if it had one, leaves a place.
         self.replays.look = true;
         let last = self.members.len();
@@ -150,10 +139,12 @@ impl Shard {
         if at == last {
             return;
         }
-        self.unregister_member(at);
-        if let Err(error) = self.wait_for_member(at) {
-            let member = &mut self.members[at];
-            tracing::error!(worker = %member.stream.worker, %error, "the publisher's sockets cannot be waited for");
+        let member = &mut self.members[at];
+        let moved = member.subscription.set_token(Token(at));
+        let moved =
+            moved.and_then(|()| member.replay.as_mut().map_or(Ok(()), |replay| replay.client.set_token(Token(at))));
+        if let Err(error) = moved {
+            tracing::error!(worker = %member.stream.worker, %error, "the publisher's connection cannot be waited for");
             member.fail(&mut self.homes[member.home], &mut self.scratch, now);
         }
         self.enqueue(at);
@@ -196,17 +187,11 @@ impl Shard {
     pub(super) fn admit(&mut self, publisher: &Publisher) -> Result<()> {
         let at = self.members.len();
         let now = self.clock.now();
-        let (Berth { context, number }, made) = self.contexts.take();
-        let opened = Subscription::open(made, &publisher.source, self.config.receive_messages_max, number);
         let home = self.home_of(publisher.space);
-        let opened = opened.and_then(|subscription| {
-            self.register(&subscription, at)?;
-            Ok((home?, subscription))
-        });
+        let opened = home.and_then(|home| Ok((home, self.subscribe(&publisher.source, at, now)?)));
         let (home, subscription) = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                self.contexts.give_back(context);
                 Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
                 return Err(error);
             }
@@ -217,7 +202,6 @@ impl Shard {
             index: publisher.index,
             endpoint: publisher.source.endpoint.clone(),
             home,
-            context,
             subscription,
             link: Link::new(now.uptime_ms),
             stream,
@@ -231,56 +215,14 @@ impl Shard {
             loads_first: false,
             queued: false,
         });
-        // What was signalled before the registration would never be signalled again.
         self.enqueue(at);
         Ok(())
     }
 
-    /// Waits for what a publisher says, under a member's number.
-    fn register(&self, subscription: &Subscription, at: usize) -> Result<()> {
-        self.wait_for(&subscription.descriptors().map_err(unheard)?, at)
+    /// Starts to connect to a publisher, signalled under a member's number.
+    fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
+        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
     }
-
-    /// Waits for everything that a member has open, a replay included, under its number.
-    fn wait_for_member(&self, at: usize) -> Result<()> {
-        let member = &self.members[at];
-        self.register(&member.subscription, at)?;
-        match &member.replay {
-            Some(replay) => self.wait_for(&[replay.client.descriptor().map_err(unheard)?], at),
-            None => Ok(()),
-        }
-    }
-
-    fn wait_for(&self, descriptors: &[RawFd], at: usize) -> Result<()> {
-        descriptors.iter().try_for_each(|descriptor| {
-            let registry = self.poll.registry();
-            registry.register(&mut SourceFd(descriptor), mio::Token(at), mio::Interest::READABLE).map_err(unheard)
-        })
-    }
-
-    /// Waits no more for a publisher's sockets, which are closed or waited for under another number next.
-    fn unregister(&self, subscription: &Subscription) {
-        self.forget(subscription.descriptors().into_iter().flatten());
-    }
-
-    /// As [`unregister`](Self::unregister), for everything that a member has open.
-    fn unregister_member(&self, at: usize) {
-        let member = &self.members[at];
-        self.unregister(&member.subscription);
-        self.forget(member.replay.iter().filter_map(|replay| replay.client.descriptor().ok()));
-    }
-
-    fn forget(&self, descriptors: impl Iterator<Item = RawFd>) {
-        for descriptor in descriptors {
-            if let Err(error) = self.poll.registry().deregister(&mut SourceFd(&descriptor)) {
-                tracing::debug!(shard = %self.id, %error, "a publisher's socket was not waited for");
-            }
-        }
-    }
-}
-
-fn unheard(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
-    system("cannot wait for a publisher's sockets").caused_by(cause)
 }
 
 impl Home {

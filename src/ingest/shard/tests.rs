@@ -1,4 +1,4 @@
-//! What a shard makes of a socket that fails, of an index that is choked, and of time alone.
+//! What a shard makes of a connection that ends, of an index that is choked, and of time alone.
 
 mod transfers;
 
@@ -57,16 +57,17 @@ fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer
     (shard, IndexReader::new(vec![reader]))
 }
 
-/// The worker's state once its socket failed while its link was so, just before and just after the time is up.
+/// The worker's state once its connection ended while its link was so, just before and just after the time is up.
 fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let mut shard = shard(state, format!("ipc://{}/nobody", folder.path().display()));
+    let was_up = link == Link::Up;
     shard.members[0].link = link;
-    shard.members[0].subscription.sabotage().expect("another socket");
+    shard.members[0].subscription.break_up();
     shard.enqueue(0);
     let failed_at_ms = 5_000;
     shard.round(Now { unix_ms: 1, uptime_ms: failed_at_ms });
-    assert!(shard.members[0].stream.reasons().contains(TrustReason::Disconnected));
+    assert_eq!(shard.members[0].stream.reasons().contains(TrustReason::Disconnected), was_up);
     [DOWN_AFTER_MS - 1, DOWN_AFTER_MS].map(|later_ms| {
         shard.tick(Now { unix_ms: 1, uptime_ms: failed_at_ms + later_ms });
         shard.tell_fleet();
@@ -75,7 +76,7 @@ fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
 }
 
 #[test]
-fn a_socket_that_fails_is_a_connection_that_broke() {
+fn a_worker_is_down_once_its_connection_has_been_gone_for_long() {
     use WorkerState::{Down, Draining, Joining, Ready};
     assert_eq!(states_after_failure(Ready, Link::Up), [Ready, Down]);
     assert_eq!(states_after_failure(Draining, Link::Up), [Draining, Draining]);

@@ -10,6 +10,7 @@ use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
 use crate::ingest::FirstLoad;
+use crate::ingest::link::Link;
 use crate::ingest::shard::Now;
 use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
 use crate::ingest::{
@@ -214,8 +215,9 @@ fn only_so_many_wait() {
 fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or_given_up() {
     let (_folder, mut shard) = quiet_shard();
     let worker = shard.members[0].stream.worker;
-    // What is taken of it shows as a socket that fails.
-    shard.members[0].subscription.sabotage().expect("another socket");
+    // What is taken of it shows as a connection that ended.
+    shard.members[0].link = Link::Up;
+    shard.members[0].subscription.break_up();
     let is_taken = |shard: &super::Shard| shard.members[0].stream.reasons().contains(TrustReason::Disconnected);
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
@@ -237,7 +239,8 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
 
     // One that had not even begun.
     let (_folder, mut shard) = quiet_shard();
-    shard.members[0].subscription.sabotage().expect("another socket");
+    shard.members[0].link = Link::Up;
+    shard.members[0].subscription.break_up();
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
     shard.members[0].loads_first = true;

@@ -1,0 +1,466 @@
+//! The binding end: a PUB or ROUTER for many peers, on its caller's thread.
+//!
+//! What a peer may hold is bounded in both directions and as it comes: its messages by [`Bounds`], what waits for it by
+//! bytes and messages, its handshake and its reading by time, peers in number, over all and from one address. A peer that breaks a
+//! bound is cut; nobody else notices.
+//!
+//! Subscriptions are not kept. All that is published has the empty topic, which only the empty subscription matches, so
+//! a peer's subscriptions are one number however many it makes.
+
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mio::event::Source;
+use mio::net::{TcpListener, UnixListener};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::address::Address;
+use super::codec::{self, Bounds, Decoder, Item, Message, Role};
+use super::peer::abstract_address;
+use super::wire::{Broken, Step, Stream, Wire};
+use crate::error::{Error, Kind, Result};
+use crate::limits::{
+    RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_STALL_MS_MAX, RELAY_PEER_TURN_BYTES_MAX, RELAY_PEERS_MAX,
+    RELAY_PEERS_PER_ADDRESS_MAX,
+};
+
+const LISTENER: Token = Token(usize::MAX);
+const WAKER: Token = Token(usize::MAX - 1);
+const POLL_EVENTS: usize = 256;
+
+/// How a server treats its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerPlan {
+    /// [`Role::Publisher`] or [`Role::Router`].
+    pub role: Role,
+    /// What a peer may send.
+    pub bounds: Bounds,
+    /// Bytes that may wait for one peer, unless nothing else waits.
+    pub waiting_bytes_max: usize,
+    /// Messages that may wait for one peer.
+    pub waiting_messages_max: usize,
+}
+
+/// What a server counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerCounts {
+    /// Peers refused because too many were connected.
+    pub peers_refused: u64,
+    /// Peers cut because of what they sent, or because they were too slow to say who they are.
+    pub peers_cut: u64,
+    /// Peers cut because they read nothing for too long.
+    pub peers_stalled: u64,
+    /// Messages that a peer did not get because too much waited for it.
+    pub messages_dropped: u64,
+}
+
+/// A peer of a server. Never another's, also after it has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId {
+    place: usize,
+    number: u64,
+}
+
+/// What came of an attempt to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is sent, or waits to be.
+    Yes,
+    /// Too much waits for the peer.
+    Full,
+    /// The peer is gone.
+    Gone,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                Ok((Stream::Tcp(stream), Some(address.ip())))
+            }
+            Self::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
+        }
+    }
+
+    fn source(&mut self) -> &mut dyn Source {
+        match self {
+            Self::Tcp(listener) => listener,
+            Self::Unix(listener) => listener,
+        }
+    }
+}
+
+struct Connected {
+    number: u64,
+    wire: Wire,
+    /// `None` over Unix sockets, where only this machine's users come from.
+    address: Option<IpAddr>,
+    is_ready: bool,
+    /// How often it has subscribed to the empty prefix and not taken that back.
+    subscriptions: u64,
+    /// When it connected, or when the kernel last took bytes for it, or nothing waited.
+    moved_ms: u64,
+    sent_bytes: u64,
+}
+
+/// A bound socket.
+pub struct Server {
+    plan: ServerPlan,
+    poll: Poll,
+    waker: Arc<Waker>,
+    listener: Listener,
+    endpoint: String,
+    /// The socket's file, which goes with the server.
+    file: Option<PathBuf>,
+    peers: Vec<Option<Connected>>,
+    connected: usize,
+    next_number: u64,
+    /// Peers that may have more to be read than their turn allowed.
+    unread: Vec<usize>,
+    /// More connections may wait than could be accepted.
+    accepts: bool,
+    counts: ServerCounts,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("endpoint", &self.endpoint)
+            .field("peers", &self.connected)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Binds an endpoint.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] where it cannot be bound, [`Kind::System`] where there are no descriptors left.
+    pub fn bind(endpoint: &str, plan: ServerPlan) -> Result<Self> {
+        let refused = |cause: io::Error| {
+            let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
+            Error::new(Kind::Config, format!("cannot bind `{endpoint}`"), remedy).caused_by(cause)
+        };
+        let system = |cause: io::Error| {
+            Error::new(Kind::System, "cannot open a socket of the relay", "raise the limit of open files")
+                .caused_by(cause)
+        };
+        let (mut listener, bound, file) = listen(&Address::parse(endpoint)?).map_err(refused)?;
+        let poll = Poll::new().map_err(system)?;
+        poll.registry().register(listener.source(), LISTENER, Interest::READABLE).map_err(system)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(system)?);
+        Ok(Self {
+            plan,
+            poll,
+            waker,
+            listener,
+            endpoint: bound,
+            file,
+            peers: Vec::new(),
+            connected: 0,
+            next_number: 0,
+            unread: Vec::new(),
+            accepts: false,
+            counts: ServerCounts::default(),
+        })
+    }
+
+    /// Where it listens, with the port that was free.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Ends the wait of [`Self::turn`] from another thread.
+    #[must_use]
+    pub fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.waker)
+    }
+
+    /// What it has counted so far.
+    #[must_use]
+    pub const fn counts(&self) -> ServerCounts {
+        self.counts
+    }
+
+    /// Peers that are connected.
+    #[must_use]
+    pub const fn peers(&self) -> usize {
+        self.connected
+    }
+
+    /// Waits for something to do, at most so long, and does it: a turn for every peer. Messages are added to `received`.
+    ///
+    /// # Errors
+    /// The event loop failed; nothing more will come.
+    pub fn turn(&mut self, wait: Duration, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> io::Result<()> {
+        let mut events = Events::with_capacity(POLL_EVENTS);
+        let wait = if self.unread.is_empty() { wait } else { Duration::ZERO };
+        match self.poll.poll(&mut events, Some(wait)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        for place in std::mem::take(&mut self.unread) {
+            self.attend(place, now_ms, received);
+        }
+        for event in &events {
+            match event.token() {
+                WAKER => {}
+                LISTENER => self.accepts = true,
+                Token(place) => self.attend(place, now_ms, received),
+            }
+        }
+        if self.accepts {
+            self.accept(now_ms);
+        }
+        self.see_overdue(now_ms);
+        Ok(())
+    }
+
+    /// Sends a message, given as pieces of its bytes, to one peer.
+    pub fn send(&mut self, peer: PeerId, pieces: impl IntoIterator<Item = Bytes>) -> Sent {
+        let found = self.peers.get_mut(peer.place).and_then(Option::as_mut);
+        let Some(connected) = found.filter(|connected| connected.number == peer.number) else { return Sent::Gone };
+        match connected.send(&self.plan, pieces) {
+            Ok(sent) => sent,
+            Err(_) => {
+                self.close(peer.place);
+                Sent::Gone
+            }
+        }
+    }
+
+    /// Sends a message to every peer that has subscribed; one for which too much waits misses it.
+    pub fn publish(&mut self, message: &Bytes) {
+        for place in 0..self.peers.len() {
+            let Some(connected) = self.peers[place].as_mut().filter(|connected| connected.subscriptions > 0) else {
+                continue;
+            };
+            match connected.send(&self.plan, [message.clone()]) {
+                Ok(Sent::Yes | Sent::Gone) => {}
+                Ok(Sent::Full) => self.counts.messages_dropped += 1,
+                Err(_) => self.close(place),
+            }
+        }
+    }
+
+    fn close(&mut self, place: usize) {
+        if self.peers.get_mut(place).and_then(Option::take).is_some() {
+            self.connected -= 1;
+        }
+    }
+
+    /// Takes connections until none waits or there is no descriptor for one.
+    fn accept(&mut self, now_ms: u64) {
+        // Connections that are refused at once must not keep the peers waiting either.
+        for _ in 0..RELAY_PEERS_MAX {
+            match self.listener.accept() {
+                Ok((stream, address)) => self.take_in(stream, address, now_ms),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.accepts = false;
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // It has gone already, or there is no descriptor for it: tried again in the next turn.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn take_in(&mut self, stream: Stream, address: Option<IpAddr>, now_ms: u64) {
+        let from_there = || self.peers.iter().flatten().filter(|peer| peer.address == address).count();
+        if self.connected >= RELAY_PEERS_MAX || (address.is_some() && from_there() >= RELAY_PEERS_PER_ADDRESS_MAX) {
+            self.counts.peers_refused += 1;
+            return;
+        }
+        let place = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
+        let mut wire = Wire::new(stream, Decoder::new(self.plan.role, self.plan.bounds));
+        wire.queue(codec::greeting());
+        if wire.register(self.poll.registry(), Token(place)).is_err() {
+            self.counts.peers_refused += 1;
+            return;
+        }
+        self.next_number += 1;
+        let number = self.next_number;
+        let connected =
+            Connected { number, wire, address, is_ready: false, subscriptions: 0, moved_ms: now_ms, sent_bytes: 0 };
+        match self.peers.get_mut(place) {
+            Some(free) => *free = Some(connected),
+            None => self.peers.push(Some(connected)),
+        }
+        self.connected += 1;
+        // What came before the registration is signalled by it.
+    }
+
+    /// One peer's turn.
+    fn attend(&mut self, place: usize, now_ms: u64, received: &mut Vec<(PeerId, Message)>) {
+        let Some(connected) = self.peers.get_mut(place).and_then(Option::as_mut) else { return };
+        match connected.attend(self.plan.role, place, now_ms, received) {
+            Ok(true) => {}
+            Ok(false) => self.unread.push(place),
+            Err(broken) => {
+                if matches!(broken, Broken::Refused(_)) {
+                    self.counts.peers_cut += 1;
+                    let times = self.counts.peers_cut;
+                    if times.is_power_of_two() {
+                        let (address, endpoint) = (connected.address, &self.endpoint);
+                        tracing::warn!(?address, endpoint, times, ?broken, "a peer of the relay was cut");
+                    }
+                }
+                self.close(place);
+            }
+        }
+    }
+
+    /// Cuts peers that are too slow to shake hands or to read.
+    fn see_overdue(&mut self, now_ms: u64) {
+        for place in 0..self.peers.len() {
+            let Some(connected) = &mut self.peers[place] else { continue };
+            if connected.sent_bytes != connected.wire.sent_bytes()
+                || (connected.is_ready && connected.wire.waiting().0 == 0)
+            {
+                connected.sent_bytes = connected.wire.sent_bytes();
+                if connected.is_ready {
+                    connected.moved_ms = now_ms;
+                }
+            }
+            let still_ms = now_ms.saturating_sub(connected.moved_ms);
+            if !connected.is_ready && still_ms >= RELAY_HANDSHAKE_MS_MAX {
+                self.counts.peers_cut += 1;
+                self.close(place);
+            } else if still_ms >= RELAY_PEER_STALL_MS_MAX {
+                self.counts.peers_stalled += 1;
+                self.close(place);
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            // Another server may have taken the place; there is nobody to tell.
+            drop(std::fs::remove_file(file));
+        }
+    }
+}
+
+impl Connected {
+    fn send(
+        &mut self,
+        plan: &ServerPlan,
+        pieces: impl IntoIterator<Item = Bytes>,
+    ) -> std::result::Result<Sent, Broken> {
+        let (bytes, messages) = self.wire.waiting();
+        if bytes > 0 && (bytes >= plan.waiting_bytes_max || messages >= plan.waiting_messages_max) {
+            self.wire.flush()?;
+            let (bytes, messages) = self.wire.waiting();
+            if bytes > 0 && (bytes >= plan.waiting_bytes_max || messages >= plan.waiting_messages_max) {
+                return Ok(Sent::Full);
+            }
+        }
+        pieces.into_iter().for_each(|piece| self.wire.queue(piece));
+        self.wire.flush()?;
+        Ok(Sent::Yes)
+    }
+
+    /// Reads its share of a turn; `true` = there is no more.
+    fn attend(
+        &mut self,
+        role: Role,
+        place: usize,
+        now_ms: u64,
+        received: &mut Vec<(PeerId, Message)>,
+    ) -> std::result::Result<bool, Broken> {
+        let mut budget_bytes = RELAY_PEER_TURN_BYTES_MAX;
+        loop {
+            self.wire.flush()?;
+            match self.wire.next(&mut budget_bytes)? {
+                Step::Item(Item::Greeted) => self.wire.queue(codec::ready(role)),
+                Step::Item(Item::Ready) => (self.is_ready, self.moved_ms) = (true, now_ms),
+                Step::Item(Item::Ping(context)) => self.wire.reply(codec::pong(&context)),
+                Step::Item(Item::Subscribe(prefix)) => self.subscribe(&prefix),
+                Step::Item(Item::Cancel(prefix)) => self.cancel(&prefix),
+                Step::Item(Item::Pong) => {}
+                Step::Item(Item::Message(message)) if role == Role::Publisher => match message.last.split_first() {
+                    Some((1, prefix)) => self.subscribe(prefix),
+                    Some((0, prefix)) => self.cancel(prefix),
+                    _ => {}
+                },
+                Step::Item(Item::Message(message)) => {
+                    received.push((PeerId { place, number: self.number }, message));
+                }
+                Step::Drained => return Ok(true),
+                Step::Budget => return Ok(false),
+            }
+        }
+    }
+
+    fn subscribe(&mut self, prefix: &[u8]) {
+        self.subscriptions = self.subscriptions.saturating_add(u64::from(prefix.is_empty()));
+    }
+
+    fn cancel(&mut self, prefix: &[u8]) {
+        self.subscriptions = self.subscriptions.saturating_sub(u64::from(prefix.is_empty()));
+    }
+}
+
+/// A listener, how its endpoint is written, and its file.
+fn listen(address: &Address) -> io::Result<(Listener, String, Option<PathBuf>)> {
+    match address {
+        Address::Ip(address) => tcp(*address),
+        Address::Name { host, port } => {
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in (host.as_str(), *port).to_socket_addrs()? {
+                match tcp(address) {
+                    Ok(listening) => return Ok(listening),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+        Address::Path(path) => {
+            let listener = UnixListener::bind(path).or_else(|error| {
+                if error.kind() == io::ErrorKind::AddrInUse && is_left_behind(path) {
+                    std::fs::remove_file(path)?;
+                    return UnixListener::bind(path);
+                }
+                Err(error)
+            })?;
+            Ok((Listener::Unix(listener), format!("ipc://{}", path.display()), Some(path.clone())))
+        }
+        Address::Abstract(name) => {
+            let listener = UnixListener::bind_addr(&abstract_address(name)?)?;
+            Ok((Listener::Unix(listener), format!("ipc://@{}", String::from_utf8_lossy(name)), None))
+        }
+    }
+}
+
+fn tcp(address: std::net::SocketAddr) -> io::Result<(Listener, String, Option<PathBuf>)> {
+    let listener = TcpListener::bind(address)?;
+    let endpoint = format!("tcp://{}", listener.local_addr()?);
+    Ok((Listener::Tcp(listener), endpoint, None))
+}
+
+/// Whether a socket's file is there and nobody listens on it: its process was killed.
+fn is_left_behind(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = || {
+        std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    is_socket && refused()
+}

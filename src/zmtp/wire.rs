@@ -1,0 +1,256 @@
+//! One connection: a stream that never blocks, the decoder of what arrives, and what waits to be sent.
+//!
+//! A message's payload is the memory it was received into: small messages share the block of one read, a large one gets
+//! a block of its own that doubles as its bytes arrive. A connection between two messages holds no memory.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use bytes::{Buf as _, Bytes};
+use mio::event::Source;
+use mio::net::{TcpStream, UnixStream};
+use mio::{Interest, Registry, Token};
+
+use super::codec::{Decoder, Item, Refusal};
+use crate::limits::ZMQ_READ_BYTES;
+
+/// Pieces that one system call sends.
+const WRITE_PIECES: usize = 16;
+
+thread_local! {
+    /// A block that was taken for a read and got nothing.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// A stream of either transport.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub(super) fn source(&mut self) -> &mut dyn Source {
+        match self {
+            Self::Tcp(stream) => stream,
+            Self::Unix(stream) => stream,
+        }
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write_vectored(pieces),
+            Self::Unix(stream) => stream.write_vectored(pieces),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The peer closed it, or the network did.
+    Ended,
+    /// The peer said what it may not.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Broken {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// What is there to be read.
+#[derive(Debug)]
+pub(super) enum Step {
+    Item(Item),
+    /// There is no more for now: the event loop will signal what comes.
+    Drained,
+    /// The budget of this call is used up, and there may be more.
+    Budget,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: Stream,
+    decoder: Decoder,
+    /// What was received and not yet decoded; after a decoder's `None` the beginning of a frame.
+    input: Bytes,
+    /// What is being received: the same beginning, and more behind it until that is `needed_bytes` long.
+    filling: Vec<u8>,
+    needed_bytes: usize,
+    outgoing: VecDeque<Bytes>,
+    outgoing_bytes: usize,
+    sent_bytes: u64,
+    received_bytes: u64,
+    /// Where in the bytes sent the last reply ends.
+    reply_ends: u64,
+}
+
+impl Wire {
+    pub(super) fn new(stream: Stream, decoder: Decoder) -> Self {
+        Self {
+            stream,
+            decoder,
+            input: Bytes::new(),
+            filling: Vec::new(),
+            needed_bytes: 0,
+            outgoing: VecDeque::new(),
+            outgoing_bytes: 0,
+            sent_bytes: 0,
+            received_bytes: 0,
+            reply_ends: 0,
+        }
+    }
+
+    pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(self.stream.source(), token, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    pub(super) fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.reregister(self.stream.source(), token, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    pub(super) fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Bytes the kernel has taken so far.
+    pub(super) const fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Bytes received so far.
+    pub(super) const fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// Bytes and pieces that wait to be sent.
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        (self.outgoing_bytes, self.outgoing.len())
+    }
+
+    /// The next item, reading for it up to `budget_bytes`, which is lowered by what was read.
+    pub(super) fn next(&mut self, budget_bytes: &mut usize) -> Result<Step, Broken> {
+        loop {
+            if self.filling.is_empty() {
+                if let Some(item) = self.decoder.next(&mut self.input)? {
+                    return Ok(Step::Item(item));
+                }
+                self.begin_fill();
+            }
+            if *budget_bytes == 0 {
+                return Ok(Step::Budget);
+            }
+            match self.fill()? {
+                None => return Ok(Step::Drained),
+                Some(read) => *budget_bytes = budget_bytes.saturating_sub(read),
+            }
+            if self.filling.len() >= self.needed_bytes {
+                self.input = Bytes::from(std::mem::take(&mut self.filling));
+            }
+        }
+    }
+
+    /// Moves the beginning of a frame to where the rest of it will be received.
+    fn begin_fill(&mut self) {
+        self.needed_bytes = self.input.len() + self.decoder.missing_bytes();
+        if !self.input.is_empty() {
+            self.filling.reserve(ZMQ_READ_BYTES.max(self.input.len()));
+            self.filling.extend_from_slice(&self.input);
+            self.input = Bytes::new();
+        }
+    }
+
+    /// Reads once; `None` = there is nothing.
+    fn fill(&mut self) -> Result<Option<usize>, Broken> {
+        if self.filling.capacity() == 0 {
+            self.filling = SPARE.take();
+        }
+        let held = self.filling.len();
+        if self.filling.capacity() == held {
+            // As much again as has arrived: a peer's word alone takes no memory.
+            let missing = self.needed_bytes.saturating_sub(held);
+            self.filling.reserve_exact(missing.min(held).max(ZMQ_READ_BYTES));
+        }
+        loop {
+            match rustix::io::read(&self.stream, rustix::buffer::spare_capacity(&mut self.filling)) {
+                Ok(0) => return Err(Broken::Ended),
+                Ok(read) => {
+                    self.received_bytes += read as u64;
+                    return Ok(Some(read));
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    if self.filling.is_empty() {
+                        SPARE.set(std::mem::take(&mut self.filling));
+                    }
+                    return Ok(None);
+                }
+                Err(_) => return Err(Broken::Ended),
+            }
+        }
+    }
+
+    /// Lets bytes wait to be sent.
+    pub(super) fn queue(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.outgoing_bytes += bytes.len();
+            self.outgoing.push_back(bytes);
+        }
+    }
+
+    /// As [`Self::queue`], for the answer to something that the peer can send without end: one answer waits at most.
+    pub(super) fn reply(&mut self, bytes: Bytes) {
+        if self.sent_bytes >= self.reply_ends {
+            self.queue(bytes);
+            self.reply_ends = self.sent_bytes + self.outgoing_bytes as u64;
+        }
+    }
+
+    /// Sends what the kernel takes.
+    pub(super) fn flush(&mut self) -> Result<(), Broken> {
+        while !self.outgoing.is_empty() {
+            let mut pieces = [IoSlice::new(&[]); WRITE_PIECES];
+            let count = self.outgoing.len().min(WRITE_PIECES);
+            for (piece, bytes) in pieces.iter_mut().zip(&self.outgoing) {
+                *piece = IoSlice::new(bytes);
+            }
+            match self.stream.write_vectored(&pieces[..count]) {
+                Ok(0) => return Err(Broken::Ended),
+                Ok(sent) => self.sent(sent),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // Linux says so of a connection that is still being made.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
+                Err(_) => return Err(Broken::Ended),
+            }
+        }
+        Ok(())
+    }
+
+    fn sent(&mut self, mut bytes: usize) {
+        self.sent_bytes += bytes as u64;
+        self.outgoing_bytes -= bytes;
+        while let Some(front) = self.outgoing.front_mut() {
+            if bytes < front.len() {
+                front.advance(bytes);
+                return;
+            }
+            bytes -= front.len();
+            self.outgoing.pop_front();
+        }
+    }
+}

@@ -229,8 +229,8 @@ pub const RELAY_BUFFER_BYTES_DEFAULT: usize = 256 << 20;
 pub const RELAY_ANSWERS_MAX: usize = 64;
 /// Messages of one answer sent before the next has its turn.
 pub const RELAY_ANSWER_TURN_MESSAGES_MAX: usize = 64;
-/// Messages of one answer that wait in libzmq for whoever asked.
-pub const RELAY_ANSWER_MESSAGES_MAX: i32 = 256;
+/// Pieces of one answer that wait for whoever asked; a message is two.
+pub const RELAY_ANSWER_MESSAGES_MAX: usize = 512;
 /// How long whoever asked may take nothing before the answer is given up, milliseconds.
 pub const RELAY_ANSWER_STALL_MS_MAX: u64 = 10_000;
 /// Bytes of one snapshot; a worker that holds more has none.

@@ -12,7 +12,10 @@ mod client;
 pub(super) use client::{Answer, Lost, ReplayClient};
 
 use crate::event::recovery::Aim;
-use crate::limits::{REPLAY_BYTES_GUESSED, REPLAYS_AT_ONCE_MAX, REPLAYS_UNDER_WAY_BYTES_MAX};
+use crate::limits::{
+    REPLAY_BYTES_GUESSED, REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX, REPLAYS_AT_ONCE_MAX,
+    REPLAYS_UNDER_WAY_BYTES_MAX,
+};
 
 /// One replay that was asked for.
 pub(super) struct Replay {
@@ -21,9 +24,16 @@ pub(super) struct Replay {
     pub(super) bytes: usize,
     /// Payload bytes expected.
     pub(super) reckoned_bytes: usize,
+    /// When it was asked for, milliseconds.
+    pub(super) asked_ms: u64,
 }
 
 impl Replay {
+    /// Whether it has gone on for longer than any honest one: it would keep its place for ever.
+    pub(super) const fn is_endless(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.asked_ms) >= REPLAY_WHOLE_MS_MAX || self.bytes > REPLAY_SNAPSHOT_BYTES_MAX
+    }
+
     /// What it counts for.
     pub(super) fn under_way_bytes(&self) -> usize {
         self.bytes.max(self.reckoned_bytes)

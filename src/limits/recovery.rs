@@ -16,6 +16,11 @@ pub const REPLAYS_UNDER_WAY_BYTES_MAX: usize = 256 << 20;
 pub const REPLAY_BYTES_GUESSED: usize = 16 << 20;
 /// Bytes that a replay may bring; it is then broken off and asked for again from where it stands.
 pub const REPLAY_BYTES_MAX: usize = 256 << 20;
+/// How long one replay, with its snapshot, may take from the question to its end, milliseconds; it is then broken off
+/// and asked for again, as one that was not answered.
+pub const REPLAY_WHOLE_MS_MAX: u64 = 600_000;
+/// Bytes that a replay with a snapshot may bring: the largest snapshot and the batches behind it.
+pub const REPLAY_SNAPSHOT_BYTES_MAX: usize = super::RELAY_SNAPSHOT_BYTES_MAX + REPLAY_BYTES_MAX;
 /// Replayed batches taken for one worker before the next has its turn.
 pub const REPLAY_TURN_BATCHES_MAX: usize = 64;
 /// Bytes of those batches.

@@ -8,7 +8,11 @@ counters! {
         Batches = "relay_batches", "Batches sent.";
         BatchBytes = "relay_batch_bytes", "Bytes of their payloads.";
         Heartbeats = "relay_heartbeats", "Heartbeats sent.";
-        SendsFailed = "relay_sends_failed", "Batches and heartbeats that the socket did not take.";
+        SendsFailed = "relay_sends_failed", "Batches and heartbeats not sent to anybody because too many waited for the sending thread.";
+        MessagesDropped = "relay_messages_dropped", "Messages that one subscriber did not get because too much waited for it; it asks for them.";
+        PeersRefused = "relay_peers_refused", "Connections refused because too many were open, over all or from one address.";
+        PeersCut = "relay_peers_cut", "Connections cut because of what came over them, or because the handshake took too long.";
+        PeersStalled = "relay_peers_stalled", "Connections cut because their peer read nothing for too long.";
         Generations = "relay_generations", "Times a new generation began because no batch could say what changed.";
         BatchesForgotten = "relay_batches_forgotten", "Batches dropped from the replay buffer because it was full.";
         Questions = "relay_questions", "Replays asked for.";

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use crossbeam::channel::{self, Receiver, TryRecvError};
 use parking_lot::Mutex;
-use zmq::Socket;
 
 use super::answer::{Answer, Message, Step};
+use super::outbound::count;
 use super::publication::Kept;
 use super::snapshot::{Failure, Progress, TakenSnapshot};
 use crate::event::flat::UNNUMBERED;
@@ -19,10 +20,11 @@ use crate::limits::{
     RELAY_SNAPSHOT_KEPT_MS, RELAY_SNAPSHOT_REST_MS, RELAY_WAIT_MS,
 };
 use crate::metrics::{CounterSet, RelayCounter};
+use crate::zmtp::{self, PeerId, Sent, Server, ServerCounts};
 
 /// Who asked, and what is still to be sent there.
 struct Asker {
-    identity: Vec<u8>,
+    peer: PeerId,
     answer: Answer,
     moved_at_ms: u64,
 }
@@ -36,21 +38,17 @@ struct Current {
     used_at_ms: u64,
 }
 
-/// What came of an attempt to send.
-enum Sent {
-    Yes,
-    Full,
-    Gone,
-}
-
 pub(super) struct Answering {
-    pub(super) socket: Socket,
+    pub(super) server: Server,
     pub(super) worker: Worker,
     pub(super) name: RelayName,
     pub(super) ingest: Arc<IngestHandle>,
     pub(super) kept: Arc<Mutex<Kept>>,
     pub(super) counters: Arc<CounterSet<RelayCounter>>,
     pub(super) ends: Arc<AtomicBool>,
+    counted: ServerCounts,
+    /// Messages that came and are not yet looked at.
+    questions: Vec<(PeerId, zmtp::Message)>,
     askers: Vec<Asker>,
     current: Option<Current>,
     snapshots: u64,
@@ -59,45 +57,65 @@ pub(super) struct Answering {
 
 impl Answering {
     pub(super) fn new(
-        socket: Socket,
+        server: Server,
         (worker, name): (Worker, RelayName),
         ingest: Arc<IngestHandle>,
         kept: Arc<Mutex<Kept>>,
         counters: Arc<CounterSet<RelayCounter>>,
         ends: Arc<AtomicBool>,
     ) -> Self {
-        let (askers, current, started) = (Vec::new(), None, Instant::now());
-        Self { socket, worker, name, ingest, kept, counters, ends, askers, current, snapshots: 0, started }
+        Self {
+            server,
+            worker,
+            name,
+            ingest,
+            kept,
+            counters,
+            ends,
+            counted: ServerCounts::default(),
+            questions: Vec::new(),
+            askers: Vec::new(),
+            current: None,
+            snapshots: 0,
+            started: Instant::now(),
+        }
     }
 
-    /// Answers until it is told to end, or its socket fails.
+    /// Answers until it is told to end, or its event loop fails.
     pub(super) fn run(&mut self) {
         // Relaxed: nothing else hangs on it.
         while !self.ends.load(Ordering::Relaxed) {
             let wait_ms = if self.askers.is_empty() { RELAY_WAIT_MS } else { RELAY_REST_MS };
-            match self.socket.poll(zmq::POLLIN, wait_ms as i64) {
-                Ok(0) | Err(zmq::Error::EINTR) => {}
-                Ok(_) => self.questions(),
-                Err(error) => {
-                    tracing::error!(%error, "the replay socket failed; lost batches are not sent again any more");
-                    return;
-                }
+            if !self.questions(wait_ms) {
+                return;
             }
-            let now_ms = self.started.elapsed().as_millis() as u64;
+            let now_ms = self.now_ms();
             self.take_parts(now_ms);
             // As long as anything can be sent nothing is waited for, but questions are looked at in between.
             while self.turn(now_ms) && !self.ends.load(Ordering::Relaxed) {
-                self.questions();
+                if !self.questions(0) {
+                    return;
+                }
                 self.take_parts(now_ms);
             }
         }
     }
 
-    /// Takes every question that is there.
-    fn questions(&mut self) {
-        while let Ok(mut frames) = self.socket.recv_multipart(zmq::DONTWAIT) {
-            let from = frames.last().and_then(|frame| <[u8; 8]>::try_from(frame.as_slice()).ok());
-            let (Some(from), true) = (from.map(u64::from_be_bytes), (2..=3).contains(&frames.len())) else {
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Waits for questions, at most so long, and takes every one that is there; `false` = the event loop failed.
+    fn questions(&mut self, wait_ms: u64) -> bool {
+        let (mut questions, now_ms) = (std::mem::take(&mut self.questions), self.now_ms());
+        if let Err(error) = self.server.turn(Duration::from_millis(wait_ms), now_ms, &mut questions) {
+            tracing::error!(%error, "the event loop of replays failed; lost batches are not sent again any more");
+            return false;
+        }
+        count(&self.counters, &mut self.counted, self.server.counts());
+        for (peer, question) in questions.drain(..) {
+            let from = <[u8; 8]>::try_from(&question.last[..]).ok();
+            let (Some(from), true) = (from.map(u64::from_be_bytes), (1..=2).contains(&question.parts)) else {
                 self.counters.bump(RelayCounter::QuestionsMisframed);
                 continue;
             };
@@ -108,12 +126,12 @@ impl Answering {
                 continue;
             }
             tracing::debug!(from, "replay asked for");
-            let (identity, answer) = (frames.swap_remove(0), Answer::new(EventSeq(from)));
             // Whoever asks once more wants no other answer.
-            self.askers.retain(|asker| asker.identity != identity);
-            let moved_at_ms = self.started.elapsed().as_millis() as u64;
-            self.askers.push(Asker { identity, answer, moved_at_ms });
+            self.askers.retain(|asker| asker.peer != peer);
+            self.askers.push(Asker { peer, answer: Answer::new(EventSeq(from)), moved_at_ms: now_ms });
         }
+        self.questions = questions;
+        true
     }
 
     /// Takes what there is of the dump that the snapshot is made of.
@@ -177,7 +195,7 @@ impl Answering {
                     return (false, number > 0);
                 }
             };
-            match self.send(&asker.identity, &message) {
+            match self.send(asker.peer, &message) {
                 Sent::Yes => {
                     asker.answer.sent(&message);
                     asker.moved_at_ms = now_ms;
@@ -231,18 +249,14 @@ impl Answering {
         self.current = Some(Current { snapshot, parts, forgotten, used_at_ms: now_ms });
     }
 
-    fn send(&self, identity: &[u8], message: &Message) -> Sent {
-        let (seq, payload): (EventSeq, &[u8]) = match message {
-            Message::Batch(seq, payload) => (*seq, payload),
-            Message::Part(payload) => (UNNUMBERED, payload),
-            Message::End => (UNNUMBERED, b""),
+    fn send(&mut self, peer: PeerId, message: &Message) -> Sent {
+        let (seq, payload) = match message {
+            Message::Batch(seq, payload) => (*seq, Bytes::from_owner(Arc::clone(payload))),
+            Message::Part(payload) => (UNNUMBERED, Bytes::from_owner(Arc::clone(payload))),
+            Message::End => (UNNUMBERED, Bytes::new()),
         };
-        let frames: [&[u8]; 5] = [identity, b"", b"", &seq.0.to_be_bytes(), payload];
-        match self.socket.send_multipart(frames, zmq::DONTWAIT) {
-            Ok(()) => Sent::Yes,
-            Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => Sent::Full,
-            Err(_) => Sent::Gone,
-        }
+        let head = zmtp::head(&[b"", b"", &seq.0.to_be_bytes()], payload.len());
+        self.server.send(peer, [Bytes::from(head), payload])
     }
 }
 

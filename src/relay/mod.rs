@@ -3,7 +3,7 @@
 //! lets a router tell whether it has all of it.
 //!
 //! ```text
-//! engine → ingest (as in the daemon) → republisher → PUB                       → routers
+//! engine → ingest (as in the daemon) → republisher → outbound → PUB            → routers
 //!                                                  → buffer → ROUTER, on demand → routers
 //!                                    → dump → snapshot → ROUTER, on demand      → routers
 //! ```
@@ -13,14 +13,15 @@
 //! * Lost batches are asked for as engines are asked. What the buffer no longer has is sent as a snapshot, as of a
 //!   watermark, and then the batches behind it: so a router that comes late holds all that the relay holds.
 //!
-//! The ingest thread sends; it waits for nobody. A second thread answers questions, a few at once, each as fast as
-//! whoever asked takes it. All that is kept for them is bounded: batches in number and bytes, one snapshot, libzmq's
-//! queues.
+//! The ingest thread makes the stream and waits for nobody. A second thread sends it to all who subscribe. A third
+//! answers questions, a few at once, each as fast as whoever asked takes it. All that is kept is bounded: batches in
+//! number and bytes, one snapshot, peers, what each may send and what waits for it ([`crate::zmtp`]).
 
 mod answer;
 mod answering;
 mod buffer;
 mod exposition;
+mod outbound;
 mod publication;
 mod run;
 mod snapshot;
@@ -36,7 +37,6 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rand::RngExt;
-use zmq::{Socket, SocketType};
 
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
@@ -44,14 +44,36 @@ use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
 use crate::index::{self, ShardLimits};
 use crate::ingest::{self, IngestConfig, IngestHandle, Publisher, RelayName, Republisher, ShardPlan, WorkerView};
 use crate::limits::{
-    RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT, RELAY_HEARTBEAT_MS,
-    WORKER_BLOCKS_MAX_DEFAULT, ZMQ_RECEIVE_MESSAGES_MAX,
+    RELAY_ANSWER_BYTES_MAX, RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT,
+    RELAY_HEARTBEAT_MS, RELAY_REQUEST_BYTES_MAX, RELAY_REQUEST_PARTS_MAX, RELAY_SUBSCRIBER_BYTES_MAX,
+    RELAY_SUBSCRIBER_MESSAGES_MAX, WORKER_BLOCKS_MAX_DEFAULT, ZMQ_COMMAND_BYTES_MAX,
 };
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::trust::Trust;
+use crate::zmtp::{Bounds, Role, Server, ServerPlan};
 use answering::Answering;
 use exposition::Sources;
+use outbound::{Outbound, Sending};
 use publication::{Kept, Publication};
+
+/// What a peer of either port may send: a subscription or a question.
+const REQUESTS: Bounds = Bounds {
+    message_bytes_max: RELAY_REQUEST_BYTES_MAX,
+    parts_max: RELAY_REQUEST_PARTS_MAX,
+    command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
+};
+const PUBLISHING: ServerPlan = ServerPlan {
+    role: Role::Publisher,
+    bounds: REQUESTS,
+    waiting_bytes_max: RELAY_SUBSCRIBER_BYTES_MAX,
+    waiting_messages_max: RELAY_SUBSCRIBER_MESSAGES_MAX,
+};
+const REPLAYING: ServerPlan = ServerPlan {
+    role: Role::Router,
+    bounds: REQUESTS,
+    waiting_bytes_max: RELAY_ANSWER_BYTES_MAX,
+    waiting_messages_max: RELAY_ANSWER_MESSAGES_MAX,
+};
 
 /// What a relay is told once.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,7 +141,7 @@ pub struct Relay {
     sources: Sources,
     ingest: Arc<IngestHandle>,
     ends: Arc<AtomicBool>,
-    answering: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Relay {
@@ -129,10 +151,9 @@ impl Relay {
     /// [`Kind::Config`] where an endpoint cannot be bound or the engine's cannot be used, [`Kind::System`] where there
     /// are no sockets or threads left.
     pub fn start(plan: &RelayPlan) -> Result<Self> {
-        let context = zmq::Context::new();
-        let publishing = bound(&context, SocketType::PUB, ZMQ_RECEIVE_MESSAGES_MAX, &plan.endpoint)?;
-        let replaying = bound(&context, SocketType::ROUTER, RELAY_ANSWER_MESSAGES_MAX, &plan.replay)?;
-        let (endpoint, replay) = (endpoint_of(&publishing)?, endpoint_of(&replaying)?);
+        let publishing = Server::bind(&plan.endpoint, PUBLISHING)?;
+        let replaying = Server::bind(&plan.replay, REPLAYING)?;
+        let (endpoint, replay) = (publishing.endpoint().to_owned(), replaying.endpoint().to_owned());
         let counters = Arc::new(CounterSet::default());
         let kept = Arc::new(Mutex::new(Kept {
             buffer: ReplayBuffer::new(plan.buffer_batches_max, plan.buffer_bytes_max),
@@ -142,7 +163,9 @@ impl Relay {
         // The number is the router's to give; the rank is the engine's own.
         let generation = rand::rng().random_range(1..=u64::MAX);
         let name = RelayName { generation, worker_id: None, dp_rank: Some(DpRank(plan.worker.rank.0)) };
-        let outlet = Publication { socket: publishing, kept: Arc::clone(&kept), counters: Arc::clone(&counters) };
+        let outbound = Arc::new(Outbound::new(publishing.waker()));
+        let outlet =
+            Publication { outbound: Arc::clone(&outbound), kept: Arc::clone(&kept), counters: Arc::clone(&counters) };
         let republisher = Republisher::new(name, plan.heartbeat_ms, Box::new(outlet));
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
         let fleet = Arc::new(Fleet::new(FleetTable::default()));
@@ -155,6 +178,8 @@ impl Relay {
             ));
         }
         let (ingest, ends) = (Arc::new(ingest), Arc::new(AtomicBool::new(false)));
+        let mut sending =
+            Sending { server: publishing, outbound, counters: Arc::clone(&counters), ends: Arc::clone(&ends) };
         let mut answering = Answering::new(
             replaying,
             (plan.worker, name),
@@ -163,14 +188,20 @@ impl Relay {
             Arc::clone(&counters),
             Arc::clone(&ends),
         );
-        let thread = std::thread::Builder::new().name("relay-answers".into()).spawn(move || answering.run());
-        let answering = thread.map_err(|cause| {
-            Error::new(Kind::System, "cannot start the thread that answers", "check the limit of threads")
-                .caused_by(cause)
-        })?;
+        let mut relay = Self {
+            endpoint,
+            replay,
+            sources: Sources { worker: plan.worker, view, counters },
+            ingest,
+            ends,
+            threads: Vec::new(),
+        };
+        // Dropping the relay ends those that have started.
+        relay.threads.push(thread("relay-sends", move || sending.run())?);
+        relay.threads.push(thread("relay-answers", move || answering.run())?);
+        let (endpoint, replay) = (&relay.endpoint, &relay.replay);
         tracing::info!(%endpoint, %replay, engine = plan.source.endpoint, generation, "relay runs");
-        let sources = Sources { worker: plan.worker, view, counters };
-        Ok(Self { endpoint, replay, sources, ingest, ends, answering: Some(answering) })
+        Ok(relay)
     }
 
     /// Where it publishes.
@@ -200,7 +231,7 @@ impl Relay {
     /// Whether its threads run; they end by themselves only by a fault, which they have logged.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.ingest.is_running() && self.answering.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.ingest.is_running() && self.threads.iter().all(|thread| !thread.is_finished())
     }
 }
 
@@ -208,10 +239,10 @@ impl Drop for Relay {
     fn drop(&mut self) {
         // Relaxed: nothing else hangs on it.
         self.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.answering.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that answers replays panicked");
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the relay panicked");
+            }
         }
     }
 }
@@ -242,32 +273,8 @@ fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
     Ok(ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] })
 }
 
-fn bound(context: &zmq::Context, kind: SocketType, send_messages_max: i32, endpoint: &str) -> Result<Socket> {
-    let open = || -> zmq::Result<Socket> {
-        let socket = context.socket(kind)?;
-        socket.set_linger(0)?;
-        socket.set_ipv6(endpoint.starts_with("tcp://["))?;
-        socket.set_sndhwm(send_messages_max)?;
-        if kind == SocketType::ROUTER {
-            // Without it what does not fit is dropped without a word.
-            socket.set_router_mandatory(true)?;
-        }
-        Ok(socket)
-    };
-    let socket = open().map_err(|cause| {
-        Error::new(Kind::System, "cannot open a socket of the relay", "raise the limit of open files").caused_by(cause)
-    })?;
-    socket.bind(endpoint).map_err(|cause| {
-        let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
-        Error::new(Kind::Config, format!("cannot bind `{endpoint}`"), remedy).caused_by(cause)
-    })?;
-    Ok(socket)
-}
-
-fn endpoint_of(socket: &Socket) -> Result<String> {
-    socket
-        .get_last_endpoint()
-        .ok()
-        .and_then(std::result::Result::ok)
-        .ok_or_else(|| Error::new(Kind::System, "a bound socket does not say where", "check the limit of open files"))
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|cause| {
+        Error::new(Kind::System, "cannot start a thread of the relay", "check the limit of threads").caused_by(cause)
+    })
 }

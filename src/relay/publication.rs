@@ -1,16 +1,17 @@
-//! Where a relay's stream goes: its PUB socket, and the buffer it is replayed from.
+//! Where a relay's stream goes: to the thread that sends it, and into the buffer it is replayed from.
 
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use zmq::Socket;
 
 use super::buffer::ReplayBuffer;
+use super::outbound::Outbound;
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
 use crate::ingest::{Outlet, Republished};
 use crate::metrics::{CounterSet, RelayCounter};
+use crate::zmtp;
 
 /// What the ingest thread, which sends, and the thread that answers questions share.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) struct Kept {
 
 /// The sending side, on the ingest thread.
 pub(super) struct Publication {
-    pub(super) socket: Socket,
+    pub(super) outbound: Arc<Outbound>,
     pub(super) kept: Arc<Mutex<Kept>>,
     pub(super) counters: Arc<CounterSet<RelayCounter>>,
 }
@@ -37,13 +38,12 @@ impl fmt::Debug for Publication {
 
 impl Publication {
     fn send(&self, seq: EventSeq, payload: &[u8]) {
-        let frames: [&[u8]; 3] = [b"", &seq.0.to_be_bytes(), payload];
-        // PUB never waits: who is too slow misses messages, sees that, and asks for them.
-        if let Err(error) = self.socket.send_multipart(frames, zmq::DONTWAIT) {
+        // Nothing is waited for: who misses a message sees that, and asks for it.
+        if !self.outbound.push(zmtp::message(&[b"", &seq.0.to_be_bytes()], payload)) {
             self.counters.bump(RelayCounter::SendsFailed);
             let times = self.counters.get(RelayCounter::SendsFailed);
             if times.is_power_of_two() {
-                tracing::warn!(%error, times, "a message was not sent; who listens has to ask for it");
+                tracing::warn!(times, "too much waits to be sent; who listens has to ask for what is not");
             }
         }
     }

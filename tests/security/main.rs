@@ -32,6 +32,8 @@
 //! | `QUEUE_REQUESTS_…`, `QUEUE_BYTES_MAX`, `QUEUE_SETS_MAX` | unit tests of `queue`; test `queue` |
 //! | `serve.user_share_percent` of connections, receive memory, lanes and waiting requests | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
+//! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
+//! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod besieged;
@@ -40,6 +42,7 @@ mod bounds;
 mod frames;
 mod identity;
 mod pace;
+mod peers;
 #[path = "../process/mod.rs"]
 mod process;
 mod raw;

@@ -45,7 +45,7 @@ impl Shard {
         match ReplayClient::ask(endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
                 tracing::debug!(worker = %member.stream.worker, endpoint, %from, "replay asked for");
-                member.replay = Some(Replay { client, bytes: 0, reckoned_bytes });
+                member.replay = Some(Replay { client, bytes: 0, reckoned_bytes, asked_ms: now.uptime_ms });
                 self.enqueue(at);
             }
             Err(error) => {
@@ -83,7 +83,8 @@ impl Shard {
             self.enqueue(at);
         }
         let Some(member) = self.members.get_mut(at) else { return };
-        if member.replay.is_some() && member.stream.replay_is_overdue(now) {
+        let is_over = |replay: &Replay| replay.is_endless(now.uptime_ms) || member.stream.replay_is_overdue(now);
+        if member.replay.as_ref().is_some_and(is_over) {
             let home = &mut self.homes[member.home];
             member.stream.replay_ended(home, ReplayEnd::Missing, now);
             member.stream.show(home);

@@ -206,8 +206,11 @@ impl Gatherer {
         let lanes = &self.sources.lanes;
         encode_counters(encoder, lanes.counters())?;
         let mut metric =
-            encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that are open.", None, MetricType::Gauge)?;
-        metric.encode_gauge(&(lanes.open() as i64))
+            encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that have a place.", None, MetricType::Gauge)?;
+        metric.encode_gauge(&(lanes.open() as i64))?;
+        let help = "Lanes that have ended and whose memory their gateways still hold; they are among the open ones.";
+        let mut metric = encoder.encode_descriptor("kvrouted_lanes_ended_held", help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&(lanes.ended_and_held() as i64))
     }
 
     /// By space, as far as the shadow policy has judged there.

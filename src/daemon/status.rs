@@ -182,6 +182,7 @@ impl Administration {
             ("queue_waiting".to_owned(), room.waiting() as u64),
             ("bookings_live".to_owned(), self.shared.loads.live() as u64),
             ("lanes_open".to_owned(), lanes.open() as u64),
+            ("lanes_ended_held".to_owned(), lanes.ended_and_held() as u64),
         ];
         let tally = sources.recording.shadowing.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);

@@ -3,9 +3,30 @@
 //! It is an anonymous file that the daemon makes and seals: nobody can shrink it, so no access to it can fail, whatever
 //! the other side does. Both map it whole. The only view of it is as atomic words, because the other side may change any
 //! of them at any time.
+//!
+//! # What the other side can hold
+//!
+//! A `write()` from memory that never comes (a userfaultfd, FUSE) keeps the file's inode locked for as long as the other
+//! side likes, and whoever else wants that lock waits for it and cannot be killed. So once the other side has the file, this
+//! side makes no system call that takes the lock. All that it makes of the file:
+//!
+//! | call | inode lock | when |
+//! |---|---|---|
+//! | `memfd_create`, `open` of `/proc/self/fd` | no | before the other side has it |
+//! | `ftruncate`, `fcntl(F_ADD_SEALS)` | yes | before the other side has it |
+//! | `mmap`, `munmap`, page faults, `madvise(MADV_POPULATE_WRITE)` | no | any time |
+//! | `fcntl(F_GET_SEALS)`, `fstat` | no | by the gateway |
+//! | `fcntl(F_SETLEASE)` | no | once the lane has ended |
+//! | `fallocate(PUNCH_HOLE)` | yes | once nobody else has the file open: nobody is in a `write()` then |
+//! | `close` | no, except by the last who has the file | any time |
+//!
+//! The two sides have file descriptions of their own, so that the kernel knows whether the gateway still has its one: it
+//! gives a write lease only where nobody else has the file open. Until then the lane keeps its place among the lanes,
+//! because its memory is this process's.
 #![expect(unsafe_code, reason = "memory is mapped, and seen as words")]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,8 +38,12 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::reclaim::Reclaimer;
 use super::sizes::LaneSizes;
 use crate::error::{Error, Kind, Result};
+
+/// The command of `fcntl` that chooses the signal of a lease: from `asm-generic/fcntl.h`, where libc does not have it.
+const F_SETSIG: libc::c_int = 10;
 
 /// The mapped memory of one lane.
 pub struct LaneMemory {
@@ -30,8 +55,10 @@ pub struct LaneMemory {
     filling: Option<JoinHandle<()>>,
     /// The file, on the side that made it.
     made: Option<OwnedFd>,
-    /// What ends when the memory is given back.
-    held: Option<Box<dyn Send>>,
+    /// The same file opened once more, until the other side has it.
+    for_peer: Option<OwnedFd>,
+    /// Gives the memory back, and ends what is held for it.
+    reclaim: Option<(Arc<Reclaimer>, Box<dyn Send>)>,
     /// Whether its pages stay for whoever still maps it.
     is_left: bool,
 }
@@ -51,7 +78,9 @@ impl LaneMemory {
     /// # Errors
     /// [`Kind::System`] where the kernel has none.
     pub fn make(sizes: LaneSizes) -> Result<Self> {
-        let file = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
+        let sealed = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
+        let (file, for_peer) = (opened_again(&sealed)?, opened_again(&sealed)?);
+        drop(sealed);
         let mapping = Mapping::new(&file, sizes, MapFlags::SHARED).map_err(|error| cannot("be mapped", error))?;
         let mapping = Arc::new(mapping);
         let filled = Arc::clone(&mapping);
@@ -66,7 +95,8 @@ impl LaneMemory {
             sizes,
             filling: filling.ok(),
             made: Some(file),
-            held: None,
+            for_peer: Some(for_peer),
+            reclaim: None,
             is_left: false,
         })
     }
@@ -93,16 +123,15 @@ impl LaneMemory {
         let mapping = Mapping::new(file, sizes, flags).map_err(|error| cannot("be mapped", error))?;
         let words = mapping.words;
         let mapping = Some(Arc::new(mapping));
-        Ok(Self { words, mapping, sizes, filling: None, made: None, held: None, is_left: false })
+        Ok(Self { words, mapping, sizes, filling: None, made: None, for_peer: None, reclaim: None, is_left: false })
     }
 
-    /// A second descriptor of the file, for the other side.
+    /// The file as the other side is to have it. It can be taken once.
     ///
     /// # Errors
-    /// [`Kind::System`] on the side that maps, and where descriptors are short.
-    pub fn share(&self) -> Result<OwnedFd> {
-        let made = self.made.as_ref().ok_or_else(|| cannot("be shared by who maps it", Errno::BADF))?;
-        made.try_clone().map_err(cannot_share)
+    /// [`Kind::System`] on the side that maps, and where it was taken before.
+    pub fn share(&mut self) -> Result<OwnedFd> {
+        self.for_peer.take().ok_or_else(|| cannot("be shared twice, or by who maps it", Errno::BADF))
     }
 
     /// Leaves its pages to whoever else maps it when this side lets go of it.
@@ -110,9 +139,10 @@ impl LaneMemory {
         self.is_left = true;
     }
 
-    /// Keeps a value until the memory is given back, which may be after this is dropped.
-    pub fn hold(&mut self, value: impl Send + 'static) {
-        self.held = Some(Box::new(value));
+    /// Has the memory given back by `reclaimer` once this is dropped. `held` is kept until then, which is not before the
+    /// other side has let go of the file.
+    pub fn reclaimed_by(&mut self, reclaimer: &Arc<Reclaimer>, held: impl Send + 'static) {
+        self.reclaim = Some((Arc::clone(reclaimer), Box::new(held)));
     }
 
     /// How large its rings are.
@@ -134,18 +164,46 @@ impl LaneMemory {
 
 impl Drop for LaneMemory {
     fn drop(&mut self) {
-        let Some(file) = self.made.take().filter(|_| !self.is_left) else { return };
-        let (mapping, filling, held) = (self.mapping.take(), self.filling.take(), self.held.take());
-        let bytes = self.sizes.memory_bytes();
-        // On a thread of its own: whoever else has the file can hold its lock for as long as a write of theirs takes.
-        let give_back = move || {
-            // Nobody is to make the pages again. A panic of who did is told by itself.
-            let _ = filling.map(JoinHandle::join);
-            give_back(&file, bytes);
-            drop((mapping, held));
+        let (Some(file), Some((reclaimer, held))) = (self.made.take().filter(|_| !self.is_left), self.reclaim.take())
+        else {
+            return;
         };
-        if let Err(error) = std::thread::Builder::new().name("kvrouted-lane-end".into()).spawn(give_back) {
-            tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
+        let (mapping, filling, bytes) = (self.mapping.take(), self.filling.take(), self.sizes.memory_bytes());
+        reclaimer.take_over(EndedMemory { file, mapping, filling, bytes, _held: held });
+    }
+}
+
+/// The memory of a lane that has ended, on the side that made it.
+pub(super) struct EndedMemory {
+    file: OwnedFd,
+    mapping: Option<Arc<Mapping>>,
+    filling: Option<JoinHandle<()>>,
+    bytes: usize,
+    /// What ends when the memory is given back.
+    _held: Box<dyn Send>,
+}
+
+impl EndedMemory {
+    /// Gives the memory back, unless the other side still has the file open: then this is to be tried again later. Never
+    /// waits for the other side.
+    pub(super) fn give_back(mut self) -> Option<Self> {
+        // Nobody is to make the pages again.
+        if self.filling.as_ref().is_some_and(|filling| !filling.is_finished()) {
+            return Some(self);
+        }
+        // A panic of who made them is told by itself.
+        let _ = self.filling.take().map(JoinHandle::join);
+        match is_sole_opener(&self.file) {
+            Ok(true) => {
+                self.mapping = None;
+                punch(&self.file, self.bytes);
+                None
+            }
+            Ok(false) => Some(self),
+            Err(error) => {
+                tracing::warn!(%error, "this kernel gives no leases (fs.leases-enable): the memory of a lane stays until its gateway lets go of it");
+                None
+            }
         }
     }
 }
@@ -190,12 +248,47 @@ impl Drop for Mapping {
     }
 }
 
-/// The other side may keep the file for as long as it likes, on this process's account: its pages are given back.
-fn give_back(file: &OwnedFd, bytes: usize) {
+/// Whether nobody else has the file open. Then nobody else is in a `write()` to it, and until the lease has been broken,
+/// which takes the kernel's `fs.lease-break-time`, nobody can open it for one.
+///
+/// Who has it by a path alone (`O_PATH`) is not seen: such a descriptor keeps the pages, and cannot write.
+fn is_sole_opener(file: &OwnedFd) -> rustix::io::Result<bool> {
+    // Whoever opens it while the lease is held has the kernel send this signal; its default is to be ignored, that of the
+    // usual one to end the process.
+    fcntl(file, F_SETSIG, libc::SIGURG)?;
+    match fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) {
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// An `fcntl` with a number, of those that rustix does not know.
+fn fcntl(file: &OwnedFd, command: libc::c_int, value: libc::c_int) -> rustix::io::Result<()> {
+    // SAFETY: the descriptor is open, and these commands take a number and touch no memory of this process.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, value) } {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        _ => Ok(()),
+    }
+}
+
+/// Gives back the pages of a file that others may have by a path. Only for who is its sole opener.
+fn punch(file: &OwnedFd, bytes: usize) {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     if let Err(error) = fallocate(file, hole, 0, bytes as u64) {
         tracing::warn!(%error, "the memory of a lane is given back only when its gateway lets go of it");
     }
+}
+
+/// A file description of its own for the same file. The one that `memfd_create` gives is not among those that a lease
+/// counts.
+fn opened_again(file: &OwnedFd) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = File::options().read(true).write(true).open(path);
+    opened.map(OwnedFd::from).map_err(|error| {
+        let remedy = "mount /proc, raise the limit of open files, or ask without a lane";
+        Error::new(Kind::System, "the memory of a lane cannot be opened once more", remedy).caused_by(error)
+    })
 }
 
 fn sealed_file(bytes: usize) -> rustix::io::Result<OwnedFd> {
@@ -214,9 +307,4 @@ fn cannot(what: &str, error: Errno) -> Error {
     let remedy = "raise the limits of memory and of open files, or ask without a lane";
     Error::new(Kind::System, format!("the memory of a lane cannot {what}"), remedy)
         .caused_by(std::io::Error::from(error))
-}
-
-fn cannot_share(error: std::io::Error) -> Error {
-    let remedy = "raise the limit of open files, or ask without a lane";
-    Error::new(Kind::System, "the memory of a lane cannot be handed on", remedy).caused_by(error)
 }

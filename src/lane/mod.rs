@@ -26,7 +26,8 @@
 //! It can write anything anywhere in the shared memory at any time. Positions are checked against what this side knows;
 //! one that cannot be is a [`LaneFault`], and ends the lane. Frames are as untrusted as those of a socket, and go the
 //! same way. The memory cannot shrink under this side (it is sealed), and the bell cannot make it wait (it is a socket).
-//! Its pages are given back by a thread of its own, since the peer's file can be locked for as long as the peer likes.
+//! The peer can lock the file for as long as it likes: this side makes no call that waits for that lock while the peer has
+//! the file open, so the memory, and the lane's place, are given back only once the peer has let go ([`Reclaimer`]).
 //! What it can do to the words about sleep harms its own lane alone.
 
 mod bell;
@@ -35,6 +36,7 @@ mod fault;
 #[cfg(all(test, kvrouted_loom))]
 mod loom;
 mod memory;
+mod reclaim;
 mod ring;
 mod sizes;
 #[cfg(all(test, not(kvrouted_loom)))]
@@ -46,6 +48,7 @@ pub use bell::{Heard, bell_pair, hear, ring};
 pub use end::{LaneEnd, LaneSide, Moved};
 pub use fault::LaneFault;
 pub use memory::LaneMemory;
+pub use reclaim::Reclaimer;
 pub use ring::{Consumer, Producer, Ring};
 pub use sizes::{LANE_LAYOUT, LaneSizes};
 pub use waits::Awaited;

@@ -1,6 +1,10 @@
 //! The rings alone: what goes in comes out, and a peer that lies is found out.
 
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvError, TryRecvError};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -28,7 +32,7 @@ impl Shared {
 
 fn ends() -> (LaneEnd, LaneEnd) {
     let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).expect("a lane");
-    let made = LaneMemory::make(sizes).expect("a lane");
+    let mut made = LaneMemory::make(sizes).expect("a lane");
     let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
     (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon))
 }
@@ -225,7 +229,7 @@ fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
 fn long_frames_come_whole_from_another_thread() {
     const FRAMES: usize = 200;
     let sizes = LaneSizes::asked(1 << 16, 1 << 16, LANE_RING_BYTES_CEILING).expect("a lane");
-    let made = LaneMemory::make(sizes).expect("a lane");
+    let mut made = LaneMemory::make(sizes).expect("a lane");
     let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
     let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));
     // Of many pieces that are published one after the other, and not of whole pieces.
@@ -256,7 +260,7 @@ fn long_frames_come_whole_from_another_thread() {
 fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
     let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
     let larger = LaneSizes::asked(8192, 4096, LANE_RING_BYTES_CEILING).unwrap();
-    let made = LaneMemory::make(sizes).unwrap();
+    let mut made = LaneMemory::make(sizes).unwrap();
     let shared = made.share().unwrap();
     assert!(LaneMemory::map(&shared, larger).unwrap_err().to_string().contains("another size"));
     for bytes in [0, 4096, 1 << 20] {
@@ -271,19 +275,38 @@ fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
 }
 
 #[test]
-fn the_memory_of_a_lane_that_has_ended_is_given_back_though_the_gateway_keeps_the_file() {
+fn the_memory_of_a_lane_that_has_ended_is_given_back_once_its_gateway_lets_go_of_it() {
     let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).unwrap();
-    let made = LaneMemory::make(sizes).unwrap();
+    let mut made = LaneMemory::make(sizes).unwrap();
     let kept = made.share().unwrap();
-    let blocks = |fd: &std::os::fd::OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    assert!(made.share().is_err(), "there is one for the other side");
+    let mapped = LaneMemory::map(&kept, sizes).unwrap();
     made.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
-    assert!(blocks(&kept) > 0);
-    let (held, given_back) = std::sync::mpsc::channel::<()>();
-    let mut made = made;
-    made.hold(held);
+    let (reclaimer, (held, given_back)) = (Arc::new(Reclaimer::default()), std::sync::mpsc::channel::<()>());
+    made.reclaimed_by(&reclaimer, held);
     drop(made);
-    assert!(given_back.recv().is_err(), "what it held ends with it");
-    assert_eq!(blocks(&kept), 0);
+    // Whatever the other side has it by: a descriptor, a mapping, one that only reads.
+    let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
+    let (read_only, by_path) = (std::fs::File::open(&path).unwrap(), by_path(&path));
+    let keeps = |what: &str| {
+        // Tried several times by then.
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!((reclaimer.waiting(), given_back.try_recv()), (1, Err(TryRecvError::Empty)), "{what}");
+    };
+    keeps("a descriptor");
+    drop(kept);
+    keeps("a mapping");
+    drop(mapped);
+    keeps("a descriptor that reads");
+    assert!(rustix::fs::fstat(&by_path).unwrap().st_blocks > 0);
+    drop(read_only);
+    assert_eq!(given_back.recv(), Err(RecvError), "what it held ends with it");
+    assert_eq!(rustix::fs::fstat(&by_path).unwrap().st_blocks, 0, "a path alone keeps no pages");
+}
+
+fn by_path(path: &str) -> std::os::fd::OwnedFd {
+    use rustix::fs::{Mode, OFlags};
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub const LANE_LOOKS_PER_CLOCK: u32 = 16;
 pub const LANE_HAND_OVER_MS_MAX: u64 = 1_000;
 /// How long to rest before trying that again, milliseconds.
 pub const LANE_HAND_OVER_REST_MS: u64 = 1;
+/// How long to rest before it is tried again to give back the memory of lanes that have ended and that gateways still hold,
+/// milliseconds: at first, doubled each time, and at most.
+pub const LANE_RECLAIM_REST_MS_MIN: u64 = 1;
+/// See [`LANE_RECLAIM_REST_MS_MIN`].
+pub const LANE_RECLAIM_REST_MS_MAX: u64 = 250;
 /// Rings of a bell that are taken by one read; all mean the same.
 pub const LANE_BELL_BYTES: usize = 256;
 

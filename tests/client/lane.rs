@@ -138,7 +138,7 @@ fn frame(from: &mut UnixStream) -> Option<(FrameHeader, Vec<u8>)> {
 /// Hands over a lane that says of itself what cannot be.
 fn hand_over_nonsense(client: &UnixStream, asked: FrameHeader) -> LaneMemory {
     let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).expect("sizes");
-    let memory = LaneMemory::make(sizes).expect("a lane");
+    let mut memory = LaneMemory::make(sizes).expect("a lane");
     // The end of the replies, far beyond their ring. Relaxed: the frame below comes after it.
     memory.words()[32].store(u64::MAX, Ordering::Relaxed);
     let (file, bell) = (memory.share().expect("its file"), bell_pair().expect("a bell").0);

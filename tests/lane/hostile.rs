@@ -1,6 +1,9 @@
 //! Gateways that write what they like into a lane: they lose it, with their connection, and nobody else notices.
 
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvrouted::error::Kind;
@@ -211,4 +214,116 @@ fn what_cannot_be_had_is_refused_by_name() {
         }
     }
     assert_eq!(["lanes_refused_sizes", "lanes_refused_second"].map(|name| daemon.counter(name)), [5, 2]);
+}
+
+/// Writes to the file on its standard input from a page that never comes, says `stalled` once the write waits for it, and
+/// sleeps.
+const STALL: &str = r#"
+import ctypes, fcntl, mmap, os, platform, struct, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 323, "aarch64": 282}.get(platform.machine())
+uffd = libc.syscall(number, os.O_CLOEXEC) if number else -1
+if uffd < 0:
+    sys.exit("no userfaultfd: " + os.strerror(ctypes.get_errno()))
+fcntl.ioctl(uffd, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
+page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+fcntl.ioctl(uffd, 0xC020AA00, bytearray(struct.pack("QQQQ", address, 4096, 1, 0)))
+write = lambda: libc.write(0, ctypes.c_void_p(address), ctypes.c_size_t(64))
+threading.Thread(target=write, daemon=True).start()
+os.read(uffd, 32)
+print("stalled", flush=True)
+time.sleep(600)
+"#;
+
+/// A process that stands in a `write()` to a file, and so has its inode locked. Dropped, it ends.
+struct Stalled(Child);
+
+impl Stalled {
+    /// `None`, and said, where this machine lets nobody stall a write.
+    fn begin(file: OwnedFd) -> Option<Self> {
+        let python = Command::new("python3").args(["-c", STALL]).stdin(file).stdout(Stdio::piped()).spawn();
+        let begun = python.map(Self).map_err(|error| error.to_string()).and_then(|mut child| {
+            let said = BufReader::new(child.0.stdout.take().expect("its output")).lines().next();
+            match said {
+                Some(Ok(line)) if line == "stalled" => Ok(child),
+                _ => Err("no userfaultfd for this user".to_owned()),
+            }
+        });
+        let skipped = |why| format!("skipped: a gateway that stalls a write to its lane's file: {why}\n");
+        let say = |why| std::io::Write::write_all(&mut std::io::stderr(), skipped(why).as_bytes());
+        begun.map_err(|why| say(why).expect("standard error")).ok()
+    }
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A lane as its gateway gets it, and nothing mapped.
+fn lane_of(daemon: &Daemon) -> (UnixStream, OwnedFd, OwnedFd) {
+    let mut socket = hello(daemon);
+    let (reply, descriptors) = ask(&mut socket, LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 4096 });
+    assert!(matches!(reply, Reply::OpenLane(_)), "{reply:?}");
+    let [memory, bell] = <[OwnedFd; 2]>::try_from(descriptors).expect("memory and bell");
+    (socket, memory, bell)
+}
+
+#[test]
+fn a_gateway_that_keeps_its_lanes_file_locked_holds_no_thread_of_the_daemon() {
+    let mut daemon = Daemon::start(WORKERS);
+    let mut stalled = Vec::new();
+    for closed in 1..=3 {
+        let (socket, memory, bell) = lane_of(&daemon);
+        let Some(peer) = Stalled::begin(memory) else { return };
+        stalled.push(peer);
+        drop((socket, bell));
+        until("the lane has ended", || daemon.counter("lanes_closed_with_connection") == closed);
+    }
+    // Another lane comes and goes meanwhile.
+    drop(Raw::open(&daemon));
+    until("it has ended", || daemon.counter("lanes_closed_with_connection") == 4);
+    until("it has its memory given back", || daemon.counter("lanes_open") == 3);
+    assert_eq!(waiting_for_the_kernel(&daemon), [""; 0], "threads that cannot be killed");
+    assert_eq!(daemon.process.end("-KILL"), None, "it ends at once");
+    drop(stalled);
+}
+
+/// The names of the daemon's threads that wait where no signal reaches them, at each of many looks.
+fn waiting_for_the_kernel(daemon: &Daemon) -> Vec<String> {
+    let threads = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.process.id())).expect("its threads");
+        let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+        stats.filter(|stat| stat.rsplit(") ").next().is_some_and(|state| state.starts_with('D'))).collect::<Vec<_>>()
+    };
+    let mut stay = threads();
+    for _ in 0..50 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let now = threads();
+        stay.retain(|stat| now.contains(stat));
+    }
+    stay
+}
+
+#[test]
+fn a_lane_whose_memory_its_gateway_keeps_keeps_its_place() {
+    let daemon = serving("lanes_max = 2\nuser_share_percent = 100");
+    let kept = [lane_of(&daemon), lane_of(&daemon)];
+    let files = kept.map(|(_, memory, _)| memory);
+    until("both have ended", || daemon.counter("lanes_ended_held") == 2);
+    let mut socket = hello(&daemon);
+    let (reply, _) = ask(&mut socket, LaneAsked::default());
+    let Reply::Error(error) = reply else { panic!("{reply:?}") };
+    assert!(error.kind == Some(Kind::Overloaded) && error.message.contains("still held"), "{error:?}");
+    // A second descriptor of the same file keeps it as well.
+    let [file, other] = files;
+    let again = file.as_fd().try_clone_to_owned().expect("a descriptor");
+    drop((file, other));
+    until("one is free", || daemon.counter("lanes_open") == 1);
+    drop(again);
+    until("both are free", || daemon.counter("lanes_open") == 0);
+    drop(Raw::open(&daemon));
 }

@@ -76,6 +76,8 @@ fn a_gateway_that_does_not_end_its_frame_is_told_why_its_lane_ends() {
         assert!(error.kind == Some(Kind::Malformed) && error.message.contains("300 ms"), "{io}: {error:?}");
         raw.closed();
         assert_eq!(daemon.counter("connections_frame_overdue"), 1, "{io}");
+        until("its lane has ended", || daemon.counter("lanes_ended_held") == 1);
+        drop(raw);
         until("its lane is gone", || daemon.counter("lanes_open") == 0);
     }
 }

@@ -174,7 +174,7 @@ fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64
     };
     let (request, reply) = (vec![7; request], vec![9; FLOOR_REPLY_BYTES]);
     let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).map_err(contract)?;
-    let made = LaneMemory::make(sizes).map_err(contract)?;
+    let mut made = LaneMemory::make(sizes).map_err(contract)?;
     let mapped = LaneMemory::map(&made.share().map_err(contract)?, sizes).map_err(contract)?;
     let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));
     let (done, request_bytes, mut latency_ns) = (AtomicBool::new(false), request.len(), histogram()?);

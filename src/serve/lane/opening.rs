@@ -79,9 +79,10 @@ impl CoreLanes {
         let sizes = LaneSizes::asked(request_bytes, reply_bytes, self.terms.ring_bytes_max())
             .map_err(|error| (LaneCounter::RefusedSizes, error))?;
         let place = self.terms.take(peer.uid)?;
+        let reclaimer = Arc::clone(self.terms.reclaimer());
         let made = move || {
             let mut memory = LaneMemory::make(sizes)?;
-            memory.hold(place);
+            memory.reclaimed_by(&reclaimer, place);
             let (bell, theirs) = bell_pair()?;
             let handed = Handed { memory: memory.share()?, bell: theirs.into() };
             Ok((LaneEnd::new(memory, LaneSide::Daemon), bell, handed))

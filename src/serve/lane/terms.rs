@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Kind};
+use crate::lane::Reclaimer;
 use crate::limits::{LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
 use crate::metrics::{CounterSet, LaneCounter};
 use crate::serve::users::{Scarce, UserPlace, Users};
@@ -13,9 +14,10 @@ use crate::serve::users::{Scarce, UserPlace, Users};
 pub struct Lanes {
     lanes_max: usize,
     ring_bytes_max: u32,
-    /// Lanes that are open. Relaxed everywhere: a number that bounds orders nothing.
+    /// Lanes that are open, or have ended and are still held by their gateways. Relaxed everywhere: a number that bounds orders nothing.
     open: AtomicUsize,
     users: Arc<Users>,
+    reclaimer: Arc<Reclaimer>,
     counters: CounterSet<LaneCounter>,
 }
 
@@ -26,8 +28,8 @@ impl Lanes {
         // The largest power of two that is not beyond it.
         let ring_bytes_max = ring_bytes_max.clamp(LANE_RING_BYTES_MIN, LANE_RING_BYTES_CEILING);
         let ring_bytes_max = 1 << ring_bytes_max.ilog2();
-        let (open, users) = (AtomicUsize::new(0), Arc::default());
-        Self { lanes_max, ring_bytes_max, open, users, counters: CounterSet::default() }
+        let (open, users, reclaimer) = (AtomicUsize::new(0), Arc::default(), Arc::default());
+        Self { lanes_max, ring_bytes_max, open, users, reclaimer, counters: CounterSet::default() }
     }
 
     /// The same with so much of them for each user as `users` say.
@@ -47,10 +49,21 @@ impl Lanes {
         self.ring_bytes_max
     }
 
-    /// Lanes that are open now.
+    /// Lanes that have a place now: they are open, or have ended and their gateways still hold their memory.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Of those, the lanes that have ended and whose memory their gateways still hold.
+    #[must_use]
+    pub fn ended_and_held(&self) -> usize {
+        self.reclaimer.waiting()
+    }
+
+    /// What gives the memory of ended lanes back.
+    pub(super) const fn reclaimer(&self) -> &Arc<Reclaimer> {
+        &self.reclaimer
     }
 
     /// What is counted.
@@ -67,15 +80,15 @@ impl Lanes {
         let refused = |counter, what| {
             (
                 counter,
-                Error::new(Kind::Overloaded, what, "raise serve.lanes_max or serve.user_share_percent, or go without"),
+                Error::new(Kind::Overloaded, what, "let go of the memory of lanes that have ended, raise serve.lanes_max or serve.user_share_percent, or go without"),
             )
         };
-        let full = || refused(LaneCounter::RefusedFull, format!("{} lanes are open", self.lanes_max));
+        let full = || refused(LaneCounter::RefusedFull, format!("{} lanes are open, or ended and still held by their gateways", self.lanes_max));
         if self.open() >= self.lanes_max {
             return Err(full());
         }
         let of_user = self.users.take(uid, Scarce::Lanes, 1, self.lanes_max).ok_or_else(|| {
-            let what = format!("{} lanes of this user are open", self.users.share_of(self.lanes_max));
+            let what = format!("{} lanes of this user are open, or ended and still held by it", self.users.share_of(self.lanes_max));
             refused(LaneCounter::RefusedUser, what)
         })?;
         let more = |open| (open < self.lanes_max).then_some(open + 1);

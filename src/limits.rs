@@ -3,6 +3,7 @@
 
 mod client;
 mod connections;
+mod descriptors;
 mod http;
 mod journal;
 mod lane;
@@ -12,6 +13,7 @@ mod zmtp;
 
 pub use client::*;
 pub use connections::*;
+pub use descriptors::*;
 pub use http::*;
 pub use journal::*;
 pub use lane::*;
@@ -249,11 +251,6 @@ pub const CHOKED_REST_MS: u64 = 1;
 pub const SHARD_MEMORY_BYTES_MIN: u64 = 4 << 20;
 /// The highest memory ceiling that a space can be given.
 pub const SPACE_MEMORY_BYTES_CEILING: u64 = 1 << 46;
-/// File descriptors a publisher takes: its connection and that of a replay.
-pub const DESCRIPTORS_PER_PUBLISHER: u64 = 2;
-/// File descriptors a gateway's connection takes: its socket, the same once more while it waits for room to write, and
-/// the bell of its lane.
-pub const DESCRIPTORS_PER_CONNECTION: u64 = 3;
 
 /// Messages of an engine's load that are read in one turn: only the newest counts.
 pub const LOAD_REPORT_MESSAGES_MAX: i32 = 64;
@@ -376,6 +373,8 @@ pub const BOOKINGS_LEAKED_RECENT_MIN: u64 = 16;
 pub const CLOCK_STEP_MS_MIN: u64 = 1_000;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 1 << 16;
+/// Abandoned sessions ended before others are let in between.
+pub const SESSIONS_ENDED_PER_TURN_MAX: usize = 4096;
 
 /// Longest configurable grace or interval of discovery, milliseconds.
 pub const DISCOVERY_MS_CEILING: u64 = 86_400_000;

@@ -39,9 +39,10 @@ use core_affinity::CoreId;
 use rand::RngExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, IoEngine};
+use crate::config::{Config, IoEngine, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
+use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::ingest::{self, LoadListener};
 use crate::limits::{
     BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
@@ -82,23 +83,24 @@ pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
 
 async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
-    let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
-    let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     // The one call that sees every processor: a pinned thread sees only its own.
     let cpus = core_affinity::get_core_ids().unwrap_or_default();
+    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+    let descriptors = descriptors_for(config, core_count)?;
+    let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
+    let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
     // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
     // of the start, and then drains it.
     let mut signals = Signals::listen()?;
     let Doors { routing, admin, admissions, scrapes, http } = Doors::bind(config).await?;
     let snapshots = Snapshots::open(config)?;
-    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
     // The HTTP port decides and counts as one core more.
     let deciding = core_count + usize::from(http.is_some());
-    let shared = Shared::new(config, deciding, started, &fleet, indexes, &predicting, &loads);
+    let shared = Shared::new(config, (deciding, descriptors), started, &fleet, indexes, &predicting, &loads);
     let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
-    let streams = Arc::new(start_ingest(config, plans, &fleet, &snapshots)?);
+    let streams = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &streams)?;
     let heard: Arc<CounterSet<LoadReportCounter>> = Arc::default();
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&heard), shared.clock())?);
@@ -109,7 +111,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
     let doctor = Arc::new(Doctor::new(&sources));
     let shown = (&sources, &doctor);
-    let muster = Muster::new(config, (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
+    let muster = Muster::new((config, descriptors), (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
     let administration = Administration::new(&shared, shown, &roster, &streams, &snapshots, config.metrics.port);
     let mut http = Http::start(config, http, (&shared, core_count), shown, &streams)?;
     let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take() };
@@ -159,7 +161,7 @@ fn acceptor(
     shared: &Shared,
     counters: &Arc<CounterSet<DaemonCounter>>,
 ) -> Result<Acceptor> {
-    let acceptor = Acceptor::new(routing, cores.to_vec(), CONNECTIONS_MAX, Arc::clone(counters))?;
+    let acceptor = Acceptor::new(routing, cores.to_vec(), shared.descriptors.connections_max, Arc::clone(counters))?;
     Ok(acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&shared.users)))
 }
 
@@ -250,11 +252,11 @@ fn core_seed(config: &Config, core: usize) -> u64 {
 
 fn start_ingest(
     config: &Config,
-    mut plans: Vec<ingest::ShardPlan>,
+    (mut plans, descriptors): (Vec<ingest::ShardPlan>, Descriptors),
     fleet: &Arc<Fleet>,
     snapshots: &Snapshots,
 ) -> Result<Streams> {
-    refuse_beyond_descriptors(&mut plans, fleet);
+    refuse_beyond_descriptors(&mut plans, fleet, descriptors);
     let ingest_config = ingest::IngestConfig {
         core: None,
         down_after_ms: config.ingest.down_after_ms,
@@ -278,20 +280,30 @@ fn start_ingest(
     Ok(streams)
 }
 
-/// Raises the limit of open files; takes out, by name, the publishers that still do not fit under it.
-fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet) {
-    let publishers: usize = plans.iter().map(|plan| plan.publishers.len()).sum();
-    let mut room = ingest::descriptors::raise(publishers, CONNECTIONS_MAX);
-    if room.publishers_max < publishers {
-        // Fewer connections then: a worker that is not heard costs every gateway.
-        room = ingest::descriptors::raise(publishers, 0);
+/// Raises the limit of open files, divides what there may be, and says so where not everybody has all.
+fn descriptors_for(config: &Config, cores: usize) -> Result<Descriptors> {
+    let count = |has: fn(&WorkerConfig) -> bool| config.workers.iter().filter(|worker| has(worker)).count();
+    let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
+    let (shards, lanes) = (usize::from(config.ingest.shards), config.serve.lanes_max);
+    let descriptors = descriptors::divide(descriptors::raise(), Takers { cores, shards, publishers, lanes })?;
+    let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
+    if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {
+        tracing::warn!(
+            limit, connections_max, lanes_max, publishers_max,
+            "too few open files for all that may come: fewer connections, lanes and workers are let in; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
+        );
     }
-    let mut left = room.publishers_max;
+    Ok(descriptors)
+}
+
+/// Takes out, by name, the publishers that do not fit under the limit of open files.
+fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet, descriptors: Descriptors) {
+    let mut left = descriptors.publishers_max;
     for plan in plans {
         let fit = left.min(plan.publishers.len());
         left -= fit;
         for refused in plan.publishers.drain(fit..) {
-            let limit = room.limit;
+            let limit = descriptors.limit;
             tracing::error!(worker = %refused.worker, limit, "too few open files for the worker's events: raise the limit (ulimit -n)");
             let reasons = [TrustReason::NoEvents].into_iter().collect();
             if let Some(record) = fleet.load().worker(refused.index) {
@@ -422,7 +434,8 @@ mod tests {
         let config = Config::default();
         let Booted { fleet, loads, indexes, .. } = boot::boot(&config, 0).unwrap();
         let predicting = predicting::Predicting::default();
-        let shared = Shared::new(&config, 1, Instant::now(), &fleet, indexes, &predicting, &loads);
+        let descriptors = descriptors_for(&config, 1).unwrap();
+        let shared = Shared::new(&config, (1, descriptors), Instant::now(), &fleet, indexes, &predicting, &loads);
         let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
         let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();

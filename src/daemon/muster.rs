@@ -17,10 +17,11 @@ use crate::discovery::{Step, plan};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, Places, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
+use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{
-    Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView, descriptors,
+    Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView,
 };
-use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, CONNECTIONS_MAX, MUSTER_REST_MS};
+use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, MUSTER_REST_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -41,12 +42,14 @@ pub(super) struct Muster {
     indexes: BTreeMap<Worker, WorkerIndex>,
     /// Those that have left and may still be met in the index; their places are not free yet.
     leaving: Vec<(WorkerIndex, oneshot::Receiver<()>)>,
+    /// How many may publish.
+    descriptors: Descriptors,
 }
 
 impl Muster {
     /// The workers of `config`, who are there when the daemon starts.
     pub(super) fn new(
-        config: &Config,
+        (config, descriptors): (&Config, Descriptors),
         (records, places): (Records, Places),
         snapshots: Snapshots,
         listener: Arc<LoadListener>,
@@ -66,6 +69,7 @@ impl Muster {
             are: config.workers.iter().map(|worker| (worker.worker, worker.clone())).collect(),
             indexes,
             leaving: Vec::new(),
+            descriptors,
         }
     }
 
@@ -241,7 +245,7 @@ impl Muster {
         };
         let mut sources: Vec<_> = publish.filter_map(source).collect();
         let heard = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
-        let room = descriptors::raise(heard + sources.len(), CONNECTIONS_MAX);
+        let room = self.descriptors;
         // Events come first: without them a prefix is missed, without a load only its report.
         for refused in sources.split_off(room.publishers_max.saturating_sub(heard).min(sources.len())) {
             self.heard.bump(LoadReportCounter::SourcesRefused);
@@ -286,10 +290,7 @@ impl Muster {
     /// Why there is no room for one more publisher's sockets: libzmq ends the process where there is none.
     fn too_few_descriptors(&self) -> Option<Error> {
         let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count() + 1;
-        let mut room = descriptors::raise(publishers, CONNECTIONS_MAX);
-        if room.publishers_max < publishers {
-            room = descriptors::raise(publishers, 0);
-        }
+        let room = self.descriptors;
         let message = format!("{} open files are too few for {publishers} publishers", room.limit);
         (room.publishers_max < publishers).then(|| Error::new(Kind::System, message, "raise the limit (ulimit -n)"))
     }

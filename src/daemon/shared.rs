@@ -15,6 +15,7 @@ use crate::config::{Config, ServeConfig};
 use crate::fleet::{Fleet, FleetTable};
 use crate::ids::SpaceId;
 use crate::index::IndexReader;
+use crate::ingest::descriptors::Descriptors;
 use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::Loads;
 use crate::route::{Affinities, PolicyTable, View};
@@ -40,6 +41,8 @@ pub(super) struct Shared {
     pub(super) lanes: Arc<Lanes>,
     /// What the processes of each user have of those, and of connections.
     pub(super) users: Arc<Users>,
+    /// How many may connect, have lanes and publish.
+    pub(super) descriptors: Descriptors,
     /// Whom sessions are bound to.
     pub(super) affinities: Arc<Affinities>,
     /// Where the clock of bookings starts.
@@ -47,19 +50,19 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// What the `cores` of a daemon share that starts now, under an identity that is drawn.
+    /// What the `cores` of a daemon share that starts now with these descriptors, under an identity that is drawn.
     pub(super) fn new(
         config: &Config,
-        cores: usize,
+        (cores, descriptors): (usize, Descriptors),
         started: Instant,
         fleet: &Arc<Fleet>,
         indexes: Vec<IndexReader>,
         predicting: &Predicting,
         loads: &Arc<Loads>,
     ) -> Self {
-        let ServeConfig { lanes_max, lane_ring_bytes_max, user_share_percent, .. } = config.serve;
+        let ServeConfig { lane_ring_bytes_max, user_share_percent, .. } = config.serve;
         let users = Arc::new(Users::new(user_share_percent));
-        let lanes = Lanes::new(lanes_max, lane_ring_bytes_max);
+        let lanes = Lanes::new(descriptors.lanes_max, lane_ring_bytes_max);
         let room = WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),
@@ -75,6 +78,7 @@ impl Shared {
             lanes: Arc::new(lanes.shared_by(Arc::clone(&users))),
             room: Arc::new(room.shared_by(Arc::clone(&users))),
             users,
+            descriptors,
             started,
         }
     }

@@ -301,8 +301,9 @@ fn a_fleet_that_connects_again_is_asked_a_few_at_a_time_in_order_and_one_that_is
     let said = std::env::var("KVROUTED_ENGINES").ok();
     let count = said.map_or(ENGINES_DEFAULT, |said| said.parse().expect("KVROUTED_ENGINES is a number"));
     // As many for the engines as for those who listen to them.
-    let room = ingest::descriptors::raise(2 * count, 0);
-    assert!(room.publishers_max >= 2 * count, "the limit of open files, {}, is too low", room.limit);
+    let takers = ingest::descriptors::Takers { publishers: 2 * count, ..Default::default() };
+    let (limit, needed) = (ingest::descriptors::raise(), ingest::descriptors::needed(takers));
+    assert!(limit >= needed, "the limit of open files, {limit}, is too low: {needed}");
     let mut engines = Engines::new(count);
     engines.lose(4);
     let publishers = engines.endpoints.iter().zip(&engines.replays);

@@ -89,9 +89,21 @@ pub(crate) struct Process {
 impl Process {
     /// Starts it; what it logs goes to `NAME.log` in the folder.
     pub(crate) fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
+        Self::spawn(folder, name, kvrouted(arguments))
+    }
+
+    /// The same with a hard limit of open files.
+    pub(crate) fn start_limited(folder: &Path, name: &str, open_files: u32, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {open_files} && exec \"$0\" \"$@\"")]);
+        command.arg(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+        Self::spawn(folder, name, command)
+    }
+
+    fn spawn(folder: &Path, name: &str, mut command: Command) -> Self {
         let log = folder.join(format!("{name}.log"));
         let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log");
-        let child = kvrouted(arguments).stdout(Stdio::null()).stderr(file).spawn().expect("the binary runs");
+        let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("the binary runs");
         Self { child, log }
     }
 
@@ -175,8 +187,13 @@ impl Daemon {
 
     /// One on exactly these flags, which name the folder's socket.
     pub(crate) fn serve(folder: Arc<TempDir>, flags: &[&str]) -> Self {
-        let mut daemon =
-            Self { process: Process::start(folder.path(), "daemon", &[&["serve"], flags].concat()), folder };
+        let process = Process::start(folder.path(), "daemon", &[&["serve"], flags].concat());
+        Self::served_by(process, folder)
+    }
+
+    /// The one that a process is, once it serves.
+    pub(crate) fn served_by(process: Process, folder: Arc<TempDir>) -> Self {
+        let mut daemon = Self { process, folder };
         until("the daemon serves", || {
             let ended = daemon.process.child.try_wait().expect("a child");
             assert!(ended.is_none(), "the daemon ended before it served: {ended:?}");

@@ -18,6 +18,7 @@
 //! | `REQUEST_TABLES_MAX` | `bounds::tables_are_counted_before_they_are_looked_at` |
 //! | `CONNECTIONS_MAX` | `pace::more_connections_than_may_be_…` |
 //! | `ADMIN_CONNECTIONS_MAX` | `pace::who_never_says_hello_…`; `serve_protocol` `lifecycle` |
+//! | `DESCRIPTORS_…`, `CONNECTIONS_MIN` | `descriptors`; unit tests of `ingest::descriptors` |
 //! | `MAILBOX_MESSAGES_MAX`, `LISTEN_BACKLOG` | a flood may meet them in `pace::more_connections_than_may_be_…` |
 //! | `LOG_LINES_PER_WINDOW_MAX`, `LOG_WINDOW_MS` | `identity::who_is_not_listed_…`; unit tests of `serve::log_quota` |
 //! | `METRICS_CONNECTIONS_MAX`, `METRICS_CONNECTION_MS_MAX` | unit tests of `serve::metrics_page` |
@@ -39,6 +40,7 @@
 mod besieged;
 mod bookings;
 mod bounds;
+mod descriptors;
 mod frames;
 mod identity;
 mod pace;

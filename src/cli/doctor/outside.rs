@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::config::Config;
 use crate::finding::{Finding, Symptom};
-use crate::ingest::descriptors;
+use crate::ingest::descriptors::{self, Takers};
 use crate::wire::{SpaceInfo, StatusPage};
 
 /// How long the metrics page may take.
@@ -120,10 +120,16 @@ pub(super) fn open_files_max() -> Option<u64> {
 /// Whether a configuration's publishers fit into so many open files.
 pub(super) fn open_files(config: &Config, max: Option<u64>) -> Option<Finding> {
     let publishers = config.workers.iter().filter(|worker| worker.events.is_some()).count();
-    let (needed, max) = (descriptors::needed(publishers), max?);
+    let (needed, max) = (descriptors::needed(takers(config, publishers)), max?);
     (needed > max).then(|| {
         says(Symptom::OpenFilesShort, format!("{publishers} publishers need {needed} open files; there may be {max}."))
     })
+}
+
+/// Who takes descriptors of a daemon with a configuration, as far as that says it.
+fn takers(config: &Config, publishers: usize) -> Takers {
+    let (cores, shards) = (usize::from(config.serve.cores), usize::from(config.ingest.shards));
+    Takers { cores: cores.max(1), shards, publishers, lanes: 0 }
 }
 
 #[cfg(test)]
@@ -194,7 +200,7 @@ mod tests {
 
     #[test]
     fn publishers_that_do_not_fit_are_counted() {
-        let needed = descriptors::needed(2);
+        let needed = descriptors::needed(takers(&config(16, 2), 2));
         assert_eq!(open_files(&config(16, 2), Some(needed)), None);
         assert_eq!(name(open_files(&config(16, 2), Some(needed - 1))), "open_files_short");
         assert_eq!(open_files(&config(16, 2), None), None);

@@ -68,10 +68,23 @@ pub const LOG_WINDOW_MS: u64 = 10_000;
 pub const BIND_LOCK_MS_MAX: u64 = 2_000;
 /// How long to rest before asking for that lock again, milliseconds.
 pub const BIND_LOCK_REST_MS: u64 = 10;
-/// Open connections to the metrics port; more wait in the kernel.
+/// Open connections to the metrics port. Beyond it a new one takes the place of the one whose peer has been waited for longest.
 pub const METRICS_CONNECTIONS_MAX: usize = 64;
 /// How long a connection to the metrics port may stay, milliseconds: it holds one of the few places.
 pub const METRICS_CONNECTION_MS_MAX: u64 = 10_000;
+/// Metrics pages in memory: the newest, and older ones that are still being read. While there are as many, the newest is
+/// served and no other is made.
+pub const METRICS_PAGES_MAX: usize = 4;
+/// How long a metrics page is served before another is made, milliseconds.
+pub const METRICS_PAGE_MS_MIN: u64 = 250;
+/// A page is also served for this many times the time it took to make: a flood of scrapes takes a quarter of one processor.
+pub const METRICS_PAGE_REST_FACTOR: u32 = 3;
+/// How long a page that nobody asks for is kept, milliseconds.
+pub const METRICS_PAGE_KEPT_MS: u64 = 10_000;
+/// Scrapes that may wait for a page, of both ports.
+pub const METRICS_SCRAPES_WAITING_MAX: usize = 512;
+/// Names by which the metrics port may be asked.
+pub const METRICS_HOSTS_MAX: usize = 64;
 /// Messages (connections, drain) that may wait in one core's mailbox.
 pub const MAILBOX_MESSAGES_MAX: usize = 1024;
 /// Bytes of a Unix socket's path: `sun_path` holds 108 with its terminator.
@@ -333,8 +346,10 @@ pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
 /// Bookings dropped for their age before others are let in between.
 pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 256;
-/// How often the control thread looks for what is wrong, milliseconds.
+/// How often the daemon looks for what is wrong, milliseconds.
 pub const DIAGNOSIS_EVERY_MS: u64 = 1000;
+/// How old a diagnosis may be that status tells, milliseconds: the pages of one status share one.
+pub const DIAGNOSIS_AGE_MS_MAX: u64 = 100;
 /// What counts as recent in a finding: between half of this and all of it, milliseconds.
 pub const RECENT_MS: u64 = 600_000;
 /// Findings name at most so many workers each on the wire.

@@ -113,6 +113,7 @@ mod http;
 mod journal;
 mod lane;
 mod load_report;
+mod page;
 mod queue;
 mod relay;
 mod snapshot;
@@ -122,6 +123,7 @@ pub use http::HttpCounter;
 pub use journal::JournalCounter;
 pub use lane::LaneCounter;
 pub use load_report::LoadReportCounter;
+pub use page::PageCounter;
 pub use queue::QueueCounter;
 pub use relay::RelayCounter;
 pub use snapshot::SnapshotCounter;
@@ -326,6 +328,7 @@ mod tests {
         check::<QueueCounter>();
         check::<LaneCounter>();
         check::<HttpCounter>();
+        check::<PageCounter>();
     }
 
     #[test]

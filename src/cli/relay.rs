@@ -110,6 +110,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         worker: worker.worker,
         ingest,
         metrics_port: config.metrics.port,
+        metrics_hosts: config.metrics.hosts.clone(),
         ..RelayPlan::new(&config.relay.endpoint, &config.relay.replay, source)
     })
 }

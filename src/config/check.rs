@@ -11,8 +11,8 @@ use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
 use super::{
-    AccessConfig, Config, HttpConfig, IoEngine, Named, PolicyConfig, ServeConfig, ShadowConfig, SpaceConfig,
-    policy_with,
+    AccessConfig, Config, HttpConfig, IoEngine, MetricsConfig, Named, PolicyConfig, ServeConfig,
+    ShadowConfig, SpaceConfig, policy_with,
 };
 use crate::ids::SpaceId;
 use crate::limits;
@@ -36,7 +36,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     Config {
         serve: serve(&draft.serve, problems),
         admin: draft.admin.value.clone(),
-        metrics: draft.metrics.value.clone(),
+        metrics: metrics(draft, problems),
         http: http(draft, problems),
         log: draft.log.value.clone(),
         ingest: draft.ingest.value.clone(),
@@ -97,13 +97,8 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
                        or false whether whoever reaches it may register and remove workers";
         problems.push(entry.problem("listen", message));
     }
-    for host in &mut http.hosts {
-        host.make_ascii_lowercase();
-    }
-    let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
-    if let Some(host) = http.hosts.iter().find(|host| !is_name(host)) {
-        problems
-            .push(entry.problem("hosts", format!("`{host}` is no host's name; it has neither a scheme nor a port")));
+    if let Some(problem) = names(&mut http.hosts) {
+        problems.push(entry.problem("hosts", problem));
     }
     let metrics = &draft.metrics;
     if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {
@@ -111,6 +106,22 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
         problems.push(entry.problem("port", message));
     }
     http
+}
+
+fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {
+    let (entry, mut metrics) = (&draft.metrics, draft.metrics.value.clone());
+    if let Some(problem) = names(&mut metrics.hosts) {
+        problems.push(entry.problem("hosts", problem));
+    }
+    metrics
+}
+
+/// Writes names of hosts as they are compared. What is wrong with one of them, if so.
+fn names(hosts: &mut [String]) -> Option<String> {
+    hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
+    let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    let host = hosts.iter().find(|host| !is_name(host))?;
+    Some(format!("`{host}` is no host's name; it has neither a scheme nor a port"))
 }
 
 /// What was written about who may connect to the sockets, other than what is preset.

@@ -190,6 +190,8 @@ impl ServeConfig {
 pub struct MetricsConfig {
     /// TCP port on the loopback interface; 0 = none.
     pub port: u16,
+    /// Names by which it may be asked, beside IP addresses and `localhost`; `*` = by any.
+    pub hosts: Vec<String>,
 }
 
 /// `[http]`: the HTTP port, for clients of Dynamo's standalone indexer and selection service.

@@ -91,7 +91,7 @@ impl Config {
                 [port, listen, administer, hosts, body_bytes_max, dump_worker_ms_max]
             ));
         }
-        fields.extend(differing!("metrics", &self.metrics, &next.metrics, [port]));
+        fields.extend(differing!("metrics", &self.metrics, &next.metrics, [port, hosts]));
         fields
     }
 }

@@ -15,29 +15,14 @@ use super::sources::Sources;
 use crate::fleet::Space;
 use crate::ids::Worker;
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
-use crate::metrics::{CoreCounter, CounterName, CounterSet, Latency, RouteCounter};
+use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
 
-/// Every counter of a list, without labels.
-fn encode_counters<L: CounterName>(
-    encoder: &mut DescriptorEncoder<'_>,
-    counters: &CounterSet<L>,
-) -> Result<(), fmt::Error> {
-    for counter in L::ALL {
-        let name = format!("kvrouted_{}", counter.name());
-        let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
-        metric.encode_counter::<NoLabelSet, u64, u64>(&counters.get(*counter), None)?;
-    }
-    Ok(())
-}
-
-/// The Prometheus text of `sources` now, and of what the doctor finds.
-pub(super) fn render(sources: &Arc<Sources>, doctor: &Arc<Doctor>) -> Result<String, fmt::Error> {
+/// Writes the Prometheus text of `sources` now, and of what the doctor found last. Never called by the control thread.
+pub(super) fn render(sources: &Arc<Sources>, doctor: &Arc<Doctor>, text: &mut String) -> fmt::Result {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Gatherer { sources: Arc::clone(sources), doctor: Arc::clone(doctor) }));
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry)?;
-    Ok(text)
+    prometheus_client::encoding::text::encode(text, &registry)
 }
 
 #[derive(Debug)]
@@ -84,7 +69,7 @@ impl Gatherer {
         let mut family = encoder.encode_descriptor("kvrouted_finding", help, None, MetricType::Gauge)?;
         // Findings that differ only in their words are one line.
         let mut lines: BTreeSet<(String, &'static str, Option<Worker>)> = BTreeSet::new();
-        for finding in self.doctor.findings() {
+        for finding in self.doctor.latest().iter() {
             let line = |worker| (finding.name.clone(), finding.harm.name(), worker);
             match finding.workers.as_slice() {
                 [] => drop(lines.insert(line(None))),
@@ -169,11 +154,12 @@ impl Gatherer {
     }
 
     fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        encode_counters(encoder, &self.sources.daemon)?;
-        encode_counters(encoder, &self.sources.heard)?;
-        encode_counters(encoder, &self.sources.predicting.counters)?;
-        encode_counters(encoder, &self.sources.recording.counters)?;
-        encode_counters(encoder, &self.sources.http)?;
+        exposition::counters_of(encoder, &self.sources.daemon)?;
+        exposition::counters_of(encoder, &self.sources.heard)?;
+        exposition::counters_of(encoder, &self.sources.predicting.counters)?;
+        exposition::counters_of(encoder, &self.sources.recording.counters)?;
+        exposition::counters_of(encoder, &self.sources.http)?;
+        exposition::counters_of(encoder, &self.sources.pages)?;
         let gauges = [
             ("kvrouted_bookings_live", "Bookings that are live.", self.sources.loads.live() as i64),
             (
@@ -191,7 +177,7 @@ impl Gatherer {
 
     fn queue(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let room = &self.sources.room;
-        encode_counters(encoder, room.counters())?;
+        exposition::counters_of(encoder, room.counters())?;
         let help = "Requests that wait for a worker.";
         let mut metric = encoder.encode_descriptor("kvrouted_queue_waiting", help, None, MetricType::Gauge)?;
         metric.encode_gauge(&(room.waiting() as i64))?;
@@ -204,7 +190,7 @@ impl Gatherer {
 
     fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let lanes = &self.sources.lanes;
-        encode_counters(encoder, lanes.counters())?;
+        exposition::counters_of(encoder, lanes.counters())?;
         let mut metric =
             encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that have a place.", None, MetricType::Gauge)?;
         metric.encode_gauge(&(lanes.open() as i64))?;
@@ -237,7 +223,7 @@ impl Gatherer {
 
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stats = &self.sources.snapshots;
-        encode_counters(encoder, &stats.counters)?;
+        exposition::counters_of(encoder, &stats.counters)?;
         let help = "Snapshots found at the start that were not used, by reason.";
         let mut family = encoder.encode_descriptor("kvrouted_snapshots_refused", help, None, MetricType::Counter)?;
         for (reason, times) in stats.refused() {
@@ -286,9 +272,11 @@ mod tests {
             lanes: Arc::new(Lanes::new(1, 0)),
             room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
             http: Arc::default(),
+            pages: Arc::default(),
         };
         let sources = Arc::new(sources);
-        let page = render(&sources, &Arc::new(Doctor::new(&sources))).unwrap();
+        let mut page = String::new();
+        render(&sources, &Arc::new(Doctor::new(&sources)), &mut page).unwrap();
         // Families are there without samples too.
         let of_daemon =
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));

@@ -1,6 +1,5 @@
 //! The HTTP port as a part of the daemon: its gateway's half of a core, and the way from it to the control thread.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -9,8 +8,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::core_metrics::CoreMetrics;
 use super::core_seed;
-use super::doctor::Doctor;
-use super::exposition;
 use super::roster::Roster;
 use super::service::CoreService;
 use super::shared::Shared;
@@ -25,7 +22,7 @@ use crate::index::StoreBlocks;
 use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::route::PolicyTable;
-use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WaitingRoom, WorkerOrder};
+use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WaitingRoom, WorkerOrder};
 use crate::wire::{WorkerChange, WorkerOp};
 
 /// Changes that belong together, and where to say what came of them.
@@ -44,7 +41,7 @@ impl Http {
         config: &Config,
         port: Option<HttpPort>,
         (shared, cores): (&Shared, usize),
-        (sources, doctor): (&Arc<Sources>, &Arc<Doctor>),
+        (sources, pages): (&Arc<Sources>, &MetricsPages),
         streams: &Arc<Streams>,
     ) -> Result<Self> {
         let (send, orders) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
@@ -57,8 +54,7 @@ impl Http {
                 policies: Arc::clone(&shared.policies),
                 room: Arc::clone(&shared.room),
                 spaces: config.spaces.clone(),
-                sources: Arc::clone(sources),
-                doctor: Arc::clone(doctor),
+                pages: pages.clone(),
                 // Not the streams themselves: a dump that is under way must not keep them from ending.
                 streams: Arc::downgrade(streams),
                 orders: send,
@@ -109,8 +105,7 @@ struct Backend {
     policies: Arc<ArcSwap<PolicyTable>>,
     room: Arc<WaitingRoom>,
     spaces: Vec<SpaceConfig>,
-    sources: Arc<Sources>,
-    doctor: Arc<Doctor>,
+    pages: MetricsPages,
     streams: Weak<Streams>,
     orders: mpsc::Sender<Ordered>,
     is_draining: Arc<AtomicBool>,
@@ -138,8 +133,8 @@ impl HttpBackend for Backend {
         self.room.waiting_of(space)
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        exposition::render(&self.sources, &self.doctor)
+    fn metrics(&self) -> &MetricsPages {
+        &self.pages
     }
 
     fn change(&self, orders: Vec<WorkerOrder>) -> Result<oneshot::Receiver<Result<()>>> {

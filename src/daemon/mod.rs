@@ -1,6 +1,6 @@
 //! The daemon: which threads there are, what they share, and in which order they start and end.
 //!
-//! The control thread is the one that calls [`run`]. It accepts, answers administration and scrapes,
+//! The control thread is the one that calls [`run`]. It accepts, answers administration,
 //! expires bookings, follows what the sources of workers say, and turns SIGTERM or SIGINT into a drain: no new
 //! connections, what has been read is answered, then the cores and the ingest threads end, and the last snapshots are
 //! taken in between.
@@ -50,7 +50,7 @@ use crate::limits::{
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, HttpPort, HttpThread,
-    IoChoice, MetricsPage, choose_engine,
+    IoChoice, MetricsPort, MetricsThread, choose_engine,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
@@ -105,16 +105,17 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let heard: Arc<CounterSet<LoadReportCounter>> = Arc::default();
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&heard), shared.clock())?);
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
-    let metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
-    let cores = start_cores(config, engine, &cpus, &shared, &metrics[..core_count])?;
+    let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
+    let cores = start_cores(config, engine, &cpus, &shared, &core_metrics[..core_count])?;
     let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let sources = Arc::new(Sources::new(&shared, views, metrics, &counters, (&snapshots.stats, heard)));
+    let sources = Arc::new(Sources::new(&shared, views, core_metrics, &counters, (&snapshots.stats, heard)));
     let doctor = Arc::new(Doctor::new(&sources));
     let shown = (&sources, &doctor);
     let muster = Muster::new((config, descriptors), (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
     let administration = Administration::new(&shared, shown, &roster, &streams, &snapshots, config.metrics.port);
-    let mut http = Http::start(config, http, (&shared, core_count), shown, &streams)?;
-    let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take() };
+    let metrics = start_metrics(scrapes, shown)?;
+    let mut http = Http::start(config, http, (&shared, core_count), (&sources, metrics.pages()), &streams)?;
+    let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
     let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -138,7 +139,6 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         () = acceptor.run() => Err("the acceptor"),
         () = admin.run() => Err("administration"),
         () = http.obey(&roster) => Err("administration by HTTP"),
-        () = metrics_page(scrapes, shown) => Err("the metrics page"),
         () = expire(&shared, &counters) => Err("expiry"),
         () = tend(&shared) => Err("the queue"),
         () = doctor::watch(&doctor, &roster) => Err("diagnosis"),
@@ -170,7 +170,7 @@ struct Doors {
     routing: BoundSocket,
     admin: BoundSocket,
     admissions: Admissions,
-    scrapes: Option<MetricsPage>,
+    scrapes: Option<MetricsPort>,
     http: Option<HttpPort>,
 }
 
@@ -179,7 +179,7 @@ impl Doors {
         let admissions = Admissions::resolve(config)?;
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
-        let scrapes = MetricsPage::bind(config.metrics.port).await?;
+        let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
         Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(&config.http)? })
     }
 }
@@ -192,15 +192,10 @@ const fn io_choice(io: IoEngine) -> IoChoice {
     }
 }
 
-/// Serves the metrics page, where there is to be one.
-async fn metrics_page(scrapes: Option<MetricsPage>, (sources, doctor): (&Arc<Sources>, &Arc<Doctor>)) {
-    match scrapes {
-        Some(page) => {
-            let (sources, doctor) = (Arc::clone(sources), Arc::clone(doctor));
-            page.serve(move || exposition::render(&sources, &doctor)).await;
-        }
-        None => std::future::pending().await,
-    }
+/// Makes the metrics page for both ports, and serves it on its own, where that is configured.
+fn start_metrics(port: Option<MetricsPort>, (sources, doctor): (&Arc<Sources>, &Arc<Doctor>)) -> Result<MetricsThread> {
+    let (counters, sources, doctor) = (Arc::clone(&sources.pages), Arc::clone(sources), Arc::clone(doctor));
+    MetricsThread::start(port, counters, move |text| exposition::render(&sources, &doctor, text))
 }
 
 fn ended_by_itself(what: &str) -> Error {
@@ -401,7 +396,7 @@ async fn tend(shared: &Shared) {
 fn end(
     cores: Vec<Core>,
     streams: Arc<Streams>,
-    Threads { predictor, keeper, journal, listener, http }: Threads,
+    Threads { predictor, keeper, journal, listener, http, metrics }: Threads,
     snapshots: &Snapshots,
     deadline: Instant,
 ) {
@@ -412,6 +407,7 @@ fn end(
     let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
     // It has told those who ask that the daemon drains.
     ended.extend(http.map(HttpThread::stop));
+    ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // Nobody else has them any more; if somebody had, they would end with the process.
     let streams = Arc::into_inner(streams).unwrap_or_default();
@@ -440,7 +436,8 @@ mod tests {
         let core = cores.pop().unwrap();
         let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
         let listener = Arc::new(LoadListener::start(loads, Arc::default(), shared.clock()).unwrap());
-        let threads = Threads { predictor: None, keeper: None, journal, listener, http: None };
+        let metrics = MetricsThread::start(None, Arc::default(), |_| Ok(())).unwrap();
+        let threads = Threads { predictor: None, keeper: None, journal, listener, http: None, metrics };
         let (handles, streams) = ([core.handle()], Streams::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let looked = runtime.block_on(async {

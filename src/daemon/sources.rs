@@ -10,7 +10,7 @@ use super::views::Views;
 use crate::fleet::Fleet;
 use crate::ids::WorkerIndex;
 use crate::load::Loads;
-use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, RouteCounter};
+use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
 use crate::serve::{Lanes, WaitingRoom};
 use crate::snapshot::SnapshotStats;
 
@@ -29,6 +29,7 @@ pub(super) struct Sources {
     pub(super) room: Arc<WaitingRoom>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
+    pub(super) pages: Arc<CounterSet<PageCounter>>,
 }
 
 impl Sources {
@@ -53,6 +54,7 @@ impl Sources {
             room: Arc::clone(&shared.room),
             lanes: Arc::clone(&shared.lanes),
             http: Arc::default(),
+            pages: Arc::default(),
         }
     }
 

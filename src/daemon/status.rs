@@ -59,7 +59,7 @@ impl AdminService for Administration {
             workers: rest.iter().take(limit).map(status).collect(),
             next_cursor,
             sources: if cursor == 0 { self.roster.sources() } else { Vec::new() },
-            findings: if next_cursor.is_none() { told(findings) } else { Vec::new() },
+            findings: if next_cursor.is_none() { told(findings.to_vec()) } else { Vec::new() },
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             metrics_port: self.metrics_port,
             fleet_version: table.version,
@@ -201,6 +201,7 @@ impl Administration {
             .chain(named(&snapshots.counters))
             .chain(refused)
             .chain(named(&sources.http))
+            .chain(named(&sources.pages))
             .collect()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::predicting::PredictorThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
-use crate::serve::HttpThread;
+use crate::serve::{HttpThread, MetricsThread};
 use crate::snapshot::Keeper;
 
 /// Which of them run.
@@ -16,6 +16,7 @@ pub(super) struct Threads {
     /// Whoever takes workers in tells it whom to listen to.
     pub(super) listener: Arc<LoadListener>,
     pub(super) http: Option<HttpThread>,
+    pub(super) metrics: MetricsThread,
 }
 
 impl Threads {
@@ -32,6 +33,9 @@ impl Threads {
         }
         if !self.http.as_ref().is_none_or(HttpThread::is_running) {
             return Some("the HTTP port");
+        }
+        if !self.metrics.is_running() {
+            return Some("the metrics page");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
     }

@@ -7,7 +7,7 @@ use prometheus_client::metrics::MetricType;
 
 use super::WorkerView;
 use crate::ids::{Tier, Worker};
-use crate::metrics::{CounterName, WorkerCounter};
+use crate::metrics::{CounterName, CounterSet, WorkerCounter};
 use crate::trust::TrustLevel;
 
 /// Encodes everything that these workers' views show.
@@ -28,6 +28,19 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerVi
     by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.oddities_by_name().collect())?;
     gauges(encoder, workers)?;
     trust(encoder, workers)
+}
+
+/// Encodes every counter of a list, without labels.
+///
+/// # Errors
+/// Those of the encoder, which writes to memory.
+pub fn counters_of<L: CounterName>(encoder: &mut DescriptorEncoder<'_>, counters: &CounterSet<L>) -> fmt::Result {
+    for counter in L::ALL {
+        let name = format!("kvrouted_{}", counter.name());
+        let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, u64, u64>(&counters.get(*counter), None)?;
+    }
+    Ok(())
 }
 
 fn counters(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {

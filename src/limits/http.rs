@@ -1,15 +1,35 @@
 //! Bounds of the HTTP port. Whoever may connect to it is not known, so all of them hold before anything is allocated.
 
-use super::{FRAME_BODY_BYTES_CEILING, METRICS_CONNECTIONS_MAX, PROMPT_TOKENS_MAX, WORKERS_MAX};
+use super::{
+    FRAME_BODY_BYTES_CEILING, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_WAITING_MAX, PROMPT_TOKENS_MAX, WORKERS_MAX,
+};
 
-/// Open connections to the HTTP port; more wait in the kernel.
+/// Open connections to the HTTP port. Beyond it a new one takes the place of the one whose peer has been waited for longest.
 pub const HTTP_CONNECTIONS_MAX: usize = 256;
+/// Connections beyond that number while no peer is waited for: one request each, of those that watch a daemon.
+pub const HTTP_CONNECTIONS_RESERVED: usize = 16;
+/// How long a peer may hold up a request of its own, in its body or its reply, before its connection may be closed in favour
+/// of a new one, milliseconds. A connection between two requests may be closed at once.
+pub const HTTP_DISPLACE_AFTER_MS: u64 = 1_000;
 /// How long a connection may take to send the head of a request, milliseconds; also how long it may be idle between two.
 pub const HTTP_HEAD_MS_MAX: u64 = 30_000;
 /// How long a request's body may take from its first byte to its last, milliseconds.
 pub const HTTP_BODY_MS_MAX: u64 = 30_000;
-/// How long a reader may take nothing of a response before its connection is closed, milliseconds.
+/// How long a response may wait for its reader beyond what the rate below allows, milliseconds.
 pub const HTTP_WRITE_STALL_MS_MAX: u64 = 10_000;
+/// How fast a response is to be read, bytes each second. A slower reader uses up the time above.
+pub const HTTP_REPLY_BYTES_PER_S_MIN: u64 = 128 << 10;
+/// Bytes of all replies that were made and not yet read, over all connections. A reply that finds no room is refused. One
+/// reply alone always has room.
+pub const HTTP_REPLIES_BYTES_MAX: usize = 64 << 20;
+/// Replies of up to this many bytes are not counted there: all connections together have 26 MiB of them at most. What is
+/// said of one worker is such a reply.
+pub const HTTP_REPLY_SMALL_BYTES: usize = 96 << 10;
+/// When a client whose reply found no room is told to come again, microseconds.
+pub const HTTP_REPLIES_RETRY_US: u32 = 1_000_000;
+/// Bytes that the kernel is asked to buffer of what a connection to the HTTP or metrics port has not read. It takes twice
+/// that number.
+pub const HTTP_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// Headers of one request.
 pub const HTTP_HEADERS_MAX: usize = 64;
 /// Bytes of a request's head; what came with them in one read may come on top.
@@ -59,6 +79,10 @@ pub const HTTP_HOSTS_MAX: usize = 64;
 pub const HTTP_END_MS_MAX: u64 = 500;
 
 const _: () = assert!(HTTP_CONNECTIONS_MAX >= METRICS_CONNECTIONS_MAX);
+const _: () = assert!(
+    METRICS_SCRAPES_WAITING_MAX >= METRICS_CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX + HTTP_CONNECTIONS_RESERVED,
+    "every connection may wait for a page"
+);
 const _: () = assert!(HTTP_BODY_BYTES_MAX_DEFAULT <= HTTP_BODY_BYTES_CEILING);
 const _: () =
     assert!(HTTP_BODY_BYTES_CEILING <= HTTP_BODIES_BYTES_MAX, "one body alone is never refused for the others");
@@ -71,3 +95,7 @@ const _: () =
     assert!(HTTP_DUMP_LAG_MS_MAX < HTTP_WRITE_STALL_MS_MAX, "a dump's place is free before its connection is");
 const _: () = assert!(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_S_MIN <= HTTP_DUMP_LAG_MS_MAX);
 const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);
+const _: () = assert!(HTTP_DISPLACE_AFTER_MS < HTTP_WRITE_STALL_MS_MAX && HTTP_DISPLACE_AFTER_MS < HTTP_BODY_MS_MAX);
+const _: () = assert!((HTTP_CONNECTIONS_MAX + HTTP_CONNECTIONS_RESERVED) * HTTP_REPLY_SMALL_BYTES <= 26 << 20);
+const _: () =
+    assert!(HTTP_RECORD_BYTES_MAX + (32 << 10) <= HTTP_REPLY_SMALL_BYTES, "a change of a worker is always told");

@@ -7,10 +7,12 @@ counters! {
     HttpCounter {
         Connections = "http_connections", "Connections to the HTTP port accepted.";
         ConnectionsFailed = "http_connections_failed", "Connections to the HTTP port that broke, or whose request was no HTTP or not there in time.";
-        ConnectionsStalled = "http_connections_stalled", "Connections to the HTTP port closed because nobody read the response.";
+        ConnectionsStalled = "http_connections_stalled", "Connections to the HTTP port closed because the response was not read, or too slowly.";
+        ConnectionsDisplaced = "http_connections_displaced", "Connections to the HTTP port closed in favour of new ones: the port was full, and they waited for their peer.";
         Requests = "http_requests", "Requests answered on the HTTP port, whatever the answer.";
         Refused = "http_refused", "Requests answered on the HTTP port with a status of 400 to 499.";
         Failed = "http_failed", "Requests answered on the HTTP port with a status of 500 to 599.";
+        RepliesCrowded = "http_replies_crowded", "Replies refused because replies that others do not read took all the memory there is for them.";
         BodiesOversized = "http_bodies_oversized", "Requests refused because their body was larger than the bound.";
         BodiesLate = "http_bodies_late", "Requests refused because their body did not come in time.";
         BodiesCrowded = "http_bodies_crowded", "Requests refused because the bodies of others took all the memory there is for them.";

@@ -106,6 +106,8 @@ pub struct RelayPlan {
     pub ingest: IngestConfig,
     /// Port of the loopback interface for its metrics page; 0 = none.
     pub metrics_port: u16,
+    /// Names by which that page may be asked, beside IP addresses and `localhost`.
+    pub metrics_hosts: Vec<String>,
 }
 
 impl RelayPlan {
@@ -127,6 +129,7 @@ impl RelayPlan {
             heartbeat_ms: RELAY_HEARTBEAT_MS,
             ingest: IngestConfig::default(),
             metrics_port: 0,
+            metrics_hosts: Vec::new(),
         }
     }
 }
@@ -191,7 +194,7 @@ impl Relay {
         let mut relay = Self {
             endpoint,
             replay,
-            sources: Sources { worker: plan.worker, view, counters },
+            sources: Sources { worker: plan.worker, view, counters, pages: Arc::default() },
             ingest,
             ends,
             threads: Vec::new(),

@@ -1,5 +1,6 @@
 //! The relay as a process: started, watched, and ended by a signal.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,7 +9,7 @@ use super::{Relay, RelayPlan};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{RELAY_REPORT_EVERY_S, THREADS_WATCH_EVERY_MS};
 use crate::metrics::{CounterName as _, RelayCounter};
-use crate::serve::MetricsPage;
+use crate::serve::{MetricsPort, MetricsThread};
 
 /// Runs a relay until SIGTERM or SIGINT.
 ///
@@ -20,28 +21,22 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
-        let page = MetricsPage::bind(plan.metrics_port).await?;
+        let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts)?;
         let relay = Relay::start(plan)?;
+        let metrics = port.map(|port| start_metrics(port, &relay)).transpose()?;
         let ended = tokio::select! {
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
-            () = metrics_page(page, &relay) => Err(ended("the metrics page")),
-            () = watch(&relay) => Err(ended("a thread of the relay")),
+            what = watch(&relay, metrics.as_ref()) => Err(ended(what)),
         };
         report(&relay);
-        ended
+        metrics.map_or(Ok(()), MetricsThread::stop).and(ended)
     })
 }
 
-/// Serves the metrics page, where there is to be one.
-async fn metrics_page(page: Option<MetricsPage>, relay: &Relay) {
-    match page {
-        Some(page) => {
-            let sources = relay.sources.clone();
-            page.serve(move || sources.render()).await;
-        }
-        None => std::future::pending().await,
-    }
+fn start_metrics(port: MetricsPort, relay: &Relay) -> Result<MetricsThread> {
+    let sources = relay.sources.clone();
+    MetricsThread::start(Some(port), Arc::clone(&sources.pages), move |text| sources.render(text))
 }
 
 fn ended(what: &str) -> Error {
@@ -49,12 +44,18 @@ fn ended(what: &str) -> Error {
     Error::new(Kind::Internal, what, "start the relay again, and report it with the log's last lines")
 }
 
-/// Returns when a thread has ended that nobody asked to; says every now and then what was counted.
-async fn watch(relay: &Relay) {
+/// Returns the name of a thread that has ended though nobody asked it to; logs every now and then what was counted.
+async fn watch(relay: &Relay, metrics: Option<&MetricsThread>) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     let ticks_per_report = RELAY_REPORT_EVERY_S * 1000 / THREADS_WATCH_EVERY_MS;
     let mut ticks = 0_u64;
-    while relay.is_running() {
+    loop {
+        if !relay.is_running() {
+            return "a thread of the relay";
+        }
+        if metrics.is_some_and(|metrics| !metrics.is_running()) {
+            return "the metrics page";
+        }
         every.tick().await;
         ticks += 1;
         if ticks.is_multiple_of(ticks_per_report) {

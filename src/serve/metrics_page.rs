@@ -1,165 +1,461 @@
-//! `/metrics`, on the loopback interface and off unless a port is given.
+//! `/metrics`: one page for all who wait for it, made and served by a thread of its own.
 //!
-//! Every user of the machine can reach the port, whoever may use the sockets. So connections are few and
-//! do not stay: they must not use up the files that gateways and engines need.
+//! ```text
+//! metrics port ─┐
+//!               ├─▶ MetricsPages ─ asks ─▶ thread: Maker ─ page by reference ─▶ everybody who asked
+//! HTTP port ────┘
+//! ```
+//!
+//! A page of a large fleet takes long to make and megabytes to hold. So scrapes that come together share one, a page is
+//! served for a while before the next is made, and a bound on the pages in memory holds however slowly they are read.
+//!
+//! The port itself is on the loopback interface and off unless it is configured. Every user of the machine can reach it,
+//! whoever may use the sockets, so connections are few and do not stay.
 
 use std::fmt;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc as std_mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Sleep;
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::http::listener::{Patience, Terms, serve};
+use super::http::pages;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX};
+use crate::limits::{
+    METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
+    METRICS_PAGE_REST_FACTOR, METRICS_PAGES_MAX, METRICS_SCRAPES_WAITING_MAX,
+};
+use crate::metrics::{CounterSet, PageCounter};
 
 /// What OpenMetrics text is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// When a scraper that got no page is told to come again, seconds.
+const RETRY_AFTER_S: &str = "1";
 
-/// The page's port, bound. Beyond the bound on connections nothing is accepted.
-pub struct MetricsPage(Port);
+/// The metrics port, bound.
+#[derive(Debug)]
+pub struct MetricsPort {
+    listener: std::net::TcpListener,
+    hosts: Vec<String>,
+}
 
-impl MetricsPage {
-    /// Binds a port of the loopback interface; 0 = there is to be no page.
+impl MetricsPort {
+    /// Binds a port of the loopback interface, which may also be asked by the names in `hosts`; 0 = there is to be none.
     ///
     /// # Errors
     /// [`Kind::System`] if the port is taken or may not be bound.
-    pub async fn bind(port: u16) -> Result<Option<Self>> {
-        match port {
-            0 => Ok(None),
-            port => Port::bind(port).await.map(|port| Some(Self(port))),
+    pub fn bind(port: u16, hosts: &[String]) -> Result<Option<Self>> {
+        if port == 0 {
+            return Ok(None);
         }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let bound = std::net::TcpListener::bind(address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|cause| {
+                let message = format!("cannot bind the metrics port {address}");
+                Error::new(Kind::System, message, "choose another metrics.port").caused_by(cause)
+            })?;
+        Ok(Some(Self { listener: bound, hosts: hosts.to_vec() }))
     }
+}
 
-    /// Answers scrapes with what `render` says, until the runtime ends.
-    pub async fn serve(
-        self,
-        render: impl Fn() -> std::result::Result<String, fmt::Error> + Clone + Send + Sync + 'static,
-    ) {
-        let metrics = move || {
-            let render = render.clone();
-            async move {
-                match render() {
-                    Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-                    Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-                }
+/// Makes pages and serves the metrics port, if there is one.
+#[derive(Debug)]
+pub struct MetricsThread {
+    end: watch::Sender<bool>,
+    thread: thread::JoinHandle<()>,
+    pages: MetricsPages,
+}
+
+impl MetricsThread {
+    /// Starts it. `render` writes a page, behind the bytes that are in the text already.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the thread or its runtime cannot be had.
+    pub fn start(
+        port: Option<MetricsPort>,
+        counters: Arc<CounterSet<PageCounter>>,
+        render: impl Fn(&mut String) -> fmt::Result + Send + 'static,
+    ) -> Result<Self> {
+        let (ask, asked) = mpsc::channel(METRICS_SCRAPES_WAITING_MAX);
+        let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
+        let (end, ending) = watch::channel(false);
+        let (send, started) = std_mpsc::sync_channel(1);
+        let maker = Maker { render, newest: None, alive: Arc::default(), counters };
+        let scraped = pages.clone();
+        let body = move || match runtime(port) {
+            // The receiver waits for exactly this.
+            Err(error) => drop(send.send(Err(error))),
+            Ok((runtime, port)) => {
+                drop(send.send(Ok(())));
+                runtime.block_on(run(port, maker, asked, scraped, ending));
             }
         };
-        if let Err(cause) = axum::serve(self.0, Router::new().route("/metrics", get(metrics))).await {
-            tracing::error!(%cause, "the metrics page stopped");
+        let unavailable = |cause: std::io::Error| {
+            let message = "cannot start the thread of the metrics page";
+            Error::new(Kind::System, message, "raise the limit of processes").caused_by(cause)
+        };
+        let thread = thread::Builder::new().name("kvrouted-metrics".into()).spawn(body).map_err(unavailable)?;
+        started.recv().map_err(|_| panicked())??;
+        Ok(Self { end, thread, pages })
+    }
+
+    /// Where pages are had.
+    #[must_use]
+    pub fn pages(&self) -> &MetricsPages {
+        &self.pages
+    }
+
+    /// Whether it still serves.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Ends it: a page that is being read is cut after a moment.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] if it panicked.
+    pub fn stop(self) -> Result<()> {
+        // Gone only with the thread.
+        let _ = self.end.send(true);
+        self.thread.join().map_err(|_| panicked())
+    }
+}
+
+fn panicked() -> Error {
+    Error::new(Kind::Internal, "the metrics page ended by a panic", "report it with the log's last lines")
+}
+
+/// The port as its runtime serves it, and its names.
+type Listening = (tokio::net::TcpListener, Vec<String>);
+
+fn runtime(port: Option<MetricsPort>) -> Result<(tokio::runtime::Runtime, Option<Listening>)> {
+    let failed = |cause: std::io::Error| {
+        Error::new(Kind::System, "cannot serve the metrics page", "see the cause").caused_by(cause)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let listening = {
+        let _inside = runtime.enter();
+        let listen = |port: MetricsPort| Ok((tokio::net::TcpListener::from_std(port.listener)?, port.hosts));
+        port.map(listen).transpose().map_err(failed)?
+    };
+    Ok((runtime, listening))
+}
+
+async fn run<R: Fn(&mut String) -> fmt::Result>(
+    port: Option<Listening>,
+    mut maker: Maker<R>,
+    mut asked: mpsc::Receiver<oneshot::Sender<Page>>,
+    pages: MetricsPages,
+    mut ending: watch::Receiver<bool>,
+) {
+    let until_told = ending.clone();
+    let serving = async {
+        match port {
+            Some((listener, hosts)) => {
+                let whole = Some(Duration::from_millis(METRICS_CONNECTION_MS_MAX));
+                let terms = Terms {
+                    patience: Patience { whole, ..Patience::default() },
+                    connections_max: METRICS_CONNECTIONS_MAX,
+                    reserved: (0, Router::new()),
+                };
+                serve(listener, router(pages, hosts), terms, Arc::default(), until_told).await;
+            }
+            None => drop(ending.wait_for(|ending| *ending).await),
+        }
+    };
+    tokio::select! {
+        () = serving => {}
+        () = maker.serve(&mut asked) => {}
+    }
+}
+
+fn router(pages: MetricsPages, hosts: Vec<String>) -> Router {
+    let guarded = Arc::new((pages.clone(), hosts));
+    Router::new()
+        .route("/metrics", get(|State(pages): State<MetricsPages>| async move { pages.response().await }))
+        .layer(from_fn_with_state(guarded, refuse))
+        .with_state(pages)
+}
+
+/// Refuses web pages, and hosts that could be anybody's.
+async fn refuse(State(port): State<Arc<(MetricsPages, Vec<String>)>>, request: Request, next: Next) -> Response {
+    let (pages, hosts) = &*port;
+    match pages::refusal(&request, hosts, "metrics") {
+        None => next.run(request).await,
+        Some(refused) => {
+            pages.counters.bump(PageCounter::ScrapesRefused);
+            refused
         }
     }
 }
 
-/// The port itself, and the places of those who scrape.
-struct Port {
-    listener: TcpListener,
-    free: Arc<Semaphore>,
-    stay: Duration,
+/// What a scrape gets.
+#[derive(Clone, Debug)]
+enum Page {
+    Text(Bytes),
+    /// As many pages are being read as there may be.
+    Crowded,
+    /// It could not be written.
+    Failed,
 }
 
-impl Port {
-    async fn bind(port: u16) -> Result<Self> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let listener = TcpListener::bind(address).await.map_err(|cause| {
-            Error::new(Kind::System, format!("cannot bind the metrics port {address}"), "choose another metrics.port")
-                .caused_by(cause)
-        })?;
-        let (free, stay) = (Semaphore::new(METRICS_CONNECTIONS_MAX), Duration::from_millis(METRICS_CONNECTION_MS_MAX));
-        Ok(Self { listener, free: Arc::new(free), stay })
-    }
+/// Where metrics pages are had, from any thread.
+#[derive(Clone, Debug)]
+pub struct MetricsPages {
+    ask: mpsc::Sender<oneshot::Sender<Page>>,
+    counters: Arc<CounterSet<PageCounter>>,
 }
 
-impl Listener for Port {
-    type Io = Scrape;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Scrape, SocketAddr) {
-        // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&self.free).acquire_owned().await else { return std::future::pending().await };
-        let (stream, peer) = Listener::accept(&mut self.listener).await;
-        (Scrape { stream, end: Box::pin(tokio::time::sleep(self.stay)), _place: place }, peer)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection until its time is up; then it fails, whatever it waits for.
-struct Scrape {
-    stream: TcpStream,
-    end: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Scrape {
-    /// The stream, while there is time.
-    fn stream(&mut self, cx: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        match self.end.as_mut().poll(cx) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(Pin::new(&mut self.stream)),
+impl MetricsPages {
+    /// The response to a scrape, once there is a page. Nothing is made on the calling thread.
+    pub(super) async fn response(&self) -> Response {
+        self.counters.bump(PageCounter::Scrapes);
+        let (send, page) = oneshot::channel();
+        let page = match self.ask.try_send(send) {
+            Ok(()) => page.await.unwrap_or(Page::Failed),
+            Err(mpsc::error::TrySendError::Full(_)) => Page::Crowded,
+            Err(mpsc::error::TrySendError::Closed(_)) => Page::Failed,
+        };
+        match page {
+            Page::Text(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+            Page::Crowded => {
+                self.counters.bump(PageCounter::ScrapesCrowded);
+                (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, RETRY_AFTER_S)]).into_response()
+            }
+            Page::Failed => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
     }
 }
 
-impl AsyncRead for Scrape {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.stream(cx)?.poll_read(cx, into)
+/// The text of a page, counted until nobody reads it any more.
+struct Counted {
+    text: String,
+    alive: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 }
 
-impl AsyncWrite for Scrape {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream(cx)?.poll_write(cx, bytes)
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Relaxed, as the load in `Maker::page`: the number is all there is, and the text is reached by reference.
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Makes pages.
+struct Maker<R> {
+    render: R,
+    /// The last page, and until when it is served without a look at how things are.
+    newest: Option<(Bytes, Instant)>,
+    alive: Arc<AtomicUsize>,
+    counters: Arc<CounterSet<PageCounter>>,
+}
+
+impl<R: Fn(&mut String) -> fmt::Result> Maker<R> {
+    /// Answers everybody who asks, for ever.
+    async fn serve(&mut self, asked: &mut mpsc::Receiver<oneshot::Sender<Page>>) {
+        loop {
+            let kept = Duration::from_millis(METRICS_PAGE_KEPT_MS);
+            let next = match &self.newest {
+                Some(_) => tokio::time::timeout(kept, asked.recv()).await,
+                None => Ok(asked.recv().await),
+            };
+            match next {
+                Ok(Some(first)) => {
+                    let mut waiting = vec![first];
+                    while let Ok(other) = asked.try_recv() {
+                        waiting.push(other);
+                    }
+                    let page = self.page();
+                    for scrape in waiting {
+                        // Whoever asked may have gone.
+                        let _ = scrape.send(page.clone());
+                    }
+                }
+                // The senders are gone with their ports.
+                Ok(None) => return,
+                Err(_) => self.newest = None,
+            }
+            // The port's connections have their turn, however many ask.
+            tokio::task::yield_now().await;
+        }
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream(cx)?.poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream(cx)?.poll_shutdown(cx)
+    /// The page for all who wait now.
+    fn page(&mut self) -> Page {
+        let began = Instant::now();
+        if let Some((text, until)) = &self.newest
+            && began < *until
+        {
+            return Page::Text(text.clone());
+        }
+        // Relaxed: see `Counted`. Only this thread adds.
+        if self.alive.load(Ordering::Relaxed) >= METRICS_PAGES_MAX {
+            match self.newest.take() {
+                // Somebody reads it, as all older ones. It is the last one until one of them ends.
+                Some((text, until)) if !text.is_unique() => {
+                    self.newest = Some((text.clone(), until));
+                    self.counters.bump(PageCounter::PagesStale);
+                    return Page::Text(text);
+                }
+                Some(_) => {}
+                None => return Page::Crowded,
+            }
+        }
+        let bytes_before = self.newest.as_ref().map_or(0, |(text, _)| text.len());
+        // The next page is about as long as the last: to grow is to copy.
+        let mut text = String::with_capacity(bytes_before + bytes_before / 8);
+        if (self.render)(&mut text).is_err() {
+            return Page::Failed;
+        }
+        self.counters.bump(PageCounter::Pages);
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        text.shrink_to_fit();
+        let text = Bytes::from_owner(Counted { text, alive: Arc::clone(&self.alive) });
+        let served = (began.elapsed() * METRICS_PAGE_REST_FACTOR).max(Duration::from_millis(METRICS_PAGE_MS_MIN));
+        self.newest = Some((text.clone(), Instant::now() + served));
+        Page::Text(text)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 
+    fn maker(render: impl Fn(&mut String) -> fmt::Result) -> Maker<impl Fn(&mut String) -> fmt::Result> {
+        Maker { render, newest: None, alive: Arc::default(), counters: Arc::default() }
+    }
+
+    fn text(page: Page) -> Bytes {
+        match page {
+            Page::Text(text) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn pages_that_are_read_are_few_and_the_newest_is_served_meanwhile() {
+        let mut maker = maker(|text| {
+            text.push('x');
+            Ok(())
+        });
+        let mut held = Vec::new();
+        for at in 0..2 * METRICS_PAGES_MAX {
+            if let Some((_, until)) = &mut maker.newest {
+                *until = Instant::now();
+            }
+            held.push(text(maker.page()));
+            assert_eq!(maker.alive.load(Ordering::Relaxed), METRICS_PAGES_MAX.min(at + 1));
+        }
+        let counted = [PageCounter::Pages, PageCounter::PagesStale].map(|counter| maker.counters.get(counter));
+        assert_eq!(counted, [METRICS_PAGES_MAX as u64; 2]);
+        maker.newest = None;
+        assert!(matches!(maker.page(), Page::Crowded));
+        held.clear();
+        assert_eq!(text(maker.page()), "x");
+        assert_eq!(maker.alive.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_no_page() {
+        let mut maker = maker(|_| Err(fmt::Error));
+        assert!(matches!(maker.page(), Page::Failed));
+        assert_eq!(maker.alive.load(Ordering::Relaxed), 0);
+    }
+
+    /// Asks on a connection of its own, and reads to the end.
+    async fn scrape(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).await.unwrap();
+        page
+    }
+
     #[tokio::test(flavor = "current_thread")]
-    async fn a_connection_that_says_nothing_gives_its_place_back() {
-        let mut port = Port::bind(0).await.unwrap();
-        port.free = Arc::new(Semaphore::new(1));
-        port.stay = Duration::from_millis(20);
-        let address = port.local_addr().unwrap();
-        assert!(address.ip().is_loopback());
-        let asked = async {
-            let mut silent = TcpStream::connect(address).await.unwrap();
-            silent.write_all(b"GET /metrics HT").await.unwrap();
-            let mut scraper = TcpStream::connect(address).await.unwrap();
-            scraper.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
-            let mut page = String::new();
-            scraper.read_to_string(&mut page).await.unwrap();
-            page
+    async fn sixty_scrapes_at_once_share_pages_and_take_no_turn_of_the_thread_that_started_them() {
+        const SCRAPES: u64 = 60;
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let counters = Arc::<CounterSet<PageCounter>>::default();
+        // The first page is made for as long as this thread says.
+        let (release, released) = std_mpsc::channel::<()>();
+        let (making, made) = std_mpsc::channel();
+        let render = move |text: &mut String| {
+            making.send(thread::current().id()).unwrap();
+            // Closed from the second page on.
+            let _ = released.recv();
+            text.push_str("# EOF\n");
+            Ok(())
         };
-        let page = tokio::select! {
-            page = asked => page,
-            () = MetricsPage(port).serve(|| Ok("# EOF\n".into())) => String::new(),
+        let port = MetricsPort { listener, hosts: Vec::new() };
+        let thread = MetricsThread::start(Some(port), Arc::clone(&counters), render).unwrap();
+        // All but one ask as the HTTP port does, whose thread is this one.
+        let pages = thread.pages().clone();
+        let asking = |pages: MetricsPages| async move { pages.response().await.status() };
+        let asked: Vec<_> = (1..SCRAPES).map(|_| tokio::spawn(asking(pages.clone()))).collect();
+        let scraped = tokio::spawn(scrape(address));
+        let mut turns = 0;
+        let maker = loop {
+            turns += 1;
+            tokio::task::yield_now().await;
+            if turns > 1000 && counters.get(PageCounter::Scrapes) >= SCRAPES - 1 {
+                if let Ok(maker) = made.try_recv() {
+                    break maker;
+                }
+            }
         };
+        assert_ne!(maker, thread::current().id(), "this thread had {turns} turns while a page was made by another");
+        drop(release);
+        for asked in asked {
+            assert_eq!(asked.await.unwrap(), StatusCode::OK);
+        }
+        let page = scraped.await.unwrap();
         assert!(page.starts_with("HTTP/1.0 200 OK\r\n") && page.ends_with("# EOF\n"), "{page}");
+        assert_eq!(counters.get(PageCounter::Scrapes), SCRAPES);
+        // One, or few where this machine stops for longer than a page is served.
+        assert!(counters.get(PageCounter::Pages) <= 3, "{} pages", counters.get(PageCounter::Pages));
+        thread.stop().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_connection_that_says_nothing_gives_its_place_to_one_that_asks() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(address.ip().is_loopback());
+        let port = MetricsPort { listener, hosts: Vec::new() };
+        let render = |text: &mut String| fmt::Write::write_str(text, "# EOF\n");
+        let thread = MetricsThread::start(Some(port), Arc::default(), render).unwrap();
+        let mut silent = Vec::new();
+        for _ in 0..METRICS_CONNECTIONS_MAX {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /metrics HT").await.unwrap();
+            silent.push(stream);
+        }
+        let page = scrape(address).await;
+        assert!(page.starts_with("HTTP/1.0 200 OK\r\n") && page.ends_with("# EOF\n"), "{page}");
+        thread.stop().unwrap();
     }
 }

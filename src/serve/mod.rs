@@ -63,7 +63,7 @@ pub use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerOrder};
 pub use lane::{Handed, Lanes};
 pub(crate) use log_quota::LogQuota;
 pub use mailbox::CoreHandle;
-pub use metrics_page::MetricsPage;
+pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
 pub use overdue::Owed;
 pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
 pub use receive_room::ReceiveRoom;

@@ -9,4 +9,5 @@ mod dump;
 mod indexer;
 mod limits;
 mod selection;
+mod siege;
 mod workers;

@@ -22,6 +22,9 @@
 //! | `MAILBOX_MESSAGES_MAX`, `LISTEN_BACKLOG` | a flood may meet them in `pace::more_connections_than_may_be_…` |
 //! | `LOG_LINES_PER_WINDOW_MAX`, `LOG_WINDOW_MS` | `identity::who_is_not_listed_…`; unit tests of `serve::log_quota` |
 //! | `METRICS_CONNECTIONS_MAX`, `METRICS_CONNECTION_MS_MAX` | unit tests of `serve::metrics_page` |
+//! | `METRICS_PAGES_MAX`, `METRICS_PAGE_MS_MIN` | the same; test `http`, `siege` |
+//! | `HTTP_CONNECTIONS_MAX`, `HTTP_CONNECTIONS_RESERVED`, `HTTP_DISPLACE_AFTER_MS` | test `http`, `siege`; unit tests of `serve::http` |
+//! | `HTTP_REPLIES_BYTES_MAX`, `HTTP_REPLY_BYTES_PER_S_MIN` | the same |
 //! | `ALLOWED_ACCOUNTS_MAX`, `PEER_GROUPS_MAX` | `identity`; unit tests of `serve::admission` |
 //! | `PROMPT_TOKENS_MAX`, `PROMPT_BLOCKS_MAX` | `bounds::as_much_as_may_be_…` |
 //! | `NAME_BYTES_MAX` | `bounds::as_much_as_may_be_…`, `bounds::names_and_reasons_elsewhere_…` |

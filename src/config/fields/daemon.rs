@@ -12,7 +12,7 @@ use crate::config::{
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, Parsed, Text};
+use Kind::{Choice, Flag, Integer, List, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -167,13 +167,22 @@ pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     reload: Reload::Never,
     repeated: false,
     doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` has one as well.",
-    fields: &[field(
-        "port",
-        "TCP port",
-        Value("0"),
-        Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
-        "Where the page is served, on the loopback interface only. 0: nowhere.",
-    )],
+    fields: &[
+        field(
+            "port",
+            "TCP port",
+            Value("0"),
+            Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
+            "Where the page is served, on the loopback interface only. 0: nowhere.",
+        ),
+        field(
+            "hosts",
+            "",
+            Value(""),
+            List { items_max: limits::METRICS_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
+            "Names, without a port, by which it may be asked beside IP addresses and localhost, as hosts under [http].",
+        ),
+    ],
 };
 
 pub(in crate::config) static LOG: Section<LogConfig> = Section {

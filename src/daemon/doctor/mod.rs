@@ -1,4 +1,4 @@
-//! What is wrong with the fleet and the daemon, looked for every second on the control thread.
+//! What is wrong with the fleet and the daemon, looked for every second beside the control thread.
 //!
 //! ```text
 //! tables and counters → facts → rules → signs → (since when, and for long enough) → findings
@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
@@ -28,7 +29,7 @@ use super::sources::Sources;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
-use crate::limits::DIAGNOSIS_EVERY_MS;
+use crate::limits::{DIAGNOSIS_AGE_MS_MAX, DIAGNOSIS_EVERY_MS};
 use crate::wire::SourceStatus;
 use facts::{Facts, SpaceFacts, WorkerFacts};
 use memory::{Memory, Moment, WorkerCounts};
@@ -38,37 +39,67 @@ use memory::{Memory, Moment, WorkerCounts};
 pub(super) struct Doctor {
     sources: Arc<Sources>,
     started: Instant,
-    /// Taken by the control thread alone: nobody waits for it.
+    /// Held while somebody looks.
     memory: Mutex<Memory>,
+    /// What was found at the last look, for whoever asks from any thread.
+    latest: ArcSwap<Diagnosis>,
     /// Who names workers, as of the last look.
     naming: Mutex<Vec<SourceStatus>>,
     /// Fields of the configuration whose change waits for the next start, as of the last look.
     pending: Mutex<Vec<&'static str>>,
 }
 
+/// What was found at one look.
+#[derive(Debug, Default)]
+struct Diagnosis {
+    /// On the doctor's clock, milliseconds; `None` = nobody has looked yet.
+    at_ms: Option<u64>,
+    findings: Arc<[Finding]>,
+}
+
 impl Doctor {
     /// Diagnoses by these figures.
     pub(super) fn new(sources: &Arc<Sources>) -> Self {
         let (memory, naming, pending) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { sources: Arc::clone(sources), started: Instant::now(), memory, naming, pending }
+        let latest = ArcSwap::default();
+        Self { sources: Arc::clone(sources), started: Instant::now(), memory, latest, naming, pending }
     }
 
-    /// What is wrong now, the worst first.
-    pub(super) fn findings(&self) -> Vec<Finding> {
+    /// What was wrong at the last look, the worst first.
+    pub(super) fn latest(&self) -> Arc<[Finding]> {
+        Arc::clone(&self.latest.load().findings)
+    }
+
+    /// What is wrong, the worst first, as of `DIAGNOSIS_AGE_MS_MAX` ago or later, or as of the last look while another
+    /// thread looks.
+    pub(super) fn findings(&self) -> Arc<[Finding]> {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        let latest = self.latest.load();
+        let memory = match latest.at_ms {
+            Some(at_ms) if now_ms.saturating_sub(at_ms) < DIAGNOSIS_AGE_MS_MAX => None,
+            Some(_) => self.memory.try_lock(),
+            None => Some(self.memory.lock()),
+        };
+        memory.map_or_else(|| Arc::clone(&latest.findings), |mut memory| self.look(&mut memory))
+    }
+
+    /// Looks at everything, which takes time in proportion to the fleet.
+    fn look(&self, memory: &mut Memory) -> Arc<[Finding]> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now_ms, now_unix_ms) = (self.started.elapsed().as_millis() as u64, unix.as_millis() as u64);
-        let mut memory = self.memory.lock();
         let moment = Moment::read(&self.sources);
         let recent = memory.recent(&moment, now_ms);
         let clock_step_ms = memory.clock_step(now_ms, now_unix_ms);
         let (naming, pending) = (self.naming.lock().clone(), self.pending.lock().clone());
         let facts = Facts { naming, pending, ..facts(&self.sources, &moment, &recent, clock_step_ms) };
-        sign::findings(memory.since(rules::signs(&facts), now_ms, now_unix_ms))
+        let findings: Arc<[Finding]> = sign::findings(memory.since(rules::signs(&facts), now_ms, now_unix_ms)).into();
+        self.latest.store(Arc::new(Diagnosis { at_ms: Some(now_ms), findings: Arc::clone(&findings) }));
+        findings
     }
 }
 
-/// Looks again and again, and logs what begins.
-pub(super) async fn watch(doctor: &Doctor, roster: &Roster) {
+/// Looks again and again, and logs what begins. Returns only where a look panicked.
+pub(super) async fn watch(doctor: &Arc<Doctor>, roster: &Roster) {
     let mut every = tokio::time::interval(Duration::from_millis(DIAGNOSIS_EVERY_MS));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut said = BTreeSet::new();
@@ -76,7 +107,10 @@ pub(super) async fn watch(doctor: &Doctor, roster: &Roster) {
         every.tick().await;
         *doctor.naming.lock() = roster.sources();
         *doctor.pending.lock() = roster.pending();
-        let findings = doctor.findings();
+        // On a thread beside: the control thread greets gateways meanwhile, however large the fleet is.
+        let looking = Arc::clone(doctor);
+        let look = move || looking.look(&mut looking.memory.lock());
+        let Ok(findings) = tokio::task::spawn_blocking(look).await else { return };
         // What trust says of a worker is logged where it is found.
         let mut now = BTreeSet::new();
         for finding in findings.iter().filter(|finding| finding.harm > Harm::Note) {

@@ -1,6 +1,5 @@
 //! What the handlers of requests share.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use super::fields::PromptFields;
 use super::orders::WorkerOrder;
 use super::records::Records;
 use super::refusal::Refusal;
+use super::replies::Replies;
 use super::selections::{Forgotten, Selections};
 use super::space;
 use crate::config::{HttpConfig, SpaceConfig};
@@ -23,6 +23,7 @@ use crate::ids::{Scheme, SpaceId};
 use crate::index::StoreBlocks;
 use crate::limits::HTTP_DUMPS_MAX;
 use crate::metrics::{CounterSet, HttpCounter};
+use crate::serve::MetricsPages;
 
 /// The daemon behind an HTTP port, beside what a [`Service`](crate::serve::Service) answers.
 pub trait HttpBackend: Send + Sync + 'static {
@@ -41,11 +42,8 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// How many requests of a space wait for a worker, and the tokens of their prompts.
     fn waiting(&self, space: SpaceId) -> (usize, u64);
 
-    /// Every metric, as text.
-    ///
-    /// # Errors
-    /// They cannot be written.
-    fn metrics(&self) -> Result<String, fmt::Error>;
+    /// Where the metrics page is had.
+    fn metrics(&self) -> &MetricsPages;
 
     /// Has workers changed as administration would: all of the orders, or none. The receiver is told what came of it.
     ///
@@ -71,6 +69,7 @@ pub(super) struct App {
     /// Held while workers are changed: what is looked at before holds until it is done.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) dumps: Arc<Semaphore>,
+    pub(super) replies: Replies,
     pub(super) counters: Arc<CounterSet<HttpCounter>>,
     may_administer: bool,
     /// Names by which the port may be asked.
@@ -95,6 +94,7 @@ impl App {
             selections: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
+            replies: Replies::new(Arc::clone(&counters)),
             counters,
             may_administer: config.administer,
             hosts: config.hosts,

@@ -1,7 +1,6 @@
-//! The port: who may connect, for how long, and how a connection ends.
+//! A port's connections: how many there are, for how long, which of them gives way, and how each ends.
 
-use std::future::Future as _;
-use std::io;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -9,50 +8,72 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Sleep;
 
+use super::places::{Activity, Place, Places};
+use super::progress::Watched;
 use crate::limits::{
-    ACCEPT_REST_MS, HTTP_CONNECTIONS_MAX, HTTP_END_MS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_MS_MAX, HTTP_HEADERS_MAX,
+    ACCEPT_REST_MS, HTTP_END_MS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_MS_MAX, HTTP_HEADERS_MAX, HTTP_SEND_BUFFER_BYTES,
     HTTP_WRITE_STALL_MS_MAX,
 };
 use crate::metrics::{CounterSet, HttpCounter};
 
 /// How long connections may take for what they do.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(in crate::serve) struct Patience {
     /// For the head of a request, and for the next request to begin.
-    pub(super) head: Duration,
-    /// For a reader to take something of a response.
-    pub(super) write: Duration,
+    pub(in crate::serve) head: Duration,
+    /// For a reader to be behind with a response.
+    pub(in crate::serve) write: Duration,
+    /// For everything.
+    pub(in crate::serve) whole: Option<Duration>,
 }
 
 impl Default for Patience {
     fn default() -> Self {
         let ms = Duration::from_millis;
-        Self { head: ms(HTTP_HEAD_MS_MAX), write: ms(HTTP_WRITE_STALL_MS_MAX) }
+        Self { head: ms(HTTP_HEAD_MS_MAX), write: ms(HTTP_WRITE_STALL_MS_MAX), whole: None }
     }
 }
 
+/// What a port allows its connections.
+#[derive(Clone, Debug)]
+pub(in crate::serve) struct Terms {
+    pub(in crate::serve) patience: Patience,
+    pub(in crate::serve) connections_max: usize,
+    /// Connections beyond that number, and what answers the one request of each.
+    pub(in crate::serve) reserved: (usize, Router),
+}
+
+/// Who sent a request, as an extension of it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct Caller(pub(in crate::serve) SocketAddr);
+
+/// Within which time a response has to be read, as an extension of it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct ReadWithin(pub(in crate::serve) Duration);
+
 /// Accepts and serves connections until `ending` says so; then those that are open may finish what they do for a moment.
-pub(super) async fn serve(
+pub(in crate::serve) async fn serve(
     listener: TcpListener,
     router: Router,
-    patience: Patience,
+    terms: Terms,
     counters: Arc<CounterSet<HttpCounter>>,
     mut ending: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
+    let (reserved, reserve_router) = terms.reserved;
+    let places = Places::new(terms.connections_max, reserved);
     let mut open = JoinSet::new();
     loop {
-        // Beyond the bound nobody is accepted; the semaphore is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = told(&mut ending) => break,
@@ -61,12 +82,14 @@ pub(super) async fn serve(
             tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
             continue;
         };
+        let place = tokio::select! {
+            place = places.take(|| counters.bump(HttpCounter::ConnectionsDisplaced)) => place,
+            () = told(&mut ending) => break,
+        };
         counters.bump(HttpCounter::Connections);
-        let connection = connection(stream, peer, router.clone(), patience, Arc::clone(&counters), ending.clone());
-        open.spawn(async move {
-            connection.await;
-            drop(place);
-        });
+        let router = if place.is_reserved { reserve_router.clone() } else { router.clone() };
+        let connection = Connection { stream, peer, place, counters: Arc::clone(&counters), ending: ending.clone() };
+        open.spawn(connection.serve(router, terms.patience));
         while let Some(ended) = open.try_join_next() {
             if let Err(error) = ended {
                 counters.bump(HttpCounter::ConnectionsFailed);
@@ -77,7 +100,7 @@ pub(super) async fn serve(
     drop(listener);
     let all_ended = async { while open.join_next().await.is_some() {} };
     if tokio::time::timeout(Duration::from_millis(HTTP_END_MS_MAX), all_ended).await.is_err() {
-        tracing::warn!("responses on the HTTP port are cut");
+        tracing::warn!("responses on an HTTP port are cut");
     }
 }
 
@@ -86,92 +109,123 @@ async fn told(ending: &mut watch::Receiver<bool>) {
     drop(ending.wait_for(|ending| *ending).await);
 }
 
-async fn connection(
+/// Waits for so long, or for ever.
+async fn elapsed(whole: Option<Duration>) {
+    match whole {
+        Some(whole) => tokio::time::sleep(whole).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// An accepted connection.
+struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
-    router: Router,
-    patience: Patience,
+    place: Place,
     counters: Arc<CounterSet<HttpCounter>>,
-    mut ending: watch::Receiver<bool>,
-) {
-    // Small replies are whole replies.
-    let _ = stream.set_nodelay(true);
-    let reader = Watched { stream, patience: patience.write, stalled: None, counters: Arc::clone(&counters) };
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(patience.head);
-    builder.max_headers(HTTP_HEADERS_MAX).max_buf_size(HTTP_HEAD_BYTES_MAX);
-    let connection = builder.serve_connection(TokioIo::new(reader), TowerToHyperService::new(router));
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut ending) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    ending: watch::Receiver<bool>,
+}
+
+impl Connection {
+    async fn serve(self, router: Router, patience: Patience) {
+        let Self { stream, peer, place, counters, mut ending } = self;
+        // Small replies are whole replies.
+        let _ = stream.set_nodelay(true);
+        // What the kernel holds of a reply that is not read is memory, too. A connection without the bound is served.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, HTTP_SEND_BUFFER_BYTES);
+        let activity = &place.activity;
+        let reader = Watched::new(stream, patience.write, Arc::clone(activity), Arc::clone(&counters));
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(patience.head).keep_alive(!place.is_reserved);
+        builder.max_headers(HTTP_HEADERS_MAX).max_buf_size(HTTP_HEAD_BYTES_MAX);
+        let router = TowerToHyperService::new(router);
+        let service = service_fn(|request| answer(&router, Caller(peer), activity, request));
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(reader), service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = activity.displaced() => return,
+            () = elapsed(patience.whole) => return,
+            () = told(&mut ending) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            counters.bump(HttpCounter::ConnectionsFailed);
+            tracing::debug!(%peer, %error, "a connection to an HTTP port is closed");
         }
-    };
-    if let Err(error) = ended {
-        counters.bump(HttpCounter::ConnectionsFailed);
-        tracing::debug!(%peer, %error, "a connection to the HTTP port is closed");
     }
 }
 
-/// A connection that fails once its reader has taken nothing for too long.
-struct Watched {
-    stream: TcpStream,
-    patience: Duration,
-    /// When it fails, while there is something that is not taken.
-    stalled: Option<Pin<Box<Sleep>>>,
-    counters: Arc<CounterSet<HttpCounter>>,
-}
-
-impl Watched {
-    /// What came of an attempt to write.
-    fn written<T>(&mut self, cx: &mut Context<'_>, attempt: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if attempt.is_ready() {
-            self.stalled = None;
-            return attempt;
-        }
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        if stalled.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
-        }
-        self.counters.bump(HttpCounter::ConnectionsStalled);
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+/// Answers one request, and notes what it waits for.
+fn answer(
+    router: &TowerToHyperService<Router>,
+    caller: Caller,
+    activity: &Arc<Activity>,
+    mut request: hyper::Request<Incoming>,
+) -> impl Future<Output = Result<hyper::Response<Sent>, Infallible>> + Send + use<> {
+    activity.began();
+    request.extensions_mut().insert(caller);
+    let activity = Arc::clone(activity);
+    let answering = router.call(request.map(|body| Received { body, activity: Arc::clone(&activity) }));
+    async move {
+        let response = answering.await?;
+        activity.answered(response.extensions().get::<ReadWithin>().map(|within| within.0));
+        Ok(response.map(|body| Sent { body, activity }))
     }
 }
 
-impl AsyncRead for Watched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, into)
+/// The body of a request, which notes when more of it is waited for.
+struct Received {
+    body: Incoming,
+    activity: Arc<Activity>,
+}
+
+impl hyper::body::Body for Received {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.activity.awaits_body(polled.is_pending());
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
-impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let attempt = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(cx, attempt)
+/// The body of a reply, which notes when all of it was handed over.
+struct Sent {
+    body: Body,
+    activity: Arc<Activity>,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.activity.handed_over();
+    }
+}
+
+impl hyper::body::Body for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let attempt = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.written(cx, attempt)
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -183,16 +237,21 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::limits::HTTP_CONNECTIONS_MAX;
 
     /// A port whose connections have 50 ms for everything.
     async fn port(answer: String) -> (SocketAddr, Arc<CounterSet<HttpCounter>>, watch::Sender<bool>) {
+        let patience = Patience { head: Duration::from_millis(50), write: Duration::from_millis(50), whole: None };
+        port_of(answer, Terms { patience, connections_max: HTTP_CONNECTIONS_MAX, reserved: (0, Router::new()) }).await
+    }
+
+    async fn port_of(answer: String, terms: Terms) -> (SocketAddr, Arc<CounterSet<HttpCounter>>, watch::Sender<bool>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", get(move || std::future::ready(answer.clone())));
-        let patience = Patience { head: Duration::from_millis(50), write: Duration::from_millis(50) };
         let (end, ending) = watch::channel(false);
         let counters = Arc::<CounterSet<HttpCounter>>::default();
-        tokio::spawn(serve(listener, router, patience, Arc::clone(&counters), ending));
+        tokio::spawn(serve(listener, router, terms, Arc::clone(&counters), ending));
         (address, counters, end)
     }
 
@@ -241,25 +300,71 @@ mod tests {
         }
     }
 
+    /// As [`port`], for connections that may take as long as they like.
+    async fn patient_port(connections_max: usize, reserved: (usize, Router)) -> (SocketAddr, watch::Sender<bool>) {
+        let patience = Patience { head: Duration::from_secs(3600), write: Duration::from_secs(3600), whole: None };
+        let (address, _, end) = port_of("x".into(), Terms { patience, connections_max, reserved }).await;
+        (address, end)
+    }
+
+    async fn asked(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).await.unwrap();
+        reply
+    }
+
     #[tokio::test(flavor = "current_thread")]
-    async fn connections_beyond_the_bound_wait_and_an_end_closes_the_idle() {
-        let (address, counters, end) = port("x".into()).await;
-        let mut open = Vec::new();
-        for _ in 0..HTTP_CONNECTIONS_MAX {
-            open.push(TcpStream::connect(address).await.unwrap());
-        }
-        let mut late = TcpStream::connect(address).await.unwrap();
-        late.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-        while counters.get(HttpCounter::Connections) < HTTP_CONNECTIONS_MAX as u64 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(counters.get(HttpCounter::Connections), HTTP_CONNECTIONS_MAX as u64);
-        open.clear();
-        let mut reply = [0; 12];
-        late.read_exact(&mut reply).await.unwrap();
-        assert_eq!(&reply[9..], b"200");
-        end.send(true).unwrap();
+    async fn on_a_full_port_the_longest_idle_gives_way_and_an_end_closes_the_others() {
+        let (address, end) = patient_port(2, (0, Router::new())).await;
+        let mut half = TcpStream::connect(address).await.unwrap();
+        half.write_all(b"GET / HTTP/1.1\r\nHo").await.unwrap();
+        let mut idle = TcpStream::connect(address).await.unwrap();
         let mut rest = Vec::new();
-        late.read_to_end(&mut rest).await.unwrap();
+        // Nobody has a bound of time here: only the one that comes ends the one that was there.
+        assert!(asked(address).await.starts_with("HTTP/1.1 200"));
+        half.read_to_end(&mut rest).await.unwrap();
+        let mut filler = TcpStream::connect(address).await.unwrap();
+        assert!(asked(address).await.starts_with("HTTP/1.1 200"));
+        idle.read_to_end(&mut rest).await.unwrap();
+        end.send(true).unwrap();
+        filler.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.is_empty());
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn while_the_daemon_works_for_all_a_reserved_place_answers_one_request() {
+        let watched = Router::new().route("/", get(|| std::future::ready("watched")));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let began = Arc::new(tokio::sync::Semaphore::new(0));
+        let begins = Arc::clone(&began);
+        let working = get(move || {
+            begins.add_permits(1);
+            std::future::pending::<&str>()
+        });
+        let patience = Patience { head: Duration::from_secs(3600), write: Duration::from_secs(3600), whole: None };
+        let terms = Terms { patience, connections_max: 1, reserved: (1, watched) };
+        let (_end, ending) = watch::channel(false);
+        tokio::spawn(serve(listener, Router::new().route("/", working), terms, Arc::default(), ending));
+        let mut busy = TcpStream::connect(address).await.unwrap();
+        busy.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        began.acquire().await.unwrap().forget();
+        for _ in 0..3 {
+            assert!(asked(address).await.ends_with("watched"));
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_reader_that_takes_a_byte_now_and_then_is_given_up() {
+        let (address, counters, _end) = port("x".repeat(64 << 20)).await;
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        while counters.get(HttpCounter::ConnectionsStalled) == 0 {
+            // Never long without a byte: a bound on silence alone would let it go on.
+            let _ = slow.read(&mut [0]).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

@@ -17,13 +17,16 @@ mod desk;
 mod dump;
 mod fields;
 mod indexer;
-mod listener;
+pub(super) mod listener;
 mod materials;
 mod orders;
-mod pages;
+pub(super) mod pages;
+mod places;
+mod progress;
 mod questions;
 mod records;
 mod refusal;
+mod replies;
 mod selection;
 mod selections;
 mod space;
@@ -45,11 +48,12 @@ pub use orders::WorkerOrder;
 
 use crate::config::HttpConfig;
 use crate::error::{Error, Kind, Result};
+use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_RESERVED};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::serve::Service;
 use app::App;
 use desk::Desk;
-use listener::Patience;
+use listener::{Patience, Terms};
 
 /// A port that is bound, and serves nobody yet.
 #[derive(Debug)]
@@ -177,7 +181,12 @@ async fn run(
     counters: Arc<CounterSet<HttpCounter>>,
     ending: watch::Receiver<bool>,
 ) {
-    let serving = listener::serve(listener, router(Arc::clone(&app)), Patience::default(), counters, ending);
+    let terms = Terms {
+        patience: Patience::default(),
+        connections_max: HTTP_CONNECTIONS_MAX,
+        reserved: (HTTP_CONNECTIONS_RESERVED, reserve_router(Arc::clone(&app))),
+    };
+    let serving = listener::serve(listener, router(Arc::clone(&app)), terms, counters, ending);
     tokio::select! {
         () = serving => {}
         () = app.desk.serve_late() => {}
@@ -210,10 +219,26 @@ fn router(app: Arc<App>) -> Router {
         .route("/loads", get(questions::loads))
         .route("/potential_loads", post(questions::potential_loads))
         .route("/overlap_scores", post(questions::overlap_scores))
-        .route("/health", get(questions::health))
         .route("/ready", get(questions::ready))
-        .route("/metrics", get(questions::metrics))
+        .layer(from_fn_with_state(Arc::clone(&app), replies::bound))
+        .merge(watching())
         .fallback(questions::not_found)
+        .method_not_allowed_fallback(questions::method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), pages::refuse))
+        .layer(from_fn_with_state(Arc::clone(&app), count))
+        .with_state(app)
+}
+
+/// What watches a daemon. Readiness lists workers, and is bound as every other reply is; the metrics page is bound where
+/// it is made.
+fn watching() -> Router<Arc<App>> {
+    Router::new().route("/health", get(questions::health)).route("/metrics", get(questions::metrics))
+}
+
+/// What is answered while the daemon works for all other connections.
+fn reserve_router(app: Arc<App>) -> Router {
+    watching()
+        .fallback(questions::crowded)
         .method_not_allowed_fallback(questions::method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(&app), pages::refuse))
         .layer(from_fn_with_state(Arc::clone(&app), count))

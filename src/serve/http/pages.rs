@@ -20,18 +20,29 @@ const FETCH_SITE: &str = "sec-fetch-site";
 
 /// Refuses what a page sends, whatever is asked.
 pub(super) async fn refuse(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    match refusal(&request, &app.hosts, "http") {
+        None => next.run(request).await,
+        Some(refused) => {
+            app.counters.bump(HttpCounter::PagesRefused);
+            refused
+        }
+    }
+}
+
+/// The refusal of a request that a page sent, or that names a host which is not in `hosts` of the configuration's `table`.
+pub(in crate::serve) fn refusal(request: &Request, hosts: &[String], table: &str) -> Option<Response> {
     let (message, remedy) = if is_of_page(request.headers()) {
-        ("a web page sent the request", "ask from a program: no page may ask, of whatever origin")
-    } else if !is_host_ours(request.uri(), request.headers(), &app.hosts) {
+        let remedy = "ask from a program: no page may ask, of whatever origin";
+        ("a web page sent the request".to_owned(), remedy.to_owned())
+    } else if !is_host_ours(request.uri(), request.headers(), hosts) {
         (
-            "the Host is neither an IP address nor localhost, and http.hosts does not name it",
-            "ask the port by its address, also behind a proxy, or name the host in hosts under [http]",
+            format!("the Host is neither an IP address nor localhost, and {table}.hosts does not name it"),
+            format!("ask the port by its address, also behind a proxy, or name the host in hosts under [{table}]"),
         )
     } else {
-        return next.run(request).await;
+        return None;
     };
-    app.counters.bump(HttpCounter::PagesRefused);
-    Refusal::from(Error::new(Kind::NotPermitted, message, remedy)).into_response()
+    Some(Refusal::from(Error::new(Kind::NotPermitted, message, remedy)).into_response())
 }
 
 /// Whether a page caused it: what somebody typed into a browser, or opened from a bookmark, is of no page.

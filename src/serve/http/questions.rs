@@ -1,15 +1,17 @@
 //! What is asked and changes nothing: loads, overlaps, whether the daemon lives and is ready.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{RawQuery, Request, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use serde::Serialize;
 
 use super::app::App;
 use super::desk::broken;
 use super::fields::PromptFields;
+use super::listener::ReadWithin;
 use super::materials::Materials;
 use super::refusal::{Refusal, done, json};
 use super::space;
@@ -17,11 +19,9 @@ use super::workers::{Filter, Row};
 use crate::error::{Error, Kind};
 use crate::hash;
 use crate::ids::{CorrelationId, SpaceId};
+use crate::limits::{HTTP_REPLIES_RETRY_US, METRICS_CONNECTION_MS_MAX};
 use crate::route::{PotentialLoads, Prompt, RouteRequest};
 use crate::wire::Reply;
-
-/// What OpenMetrics text is called.
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What a worker would have to do if it took a prompt.
 #[derive(Serialize)]
@@ -164,10 +164,16 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 
 /// Every metric.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match app.backend.metrics() {
-        Ok(text) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    let mut response = app.backend.metrics().response().await;
+    // As on the metrics port: a page that is read slowly is in the way of newer ones.
+    response.extensions_mut().insert(ReadWithin(Duration::from_millis(METRICS_CONNECTION_MS_MAX)));
+    response
+}
+
+/// Every other connection has a request that the daemon works on.
+pub(super) async fn crowded() -> Refusal {
+    let error = Error::new(Kind::Overloaded, "all connections of the port are at work", "ask again later");
+    error.retry_after_us(HTTP_REPLIES_RETRY_US).into()
 }
 
 /// Nothing is there.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use hyper::body::Body as _;
 use serde::{Deserialize, Serialize};
 
 use super::app::App;
@@ -116,8 +117,8 @@ pub(super) async fn select_and_reserve(State(app): State<Arc<App>>, request: Req
     let id = fields.selection_id.clone().unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
     check_id(&id)?;
     let chosen = app.choose(&fields, Some(&id), None).await?;
-    match app.selected(&fields, &chosen, Some(&id)).await {
-        Ok(selected) => Ok(json(StatusCode::OK, &selected)),
+    match app.selected(&fields, &chosen, Some(&id)).await.and_then(|selected| app.booked(&selected)) {
+        Ok(response) => Ok(response),
         Err(refusal) => {
             // Who is told of an error has nothing booked.
             app.free(&id).await?;
@@ -310,6 +311,16 @@ impl App {
             worker_load,
             trust: candidate.trust.level.name(),
         })
+    }
+
+    /// The response about a booking, with room for it.
+    fn booked(&self, selected: &Selected) -> Result<Response, Refusal> {
+        let mut response = json(StatusCode::OK, selected);
+        let bytes = response.body().size_hint().exact().unwrap_or_default();
+        if let Some(room) = self.replies.room(bytes as usize)? {
+            response.extensions_mut().insert(room);
+        }
+        Ok(response)
     }
 
     fn tracks_prefill(&self, fields: &PromptFields, space: SpaceId) -> bool {

@@ -11,7 +11,7 @@ use super::problem::{Place, Problem, nearest};
 use super::walk::{Draft, Entry};
 use super::workers::workers;
 use super::{
-    AccessConfig, Config, HttpConfig, IoEngine, MetricsConfig, Named, PolicyConfig, ServeConfig,
+    AccessConfig, Config, HostRule, HttpConfig, IoEngine, MetricsConfig, Named, PolicyConfig, ServeConfig,
     ShadowConfig, SpaceConfig, policy_with,
 };
 use crate::ids::SpaceId;
@@ -99,6 +99,12 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     }
     if let Some(problem) = names(&mut http.hosts) {
         problems.push(entry.problem("hosts", problem));
+    }
+    if let Some(host) = http.worker_hosts.iter().find(|host| HostRule::parse(host).is_none()) {
+        let message = format!(
+            "`{host}` is no host name, IP address or network, nor ipc or *; it has neither a scheme nor a port"
+        );
+        problems.push(entry.problem("worker_hosts", message));
     }
     let metrics = &draft.metrics;
     if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {

@@ -11,6 +11,7 @@ mod endpoint;
 mod example;
 mod field;
 mod fields;
+mod hosts;
 mod load;
 mod named;
 mod problem;
@@ -31,6 +32,7 @@ use crate::route::Policy;
 pub use access::{AccessConfig, AdminConfig};
 pub use check::admin_socket_beside;
 pub use example::example;
+pub use hosts::HostRule;
 pub use load::{Flags, Setting, load, parse, socket_default};
 pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, ranks_of};
 pub use problem::{Place, Problem, Problems, nearest};
@@ -201,10 +203,13 @@ pub struct HttpConfig {
     pub port: u16,
     /// The address it is bound to.
     pub listen: IpAddr,
-    /// Whether workers may be registered and removed by it, by whoever reaches it: it knows nobody's name.
+    /// Whether workers may be registered, removed and dumped by it, by whoever reaches it: it knows nobody's name.
     pub administer: bool,
     /// Names by which it may be asked, beside IP addresses and `localhost`; `*` = by any.
     pub hosts: Vec<String>,
+    /// Where a worker that is registered by it may publish, each a [`HostRule`]. Empty = anywhere where the caller is on
+    /// the loopback interface, else at the caller's own address.
+    pub worker_hosts: Vec<String>,
     /// Largest request body answered, bytes.
     pub body_bytes_max: u64,
     /// How long the dump of one worker may take, milliseconds.
@@ -213,8 +218,8 @@ pub struct HttpConfig {
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        let (listen, hosts) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new());
-        Self { port: 0, listen, administer: true, hosts, body_bytes_max: 0, dump_worker_ms_max: 0 }
+        let (listen, hosts, worker_hosts) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new(), Vec::new());
+        Self { port: 0, listen, administer: true, hosts, worker_hosts, body_bytes_max: 0, dump_worker_ms_max: 0 }
     }
 }
 

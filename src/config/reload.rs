@@ -88,7 +88,7 @@ impl Config {
                 "http",
                 &self.http,
                 &next.http,
-                [port, listen, administer, hosts, body_bytes_max, dump_worker_ms_max]
+                [port, listen, administer, hosts, worker_hosts, body_bytes_max, dump_worker_ms_max]
             ));
         }
         fields.extend(differing!("metrics", &self.metrics, &next.metrics, [port, hosts]));

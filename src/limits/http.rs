@@ -73,6 +73,8 @@ pub const HTTP_DUMP_WORKER_MS_CEILING: u64 = 600_000;
 pub const HTTP_DUMP_BYTES_PER_S_MIN: u64 = 128 << 10;
 /// How long a dump may wait for its reader beyond what that rate allows, milliseconds: it has the one place there is.
 pub const HTTP_DUMP_LAG_MS_MAX: u64 = 5_000;
+/// Hosts and networks, in a list, at which workers may be registered by HTTP.
+pub const HTTP_WORKER_HOSTS_MAX: usize = 256;
 /// Names by which the port may be asked.
 pub const HTTP_HOSTS_MAX: usize = 64;
 /// How long a stop waits for the responses under way once everybody else has ended, milliseconds.

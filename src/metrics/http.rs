@@ -13,11 +13,12 @@ counters! {
         Refused = "http_refused", "Requests answered on the HTTP port with a status of 400 to 499.";
         Failed = "http_failed", "Requests answered on the HTTP port with a status of 500 to 599.";
         RepliesCrowded = "http_replies_crowded", "Replies refused because replies that others do not read took all the memory there is for them.";
+        EndpointsRefused = "http_endpoints_refused", "Requests to register workers refused because http.worker_hosts does not allow the host of an endpoint.";
         BodiesOversized = "http_bodies_oversized", "Requests refused because their body was larger than the bound.";
         BodiesLate = "http_bodies_late", "Requests refused because their body did not come in time.";
         BodiesCrowded = "http_bodies_crowded", "Requests refused because the bodies of others took all the memory there is for them.";
         BodiesUnusable = "http_bodies_unusable", "Requests refused because their body was not the JSON that was expected.";
-        AdministrationRefused = "http_administration_refused", "Requests to change workers refused because http.administer is false.";
+        AdministrationRefused = "http_administration_refused", "Requests to change or dump workers refused because http.administer is false.";
         PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that could lead a page here and that http.hosts does not say.";
         SelectionsEvicted = "http_selections_evicted", "Selections forgotten before anybody booked them, for want of room.";
         SelectionsExpired = "http_selections_expired", "Selections forgotten because nobody booked them in time.";

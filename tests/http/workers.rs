@@ -168,10 +168,36 @@ fn who_may_not_administer_may_route() {
         served.delete("/workers/1"),
         served.post("/register", &json!({})),
         served.post("/unregister", &json!({})),
+        served.get("/dump"),
     ] {
         assert_eq!((status, said["code"].as_str()), (403, Some("not_permitted")));
         assert!(said["remedy"].as_str().is_some_and(|remedy| remedy.contains("administer = true")), "{said}");
     }
     assert_eq!(served.post("/select_and_reserve", &json!({"model_name": "m", "token_ids": [1]})).0, 200);
-    assert_eq!((served.get("/workers").0, served.daemon.counter("http_administration_refused")), (200, 5));
+    assert_eq!((served.get("/workers").0, served.daemon.counter("http_administration_refused")), (200, 6));
+}
+
+#[test]
+fn a_worker_is_registered_only_where_the_configuration_allows() {
+    let publisher = Publisher::new();
+    let served = Served::configured("worker_hosts = [\"127.9.0.0/16\", \"engine.example\"]", "");
+    let refused = |(status, said): (u16, Value)| {
+        assert_eq!((status, said["code"].as_str()), (403, Some("not_permitted")), "{said}");
+        assert!(said["remedy"].as_str().is_some_and(|remedy| remedy.contains("worker_hosts")), "{said}");
+    };
+    let registration =
+        |endpoint: &str| json!({"instance_id": 1, "endpoint": endpoint, "model_name": "m", "block_size": 16});
+    refused(served.post("/register", &registration(&publisher.endpoint())));
+    refused(served.post("/register", &registration("ipc:///run/other")));
+    let mut replaying = registration("tcp://127.9.0.1:9");
+    replaying["replay_endpoint"] = "tcp://127.8.0.1:9".into();
+    refused(served.post("/register", &replaying));
+    refused(served.post("/workers", &request(1, &publisher)));
+    assert_eq!(served.get("/workers").1, json!([]), "nobody was added");
+    assert_eq!(served.daemon.counter("http_endpoints_refused"), 4);
+    assert_eq!(served.post("/register", &registration("tcp://127.9.0.2:9")).0, 201);
+    let bad = crate::process::folder();
+    let file = crate::process::configure(bad.path(), "[http]\nport = 1\nworker_hosts = [\"tcp://10.0.0.1:1\"]\n");
+    let output = crate::process::run(&["serve", "--config", crate::process::text(&file), "--check"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("worker_hosts"), "{output:?}");
 }

@@ -40,7 +40,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             "",
             Absent("true"),
             Flag { set: |c, v| c.administer = v },
-            "Whether workers may be registered and removed by it. Absent: on the loopback interface. It must be said on another,\n\
+            "Whether workers may be registered, removed and dumped by it. Absent: on the loopback interface. It must be said on another,\n\
              # and beside lists of who may connect in [serve] or [admin] or another admin.socket_mode: the port knows none of\n\
              # them.",
         ),
@@ -51,6 +51,19 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             List { items_max: limits::HTTP_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
             "Names, without a port, by which it may be asked beside IP addresses and localhost. A Host that is another name is refused:\n\
              # the author of a web page can have a name lead here. \"*\": any name, where something before it checks the host.",
+        ),
+        field(
+            "worker_hosts",
+            "",
+            Value(""),
+            List {
+                items_max: limits::HTTP_WORKER_HOSTS_MAX,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, v| c.worker_hosts = v,
+            },
+            "Where the endpoints of a worker that is registered by HTTP may be: host names, IP addresses, networks (\"10.0.0.0/8\"),\n\
+             # \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to them, and GET /workers says whether somebody\n\
+             # answered. Empty: anywhere for callers on the loopback interface; for others their own IP address only.",
         ),
         field(
             "body_bytes_max",

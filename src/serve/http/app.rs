@@ -16,7 +16,7 @@ use super::refusal::Refusal;
 use super::replies::Replies;
 use super::selections::{Forgotten, Selections};
 use super::space;
-use crate::config::{HttpConfig, SpaceConfig};
+use crate::config::{HostRule, HttpConfig, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{Scheme, SpaceId};
@@ -74,6 +74,8 @@ pub(super) struct App {
     may_administer: bool,
     /// Names by which the port may be asked.
     pub(super) hosts: Vec<String>,
+    /// Where workers may be that are registered here; empty = see [`HttpConfig::worker_hosts`].
+    pub(super) worker_hosts: Vec<HostRule>,
     /// How long the dump of one worker may take.
     pub(super) dump_worker: Duration,
     started: Instant,
@@ -98,6 +100,8 @@ impl App {
             counters,
             may_administer: config.administer,
             hosts: config.hosts,
+            // The configuration was checked: every one of them means something.
+            worker_hosts: config.worker_hosts.iter().filter_map(|rule| HostRule::parse(rule)).collect(),
             dump_worker: Duration::from_millis(config.dump_worker_ms_max),
             started: Instant::now(),
         }
@@ -120,14 +124,15 @@ impl App {
         Ok(())
     }
 
-    /// Refuses a change of workers where that is not allowed here.
+    /// Refuses what is administration, changes of workers and dumps, where that is not allowed here.
     pub(super) fn administering(&self) -> Result<()> {
         if self.may_administer {
             return self.serving();
         }
         self.counters.bump(HttpCounter::AdministrationRefused);
         let remedy = "set administer = true under [http], or use `kvrouted worker` on the daemon's host";
-        Err(Error::new(Kind::NotPermitted, "this HTTP port changes no workers: http.administer is false", remedy))
+        let message = "this HTTP port neither changes nor dumps workers: http.administer is false";
+        Err(Error::new(Kind::NotPermitted, message, remedy))
     }
 
     /// The space of a request that wants a worker, and how its prompts are cut.

@@ -34,7 +34,8 @@ use crate::metrics::HttpCounter;
 
 /// Begins a dump; one at a time.
 pub(super) async fn dump(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    app.serving()?;
+    // It holds back the events of each worker that it reads.
+    app.administering()?;
     let Ok(place) = Arc::clone(&app.dumps).try_acquire_owned() else {
         app.counters.bump(HttpCounter::DumpsRefused);
         return Err(Error::new(Kind::Overloaded, "a dump is under way", "ask again once it is over").into());

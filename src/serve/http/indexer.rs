@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::app::App;
 use super::desk::broken;
 use super::fields::{HashQueryFields, OverlapSummary, QueryFields, group_default};
+use super::listener::Caller;
 use super::materials::bits;
 use super::orders::EVERY_RANK;
 use super::records::{Record, WorkerFields};
@@ -36,7 +38,11 @@ struct Registration {
 }
 
 /// Adds one rank of an engine.
-pub(super) async fn register(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub(super) async fn register(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Refusal> {
     app.administering()?;
     let said: Registration = app.bodies.read(request).await?;
     let worker = Worker::new(said.instance_id, said.dp_rank.unwrap_or(0));
@@ -51,7 +57,7 @@ pub(super) async fn register(State(app): State<Arc<App>>, request: Request) -> R
     };
     let record = Record::new(worker.id.0, fields);
     let space = app.register_space(&record, worker, said.block_size)?;
-    let order = app.order(&record, worker.rank.0, space)?;
+    let order = app.order(&record, worker.rank.0, space, caller)?;
     app.change(vec![order]).await.map_err(|error| Refusal::new(StatusCode::CONFLICT, error))?;
     app.settle(|fleet| fleet.workers.iter().any(|record| record.worker == worker)).await?;
     app.records.lock().set_block_size(space, said.block_size);

@@ -6,14 +6,16 @@ use axum::http::StatusCode;
 use tokio::time::Instant;
 
 use super::app::App;
+use super::listener::Caller;
 use super::records::Record;
 use super::refusal::Refusal;
 use super::space;
-use crate::config::parse_worker;
+use crate::config::{HostRule, parse_worker};
 use crate::error::{Error, Kind};
 use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker};
 use crate::limits::{HTTP_SETTLE_MS_MAX, HTTP_SETTLE_REST_MS};
+use crate::metrics::HttpCounter;
 
 /// "Every rank" of a worker that is named.
 pub(super) const EVERY_RANK: u32 = u32::MAX;
@@ -27,12 +29,24 @@ pub enum WorkerOrder {
     Remove(Worker),
 }
 
+/// Whether an endpoint is a worker's already, whoever named it.
+fn is_connected(fleet: &FleetTable, worker: Worker, endpoint: &str) -> bool {
+    let events = fleet.workers.iter().find(|record| record.worker == worker).and_then(|record| record.events.as_ref());
+    events.is_some_and(|events| events.endpoint == endpoint || events.replay.as_deref() == Some(endpoint))
+}
+
 impl App {
     /// The order to add one rank of a worker.
     ///
     /// # Errors
-    /// A field of it means nothing.
-    pub(super) fn order(&self, record: &Record, rank: u32, space: SpaceId) -> Result<WorkerOrder, Refusal> {
+    /// A field of it means nothing, or the caller may not name one of its endpoints.
+    pub(super) fn order(
+        &self,
+        record: &Record,
+        rank: u32,
+        space: SpaceId,
+        caller: Caller,
+    ) -> Result<WorkerOrder, Refusal> {
         if let Some(taint) = record.fields.taints.iter().flatten().find(|taint| taint.is_empty() || taint.contains('+'))
         {
             let message = format!("the taint {taint:?} cannot be a label");
@@ -43,10 +57,33 @@ impl App {
             let space = fleet.space(space).ok_or_else(|| Refusal::not_found("the space is gone", "ask again"))?;
             record.worker_fields(rank, (&space.namespace, space.role.name()))
         };
+        let worker = Worker::new(record.worker_id, rank);
+        for (_, endpoint) in fields.iter().filter(|(name, _)| name == "endpoint" || name == "replay") {
+            if !is_connected(&self.backend.fleet(), worker, endpoint) {
+                self.may_name(endpoint, caller)?;
+            }
+        }
         match parse_worker("the request", &fields, self.backend.spaces()) {
             Ok(_) => Ok(WorkerOrder::Add(fields)),
             Err(problems) => Err(Refusal::invalid(problems.to_string().trim().to_owned(), "correct what is named")),
         }
+    }
+
+    /// Refuses an endpoint that the daemon may not be made to connect to by a caller.
+    fn may_name(&self, endpoint: &str, caller: Caller) -> Result<(), Refusal> {
+        let caller = caller.0.ip().to_canonical();
+        let is_allowed = match self.worker_hosts.as_slice() {
+            [] => caller.is_loopback() || HostRule::is_at(endpoint, caller),
+            rules => rules.iter().any(|rule| rule.allows(endpoint)),
+        };
+        if is_allowed {
+            return Ok(());
+        }
+        self.counters.bump(HttpCounter::EndpointsRefused);
+        let message = format!("http.worker_hosts does not allow the endpoint {endpoint}");
+        let remedy =
+            "name its host or network in worker_hosts under [http], or use `kvrouted worker` on the daemon's host";
+        Err(Error::new(Kind::NotPermitted, message, remedy).into())
     }
 
     /// Has all of the orders done, or none.

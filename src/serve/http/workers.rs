@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 
 use super::app::App;
+use super::listener::Caller;
 use super::orders::{EVERY_RANK, WorkerOrder};
 use super::records::{Lifecycle, Record, WorkerFields};
 use super::refusal::{Refusal, json};
@@ -76,7 +78,11 @@ impl Filter {
 }
 
 /// Adds a worker, or says anew what is known of one.
-pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Refusal> {
     app.administering()?;
     let mut fields: WorkerFields = app.bodies.read(request).await?;
     let Some(worker_id) = fields.worker_id.take() else {
@@ -84,13 +90,14 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Res
         return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error));
     };
     let _alone = app.changing.lock().await;
-    let record = app.reconcile(Record::new(worker_id, fields)).await?;
+    let record = app.reconcile(Record::new(worker_id, fields), caller).await?;
     Ok(json(StatusCode::CREATED, &record))
 }
 
 /// Says more of a worker.
 pub(super) async fn patch(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(worker_id): Path<String>,
     request: Request,
 ) -> Result<Response, Refusal> {
@@ -100,7 +107,7 @@ pub(super) async fn patch(
     let _alone = app.changing.lock().await;
     let known = app.records.lock().get(worker_id).cloned();
     let known = known.or_else(|| known_to(&app.backend.fleet(), worker_id)).ok_or_else(|| not_found(worker_id))?;
-    Ok(json(StatusCode::OK, &app.reconcile(known.patched(fields)).await?))
+    Ok(json(StatusCode::OK, &app.reconcile(known.patched(fields), caller).await?))
 }
 
 /// Removes a worker with all of its ranks.
@@ -137,7 +144,7 @@ fn not_found(worker_id: u64) -> Refusal {
 
 impl App {
     /// Makes the fleet what a record says, and keeps the record with what came of it.
-    async fn reconcile(&self, mut record: Record) -> Result<Record, Refusal> {
+    async fn reconcile(&self, mut record: Record, caller: Caller) -> Result<Record, Refusal> {
         let (start, size) = record.ranks();
         if size > HTTP_RANKS_MAX || start.checked_add(size).is_none() {
             let message = format!("data_parallel_size {size} exceeds the maximum {HTTP_RANKS_MAX}");
@@ -159,7 +166,7 @@ impl App {
         match space {
             Err(misfit) => reasons.push(format!("reconciliation failed: {misfit}")),
             Ok(space) if reasons.is_empty() => {
-                self.order_ranks(&record, space).await?;
+                self.order_ranks(&record, space, caller).await?;
                 if let Some(block_size) = record.fields.block_size {
                     self.records.lock().set_block_size(space, block_size);
                 }
@@ -177,10 +184,10 @@ impl App {
     }
 
     /// Adds the ranks of a worker, and removes those it no longer has.
-    async fn order_ranks(&self, record: &Record, space: SpaceId) -> Result<(), Refusal> {
+    async fn order_ranks(&self, record: &Record, space: SpaceId, caller: Caller) -> Result<(), Refusal> {
         let (start, size) = record.ranks();
         let ranks = start..start + size;
-        let adds: Result<Vec<_>, _> = ranks.clone().map(|rank| self.order(record, rank, space)).collect();
+        let adds: Result<Vec<_>, _> = ranks.clone().map(|rank| self.order(record, rank, space, caller)).collect();
         let mut orders: Vec<WorkerOrder> = {
             let fleet = self.backend.fleet();
             let of_worker = fleet.workers.iter().filter(|other| other.worker.id.0 == record.worker_id);

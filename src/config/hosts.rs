@@ -1,0 +1,126 @@
+//! Where workers may be that are registered by HTTP: hosts, networks, and sockets of this machine.
+
+use std::net::IpAddr;
+
+/// One of the places that `worker_hosts` under `[http]` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostRule {
+    /// Every host, `*`.
+    Any,
+    /// Unix sockets, `ipc`.
+    Ipc,
+    /// An address, or a network such as `10.0.0.0/8`.
+    Network(IpAddr, u8),
+    /// A host's name, whatever address it has, in lower case.
+    Name(String),
+}
+
+impl HostRule {
+    /// The rule that a text means, if it means one.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "*" => return Some(Self::Any),
+            "ipc" => return Some(Self::Ipc),
+            _ => {}
+        }
+        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        if let Ok(address) = address.parse::<IpAddr>() {
+            let widest = if address.is_ipv4() { 32 } else { 128 };
+            let bits = bits.map_or(Some(widest), |bits| bits.parse().ok().filter(|bits| *bits <= widest))?;
+            return Some(Self::Network(address, bits));
+        }
+        let is_name = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+        is_name.then(|| Self::Name(text.to_ascii_lowercase()))
+    }
+
+    /// Whether the rule allows an endpoint. A name is allowed by name only: whoever owns it chooses its address.
+    #[must_use]
+    pub fn allows(&self, endpoint: &str) -> bool {
+        match (self, host_of(endpoint)) {
+            (Self::Any, Some(_)) => true,
+            (Self::Ipc, None) => endpoint.starts_with("ipc://"),
+            (Self::Network(network, bits), Some(host)) => {
+                address_of(host).is_some_and(|address| is_within(address, *network, *bits))
+            }
+            (Self::Name(name), Some(host)) => host.eq_ignore_ascii_case(name),
+            _ => false,
+        }
+    }
+
+    /// Whether an endpoint is at the address of the caller who names it.
+    #[must_use]
+    pub fn is_at(endpoint: &str, caller: IpAddr) -> bool {
+        let address = host_of(endpoint).and_then(address_of);
+        address.is_some_and(|address| address == caller.to_canonical())
+    }
+}
+
+/// The host of a `tcp://host:port`.
+fn host_of(endpoint: &str) -> Option<&str> {
+    endpoint.strip_prefix("tcp://")?.rsplit_once(':').map(|(host, _)| host)
+}
+
+fn address_of(host: &str) -> Option<IpAddr> {
+    let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    plain.parse::<IpAddr>().ok().map(|address| address.to_canonical())
+}
+
+fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
+    let same = |a: u128, b: u128, width: u8| {
+        // A shift by the whole width is none.
+        let shift = u32::from(width - bits);
+        shift >= u32::from(width) || a >> shift == b >> shift
+    };
+    match (address, network) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_allows_what_it_names() {
+        for (rule, endpoint, expected) in [
+            ("*", "tcp://anywhere.example:1", true),
+            ("*", "ipc:///run/x", false),
+            ("ipc", "ipc:///run/x", true),
+            ("ipc", "tcp://10.0.0.1:1", false),
+            ("10.0.0.0/8", "tcp://10.200.3.4:5557", true),
+            ("10.0.0.0/8", "tcp://11.0.0.1:5557", false),
+            ("10.0.0.0/8", "tcp://[::ffff:10.0.0.1]:5557", true),
+            ("10.0.0.7", "tcp://10.0.0.7:1", true),
+            ("10.0.0.7", "tcp://10.0.0.8:1", false),
+            ("0.0.0.0/0", "tcp://8.8.8.8:1", true),
+            ("0.0.0.0/0", "tcp://[2001:db8::1]:1", false),
+            ("fd00::/8", "tcp://[fd12::1]:1", true),
+            ("fd00::/8", "tcp://[fe80::1]:1", false),
+            // What libzmq would resolve to an address by itself is a name.
+            ("127.0.0.0/8", "tcp://2130706433:1", false),
+            ("127.0.0.0/8", "tcp://localhost:1", false),
+            ("127.0.0.0/8", "tcp://127.0.0.1;evil.example:1", false),
+            ("Engine-1.example", "tcp://engine-1.EXAMPLE:1", true),
+            ("engine-1.example", "tcp://engine-2.example:1", false),
+        ] {
+            let parsed = HostRule::parse(rule).unwrap_or_else(|| panic!("{rule}"));
+            assert_eq!(parsed.allows(endpoint), expected, "{rule} {endpoint}");
+        }
+        for nothing in ["", "10.0.0.0/33", "10.0.0.0/x", "tcp://10.0.0.1:1", "a b", "[::1]"] {
+            assert_eq!(HostRule::parse(nothing), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_caller_is_at_its_own_address_and_not_at_a_name() {
+        let caller: IpAddr = [10, 0, 0, 7].into();
+        assert!(HostRule::is_at("tcp://10.0.0.7:5557", caller));
+        assert!(HostRule::is_at("tcp://10.0.0.7:5557", "::ffff:10.0.0.7".parse().unwrap()));
+        for elsewhere in ["tcp://10.0.0.8:5557", "tcp://host:5557", "ipc:///run/x"] {
+            assert!(!HostRule::is_at(elsewhere, caller), "{elsewhere}");
+        }
+    }
+}

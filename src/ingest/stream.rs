@@ -13,6 +13,7 @@
 //! | restart seen later | emptied, then the batch is applied | joined_late |
 //! | disconnected | emptied | disconnected, until the next first batch |
 //! | undecodable | emptied | undecodable |
+//! | a batch of another rank or worker | emptied | rank_conflict |
 //! | more blocks than the worker's capacity | emptied | capacity_bound |
 //!
 //! While the worker is dumped or loaded its messages wait (`hold`), and nothing of this happens until they are
@@ -204,7 +205,12 @@ impl Stream {
         }
         match event::decode(payload, &mut self.format, &mut scratch.batch) {
             Err(error) => self.undecodable(home, error, seq, now),
-            Ok(()) if !self.is_ours(scratch.batch.info()) => self.another_rank(scratch.batch.info(), seq, now),
+            Ok(()) if !self.is_ours(scratch.batch.info()) => {
+                self.another_rank(scratch.batch.info(), seq, now);
+                // The refused batch may have held removals of this worker's blocks: its publisher may have got
+                // another rank.
+                self.empty(home);
+            }
             Ok(()) if !self.is_of_generation(home, scratch.batch.info(), (seq, payload), now) => return,
             Ok(()) => {
                 self.look_over(home, &scratch.batch, now);

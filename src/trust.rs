@@ -134,6 +134,8 @@ reasons! {
     OwnDecisions(22) = "own_decisions", TrustLevel::Predicted, Harm::Note, "give the worker's record an events endpoint";
     /// The engine's block hashes say nothing of what is before the block; none of its blocks is bound.
     UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
+    /// A relay or a snapshot of another version gives a reason that this version does not know.
+    UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update kvrouted here to the version of the worker's relay; the level is what the relay says, at most lower_bound";
 }
 
 /// A set of [`TrustReason`]s.
@@ -144,7 +146,11 @@ impl TrustReasons {
     /// No reason at all.
     pub const NONE: Self = Self(0);
 
-    /// The set with these wire bits; unknown bits are kept, so that a newer peer's reasons survive a relay.
+    /// The bits of every reason that this version knows.
+    pub const KNOWN_BITS: u64 = (1 << TrustReason::ALL.len()) - 1;
+
+    /// The set with these wire bits. Bits that this version does not know are kept, so that a newer peer's reasons
+    /// survive a relay; they count as [`TrustReason::UnknownReason`].
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
@@ -184,7 +190,14 @@ impl TrustReasons {
         self.0 == 0
     }
 
-    /// The known reasons in the set, by bit number.
+    /// The set without the bits that this version does not know, which become [`TrustReason::UnknownReason`].
+    #[must_use]
+    pub const fn known(self) -> Self {
+        let known = self.0 & Self::KNOWN_BITS;
+        Self(if known == self.0 { known } else { known | 1 << TrustReason::UnknownReason as u8 })
+    }
+
+    /// The known reasons in the set, by bit number; unknown ones not even as [`TrustReason::UnknownReason`].
     pub fn iter(self) -> impl Iterator<Item = TrustReason> {
         TrustReason::ALL.iter().copied().filter(move |r| self.contains(*r))
     }
@@ -192,7 +205,7 @@ impl TrustReasons {
     /// The best level these reasons leave.
     #[must_use]
     pub fn cap(self) -> TrustLevel {
-        self.iter().map(TrustReason::cap).min().unwrap_or(TrustLevel::Exact)
+        self.known().iter().map(TrustReason::cap).min().unwrap_or(TrustLevel::Exact)
     }
 }
 
@@ -297,6 +310,17 @@ mod tests {
         reasons = TrustReasons::from_bits(reasons.bits() | 1 << 40);
         assert_eq!(format!("{reasons:?}"), "{joined_late, gap, bit_40}");
         assert_eq!(format!("{:?}", TrustReasons::NONE), "{}");
+    }
+
+    #[test]
+    fn a_reason_of_another_version_is_named_and_takes_exact_away() {
+        for bit in TrustReason::ALL.len() as u32..u64::BITS {
+            let reasons = TrustReasons::from_bits(1 << bit | 1 << TrustReason::Gap as u8);
+            assert_eq!(reasons.known(), [TrustReason::Gap, TrustReason::UnknownReason].into_iter().collect(), "{bit}");
+            assert_eq!(TrustReasons::from_bits(1 << bit).cap(), TrustLevel::LowerBound, "{bit}");
+        }
+        let known: TrustReasons = TrustReason::ALL.iter().copied().collect();
+        assert_eq!((known.known(), known.bits()), (known, TrustReasons::KNOWN_BITS));
     }
 
     #[test]

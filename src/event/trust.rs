@@ -22,7 +22,7 @@
 //! | another rank, another scheme, an unknown medium, a group without a rule | the reason named | |
 //! | a wire without a place for salts, hashes that cover more than the block or nothing before it | the reason named | |
 //! | silent | silent | |
-//! | a relay's word about its own view | (its reasons, its level as a cap) | (what it said before) |
+//! | a relay's word about its own view | (its reasons, its level as a cap; what is unknown here caps at lower_bound) | (what it said before) |
 //! | a dump is being loaded | recovering | |
 //! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
@@ -271,7 +271,7 @@ impl WorkerTrust {
     #[must_use]
     pub fn level(&self) -> TrustLevel {
         let own = self.reasons.cap();
-        self.source.map_or(own, |source| own.min(source.level))
+        self.source.map_or(own, |source| own.min(source.level).min(source.reasons.cap()))
     }
 
     /// Why not more, but for what a relay says of itself.

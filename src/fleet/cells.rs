@@ -139,10 +139,12 @@ impl TrustCell {
     }
 }
 
-/// Level in the top byte, reasons below.
+/// Level in the top byte, the reasons that this version knows below: a bit of another version's must not reach the level.
 const fn pack_trust(trust: &Trust) -> u64 {
-    (trust.level as u64) << LEVEL_SHIFT | trust.reasons.bits()
+    (trust.level as u64) << LEVEL_SHIFT | trust.reasons.known().bits()
 }
+
+const _: () = assert!(TrustReasons::KNOWN_BITS < 1 << LEVEL_SHIFT, "a reason would reach the level");
 
 /// A space's hash scheme: configured, or learnt from the first worker that shows it. Zero = unknown.
 #[derive(Debug, Default)]
@@ -262,6 +264,8 @@ mod loom {
 
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::trust::TrustReason;
 
@@ -278,6 +282,27 @@ mod tests {
         assert_eq!(cell.load(), Trust::default());
         cell.store(trust);
         assert_eq!(cell.load(), trust);
+        cell.store(Trust { level: TrustLevel::None, reasons: TrustReasons::from_bits(1 << 58), ..trust });
+        assert_eq!(cell.load().level, TrustLevel::None, "bit 58 beside level 0 would be level 4");
+    }
+
+    proptest! {
+        #[test]
+        fn no_reason_becomes_trust(
+            level in 0_u8..5,
+            bits in prop_oneof![any::<u64>(), (0_u32..64).prop_map(|bit| 1 << bit)],
+        ) {
+            let level = TrustLevel::from_u8(level).expect("a level");
+            let said = Trust { level, reasons: TrustReasons::from_bits(bits), ..Trust::default() };
+            let cell = TrustCell::new(said);
+            let read = cell.load();
+            prop_assert_eq!(read.level, said.level);
+            prop_assert_eq!(read.reasons.is_empty(), said.reasons.is_empty());
+            prop_assert!(read.reasons.cap() <= said.reasons.cap());
+            prop_assert_eq!(read.reasons, said.reasons.known(), "every reason that is known here, and a word for the others");
+            prop_assert_eq!(cell.changed_since(&read), None);
+            prop_assert_eq!(cell.changed_since(&said), None);
+        }
     }
 
     #[test]

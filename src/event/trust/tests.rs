@@ -124,6 +124,17 @@ fn a_relay_caps_what_we_believe() {
 }
 
 #[test]
+fn a_relay_of_another_version_is_not_believed_more_than_it_says() {
+    for bit in 0..u64::BITS {
+        for level in (0..5).filter_map(TrustLevel::from_u8) {
+            let source = SourceTrust { level, reasons: TrustReasons::from_bits(1 << bit) };
+            let trust = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Source(source)]);
+            assert!(trust.level() <= level && trust.level() < TrustLevel::Exact, "{bit} {level}: {}", trust.level());
+        }
+    }
+}
+
+#[test]
 fn a_dump_is_believed_as_it_was_where_it_was_taken() {
     let view = |level, reasons: &[R]| SourceTrust { level, reasons: reasons.iter().copied().collect() };
     let loaded = |view| {

@@ -13,7 +13,8 @@ use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::{GroupLane, Worker, stirred};
 use super::{Binding, Refusal, ShardLimits, StoreBlocks, StoreOutcome};
-use crate::ids::{EngineHash, LocalHash, Tier};
+use super::layer::Layer;
+use crate::ids::{EngineHash, GroupId, LocalHash};
 use crate::limits::GROUPS_MAX;
 use hashbrown::HashSet;
 use smallvec::{SmallVec, smallvec};
@@ -111,16 +112,18 @@ impl Worker {
     }
 
     fn says_nothing_new(&mut self, tree: &Tree, store: &StoreBlocks<'_>) -> bool {
-        let Some(lane) = self.group(store.tier, store.group).map(|group| group.lane) else { return false };
+        let tier = self.layer(store.tier, store.group);
+        let Some(lane) = self.group(tier, store.group).map(|group| group.lane) else { return false };
         store.parent.is_none()
             && store.hashes.iter().all(|name| self.refers(tree, lane, *name))
-            && !self.is_fresh(store.tier, store.group, store.hashes)
+            && !self.is_fresh(tier, store.group, store.hashes)
     }
 
     /// Which bound a store would break.
     fn beyond_bounds(&self, tree: &Tree, limits: &ShardLimits, store: &StoreBlocks<'_>) -> Option<Refusal> {
-        let groups = &self.tiers[store.tier.index()].groups;
-        if groups.len() >= GROUPS_MAX && self.group(store.tier, store.group).is_none() {
+        let tier = self.layer(store.tier, store.group);
+        let groups = &self.tiers[tier.index()].groups;
+        if groups.len() >= GROUPS_MAX && self.group(tier, store.group).is_none() {
             return Some(Refusal::TooManyGroups);
         }
         let is_bound = |name: EngineHash| self.waiting.get(name).is_some() || self.find(tree, name).is_some();
@@ -145,7 +148,7 @@ impl Worker {
         if new > 0 && self.left_behind > limits.dormant_blocks_max as u64 {
             return Some(Refusal::DormantBound);
         }
-        if let Some(group) = self.group(store.tier, store.group).filter(|_| self.extras_most == u32::MAX) {
+        if let Some(group) = self.group(tier, store.group).filter(|_| self.extras_most == u32::MAX) {
             let most = |name: &EngineHash| self.extras.get(&(*name, group.lane)) == Some(&u32::MAX);
             if store.hashes.iter().any(most) {
                 return Some(Refusal::ReferenceBound);
@@ -199,9 +202,15 @@ impl Worker {
     /// The lane of a store's group, which is announced if it is new. A second group of a tier gets the tier
     /// a lane of its own, which begins with nothing: nothing is held until all groups refer to it.
     fn goal(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<Goal> {
-        let (tier, group) = (store.tier, store.group);
+        let (tier, group) = (self.layer(store.tier, store.group), store.group);
+        let lane = self.announced(tree, tier, group)?;
+        Some(Goal { tier, group, lane })
+    }
+
+    /// The lane of a group, which is announced if it is new. The shard is torn.
+    pub(super) fn announced(&mut self, tree: &mut Tree, tier: Layer, group: GroupId) -> Option<Lane> {
         if let Some(known) = self.group(tier, group) {
-            return Some(Goal { tier, group, lane: known.lane });
+            return Some(known.lane);
         }
         let is_first = self.tiers[tier.index()].groups.is_empty();
         let state = if is_first { LaneState::Shown } else { LaneState::Hidden };
@@ -221,8 +230,39 @@ impl Worker {
         }
         of.groups.push(GroupLane { group, lane, fresh: Fresh::default() });
         of.shown = shown;
+        if tier == Layer::Windows {
+            tree.lanes.set_window_blocks(shown, self.window_blocks);
+        }
         tree.publish_lanes();
-        Some(Goal { tier, group, lane })
+        Some(lane)
+    }
+
+    /// Has a group's blocks count as those of a window from now on. Says whether they do.
+    pub(super) fn announce_window(&mut self, tree: &mut Tree, group: GroupId, window_blocks: u32) -> bool {
+        let windows = &self.tiers[Layer::Windows.index()];
+        let known = self.group(Layer::Windows, group).is_some();
+        if known && window_blocks <= self.window_blocks {
+            return true;
+        }
+        let is_counted = self.group(Layer::Device, group).is_some();
+        if !known && (is_counted || window_blocks == 0 || windows.groups.len() >= GROUPS_MAX) {
+            return false;
+        }
+        // Groups that reach differently far must all have the farthest: that can only be too much to ask.
+        self.window_blocks = self.window_blocks.max(window_blocks);
+        tree.head.tear();
+        let announced = self.announced(tree, Layer::Windows, group).is_some();
+        if known {
+            tree.lanes.set_window_blocks(self.tiers[Layer::Windows.index()].shown, self.window_blocks);
+            tree.publish_lanes();
+        }
+        tree.head.mend();
+        announced
+    }
+
+    /// Whether a group refers to a block.
+    pub(super) fn refers_to(&self, tree: &Tree, tier: Layer, group: GroupId, name: EngineHash) -> bool {
+        self.group(tier, group).is_some_and(|group| self.refers(tree, group.lane, name))
     }
 
     /// Counts a reference to one block, binding it if it is not bound. Says whether the lane had one, and
@@ -281,7 +321,7 @@ impl Worker {
     }
 
     /// A tier of several groups shows a block that all of them refer to, and no other.
-    pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Tier, place: Place, lanes: &[Lane]) {
+    pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Layer, place: Place, lanes: &[Lane]) {
         let of = &self.tiers[tier.index()];
         if of.groups.len() < 2 {
             return;
@@ -298,7 +338,7 @@ impl Worker {
     }
 
     /// Whether a tier holds a block to which these lanes refer.
-    pub(super) fn is_held(&self, tier: Tier, lanes: &[Lane]) -> bool {
+    pub(super) fn is_held(&self, tier: Layer, lanes: &[Lane]) -> bool {
         let groups = &self.tiers[tier.index()].groups;
         !groups.is_empty() && groups.iter().all(|group| lanes.contains(&group.lane))
     }
@@ -315,7 +355,7 @@ impl Worker {
     }
 
     /// The figures after the lanes that refer to a block have changed.
-    pub(super) fn recount(&mut self, tier: Tier, before: &[Lane], after: &[Lane], name: EngineHash) {
+    pub(super) fn recount(&mut self, tier: Layer, before: &[Lane], after: &[Lane], name: EngineHash) {
         let (from, to) = (self.tiers_of(before), self.tiers_of(after));
         if from != to {
             self.population[from] -= u64::from(from != 0);

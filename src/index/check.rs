@@ -8,7 +8,8 @@ use super::more::{More, encode};
 use super::node::{GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
 use super::worker::{Worker, stirred};
-use crate::ids::{EngineHash, Tier};
+use super::layer::Layer;
+use crate::ids::EngineHash;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl ShardWriter {
@@ -225,7 +226,7 @@ fn check_worker(tree: &Tree, worker: &Worker) {
                 let column = worker.column_of(above).expect("a name above");
                 assert_eq!(above.columns[usize::from(column)].len, above.len, "{name:?}: the name above");
             }
-            for tier in Tier::ALL.into_iter().filter(|tier| worker.tiers[tier.index()].groups.len() > 1) {
+            for tier in Layer::ALL.into_iter().filter(|tier| worker.tiers[tier.index()].groups.len() > 1) {
                 let shown = worker.tiers[tier.index()].shown;
                 let shows = node.entry(shown).is_some_and(|entry| entry.covers(at));
                 assert_eq!(shows, worker.is_held(tier, &lanes), "{name:?} in {tier:?}");
@@ -241,8 +242,8 @@ fn check_worker(tree: &Tree, worker: &Worker) {
 }
 
 fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
-    let (mut population, mut references) = ([0_u64; 16], [0_u64; 4]);
-    let (mut held, mut digest) = ([0_u64; 4], [0_u64; 4]);
+    let (mut population, mut references) = ([0_u64; Layer::SETS], [0_u64; Layer::COUNT]);
+    let (mut held, mut digest) = ([0_u64; Layer::COUNT], [0_u64; Layer::COUNT]);
     for (name, lanes) in lanes_of {
         let mut tiers = 0_usize;
         for (tier, lane) in worker.references().filter(|(_, lane)| lanes.contains(lane)) {
@@ -250,7 +251,7 @@ fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
             references[tier.index()] += 1 + u64::from(worker.extras.get(&(*name, lane)).copied().unwrap_or(0));
         }
         population[tiers] += 1;
-        for tier in Tier::ALL.into_iter().filter(|tier| worker.is_held(*tier, lanes)) {
+        for tier in Layer::ALL.into_iter().filter(|tier| worker.is_held(*tier, lanes)) {
             held[tier.index()] += 1;
             digest[tier.index()] = digest[tier.index()].wrapping_add(stirred(name.0));
         }

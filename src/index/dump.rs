@@ -110,7 +110,7 @@ impl Slice<'_, '_> {
         let column = node.columns[usize::from(worker.column_of(node)?)];
         let mut runs: SmallVec<[(Run, Tier, GroupId, &Entry); 4]> = SmallVec::new();
         for (tier, group) in groups(worker) {
-            let Some(entry) = worker.group(tier, group).and_then(|group| node.entry(group.lane)) else { continue };
+            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.lane)) else { continue };
             let behind = entry.bits().runs().filter(|run| run.to > from.at).collect::<Runs>();
             runs.extend(behind.iter().map(|run| (Run::new(run.from.max(from.at), run.to), tier, group, entry)));
         }
@@ -158,7 +158,7 @@ impl Slice<'_, '_> {
                 return Stage::Waiting(given);
             }
             for (tier, group) in groups(worker) {
-                let lane = worker.group(tier, group).map(|group| group.lane);
+                let lane = worker.group(tier.into(), group).map(|group| group.lane);
                 let Some(lane) = lane.filter(|lane| waiter.lanes.contains(lane)) else { continue };
                 let (hashes, locals) = (&[name][..], &[waiter.local][..]);
                 let run = StoreBlocks { parent: waiter.parent, hashes, locals, tier, group, seed: waiter.seed };

@@ -1,6 +1,7 @@
 //! Lanes: one small number for each tier of each worker, and the table by which readers tell whose they are.
 
-use crate::ids::{Tier, WorkerSlot};
+use super::layer::Layer;
+use crate::ids::WorkerSlot;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,8 +39,10 @@ pub(super) enum LaneState {
 pub(super) struct LaneRecord {
     pub(super) slot: WorkerSlot,
     pub(super) life: u64,
-    pub(super) tier: Tier,
+    pub(super) tier: Layer,
     pub(super) state: LaneState,
+    /// Of what windows have: how many of the last blocks of a prompt they must.
+    pub(super) window_blocks: u32,
 }
 
 /// What readers know of the lanes. Replaced as a whole when a lane is given out or retired.
@@ -75,8 +78,10 @@ impl LaneTable {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TieredWorker {
     pub(super) slot: u16,
-    /// By tier; `Lane::NONE` where it has none.
-    pub(super) lanes: [Lane; 4],
+    /// By layer; `Lane::NONE` where it has none.
+    pub(super) lanes: [Lane; Layer::COUNT],
+    /// How many of the last blocks of a prompt its windows must have, where it has windows.
+    pub(super) window_blocks: u32,
 }
 
 /// The writer's side: which lanes are in use.
@@ -91,8 +96,8 @@ pub(super) struct Lanes {
 impl Lanes {
     /// A lane that no node knows; `None` when the numbers are used up. The lowest are given out first, so
     /// that few workers need few words.
-    pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Tier, state: LaneState) -> Option<Lane> {
-        let record = LaneRecord { slot, life, tier, state };
+    pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Layer, state: LaneState) -> Option<Lane> {
+        let record = LaneRecord { slot, life, tier, state, window_blocks: 0 };
         if let Some(lane) = self.free.pop_first() {
             self.records[usize::from(lane.0)] = record;
             return Some(lane);
@@ -116,6 +121,11 @@ impl Lanes {
         }
     }
 
+    /// From the next table on, the windows that a lane speaks of must have so many of the last blocks of a prompt.
+    pub(super) fn set_window_blocks(&mut self, lane: Lane, window_blocks: u32) {
+        self.records[usize::from(lane.0)].window_blocks = window_blocks;
+    }
+
     /// Lanes that nodes may know though they count for nothing.
     pub(super) const fn retired(&self) -> usize {
         self.retired
@@ -136,20 +146,23 @@ impl Lanes {
         table.device.clear();
         table.tiered.clear();
         table.device.resize(self.records.len().div_ceil(64), 0);
-        let mut lanes = vec![[Lane::NONE; 4]; workers];
+        let mut lanes = vec![([Lane::NONE; Layer::COUNT], 0); workers];
         for (lane, record) in self.records.iter().enumerate() {
             table.owners.push(record.slot.0);
             if record.state == LaneState::Shown {
-                lanes[usize::from(record.slot.0)][record.tier.index()] = Lane(lane as u16);
-                if record.tier == Tier::Device {
+                let (of_worker, window_blocks) = &mut lanes[usize::from(record.slot.0)];
+                of_worker[record.tier.index()] = Lane(lane as u16);
+                *window_blocks = record.window_blocks.max(*window_blocks);
+                if record.tier == Layer::Device {
                     table.device[lane / 64] |= 1 << (lane % 64);
                 }
             }
         }
         table.devices.clear();
-        table.devices.extend(lanes.iter().map(|lanes| lanes[Tier::Device.index()]));
-        let tiered = lanes.into_iter().enumerate().filter(|(_, lanes)| lanes[1..].iter().any(|lane| lane.is_some()));
-        table.tiered.extend(tiered.map(|(slot, lanes)| TieredWorker { slot: slot as u16, lanes }));
+        table.devices.extend(lanes.iter().map(|(lanes, _)| lanes[Layer::Device.index()]));
+        let tiered = lanes.into_iter().enumerate().filter(|(_, (lanes, _))| lanes[1..].iter().any(|lane| lane.is_some()));
+        let worker = |(slot, (lanes, window_blocks))| TieredWorker { slot: slot as u16, lanes, window_blocks };
+        table.tiered.extend(tiered.map(worker));
         table.clone()
     }
 

@@ -87,6 +87,7 @@ mod head;
 mod header;
 mod join;
 mod lanes;
+mod layer;
 #[cfg(all(test, kvrouted_loom))]
 mod loom;
 mod more;

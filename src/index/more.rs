@@ -5,7 +5,7 @@ use super::cover::Entry;
 use super::header::{FORKED, Header, LEAF, PAIRS, Pair};
 use super::lanes::{Lane, LaneState, Lanes};
 use super::node::{Node, NodeId};
-use crate::ids::Tier;
+use super::layer::Layer;
 
 /// Coverage that does not fit into a header line. Never changed: a new one takes its place.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ fn shown<'a>(entry: &'a Entry, len: u16, lanes: &Lanes) -> Shown<'a> {
     let record = lanes.record(entry.lane);
     match &entry.islands {
         _ if record.state != LaneState::Shown => Shown::Nothing,
-        Some(islands) if record.tier != Tier::Device => Shown::Islands(islands),
+        Some(islands) if record.tier != Layer::Device => Shown::Islands(islands),
         _ if entry.cut == len => Shown::Full,
         _ if entry.cut == 0 => Shown::Nothing,
         _ => Shown::Cut(entry.cut),

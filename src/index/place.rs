@@ -6,7 +6,8 @@ use super::node::{NodeId, Place};
 use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::Worker;
-use crate::ids::{EngineHash, LocalHash, Seed, Tier};
+use super::layer::Layer;
+use crate::ids::{EngineHash, LocalHash, Seed};
 use crate::limits::NODE_BLOCKS_MAX;
 
 /// Variants of one content at one place, at most: readers look at each.
@@ -188,7 +189,7 @@ impl Worker {
         for lane in &waiter.lanes {
             tree.cover(place, *lane, column);
         }
-        for tier in Tier::ALL {
+        for tier in Layer::ALL {
             self.show_if_held(tree, tier, place, &waiter.lanes);
         }
         tree.publish_later(place.node);

@@ -131,11 +131,24 @@ impl IndexReader {
     /// Takes no lock and waits for nobody beyond a bounded number of tries; allocates nothing once `out` has
     /// seen as many workers and as long a way.
     pub fn lookup(&self, locals: &[LocalHash], out: &mut Depths) -> Lookup {
+        self.look_up(locals, None, out)
+    }
+
+    /// As [`lookup`](Self::lookup), for a prompt of which an engine uses at most `usable_blocks_max` blocks again:
+    /// engines compute the last token of a prompt in any case. A worker whose engine has sliding windows cannot just
+    /// be held to fewer blocks afterwards, as it may have the blocks that the longer prefix needs and not those that
+    /// the shorter one does. What is said of other workers is as by `lookup`.
+    pub fn lookup_usable(&self, locals: &[LocalHash], usable_blocks_max: u32, out: &mut Depths) -> Lookup {
+        self.look_up(locals, Some(usable_blocks_max), out)
+    }
+
+    fn look_up(&self, locals: &[LocalHash], windowed_blocks_max: Option<u32>, out: &mut Depths) -> Lookup {
         let mut lookup = Lookup::default();
         let Depths { shards, walk } = out;
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
         let locals = words::of_locals(locals);
+        walk.ways.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
             let of = reader.lookup(&guard, locals, walk, depths);

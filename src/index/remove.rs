@@ -10,7 +10,8 @@ use super::lanes::Lane;
 use super::node::{NodeId, Place};
 use super::tree::{AHEAD, Tree};
 use super::worker::{Worker, digest_of};
-use crate::ids::{EngineHash, GroupId, Tier};
+use super::layer::Layer;
+use crate::ids::{EngineHash, GroupId};
 use smallvec::SmallVec;
 
 /// Blocks of one node that a remove takes.
@@ -45,8 +46,8 @@ impl Removal {
 
 impl Worker {
     /// Whether a remove of several blocks may touch more than one chain of a query.
-    pub(super) fn removes_carefully(&self, tier: Tier, group: GroupId) -> bool {
-        self.forked || self.sole_lane(tier, group).is_none()
+    pub(super) fn removes_carefully(&self, tier: Layer, group: GroupId) -> bool {
+        self.forked || tier == Layer::Windows || self.sole_lane(tier, group).is_none()
     }
 
     /// Takes one reference of a group from each block.
@@ -54,7 +55,7 @@ impl Worker {
         &mut self,
         tree: &mut Tree,
         removal: &mut Removal,
-        tier: Tier,
+        tier: Layer,
         group: GroupId,
         names: &[EngineHash],
     ) -> RemoveOutcome {
@@ -136,7 +137,7 @@ impl Worker {
     }
 
     /// A name with several references, or that waits; says whether it had one.
-    fn remove_unusual(&mut self, tier: Tier, lane: Lane, name: EngineHash) -> bool {
+    fn remove_unusual(&mut self, tier: Layer, lane: Lane, name: EngineHash) -> bool {
         if let Some(extra) = self.extras.get_mut(&(name, lane)) {
             *extra -= 1;
             if *extra == 0 {
@@ -157,7 +158,7 @@ impl Worker {
     }
 
     /// Counts what has been taken out, and shows it: nearest the root first, then what goes with it.
-    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Tier, lane: Lane) {
+    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, lane: Lane) {
         let Removal { hits, touched } = removal;
         for hit in hits.iter() {
             self.lose(tree, tier, lane, hit);
@@ -189,7 +190,7 @@ impl Worker {
     }
 
     /// Counts a run that the lane no longer covers.
-    fn lose(&mut self, tree: &mut Tree, tier: Tier, lane: Lane, hit: &Hit) {
+    fn lose(&mut self, tree: &mut Tree, tier: Layer, lane: Lane, hit: &Hit) {
         let node = &tree.nodes[hit.node];
         let runs: Runs = SmallVec::from_elem(hit.run, 1);
         self.count(node, tier, lane, &runs, true);

@@ -15,7 +15,8 @@ use super::node::{Column, NodeId, Place};
 use super::tree::Tree;
 use super::worker::{GroupLane, Worker, digest_of};
 use super::{StoreBlocks, StoreOutcome, words};
-use crate::ids::{EngineHash, GroupId, Tier};
+use super::layer::Layer;
+use crate::ids::{EngineHash, GroupId};
 use smallvec::SmallVec;
 
 /// Blocks of a store that are on a node already.
@@ -47,7 +48,7 @@ type Path = SmallVec<[Found; 8]>;
 /// Where in a tier a store goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Goal {
-    pub(super) tier: Tier,
+    pub(super) tier: Layer,
     pub(super) group: GroupId,
     pub(super) lane: Lane,
 }
@@ -62,8 +63,9 @@ impl Worker {
         if !usual || !countable || self.bound() + blocks as u64 > self.blocks_max {
             return Err(Odd::Unusual);
         }
-        let known = self.sole_lane(store.tier, store.group);
-        if known.is_none() && !self.tiers[store.tier.index()].groups.is_empty() {
+        let tier = self.layer(store.tier, store.group);
+        let known = self.sole_lane(tier, store.group);
+        if tier == Layer::Windows || (known.is_none() && !self.tiers[tier.index()].groups.is_empty()) {
             return Err(Odd::Unusual);
         }
         let (path, place) = self.follow(tree, store.parent, told)?;
@@ -73,9 +75,9 @@ impl Worker {
         }
         let lane = match known {
             Some(lane) => lane,
-            None => tree.lanes.give(self.slot, self.life, store.tier, LaneState::Shown).ok_or(Odd::Unusual)?,
+            None => tree.lanes.give(self.slot, self.life, tier, LaneState::Shown).ok_or(Odd::Unusual)?,
         };
-        let goal = Goal { tier: store.tier, group: store.group, lane };
+        let goal = Goal { tier, group: store.group, lane };
         if known.is_none() {
             self.kin.push(lane);
         }
@@ -171,11 +173,11 @@ impl Worker {
             let entry = tree.nodes[found.node].entry(lane);
             entry.is_some_and(|entry| (found.from..found.to).all(|at| entry.covers(at)))
         });
-        held && !self.is_fresh(store.tier, store.group, store.hashes)
+        held && !self.is_fresh(store.tier.into(), store.group, store.hashes)
     }
 
     /// Whether one of some held blocks came to be referred to in this batch.
-    pub(super) fn is_fresh(&mut self, tier: Tier, group: GroupId, names: &[EngineHash]) -> bool {
+    pub(super) fn is_fresh(&mut self, tier: Layer, group: GroupId, names: &[EngineHash]) -> bool {
         let batch = self.batch;
         let mut groups = self.tiers[tier.index()].groups.iter_mut();
         groups.find(|lane| lane.group == group).is_some_and(|lane| lane.fresh.has_any(batch, names))

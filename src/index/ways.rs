@@ -1,6 +1,7 @@
 //! A lookup where chains of one content take several ways, or tiers follow each other: every way that the
 //! query can take is walked, and each lane is followed along it.
 
+use super::bits::{Bits, Run};
 use super::compare::common_prefix;
 use super::header::{FORKED, Header, LEAF};
 use super::lanes::{Lane, TieredWorker};
@@ -10,7 +11,7 @@ use super::place::ALIASES_CEILING;
 use super::reader::ShardDepths;
 use super::table::Found;
 use super::walk::View;
-use crate::ids::Tier;
+use super::layer::Layer;
 
 /// One edge of a way.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,8 @@ struct Turn {
 pub(super) struct Ways {
     hops: Vec<Hop>,
     turns: Vec<Turn>,
+    /// Of how many blocks of the query a worker with windows is measured at most; `None` = of all.
+    pub(super) windowed_blocks_max: Option<u32>,
 }
 
 /// Where a lane's run has come to: a block of an edge.
@@ -104,7 +107,7 @@ impl Ways {
                 if lanes.is_tiered(slot) {
                     continue;
                 }
-                let depth = self.depth(self.extend(view, Lane(lane), Tier::Device, At { hop: 0, block: 0 }));
+                let depth = self.depth(self.extend(view, Lane(lane), Layer::Device, At { hop: 0, block: 0 }));
                 let best = &mut out.device[usize::from(lane)];
                 *best = depth.max(*best);
             }
@@ -117,16 +120,19 @@ impl Ways {
     fn measure_tiers(&self, view: &View<'_>, worker: &TieredWorker, out: &mut ShardDepths) {
         let mut at = At { hop: 0, block: 0 };
         let mut found = [0_u32; 4];
-        for tier in Tier::ALL {
-            let lane = worker.lanes[tier.index()];
+        for layer in [Layer::Device, Layer::Host, Layer::Disk, Layer::External] {
+            let lane = worker.lanes[layer.index()];
             if lane.is_some() {
                 let before = self.depth(at);
-                at = self.extend(view, lane, tier, at);
-                found[tier.index()] = self.depth(at) - before;
+                at = self.extend(view, lane, layer, at);
+                if layer == Layer::Device && worker.lanes[Layer::Windows.index()].is_some() {
+                    at = self.at(self.windowed(view, worker, self.depth(at)));
+                }
+                found[layer.index()] = self.depth(at) - before;
             }
         }
         let slot = usize::from(worker.slot);
-        let device = usize::from(worker.lanes[Tier::Device.index()].0);
+        let device = usize::from(worker.lanes[Layer::Device.index()].0);
         let [host, disk, external] = out.lower[slot];
         if found > [out.device.get(device).copied().unwrap_or(0), host, disk, external] {
             if let Some(best) = out.device.get_mut(device) {
@@ -134,6 +140,32 @@ impl Ways {
             }
             out.lower[slot] = [found[1], found[2], found[3]];
         }
+    }
+
+    /// How much of the first `device` blocks can be used again: the most at whose end the windows have as many blocks
+    /// without a gap as they must, or all blocks there are.
+    fn windowed(&self, view: &View<'_>, worker: &TieredWorker, device: u32) -> u32 {
+        let lane = worker.lanes[Layer::Windows.index()];
+        let device = self.windowed_blocks_max.map_or(device, |max| max.min(device));
+        let (mut usable, mut run) = (0, 0..0);
+        for hop in self.hops.iter().take_while(|hop| hop.depth < device) {
+            let end = u32::from(hop.run).min(device - hop.depth);
+            for held in window_runs(&hop.header, view.more(&hop.header), lane) {
+                let (from, to) = (hop.depth + u32::from(held.from).min(end), hop.depth + u32::from(held.to).min(end));
+                run = if run.end == from { run.start..to } else { from..to };
+                if run.start == 0 || run.end - run.start >= worker.window_blocks {
+                    usable = run.end.max(usable);
+                }
+            }
+        }
+        usable
+    }
+
+    /// The place so many blocks into the way.
+    fn at(&self, depth: u32) -> At {
+        let hop = self.hops.partition_point(|hop| hop.depth + u32::from(hop.header.len) <= depth);
+        let block = self.hops.get(hop).map_or(0, |hop| depth - hop.depth);
+        At { hop, block: block as u16 }
     }
 
     fn depth(&self, at: At) -> u32 {
@@ -144,9 +176,9 @@ impl Ways {
     }
 
     /// How far a lane's run goes on from a place.
-    fn extend(&self, view: &View<'_>, lane: Lane, tier: Tier, mut at: At) -> At {
+    fn extend(&self, view: &View<'_>, lane: Lane, layer: Layer, mut at: At) -> At {
         while let Some(hop) = self.hops.get(at.hop) {
-            let end = covered_to(&hop.header, view.more(&hop.header), lane, tier, at.block).min(hop.run).max(at.block);
+            let end = covered_to(&hop.header, view.more(&hop.header), lane, layer, at.block).min(hop.run).max(at.block);
             if end < hop.header.len {
                 return At { block: end, ..at };
             }
@@ -157,7 +189,7 @@ impl Ways {
 }
 
 /// The end of the run of blocks from `from` on that a lane covers in a node.
-fn covered_to(header: &Header, more: Option<&More>, lane: Lane, tier: Tier, from: u16) -> u16 {
+fn covered_to(header: &Header, more: Option<&More>, lane: Lane, tier: Layer, from: u16) -> u16 {
     if lane.0 < 64 && header.mask >> lane.0 & 1 == 1 {
         return header.len;
     }
@@ -165,11 +197,18 @@ fn covered_to(header: &Header, more: Option<&More>, lane: Lane, tier: Tier, from
     if more.is_some_and(full) {
         return header.len;
     }
-    if tier != Tier::Device
+    if tier != Layer::Device
         && let Some((_, islands)) = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane))
     {
         return islands.end_of_run(from);
     }
     let pairs = more.map_or(header.pairs(), |more| &more.partial);
     pairs.iter().find(|pair| pair.lane == lane.0).map_or(from, |pair| pair.cut.max(from))
+}
+
+/// The blocks of a node that a worker's windows have.
+fn window_runs(header: &Header, more: Option<&More>, lane: Lane) -> impl Iterator<Item = Run> {
+    let islands = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane)).map(|(_, islands)| islands);
+    let first = islands.is_none().then(|| Run::new(0, covered_to(header, more, lane, Layer::Windows, 0)));
+    first.into_iter().chain(islands.into_iter().flat_map(Bits::runs))
 }

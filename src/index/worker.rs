@@ -7,6 +7,7 @@ use super::node::{Node, NodeId, Place};
 use super::tree::Tree;
 use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
+use super::layer::Layer;
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -45,11 +46,11 @@ pub(super) struct Worker {
     pub(super) life: u64,
     pub(super) blocks_max: u64,
     pub(super) batch: u64,
-    pub(super) tiers: [TierLanes; 4],
+    pub(super) tiers: [TierLanes; Layer::COUNT],
     /// Every lane by which nodes may know the worker: of groups, shown, or retired in this life.
     pub(super) kin: SmallVec<[Lane; 4]>,
     /// Bound blocks by the set of tiers that refer to them.
-    pub(super) population: [u64; 16],
+    pub(super) population: [u64; Layer::SETS],
     pub(super) waiting: Waiting,
     /// The last block stored the quick way and where it went: what the next store mostly hangs on.
     pub(super) last: (EngineHash, Place),
@@ -64,6 +65,8 @@ pub(super) struct Worker {
     /// It has given one content two names at one place, or has been at such a place: its events may touch
     /// several chains that one query walks.
     pub(super) forked: bool,
+    /// How many of the last blocks of a prompt its window groups must have.
+    pub(super) window_blocks: u32,
 }
 
 /// Beyond so many children a worker that was at their parent is taken to be at one of them.
@@ -88,7 +91,7 @@ impl Worker {
             batch: 0,
             tiers: std::array::from_fn(|_| TierLanes::default()),
             kin: SmallVec::new(),
-            population: [0; 16],
+            population: [0; Layer::SETS],
             waiting: Waiting::default(),
             extras: HashMap::default(),
             last: (EngineHash(0), Place::ROOT),
@@ -96,15 +99,23 @@ impl Worker {
             left_behind: 0,
             accounted: (0, 0),
             forked: false,
+            window_blocks: 0,
         }
     }
 
-    pub(super) fn group(&self, tier: Tier, group: GroupId) -> Option<&GroupLane> {
+    /// In which layer a group of a tier counts: sliding windows count apart from what a tier holds.
+    pub(super) fn layer(&self, tier: Tier, group: GroupId) -> Layer {
+        let windows = &self.tiers[Layer::Windows.index()].groups;
+        let is_window = tier == Tier::Device && windows.iter().any(|window| window.group == group);
+        if is_window { Layer::Windows } else { tier.into() }
+    }
+
+    pub(super) fn group(&self, tier: Layer, group: GroupId) -> Option<&GroupLane> {
         self.tiers[tier.index()].groups.iter().find(|lane| lane.group == group)
     }
 
     /// The tier's only group, if it has no other.
-    pub(super) fn sole_lane(&self, tier: Tier, group: GroupId) -> Option<Lane> {
+    pub(super) fn sole_lane(&self, tier: Layer, group: GroupId) -> Option<Lane> {
         match &self.tiers[tier.index()].groups[..] {
             [only] if only.group == group => Some(only.lane),
             _ => None,
@@ -112,8 +123,8 @@ impl Worker {
     }
 
     /// The lanes of references, with their tiers.
-    pub(super) fn references(&self) -> impl Iterator<Item = (Tier, Lane)> + '_ {
-        Tier::ALL
+    pub(super) fn references(&self) -> impl Iterator<Item = (Layer, Lane)> + '_ {
+        Layer::ALL
             .into_iter()
             .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.lane)))
     }
@@ -179,8 +190,8 @@ impl Worker {
     }
 
     /// The blocks of a node to which each tier refers, by a lane other than `without`.
-    fn tier_bits(&self, node: &Node, without: Lane) -> [Bits; 4] {
-        let mut bits = [Bits::EMPTY, Bits::EMPTY, Bits::EMPTY, Bits::EMPTY];
+    fn tier_bits(&self, node: &Node, without: Lane) -> [Bits; Layer::COUNT] {
+        let mut bits = std::array::from_fn(|_| Bits::EMPTY);
         for (tier, lane) in self.references() {
             if let Some(entry) = node.entry(lane).filter(|_| lane != without) {
                 let of = &mut bits[tier.index()];
@@ -196,9 +207,9 @@ impl Worker {
     }
 
     /// Counts blocks to which a lane refers from now on or, `gone`, no longer does.
-    pub(super) fn count(&mut self, node: &Node, tier: Tier, lane: Lane, runs: &[Run], gone: bool) {
+    pub(super) fn count(&mut self, node: &Node, tier: Layer, lane: Lane, runs: &[Run], gone: bool) {
         let bit = 1_usize << tier.index();
-        let move_blocks = |population: &mut [u64; 16], others: usize, blocks: u64| {
+        let move_blocks = |population: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
             let (from, to) = if gone { (others | bit, others) } else { (others, others | bit) };
             if from != 0 {
                 population[from] -= blocks;
@@ -214,7 +225,7 @@ impl Worker {
         }
         let tiers = self.tier_bits(node, lane);
         for at in runs.iter().flat_map(|run| run.from..run.to) {
-            let others = (0..4).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
+            let others = (0..Layer::COUNT).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
             if others & bit == 0 {
                 move_blocks(&mut self.population, others, 1);
             }
@@ -222,14 +233,14 @@ impl Worker {
     }
 
     /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
-    pub(super) fn clear_tier(&mut self, tier: Tier) -> Vec<Lane> {
+    pub(super) fn clear_tier(&mut self, tier: Layer) -> Vec<Lane> {
         let cleared = std::mem::take(&mut self.tiers[tier.index()]);
         let mut lanes: Vec<Lane> = cleared.groups.iter().map(|group| group.lane).collect();
         if cleared.shown.is_some() && !lanes.contains(&cleared.shown) {
             lanes.push(cleared.shown);
         }
         let bit = 1_usize << tier.index();
-        for tiers in (0..16).filter(|tiers| tiers & bit != 0) {
+        for tiers in (0..Layer::SETS).filter(|tiers| tiers & bit != 0) {
             let blocks = std::mem::take(&mut self.population[tiers]);
             self.population[tiers & !bit] += blocks;
         }
@@ -288,13 +299,13 @@ impl Worker {
         }
     }
 
-    pub(super) fn digest(&self, tier: Tier) -> TierDigest {
+    pub(super) fn digest(&self, tier: Layer) -> TierDigest {
         let tier = &self.tiers[tier.index()];
         TierDigest { blocks: tier.held, digest: tier.digest }
     }
 
     /// Remembers what a group refers to since this batch only.
-    pub(super) fn note_fresh(&mut self, tier: Tier, group: usize, names: &[EngineHash]) {
+    pub(super) fn note_fresh(&mut self, tier: Layer, group: usize, names: &[EngineHash]) {
         self.tiers[tier.index()].groups[group].fresh.note(self.batch, names);
     }
 

@@ -1,6 +1,7 @@
 //! The write half: what an ingest thread does to its shard.
 
 use super::lanes::{Lane, LaneState};
+use super::layer::Layer;
 use super::remove::Removal;
 use super::sweep::Pass;
 use super::tree::Tree;
@@ -126,6 +127,27 @@ impl ShardWriter {
         outcome
     }
 
+    /// Says that a group of the device tier serves attention with a sliding window: of a prompt that is held up to a
+    /// block, this group needs only the `window_blocks` before that block. The group's blocks then count neither for
+    /// nor against the device tier itself: the device tier is held as far as its other groups go, and of that as far
+    /// as every window group has the last blocks. Groups that need differently many must all have the most.
+    ///
+    /// Holds until the tier is cleared. `false` = not taken: the group has counted for the tier itself,
+    /// `window_blocks` is 0, there are `GROUPS_MAX` such groups, or the slot is nobody's.
+    pub fn announce_window(&mut self, slot: WorkerSlot, group: GroupId, window_blocks: u32) -> bool {
+        let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return false };
+        let announced = worker.announce_window(&mut self.tree, group, window_blocks);
+        worker.account(&mut self.tree);
+        announced
+    }
+
+    /// Whether a group of a tier has a reference to a block.
+    #[must_use]
+    pub fn refers(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> bool {
+        let refers = |worker: &Worker| worker.refers_to(&self.tree, worker.layer(tier, group), group, hash);
+        self.worker(slot).is_some_and(refers)
+    }
+
     /// Takes one reference of a tier and group from each block. What has no such reference is counted as
     /// unknown and stays as it is.
     pub fn remove(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) -> RemoveOutcome {
@@ -135,11 +157,12 @@ impl ShardWriter {
         };
         let tree = &mut self.tree;
         let names = tree.slots.len();
-        let torn = worker.removes_carefully(tier, group);
+        let layer = worker.layer(tier, group);
+        let torn = worker.removes_carefully(layer, group);
         if torn {
             tree.head.tear();
         }
-        let outcome = worker.remove(tree, &mut self.removal, tier, group, hashes);
+        let outcome = worker.remove(tree, &mut self.removal, layer, group, hashes);
         if torn {
             tree.head.mend();
         }
@@ -153,7 +176,13 @@ impl ShardWriter {
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         let lanes = match tier {
-            Some(tier) => worker.clear_tier(tier),
+            Some(Tier::Device) => {
+                let mut lanes = worker.clear_tier(Layer::Device);
+                lanes.extend(worker.clear_tier(Layer::Windows));
+                worker.window_blocks = 0;
+                lanes
+            }
+            Some(tier) => worker.clear_tier(tier.into()),
             None => {
                 self.lives += 1;
                 let fresh = Worker::new(slot, self.lives, worker.blocks_max);
@@ -246,7 +275,7 @@ impl ShardWriter {
     /// sets apart: for audits. All 0 where the slot is nobody's.
     #[must_use]
     pub fn digest(&self, slot: WorkerSlot, tier: Tier) -> TierDigest {
-        self.worker(slot).map(|worker| worker.digest(tier)).unwrap_or_default()
+        self.worker(slot).map(|worker| worker.digest(tier.into())).unwrap_or_default()
     }
 
     /// What the shard keeps in memory.

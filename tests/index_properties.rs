@@ -39,6 +39,11 @@ enum Action {
         hashes: Vec<u64>,
     },
     Clear(Option<Tier>),
+    /// A group of the device tier serves a sliding window.
+    Window {
+        group: u32,
+        window_blocks: u32,
+    },
     Batch,
     Replace,
     Sweep(usize),
@@ -73,6 +78,17 @@ fn action(of: Alphabet) -> impl Strategy<Value = Action> {
         3 => (1_usize..6).prop_map(Action::Sweep),
         2 => Just(Action::Publish),
         12 => Just(Action::Look),
+    ]
+}
+
+/// Where some groups serve sliding windows: all stores are of the device and the host, most of blocks in several groups.
+fn windowed_action(of: Alphabet) -> impl Strategy<Value = Action> {
+    let window = (1..of.groups, 0_u32..4);
+    let everywhere = (any::<usize>(), 0..of.groups).prop_map(|(pick, group)| (pick, Some((Tier::Device, group))));
+    prop_oneof![
+        2 => window.prop_map(|(group, window_blocks)| Action::Window { group, window_blocks }),
+        8 => everywhere.prop_map(|(pick, place)| Action::Again { pick, place }),
+        14 => action(of),
     ]
 }
 
@@ -117,6 +133,9 @@ fn event(action: &Action, worker: usize, oracle: &Oracle, past: &[Stored]) -> Op
             Event::Remove { worker, tier: *tier, group: GroupId(*group), hashes }
         }
         Action::Clear(tier) => Event::Clear { worker, tier: *tier },
+        Action::Window { group, window_blocks } => {
+            Event::Window { worker, group: GroupId(*group), window_blocks: *window_blocks }
+        }
         Action::Batch => Event::BeginBatch { worker },
         Action::Replace => Event::RemoveWorker { worker },
         Action::Sweep(budget_blocks) => Event::Sweep { budget_blocks: *budget_blocks },
@@ -166,8 +185,12 @@ fn stream(of: Alphabet, length: usize) -> impl Strategy<Value = Vec<(usize, Acti
 const CROWDED: Alphabet = Alphabet { workers: 1, hashes: 5, locals: 2, groups: 1, seeds: 1, tiers: 1 };
 /// All that the contract knows, in moderation.
 const MIXED: Alphabet = Alphabet { workers: 3, hashes: 8, locals: 2, groups: 3, seeds: 2, tiers: 4 };
+/// One content for every block, and a group that may be a window.
+const ALIASED_WINDOWS: Alphabet = Alphabet { groups: 2, hashes: 8, ..ALIASED };
 /// One content for every block: only aliases.
 const ALIASED: Alphabet = Alphabet { workers: 2, hashes: 12, locals: 1, groups: 1, seeds: 1, tiers: 2 };
+/// Three groups, of which two may be windows; chains long enough for a window to end within them.
+const WINDOWED: Alphabet = Alphabet { workers: 2, hashes: 8, locals: 2, groups: 3, seeds: 1, tiers: 2 };
 /// Two tiers and two groups, few hashes.
 const GROUPED: Alphabet = Alphabet { workers: 2, hashes: 6, locals: 2, groups: 2, seeds: 1, tiers: 2 };
 
@@ -192,6 +215,20 @@ proptest! {
     #[test]
     fn grouped_streams_agree_with_the_oracle(limits in limits(), actions in stream(GROUPED, 160)) {
         run(limits, GROUPED.workers, &actions);
+    }
+
+    #[test]
+    fn windowed_streams_agree_with_the_oracle(
+        limits in limits(), actions in prop::collection::vec((0..WINDOWED.workers, windowed_action(WINDOWED)), 1..200)
+    ) {
+        run(limits, WINDOWED.workers, &actions);
+    }
+
+    #[test]
+    fn windowed_chains_of_one_content_agree_with_the_oracle(
+        limits in limits(), actions in prop::collection::vec((0..2_usize, windowed_action(ALIASED_WINDOWS)), 1..200)
+    ) {
+        run(limits, ALIASED_WINDOWS.workers, &actions);
     }
 
     /// Next to nothing may wait or be reserved, so removed middles lose their places all the time.

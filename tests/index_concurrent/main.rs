@@ -76,15 +76,22 @@ fn run(script: &Script, seed: u64) -> Seen {
     })
 }
 
-#[allow(clippy::print_stdout, reason = "figures that no assertion is about")]
 fn check(test: &'static str, style: Style, node_blocks_max: &[usize]) -> Seen {
+    check_scripts(test, node_blocks_max, |limits, seed| Script::new(style, limits, seed, EVENTS))
+}
+
+#[allow(clippy::print_stdout, reason = "figures that no assertion is about")]
+fn check_scripts(
+    test: &'static str,
+    node_blocks_max: &[usize],
+    script: impl Fn(ShardLimits, u64) -> Script,
+) -> Seen {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut seen = Seen::default();
     for_seeds(test, SEEDS, TIME, |seed| {
         let node_blocks_max = node_blocks_max[seed as usize % node_blocks_max.len()];
         let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
-        let script = Script::new(style, limits, seed, EVENTS);
-        seen = seen.plus(run(&script, seed));
+        seen = seen.plus(run(&script(limits, seed), seed));
     });
     println!("{test}: {seen:?}");
     assert!(seen.changed > 0, "no reader ever saw a change: {seen:?}");
@@ -129,6 +136,18 @@ fn several_names_for_one_content() {
     let shape = Shape::Prompts { prompts: 6, blocks_max: 24, step_blocks_max: 12, aliases: true };
     let of = Alphabet { tiers: 2, ..FLEET };
     check("index_concurrent::several_names_for_one_content", Style { of, shape, rates: Rates::REMOVING }, &[8, 1024]);
+}
+
+#[test]
+fn sliding_windows() {
+    let of = Alphabet { workers: 3, groups: 2, ..FLEET };
+    for (test, windows, rates) in [
+        ("index_concurrent::sliding_windows::near", (&[1][..], 1), Rates::REMOVING),
+        ("index_concurrent::sliding_windows::far", (&[1][..], 5), Rates::CLEARING),
+    ] {
+        let style = Style { of, shape: PROMPTS, rates };
+        check_scripts(test, &[8, 1024], |limits, seed| Script::windowed(style, limits, seed, EVENTS, windows));
+    }
 }
 
 #[test]

@@ -3,9 +3,12 @@
 
 use super::oracle::Oracle;
 use super::oracle::event::{Event, Outcome};
-use super::oracle::stream::{Stream, Style};
+use super::oracle::stream::{Stream, Style, with_windows};
 use kvrouted::ids::{LocalHash, TierBlocks};
 use kvrouted::index::ShardLimits;
+
+/// The groups of the device tier that are windows, and how many blocks they need.
+pub(crate) type Windows = (&'static [u32], u32);
 
 /// Queries of one script.
 const QUERIES_MAX: usize = 14;
@@ -55,6 +58,16 @@ impl Timeline {
 
 impl Script {
     pub(crate) fn new(style: Style, limits: ShardLimits, seed: u64, events: usize) -> Self {
+        Self::of(style, limits, seed, |stream| stream.events(events))
+    }
+
+    /// Of workers whose engines have sliding windows.
+    pub(crate) fn windowed(style: Style, limits: ShardLimits, seed: u64, events: usize, windows: Windows) -> Self {
+        let (groups, blocks) = windows;
+        Self::of(style, limits, seed, |stream| with_windows(stream.events(events), style.of.workers, groups, blocks))
+    }
+
+    fn of(style: Style, limits: ShardLimits, seed: u64, events: impl FnOnce(Stream) -> Vec<Event>) -> Self {
         let workers = style.of.workers;
         // A removed worker can only come back into the slot it had.
         let limits = ShardLimits { workers_max: workers, ..limits };
@@ -62,7 +75,7 @@ impl Script {
         let asked: Vec<&Vec<LocalHash>> = stream.queries().iter().filter(|query| !query.is_empty()).collect();
         let step = asked.len().div_ceil(QUERIES_MAX);
         let queries: Vec<Vec<LocalHash>> = asked.into_iter().step_by(step).cloned().collect();
-        let events = stream.events(events);
+        let events = events(stream);
         let timelines = (0..workers).map(|_| queries.iter().map(|_| Timeline::new()).collect()).collect();
         let mut script = Self { limits, workers, events, outcomes: Vec::new(), queries, timelines };
         script.work_out();
@@ -114,6 +127,7 @@ impl Script {
 fn nobodys(event: &Event) -> Outcome {
     use kvrouted::index::{Refusal, RemoveOutcome, StoreOutcome};
     match event {
+        Event::Window { .. } => Outcome::Announced(false),
         Event::Store(_) => {
             Outcome::Stored(StoreOutcome { refused: Some(Refusal::UnknownWorker), ..StoreOutcome::default() })
         }

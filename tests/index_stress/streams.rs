@@ -1,7 +1,7 @@
 //! Long streams against the oracle.
 
 use super::oracle::replay::for_seeds;
-use super::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
+use super::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, with_windows};
 use super::oracle::twin::Twin;
 use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
@@ -47,6 +47,23 @@ fn tiny_capacities_of_anything() {
     let of = Alphabet { workers: 4, hashes: 40, locals: 2, groups: 2, seeds: 2, tiers: 4 };
     let style = Style { of, shape: Shape::Soup, rates: Rates::USUAL };
     stress("index_stress::tiny_capacities_of_anything", style, 4000, 23, tiny);
+}
+
+/// Workers whose engines have sliding windows: one group of two reaches so many blocks back.
+#[test]
+fn sliding_windows() {
+    let of = Alphabet { groups: 2, tiers: 2, ..FLEET };
+    let shape = Shape::Prompts { prompts: 12, blocks_max: 60, step_blocks_max: 24, aliases: false };
+    let style = Style { of, shape, rates: Rates::REMOVING };
+    for_seeds("index_stress::sliding_windows", 4, TIME, |seed| {
+        let node_blocks_max = [8, 1024, 2][seed as usize % 3];
+        let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
+        let stream = Stream::new(style, limits, seed);
+        let queries = stream.queries().to_vec();
+        let window_blocks = [1, 2, 4, 9][seed as usize % 4];
+        let events = with_windows(stream.events(3000), of.workers, &[1], window_blocks);
+        Twin::new(limits, of.workers, &queries).run(&events, 37, &mut 0);
+    });
 }
 
 #[test]

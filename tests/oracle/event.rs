@@ -12,6 +12,7 @@ pub(crate) enum Event {
     Store(Stored),
     Remove { worker: usize, tier: Tier, group: GroupId, hashes: Vec<EngineHash> },
     Clear { worker: usize, tier: Option<Tier> },
+    Window { worker: usize, group: GroupId, window_blocks: u32 },
     BeginBatch { worker: usize },
     RemoveWorker { worker: usize },
     AddWorker { worker: usize },
@@ -24,6 +25,7 @@ pub(crate) enum Event {
 pub(crate) enum Outcome {
     Stored(StoreOutcome),
     Removed(RemoveOutcome),
+    Announced(bool),
     Nothing,
 }
 
@@ -64,6 +66,7 @@ impl Event {
             Self::Store(Stored { worker, .. })
             | Self::Remove { worker, .. }
             | Self::Clear { worker, .. }
+            | Self::Window { worker, .. }
             | Self::BeginBatch { worker }
             | Self::RemoveWorker { worker }
             | Self::AddWorker { worker } => Some(*worker),
@@ -77,6 +80,9 @@ impl Event {
             Self::Store(stored) => return Outcome::Stored(oracle.store(limits, &stored.blocks())),
             Self::Remove { tier, group, hashes, .. } => return Outcome::Removed(oracle.remove(*tier, *group, hashes)),
             Self::Clear { tier, .. } => oracle.clear(*tier),
+            Self::Window { group, window_blocks, .. } => {
+                return Outcome::Announced(oracle.announce_window(*group, *window_blocks));
+            }
             Self::BeginBatch { .. } => oracle.begin_batch(),
             Self::RemoveWorker { .. } | Self::AddWorker { .. } | Self::Sweep { .. } | Self::Publish => {}
         }
@@ -91,6 +97,9 @@ impl Event {
                 return Outcome::Removed(writer.remove(slot, *tier, *group, hashes));
             }
             Self::Clear { tier, .. } => writer.clear(slot, *tier),
+            Self::Window { group, window_blocks, .. } => {
+                return Outcome::Announced(writer.announce_window(slot, *group, *window_blocks));
+            }
             Self::BeginBatch { .. } => writer.begin_batch(slot),
             Self::RemoveWorker { .. } | Self::AddWorker { .. } | Self::Sweep { .. } | Self::Publish => {}
         }
@@ -124,6 +133,10 @@ pub(crate) fn remove(worker: usize, tier: Tier, group: u32, hashes: &[u64]) -> E
 
 pub(crate) const fn clear(worker: usize, tier: Option<Tier>) -> Event {
     Event::Clear { worker, tier }
+}
+
+pub(crate) const fn window(worker: usize, group: u32, window_blocks: u32) -> Event {
+    Event::Window { worker, group: GroupId(group), window_blocks }
 }
 
 pub(crate) const fn begin_batch(worker: usize) -> Event {
@@ -162,6 +175,9 @@ impl fmt::Display for Event {
             }
             Self::Clear { worker, tier: None } => write!(f, "clear({worker}, None),"),
             Self::Clear { worker, tier: Some(tier) } => write!(f, "clear({worker}, Some(Tier::{tier:?})),"),
+            Self::Window { worker, group, window_blocks } => {
+                write!(f, "window({worker}, {group}, {window_blocks}),")
+            }
             Self::BeginBatch { worker } => write!(f, "begin_batch({worker}),"),
             Self::RemoveWorker { worker } => write!(f, "remove_worker({worker}),"),
             Self::AddWorker { worker } => write!(f, "add_worker({worker}),"),

@@ -25,6 +25,10 @@ pub(crate) struct Oracle {
     pub(crate) counts: BTreeMap<(EngineHash, Tier, GroupId), (u32, u64)>,
     pub(crate) announced: BTreeSet<(Tier, GroupId)>,
     pub(crate) batch: u64,
+    /// Groups of the device tier that serve sliding windows.
+    pub(crate) windows: BTreeSet<GroupId>,
+    /// How many of the last blocks of a prompt each of them must have.
+    pub(crate) window_blocks: u32,
 }
 
 impl Oracle {
@@ -53,7 +57,8 @@ impl Oracle {
             return None;
         }
         let groups = self.announced.iter().filter(|(tier, _)| *tier == store.tier).count();
-        if groups >= GROUPS_MAX && !self.announced.contains(&(store.tier, store.group)) {
+        let is_known = self.is_window(store.tier, store.group) || self.announced.contains(&(store.tier, store.group));
+        if groups >= GROUPS_MAX && !is_known {
             return Some(Refusal::TooManyGroups);
         }
         let new = chain.iter().filter(|(hash, _)| !self.bindings.contains_key(hash));
@@ -90,7 +95,9 @@ impl Oracle {
             return StoreOutcome { ambiguous: true, already: blocks, ..StoreOutcome::default() };
         }
         let mut already = 0;
-        self.announced.insert((store.tier, store.group));
+        if !self.is_window(store.tier, store.group) {
+            self.announced.insert((store.tier, store.group));
+        }
         for (hash, binding) in Self::chain(store) {
             self.bindings.insert(hash, binding);
             self.children.insert((binding.parent, binding.local, hash));
@@ -121,6 +128,10 @@ impl Oracle {
 
     pub(crate) fn clear(&mut self, tier: Option<Tier>) {
         let kept = |of: Tier| tier.is_some_and(|tier| tier != of);
+        if !kept(Tier::Device) {
+            self.windows.clear();
+            self.window_blocks = 0;
+        }
         self.announced.retain(|(tier, _)| kept(*tier));
         self.counts.retain(|(_, tier, _), _| kept(*tier));
         for hash in self.bindings.keys().copied().collect::<Vec<_>>() {
@@ -143,8 +154,32 @@ impl Oracle {
         groups.peek().is_some() && groups.all(|(_, group)| self.counts.contains_key(&(hash, tier, *group)))
     }
 
+    fn is_window(&self, tier: Tier, group: GroupId) -> bool {
+        tier == Tier::Device && self.windows.contains(&group)
+    }
+
+    /// A group of the device tier counts as a window from now on, unless it has counted for the tier itself.
+    pub(crate) fn announce_window(&mut self, group: GroupId, window_blocks: u32) -> bool {
+        let known = self.windows.contains(&group);
+        let refused = self.announced.contains(&(Tier::Device, group)) || window_blocks == 0;
+        if !known && (refused || self.windows.len() >= GROUPS_MAX) {
+            return false;
+        }
+        self.windows.insert(group);
+        self.window_blocks = self.window_blocks.max(window_blocks);
+        true
+    }
+
     /// The best `[device, host, disk, external]` over all chains for a query.
     pub(crate) fn depths(&self, query: &[LocalHash]) -> TierBlocks {
+        self.depths_usable(query, usize::MAX)
+    }
+
+    /// The same where at most so many blocks can be used again, if the worker has windows.
+    pub(crate) fn depths_usable(&self, query: &[LocalHash], usable_max: usize) -> TierBlocks {
+        if !self.windows.is_empty() {
+            return self.windowed_depths(query, usable_max);
+        }
         let mut best = [0; 4];
         let mut open = vec![(None, query, Tier::Device, best)];
         while let Some((parent, rest, from, so_far)) = open.pop() {
@@ -160,6 +195,40 @@ impl Oracle {
         }
         let [device, host, disk, external] = best;
         TierBlocks { device, host, disk, external }
+    }
+
+    /// The best over all chains, each taken as the engine does: the tier itself from the root on, then shorter until
+    /// every window has the last blocks.
+    fn windowed_depths(&self, query: &[LocalHash], usable_max: usize) -> TierBlocks {
+        let mut best = [0; 4];
+        let mut open: Vec<Vec<EngineHash>> = vec![Vec::new()];
+        while let Some(chain) = open.pop() {
+            best = best.max(self.windowed_depths_of(&chain, usable_max));
+            let Some(local) = query.get(chain.len()) else { continue };
+            let next = self.named(chain.last().copied(), *local);
+            open.extend(next.map(|hash| chain.iter().copied().chain([hash]).collect()));
+        }
+        let [device, host, disk, external] = best;
+        TierBlocks { device, host, disk, external }
+    }
+
+    fn windowed_depths_of(&self, chain: &[EngineHash], usable_max: usize) -> [u32; 4] {
+        let device = chain.iter().take_while(|hash| self.holds(**hash, Tier::Device)).count();
+        let has_windows = |hash: &EngineHash| {
+            self.windows.iter().all(|group| self.counts.contains_key(&(*hash, Tier::Device, *group)))
+        };
+        let is_usable = |end: &usize| {
+            let from = end.saturating_sub(self.window_blocks as usize);
+            chain[from..*end].iter().all(has_windows)
+        };
+        let mut at = (0..=device.min(usable_max)).rev().find(is_usable).expect("0 is usable");
+        let mut depths = [at as u32, 0, 0, 0];
+        for tier in [Tier::Host, Tier::Disk, Tier::External] {
+            let run = chain[at..].iter().take_while(|hash| self.holds(**hash, tier)).count();
+            depths[tier.index()] = run as u32;
+            at += run;
+        }
+        depths
     }
 
     /// How many blocks have a complete chain to the root.
@@ -179,7 +248,7 @@ impl Oracle {
     pub(crate) fn held(&self) -> WorkerBlocks {
         let by_tier = |of: Tier| self.bindings.keys().filter(|hash| self.holds(**hash, of)).count() as u64;
         let references = |of: Tier| -> u64 {
-            let counts = self.counts.iter().filter(|((_, tier, _), _)| *tier == of);
+            let counts = self.counts.iter().filter(|((_, tier, group), _)| *tier == of && !self.is_window(*tier, *group));
             counts.map(|(_, (count, _))| u64::from(*count)).sum()
         };
         WorkerBlocks {

@@ -2,7 +2,7 @@
 //! what it removes is there and most of what it stores has a parent.
 
 use super::Oracle;
-use super::event::{Event, Stored};
+use super::event::{Event, Stored, window};
 use super::prompts::{FLAVOURS, Prompts};
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use kvrouted::index::ShardLimits;
@@ -258,6 +258,22 @@ impl Stream {
         }
         run
     }
+}
+
+/// The same events of workers whose engines have sliding windows: these groups of the device tier are announced as
+/// windows at the beginning, and again wherever that is forgotten.
+pub(crate) fn with_windows(events: Vec<Event>, workers: usize, groups: &[u32], window_blocks: u32) -> Vec<Event> {
+    let announced = |worker: usize| groups.iter().map(move |group| window(worker, *group, window_blocks));
+    let mut windowed: Vec<Event> = (0..workers).flat_map(announced).collect();
+    for event in events {
+        let forgets = match &event {
+            Event::Clear { worker, tier: None | Some(Tier::Device) } | Event::AddWorker { worker } => Some(*worker),
+            _ => None,
+        };
+        windowed.push(event);
+        windowed.extend(forgets.into_iter().flat_map(announced));
+    }
+    windowed
 }
 
 /// All sequences of two locals of length 5, and some that are shorter, longer, or of a third local.

@@ -108,7 +108,11 @@ impl Twin {
             Event::AddWorker { worker } => self.add_worker(*worker),
             Event::Sweep { budget_blocks } => drop(self.writer.sweep(*budget_blocks)),
             Event::Publish => self.publish(),
-            Event::Store(_) | Event::Remove { .. } | Event::Clear { .. } | Event::BeginBatch { .. } => {
+            Event::Store(_)
+            | Event::Remove { .. }
+            | Event::Clear { .. }
+            | Event::Window { .. }
+            | Event::BeginBatch { .. } => {
                 self.apply_to_worker(event);
             }
         }
@@ -198,6 +202,22 @@ impl Twin {
                 let depths = self.depths.of(SHARD, member.slot);
                 assert_eq!(depths, expected, "worker {worker}, query {}", numbers(query));
                 assert_eq!(self.depths.device(SHARD, member.slot), expected.device);
+            }
+        }
+        self.check_usable();
+    }
+
+    /// Prompts of whole blocks, the last of which an engine computes anew.
+    fn check_usable(&mut self) {
+        if self.members.iter().all(|member| member.oracle.windows.is_empty()) {
+            return;
+        }
+        for query in self.queries.iter().filter(|query| !query.is_empty()) {
+            self.reader.lookup_usable(query, query.len() as u32 - 1, &mut self.depths);
+            for (worker, member) in self.members.iter().enumerate().filter(|(_, member)| member.present) {
+                let expected = member.oracle.depths_usable(query, query.len() - 1);
+                let depths = self.depths.of(SHARD, member.slot);
+                assert_eq!(depths, expected, "worker {worker}, query {} but its last block", numbers(query));
             }
         }
     }

@@ -63,7 +63,8 @@
 //! | event | order | the step that shows it |
 //! |---|---|---|
 //! | store | what hangs below first (`store`) | the block nearest the root that was missing |
-//! | remove | nearest the root first (`remove`) | the first block that is missing from then on |
+//! | remove of nodes that follow each other | nearest the root first (`remove`) | the first block that is missing from then on |
+//! | remove of nodes of several chains | any (`remove`) | none: the shard is **torn** while they are shown |
 //! | clear, removal of a worker | the lanes first, their nodes in slices (`sweep`) | the table of `lanes` |
 //! | what touches several chains that one query walks (`careful`) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole (`head`) |
 //!

@@ -1,7 +1,9 @@
 //! A remove: which blocks, node by node, and nearest the root first.
 //!
-//! Readers see all of a remove at once, as a chain ends where its first missing block is. Where several
-//! chains of one worker lie on one way, or a tier has several groups, the shard is torn instead.
+//! Readers see all of a remove at once. Where its nodes follow each other on one chain, the first missing block ends
+//! the chain, so the node nearest the root shows it all. Where they lie on several chains, where several chains of
+//! one worker lie on one way, or where a tier has several groups, the shard is torn while the nodes are shown. What
+//! nobody holds any more is given back afterwards: no answer depends on it.
 
 use super::RemoveOutcome;
 use super::bits::Run;
@@ -46,7 +48,7 @@ impl Removal {
 
 impl Worker {
     /// Whether a remove of several blocks may touch more than one chain of a query.
-    pub(super) fn removes_carefully(&self, tier: Layer, group: GroupId) -> bool {
+    fn removes_carefully(&self, tier: Layer, group: GroupId) -> bool {
         self.forked || tier == Layer::Windows || self.sole_lane(tier, group).is_none()
     }
 
@@ -83,7 +85,7 @@ impl Worker {
             at += 1;
         }
         self.tiers[tier.index()].references -= u64::from(outcome.removed);
-        self.take_hits(tree, removal, tier, lane);
+        self.take_hits(tree, removal, tier, group, lane);
         removal.shrink();
         outcome
     }
@@ -158,7 +160,7 @@ impl Worker {
     }
 
     /// Counts what has been taken out, and shows it: nearest the root first, then what goes with it.
-    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, lane: Lane) {
+    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, group: GroupId, lane: Lane) {
         let Removal { hits, touched } = removal;
         for hit in hits.iter() {
             self.lose(tree, tier, lane, hit);
@@ -171,12 +173,20 @@ impl Worker {
         touched.extend(hits.iter().map(|hit| (hit.depth, hit.node)));
         touched.sort_unstable();
         touched.dedup();
+        let at_once = touched.len() > 1 && (self.removes_carefully(tier, group) || !is_chain(tree, touched));
+        if at_once {
+            tree.head.tear();
+            touched.iter().for_each(|(_, id)| tree.publish(*id));
+            tree.head.mend();
+        }
         for (_, id) in touched.iter() {
             if !tree.nodes.is_used(*id) {
                 continue;
             }
             if tree.nodes[*id].has_children() {
-                tree.publish(*id);
+                if !at_once {
+                    tree.publish(*id);
+                }
             } else {
                 tree.settle(*id);
             }
@@ -213,4 +223,9 @@ impl Worker {
             of.digest = of.digest.wrapping_sub(digest_of(words));
         }
     }
+}
+
+/// Whether each of these nodes, in the order of their depths, hangs directly under the one before it.
+fn is_chain(tree: &Tree, touched: &[(u32, NodeId)]) -> bool {
+    touched.windows(2).all(|pair| tree.nodes[pair[1].1].parent == pair[0].1)
 }

@@ -158,14 +158,7 @@ impl ShardWriter {
         let tree = &mut self.tree;
         let names = tree.slots.len();
         let layer = worker.layer(tier, group);
-        let torn = worker.removes_carefully(layer, group);
-        if torn {
-            tree.head.tear();
-        }
         let outcome = worker.remove(tree, &mut self.removal, layer, group, hashes);
-        if torn {
-            tree.head.mend();
-        }
         worker.account_for(tree, names);
         tree.reclaim(false);
         outcome

@@ -9,6 +9,7 @@ mod oracle;
 mod player;
 mod script;
 mod watcher;
+mod wide;
 
 use kvrouted::ids::{ShardId, WorkerSlot};
 use kvrouted::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
@@ -81,17 +82,14 @@ fn check(test: &'static str, style: Style, node_blocks_max: &[usize]) -> Seen {
 }
 
 #[allow(clippy::print_stdout, reason = "figures that no assertion is about")]
-fn check_scripts(
-    test: &'static str,
-    node_blocks_max: &[usize],
-    script: impl Fn(ShardLimits, u64) -> Script,
-) -> Seen {
+fn check_scripts(test: &'static str, node_blocks_max: &[usize], script: impl Fn(ShardLimits, u64) -> Script) -> Seen {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut seen = Seen::default();
     for_seeds(test, SEEDS, TIME, |seed| {
         let node_blocks_max = node_blocks_max[seed as usize % node_blocks_max.len()];
         let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
-        seen = seen.plus(run(&script(limits, seed), seed));
+        let script = script(limits, seed);
+        seen = seen.plus(run(&script, seed));
     });
     println!("{test}: {seen:?}");
     assert!(seen.changed > 0, "no reader ever saw a change: {seen:?}");
@@ -110,6 +108,11 @@ fn plain_streams() {
 fn splits_and_joins() {
     let style = Style { of: FLEET, shape: PROMPTS, rates: Rates::REMOVING };
     check("index_concurrent::splits_and_joins", style, &[2, 8, 1024]);
+}
+
+#[test]
+fn removals_of_many_chains_at_once() {
+    check_scripts("index_concurrent::removals_of_many_chains_at_once", &[4, 1024], wide::script);
 }
 
 #[test]

@@ -58,24 +58,35 @@ impl Timeline {
 
 impl Script {
     pub(crate) fn new(style: Style, limits: ShardLimits, seed: u64, events: usize) -> Self {
-        Self::of(style, limits, seed, |stream| stream.events(events))
+        Self::streamed(style, limits, seed, |stream| stream.events(events))
     }
 
     /// Of workers whose engines have sliding windows.
     pub(crate) fn windowed(style: Style, limits: ShardLimits, seed: u64, events: usize, windows: Windows) -> Self {
         let (groups, blocks) = windows;
-        Self::of(style, limits, seed, |stream| with_windows(stream.events(events), style.of.workers, groups, blocks))
+        Self::streamed(style, limits, seed, |stream| with_windows(stream.events(events), style.of.workers, groups, blocks))
     }
 
-    fn of(style: Style, limits: ShardLimits, seed: u64, events: impl FnOnce(Stream) -> Vec<Event>) -> Self {
+    /// The events that a stream gives, and some of the prompts that it knows.
+    fn streamed(style: Style, limits: ShardLimits, seed: u64, events: impl FnOnce(Stream) -> Vec<Event>) -> Self {
         let workers = style.of.workers;
-        // A removed worker can only come back into the slot it had.
         let limits = ShardLimits { workers_max: workers, ..limits };
         let stream = Stream::new(style, limits, seed);
         let asked: Vec<&Vec<LocalHash>> = stream.queries().iter().filter(|query| !query.is_empty()).collect();
         let step = asked.len().div_ceil(QUERIES_MAX);
         let queries: Vec<Vec<LocalHash>> = asked.into_iter().step_by(step).cloned().collect();
-        let events = events(stream);
+        Self::of(limits, workers, events(stream), queries)
+    }
+
+    /// These events, and what is asked beside them.
+    pub(crate) fn of(
+        limits: ShardLimits,
+        workers: usize,
+        events: Vec<Event>,
+        queries: Vec<Vec<LocalHash>>,
+    ) -> Self {
+        // A removed worker can only come back into the slot it had.
+        let limits = ShardLimits { workers_max: workers, ..limits };
         let timelines = (0..workers).map(|_| queries.iter().map(|_| Timeline::new()).collect()).collect();
         let mut script = Self { limits, workers, events, outcomes: Vec::new(), queries, timelines };
         script.work_out();

@@ -84,7 +84,8 @@ impl Subscription {
     /// Fetches some messages from the connection, unless some are still to be taken; `true` = there is no more, and
     /// the next message or link event will be signalled.
     ///
-    /// All others wait in the kernel's buffer of the connection, and behind it in the engine.
+    /// All others wait in the kernel's buffer of the connection, and behind it in the engine. Behind them waits the news
+    /// that the connection ended.
     pub(super) fn fetch(&mut self, now_ms: u64) -> bool {
         let mut bytes = 0;
         if !self.fetched.is_empty() {

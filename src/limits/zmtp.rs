@@ -24,12 +24,14 @@ pub const ZMQ_HEARTBEAT_TIMEOUT_MS: u64 = 15_000;
 /// How long a publisher may take from the first connection attempt to the end of the handshake, milliseconds.
 pub const ZMQ_HANDSHAKE_MS_MAX: u64 = 10_000;
 /// Host names that are resolved at once, each on a thread of its own; further look-ups wait for one that ends.
-pub const NAME_LOOKUPS_MAX: usize = 16;
+pub const NAME_LOOKUPS_MAX: usize = 128;
 /// Addresses of one host name that are tried, in the resolver's order.
 pub const NAME_ADDRESSES_MAX: usize = 8;
 /// Bytes that one replay may have received and not yet applied, [`ZMQ_HELD_MESSAGE_BYTES`] for each message on top.
 /// With more, its bytes wait in the kernel and then in the engine.
-pub const REPLAY_READ_AHEAD_BYTES_MAX: usize = 64 << 20;
+pub const REPLAY_READ_AHEAD_BYTES_MAX: usize = 32 << 20;
+/// Bytes of one replay that are received in a row before the others have their turn.
+pub const REPLAY_RECEIVE_BYTES_MAX: usize = 4 << 20;
 /// What a message that waits counts for beside its payload, bytes.
 pub const ZMQ_HELD_MESSAGE_BYTES: usize = 128;
 /// How often replays are received between the turns of publishers, milliseconds: an engine drops what its socket
@@ -64,4 +66,4 @@ pub const RELAY_ANSWER_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(ZMQ_RECONNECT_MS_MIN <= ZMQ_RECONNECT_MS_MAX);
 const _: () = assert!(RELAY_PEERS_PER_ADDRESS_MAX < RELAY_PEERS_MAX, "one address never takes every place");
-const _: () = assert!(REPLAY_READ_AHEAD_BYTES_MAX >= EVENT_MESSAGE_BYTES_MAX, "one message always fits");
+const _: () = assert!(REPLAY_RECEIVE_BYTES_MAX <= REPLAY_READ_AHEAD_BYTES_MAX);

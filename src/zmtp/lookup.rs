@@ -10,6 +10,9 @@ use mio::{Interest, Registry, Token};
 
 use crate::limits::{NAME_ADDRESSES_MAX, NAME_LOOKUPS_MAX};
 
+/// What a system's resolver needs, with room to spare.
+const STACK_BYTES: usize = 512 << 10;
+
 /// Look-ups of this process that run now.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
@@ -67,7 +70,7 @@ impl Lookup {
             drop(place);
             drop(rings);
         };
-        std::thread::Builder::new().name("name-lookup".into()).spawn(look).ok()?;
+        std::thread::Builder::new().name("name-lookup".into()).stack_size(STACK_BYTES).spawn(look).ok()?;
         Some(Self { found, bell })
     }
 

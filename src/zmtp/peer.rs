@@ -163,7 +163,9 @@ impl Peer {
             State::Handshaking { since_ms, .. } if now_ms.saturating_sub(*since_ms) >= ZMQ_HANDSHAKE_MS_MAX => {
                 self.broken(&Broken::Ended, now_ms);
             }
-            State::Resting { .. } | State::Resolving(_) | State::Handshaking { .. } => {}
+            State::Resting { .. } => {}
+            // No message can come of it. A caller that takes none for a while is connected all the same.
+            State::Resolving(_) | State::Handshaking { .. } => drop(self.next(now_ms)),
             State::Up { .. } => self.heartbeat(now_ms),
         }
         self.has_event()

@@ -22,6 +22,7 @@ use kvrouted::wire::{
     FrameHeader, FrameKind, HelloFacts, PolicyOrder, ReplyEncoder, RequestEncoder, ServerLimits, StatusPage,
     WorkerChange, WorkerOp,
 };
+use kvrouted::zmtp::{self, Role};
 use kvrouted::{config, error, fleet};
 
 use crate::targets::apply::{self, Step};
@@ -46,8 +47,25 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "config" => configurations(),
         "load_stat" => load_stats(),
         "lane" => lane_steps(),
+        "zmtp" => peers(),
         _ => Vec::new(),
     }
+}
+
+/// Both ends of what the daemon and a relay say to each other, and of what libzmq says.
+fn peers() -> Vec<Vec<u8>> {
+    let (batch, end) = (zmtp::message(&[b"", &[7; 8]], &[1; 300]), zmtp::message(&[b"", b"", &[0xff; 8]], b""));
+    let said = |role: u8, as_socket: Role, rest: &[&[u8]]| {
+        [&[role, 16][..], &zmtp::greeting(), &zmtp::ready(as_socket), &zmtp::ping(), &rest.concat()].concat()
+    };
+    let longer = [&[1, 1, 0][..], &[3, 0, 0, 0, 0, 0, 0, 0, 2, 9, 9], &[2, 0, 0, 0, 0, 0, 0, 1, 0], &[5; 256]].concat();
+    vec![
+        said(0, Role::Publisher, &[&batch, &zmtp::pong(b"context"), &batch]),
+        said(0, Role::Publisher, &[&longer]),
+        said(1, Role::Router, &[&batch, &end]),
+        said(2, Role::Subscriber, &[b"\x04\x0a\x09SUBSCRIBE", b"\x04\x08\x06CANCELt", b"\0\x01\x01"]),
+        said(3, Role::Dealer, &[&zmtp::message(&[b""], &[0; 8])]),
+    ]
 }
 
 /// Rings that are filled and read in steps of several lengths, and one of each lie.

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
 use crate::ingest::subscription::BOUNDS;
-use crate::limits::{REPLAY_READ_AHEAD_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES};
+use crate::limits::{REPLAY_READ_AHEAD_BYTES_MAX, REPLAY_RECEIVE_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES};
 use crate::zmtp::{self, LinkEvent, Message, Next, Opening, Peer, Refusal, Role};
 
 /// One message of an answer.
@@ -100,7 +100,8 @@ impl ReplayClient {
 
     /// Receives what is there, as far as it may wait here.
     pub(in crate::ingest) fn receive_ahead(&mut self, now_ms: u64) {
-        while self.lost.is_none() && self.held_bytes < REPLAY_READ_AHEAD_BYTES_MAX {
+        let held_bytes_max = REPLAY_READ_AHEAD_BYTES_MAX.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
+        while self.lost.is_none() && self.held_bytes < held_bytes_max {
             while let Some(event) = self.peer.link_event() {
                 match event {
                     LinkEvent::Refused(refusal) => self.lost = Some(Lost::Refused(refusal)),

@@ -76,7 +76,7 @@ impl Shard {
         replays.for_each(|replay| replay.client.receive_ahead(now_ms));
     }
 
-    /// Ends a replay that is overdue.
+    /// Ends a replay that is overdue, or that would never end.
     pub(super) fn see_overdue(&mut self, at: usize, now: Now) {
         let Some(member) = self.members.get_mut(at) else { return };
         if member.replay.as_mut().is_some_and(|replay| replay.client.tick(now.uptime_ms)) {

@@ -83,6 +83,37 @@ fn a_worker_is_down_once_its_connection_has_been_gone_for_long() {
     assert_eq!(states_after_failure(Joining, Link::new(5_000)), [Joining, Down]);
 }
 
+#[test]
+fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
+    use crate::ingest::replay::{Replay, ReplayClient};
+    use crate::limits::{REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX};
+    let folder = tempfile::tempdir().expect("a folder");
+    let nobody = format!("ipc://{}/nobody", folder.path().display());
+    for (bytes, later_ms, is_over) in [
+        (0, REPLAY_WHOLE_MS_MAX - 1, false),
+        (0, REPLAY_WHOLE_MS_MAX, true),
+        (REPLAY_SNAPSHOT_BYTES_MAX, 1, false),
+        (REPLAY_SNAPSHOT_BYTES_MAX + 1, 1, true),
+    ] {
+        let mut shard = shard(WorkerState::Ready, nobody.clone());
+        let home = shard.members[0].home;
+        let member = &mut shard.members[0];
+        member.stream.let_replay(true);
+        member.stream.connected(&mut shard.homes[home], Now { unix_ms: 1, uptime_ms: 1_000 });
+        let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
+        assert!(member.stream.ask_replay(asked).is_some() && member.stream.awaits_replay());
+        let client = ReplayClient::ask(&nobody, crate::ids::EventSeq(0), (&shard.registry, Token(0)), 1_000);
+        let client = client.expect("well formed");
+        member.replay = Some(Replay { client, bytes, reckoned_bytes: 0, asked_ms: asked.uptime_ms });
+        let now = Now { unix_ms: 1, uptime_ms: asked.uptime_ms + later_ms };
+        // What comes of it comes often enough.
+        member.stream.excuse_replay(now);
+        shard.see_overdue(0, now);
+        assert_eq!(shard.members[0].replay.is_none(), is_over, "{bytes} bytes after {later_ms} ms");
+        assert_eq!(shard.members[0].stream.awaits_replay(), !is_over);
+    }
+}
+
 fn quiet_shard() -> (tempfile::TempDir, Shard) {
     let folder = tempfile::tempdir().expect("a folder");
     let shard = shard(WorkerState::Joining, format!("ipc://{}/nobody", folder.path().display()));

@@ -12,6 +12,7 @@ mod load_stat;
 mod recovery;
 mod routing;
 mod snapshot;
+mod zmtp;
 
 /// Takes any bytes.
 pub(crate) type Target = fn(&[u8]);
@@ -31,4 +32,5 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("config", config::config),
     ("load_stat", load_stat::load_stat),
     ("lane", lane::lane),
+    ("zmtp", zmtp::zmtp),
 ];

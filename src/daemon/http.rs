@@ -14,7 +14,6 @@ use super::shared::Shared;
 use super::sources::Sources;
 use super::streams::Streams;
 use crate::config::{Config, SpaceConfig};
-use crate::discovery::Source;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::{GroupId, SpaceId, Tier};
@@ -23,7 +22,6 @@ use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::route::PolicyTable;
 use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WaitingRoom, WorkerOrder};
-use crate::wire::{WorkerChange, WorkerOp};
 
 /// Changes that belong together, and where to say what came of them.
 type Ordered = (Vec<WorkerOrder>, oneshot::Sender<Result<()>>);
@@ -71,7 +69,7 @@ impl Http {
     pub(super) async fn obey(&mut self, roster: &Roster) {
         while let Some((orders, done)) = self.orders.recv().await {
             // Whoever ordered it may have gone; it is done all the same.
-            let _ = done.send(obey(roster, &orders));
+            let _ = done.send(roster.change_together(&orders).map(drop));
         }
         std::future::pending().await
     }
@@ -81,22 +79,6 @@ impl Http {
         // Relaxed: nothing else hangs on it.
         self.is_draining.store(true, Ordering::Relaxed);
     }
-}
-
-/// Does all of the orders. If one cannot be done, requests name whom they named before.
-fn obey(roster: &Roster, orders: &[WorkerOrder]) -> Result<()> {
-    let before = roster.directory().said_by(&Source::Admin);
-    for order in orders {
-        let change = match order {
-            WorkerOrder::Add(fields) => WorkerChange { op: WorkerOp::Add, worker: None, fields },
-            WorkerOrder::Remove(worker) => WorkerChange { op: WorkerOp::Remove, worker: Some(*worker), fields: &[] },
-        };
-        if let Err(error) = roster.change(&change) {
-            roster.say(Source::Admin, before);
-            return Err(error);
-        }
-    }
-    Ok(())
 }
 
 /// What the thread of the HTTP port sees of the daemon.

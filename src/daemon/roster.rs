@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::Worker;
 use crate::limits::WORKERS_MAX;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::serve::WorkerOrder;
 use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
 
 /// "Every rank" on the wire.
@@ -141,57 +142,94 @@ impl Roster {
         done
     }
 
-    fn add(&self, fields: &[(String, String)]) -> Result<u32> {
-        let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
+    /// Adds and removes workers as requests ask for, all of them or none, or says why not. It costs as much as one change,
+    /// however many there are.
+    pub(super) fn change_together(&self, orders: &[WorkerOrder]) -> Result<u32> {
         let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let (mut added, mut count) = (Vec::new(), 0);
+        let mut put = |said: &mut Named, order: &WorkerOrder| match order {
+            WorkerOrder::Add(fields) => self.add_to(said, fields, &mut added),
+            WorkerOrder::Remove(worker) => self.remove_from(said, *worker),
+        };
+        let put = orders.iter().try_for_each(|order| put(&mut said, order).map(|changed| count += changed));
+        let done = put.and_then(|()| self.say_if_taken(said, &added)).map(|()| count);
+        if let Err(error) = &done {
+            self.counters.bump(DaemonCounter::WorkersRefusedRequest);
+            tracing::warn!(orders = orders.len(), %error, "a request about workers is refused");
+        }
+        done
+    }
+
+    fn add(&self, fields: &[(String, String)]) -> Result<u32> {
+        let (mut said, mut added) = (self.directory.borrow().said_by(&Source::Admin), Vec::new());
+        let count = self.add_to(&mut said, fields, &mut added)?;
+        self.say_if_taken(said, &added)?;
+        Ok(count)
+    }
+
+    /// Puts a worker, or an engine, among those that requests named, in place of the one that was there.
+    fn add_to(&self, said: &mut Named, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
+        let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
         let replaced = |worker: Worker| new.identities().any(|identity| identity == worker);
         said.workers.retain(|worker| !replaced(worker.worker));
         said.servers.retain(|server| !replaced(server.worker.worker));
-        let (identities, count) = (new.identities().collect::<Vec<_>>(), new.workers.len().max(new.servers.len()));
+        added.extend(new.identities());
+        let count = new.workers.len().max(new.servers.len());
         said.workers.extend(new.workers);
         said.servers.extend(new.servers);
         if said.workers.len() + said.servers.len() > WORKERS_MAX {
             let message = format!("requests have added {WORKERS_MAX} workers");
             return Err(Error::new(Kind::Overloaded, message, "remove some, or run a second daemon"));
         }
+        Ok(count as u32)
+    }
+
+    /// Says what requests name from now on, unless one of those that they add is not taken.
+    fn say_if_taken(&self, said: Named, added: &[Worker]) -> Result<()> {
         // Tried on a copy: what is refused is not said at all.
         let mut tried = self.directory.borrow().clone();
         tried.say(Source::Admin, said.clone());
-        let refused = |refusal: &&Refusal| refusal.source == Source::Admin && identities.contains(&refusal.worker);
+        let refused = |refusal: &&Refusal| refusal.source == Source::Admin && added.contains(&refusal.worker);
         if let Some(refusal) = tried.merged().refused.iter().find(refused) {
             let remedy = "see `kvrouted worker list` for who names it";
             return Err(Error::new(Kind::InvalidArgument, refusal.to_string(), remedy));
         }
         self.say(Source::Admin, said);
-        Ok(count as u32)
+        Ok(())
     }
 
     fn remove(&self, worker: Worker) -> Result<u32> {
-        let is_meant = |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
         let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let removed = self.remove_from(&mut said, worker)?;
+        self.say(Source::Admin, said);
+        Ok(removed)
+    }
+
+    /// Takes a worker, or all of its ranks, from those that requests named.
+    fn remove_from(&self, said: &mut Named, worker: Worker) -> Result<u32> {
+        let is_meant = |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
         let before = said.workers.len() + said.servers.len();
         said.workers.retain(|worker| !is_meant(worker.worker));
         said.servers.retain(|server| server.worker.worker.id != worker.id || worker.rank.0 != EVERY_RANK);
         let removed = before - said.workers.len() - said.servers.len();
-        if removed == 0 {
-            let directory = self.directory.borrow();
-            let owner = directory.merged().workers.iter().find(|(is, _)| is_meant(**is)).map(|(_, (source, _))| source);
-            return Err(match owner {
-                Some(Source::Admin) => Error::new(
-                    Kind::InvalidArgument,
-                    format!("worker {worker} is a rank of an engine that is named by its URL"),
-                    format!("remove all of its ranks: {}", worker.id),
-                ),
-                Some(source) => Error::new(
-                    Kind::InvalidArgument,
-                    format!("worker {} is named by {source}", worker.id),
-                    format!("remove it there ({source}), or set draining=true"),
-                ),
-                None => nobody(worker),
-            });
+        if removed > 0 {
+            return Ok(removed as u32);
         }
-        self.say(Source::Admin, said);
-        Ok(removed as u32)
+        let directory = self.directory.borrow();
+        let owner = directory.merged().workers.iter().find(|(is, _)| is_meant(**is)).map(|(_, (source, _))| source);
+        Err(match owner {
+            Some(Source::Admin) => Error::new(
+                Kind::InvalidArgument,
+                format!("worker {worker} is a rank of an engine that is named by its URL"),
+                format!("remove all of its ranks: {}", worker.id),
+            ),
+            Some(source) => Error::new(
+                Kind::InvalidArgument,
+                format!("worker {} is named by {source}", worker.id),
+                format!("remove it there ({source}), or set draining=true"),
+            ),
+            None => nobody(worker),
+        })
     }
 
     fn set(&self, worker: Worker, fields: &[(String, String)]) -> Result<u32> {
@@ -225,4 +263,33 @@ fn nobody(worker: Worker) -> Error {
 fn invalid(problems: &Problems) -> Error {
     let remedy = "correct the fields; `kvrouted serve --example-config` lists them under [[worker]]";
     Error::new(Kind::InvalidArgument, problems.to_string().trim().to_owned(), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(id: u64, more: &[(&str, &str)]) -> WorkerOrder {
+        let id = id.to_string();
+        let fields = [("id", id.as_str()), ("model", "m")];
+        WorkerOrder::Add(fields.iter().chain(more).map(|(name, value)| (name.to_string(), value.to_string())).collect())
+    }
+
+    #[test]
+    fn orders_that_belong_together_are_one_change_or_none() {
+        let spaces = vec![SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
+        let roster = Roster::new(Named::default(), spaces, Arc::default());
+        let (changes, there) = (roster.changes(), || roster.directory().merged().workers.len());
+        let version = *changes.borrow();
+        let orders: Vec<_> = (0..256).map(|id| add(id, &[])).collect();
+        assert_eq!(roster.change_together(&orders).unwrap(), 256);
+        assert_eq!((there(), *changes.borrow() - version), (256, 1), "everybody who acts on a change acts once");
+        let remove = WorkerOrder::Remove(Worker::new(0, 0));
+        for bad in [WorkerOrder::Remove(Worker::new(999, 0)), add(999, &[("endpoint", "nowhere")])] {
+            assert!(roster.change_together(&[remove.clone(), add(300, &[]), bad]).is_err());
+            assert_eq!((there(), *changes.borrow() - version), (256, 1), "nothing of it is done");
+        }
+        assert_eq!(roster.change_together(&[remove, add(300, &[])]).unwrap(), 2);
+        assert_eq!((there(), *changes.borrow() - version), (256, 2));
+    }
 }

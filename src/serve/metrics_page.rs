@@ -420,10 +420,11 @@ mod tests {
         let maker = loop {
             turns += 1;
             tokio::task::yield_now().await;
-            if turns > 1000 && counters.get(PageCounter::Scrapes) >= SCRAPES - 1 {
-                if let Ok(maker) = made.try_recv() {
-                    break maker;
-                }
+            if turns > 1000
+                && counters.get(PageCounter::Scrapes) >= SCRAPES - 1
+                && let Ok(maker) = made.try_recv()
+            {
+                break maker;
             }
         };
         assert_ne!(maker, thread::current().id(), "this thread had {turns} turns while a page was made by another");

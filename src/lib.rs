@@ -23,7 +23,7 @@
 //!
 //! ```text
 //! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
-//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, error, directory_lock, trust, finding, metrics, reasons, zmtp}
+//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, endpoint, error, directory_lock, trust, finding, metrics, reasons, zmtp}
 //! ```
 //!
 //! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
@@ -34,6 +34,7 @@
 
 // What everything is named and bounded by.
 mod directory_lock;
+pub mod endpoint;
 pub mod error;
 pub mod finding;
 pub mod ids;

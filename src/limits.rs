@@ -89,6 +89,12 @@ pub const METRICS_HOSTS_MAX: usize = 64;
 pub const MAILBOX_MESSAGES_MAX: usize = 1024;
 /// Bytes of a Unix socket's path: `sun_path` holds 108 with its terminator.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Bytes of a host's name.
+pub const HOST_BYTES_MAX: usize = 253;
+/// Bytes between two dots of a host's name.
+pub const HOST_LABEL_BYTES_MAX: usize = 63;
+/// Characters that a message quotes of a text that is no endpoint.
+pub const ENDPOINT_SHOWN_CHARS_MAX: usize = 120;
 /// Serving threads of one daemon.
 pub const CORES_MAX: usize = 256;
 /// Longest configurable wait for replies under way when the daemon stops, milliseconds.
@@ -395,6 +401,21 @@ pub const SESSIONS_ENDED_PER_TURN_MAX: usize = 4096;
 pub const DISCOVERY_MS_CEILING: u64 = 86_400_000;
 /// Bytes of one file of workers.
 pub const DISCOVERY_FILE_BYTES_MAX: u64 = 16 << 20;
+/// Characters of one file of workers that begin or part entries (`=`, `:`, `,`, `.`, `[` and `{`): what a parser makes of
+/// each takes some hundred bytes. `WORKERS_MAX` workers of about ten fields have as many.
+pub const DISCOVERY_FILE_MARKS_MAX: usize = 1 << 17;
+/// Problems of one configuration or file of workers that are listed.
+pub const PROBLEMS_MAX: usize = 256;
+/// Times that the index of a shard is built anew after a panic of its thread, within [`INGEST_REBUILD_PERIOD_MS`].
+pub const INGEST_REBUILDS_MAX: usize = 8;
+/// The period in which rebuilds of a shard are counted, milliseconds.
+pub const INGEST_REBUILD_PERIOD_MS: u64 = 600_000;
+/// Panics of an ingest thread over one worker's events before the worker is left out.
+pub const INGEST_PANICS_PER_WORKER_MAX: u32 = 3;
+/// How long the reading of a file of workers is waited for before the others have their turn, milliseconds.
+pub const DISCOVERY_READ_MS_MAX: u64 = 2_000;
+/// Readings of files of workers that may hang at once: each holds a thread.
+pub const DISCOVERY_READS_HELD_MAX: usize = 16;
 /// Files of workers in one folder.
 pub const DISCOVERY_FILES_MAX: usize = 4096;
 /// Bytes of an engine's answer about where it publishes.

@@ -124,8 +124,8 @@ impl Shard {
                 space: SpaceId(0),
                 slot: writer.add_worker().expect("room for a worker"),
                 source: EventSource {
-                    endpoint: (*endpoint).into(),
-                    replay: replay.map(str::to_owned),
+                    endpoint: endpoint.parse().expect("an endpoint"),
+                    replay: replay.map(|replay| replay.parse().expect("an endpoint")),
                     topic: topic.into(),
                 },
                 scheme: Arc::clone(&scheme),

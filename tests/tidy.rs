@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &[
         "ids",
         "limits",
+        "endpoint",
         "error",
         "directory_lock",
         "trust",

@@ -23,6 +23,7 @@ mod workers;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
+use crate::endpoint::Endpoint;
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::load::{PrefillFigures, PrefillModel};
@@ -34,7 +35,7 @@ pub use check::admin_socket_beside;
 pub use example::example;
 pub use hosts::HostRule;
 pub use load::{Flags, Setting, load, parse, socket_default};
-pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, ranks_of};
+pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
 pub use problem::{Place, Problem, Problems, nearest};
 pub use settings::policy_with;
 
@@ -422,7 +423,7 @@ pub struct WorkerConfig {
     /// Where its events come from; `None` = it publishes none.
     pub events: Option<EventSource>,
     /// ZeroMQ endpoint where it says how busy it is; `None` = it does not.
-    pub load: Option<String>,
+    pub load: Option<Endpoint>,
     /// KV blocks its device holds; 0 = not known.
     pub capacity_blocks: u64,
     /// Blocks bound for it at most, over all tiers.

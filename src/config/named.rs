@@ -148,10 +148,10 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
     }
 }
 
-/// The workers of an engine that was asked: one for each of `ranks`, from what the first publishes.
+/// The worker of an engine's rank that comes `rank` ranks after `first`. `None` where its numbers or ports end.
 #[must_use]
-pub fn ranks_of(first: &WorkerConfig, ranks: u32) -> Option<Vec<WorkerConfig>> {
-    (0..ranks).map(|rank| workers::of_rank(first, rank)).collect()
+pub fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
+    workers::of_rank(first, rank)
 }
 
 fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {

@@ -2,7 +2,6 @@
 //! several ranks becomes several.
 
 use super::check::{FirstPlace, find_space, too_many};
-use super::endpoint;
 use super::fields::WorkerDraft;
 use super::problem::Problem;
 use super::walk::Entry;
@@ -133,9 +132,9 @@ pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     let dp_rank = first.worker.rank.0.checked_add(rank).filter(|rank| *rank < u32::MAX)?;
     let events = match &first.events {
         Some(events) => Some(EventSource {
-            endpoint: endpoint::of_rank(&events.endpoint, rank)?,
+            endpoint: events.endpoint.of_rank(rank)?,
             replay: match &events.replay {
-                Some(replay) => Some(endpoint::of_rank(replay, rank)?),
+                Some(replay) => Some(replay.of_rank(rank)?),
                 None => None,
             },
             topic: events.topic.clone(),
@@ -143,7 +142,7 @@ pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
         None => None,
     };
     let load = match &first.load {
-        Some(load) => Some(endpoint::of_rank(load, rank)?),
+        Some(load) => Some(load.of_rank(rank)?),
         None => None,
     };
     let worker = Worker::new(first.worker.id.0, dp_rank);

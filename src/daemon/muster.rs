@@ -14,6 +14,7 @@ use super::streams::Streams;
 use super::views::Views;
 use crate::config::{Config, WorkerConfig};
 use crate::discovery::{Step, plan};
+use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, Places, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
@@ -238,7 +239,7 @@ impl Muster {
     /// Says whose load is to be listened to.
     fn listen(&self) {
         let publish = self.are.values().filter_map(|config| Some((config, config.load.clone()?)));
-        let source = |(config, endpoint): (&WorkerConfig, String)| {
+        let source = |(config, endpoint): (&WorkerConfig, Endpoint)| {
             let index = *self.indexes.get(&config.worker)?;
             let scheme = self.records.scheme_of(config.space)?;
             Some(LoadSource { index, worker: config.worker, endpoint, scheme })

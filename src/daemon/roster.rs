@@ -103,6 +103,8 @@ impl Roster {
                 RefusalReason::Full => DaemonCounter::WorkersRefusedFull,
             });
         }
+        // Nothing is the matter with an engine that nobody names any more.
+        self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || directory.names_url(name));
         self.version.send_modify(|version| *version += 1);
     }
 

@@ -1,4 +1,7 @@
 //! Engines named by their URL: asked where they publish, again with growing rests until they say.
+//!
+//! An engine is a stranger: its answer is bounded in bytes and time, it cannot send the daemon to another host, and what
+//! it says is parsed (`discovery::ServerInfo`) before anything connects.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::roster::Roster;
-use crate::discovery::ServerInfo;
+use crate::discovery::{ServerInfo, no_events};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVER_INFO_REST_MS, SERVERS_ASKED_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -81,8 +84,8 @@ fn take(
             attempts.remove(&url);
             tracing::info!(
                 url,
-                ranks = info.ranks,
-                endpoint = info.events.endpoint,
+                ranks = info.ranks.len(),
+                endpoint = info.ranks.first().map(|first| first.events.endpoint.as_str()),
                 "the engine says where it publishes"
             );
             roster.answered(&url, &info);
@@ -91,6 +94,11 @@ fn take(
             let [_, rest_ms_max] = SERVER_INFO_REST_MS;
             counters.bump(DaemonCounter::ServerInfoFailed);
             let Some(attempt) = attempts.get_mut(&url) else { return };
+            if !roster.directory().names_url(&url) {
+                // It was named when it was asked, and is not any more: nothing is the matter with it.
+                attempts.remove(&url);
+                return;
+            }
             *attempt = Attempt {
                 next: Instant::now() + Duration::from_millis(attempt.rest_ms),
                 rest_ms: (attempt.rest_ms * 2).min(rest_ms_max),
@@ -103,15 +111,40 @@ fn take(
     }
 }
 
-/// `GET /server_info`. Blocks for as long as the engine may take.
+/// `GET /server_info`, and `GET /kv_event_sources` where that says nothing of events. Blocks for as long as the engine
+/// may take.
 fn ask(url: &str) -> Result<ServerInfo> {
-    let unreached = |error: ureq::Error| {
-        Error::new(Kind::Connection, format!("GET {url}/server_info fails"), "start the engine, or correct the URL")
-            .caused_by(error)
-    };
-    let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_millis(SERVER_INFO_MS_MAX)));
+    let deadline = std::time::Instant::now() + Duration::from_millis(SERVER_INFO_MS_MAX);
+    if let Some(body) = get(url, "/server_info", deadline)?
+        && let Some(info) = ServerInfo::of_sglang(url, &body)?
+    {
+        return Ok(info);
+    }
+    match get(url, "/kv_event_sources", deadline)? {
+        Some(body) => ServerInfo::of_vllm(url, &body),
+        None => Err(no_events()),
+    }
+}
+
+/// The body of an answer; `None` where the server has no such page.
+///
+/// Redirects are not followed: an engine that is named by its host must not choose whom the daemon asks next.
+fn get(url: &str, path: &str, deadline: std::time::Instant) -> Result<Option<Vec<u8>>> {
+    let remedy = "start the engine, or correct the URL";
+    let unreached =
+        |error: ureq::Error| Error::new(Kind::Connection, format!("GET {url}{path} fails"), remedy).caused_by(error);
+    let rest = deadline.saturating_duration_since(std::time::Instant::now());
+    let config = ureq::Agent::config_builder().timeout_global(Some(rest)).max_redirects(0).http_status_as_error(false);
     let agent: ureq::Agent = config.proxy(None).build().into();
-    let mut response = agent.get(format!("{url}/server_info")).call().map_err(unreached)?;
+    let mut response = agent.get(format!("{url}{path}")).call().map_err(unreached)?;
+    match response.status().as_u16() {
+        200 => {}
+        404 | 405 => return Ok(None),
+        status => {
+            let what = format!("GET {url}{path} is answered with status {status}");
+            return Err(Error::new(Kind::Connection, what, remedy));
+        }
+    }
     let body = response.body_mut().with_config().limit(SERVER_INFO_BYTES_MAX).read_to_vec().map_err(unreached)?;
-    ServerInfo::parse(url, &body)
+    Ok(Some(body))
 }

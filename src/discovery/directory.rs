@@ -96,6 +96,12 @@ impl Directory {
         urls.filter(|url| !self.answers.contains_key(*url)).cloned().collect()
     }
 
+    /// Whether some source names an engine by this URL.
+    #[must_use]
+    pub fn names_url(&self, url: &str) -> bool {
+        self.said.values().any(|named| named.servers.iter().any(|server| server.url == url))
+    }
+
     /// Sets fields of a worker over what its owner says; `false` if there is no such worker.
     pub fn set(&mut self, worker: Worker, patch: &WorkerPatch) -> bool {
         if !self.merged.workers.contains_key(&worker) {
@@ -252,10 +258,12 @@ mod tests {
                 r#"{{"kv_events": {{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "t",
                 "block_size": 16, "dp_size": {dp_size}}}}}"#
             );
-            ServerInfo::parse("http://10.0.0.9:30000", json.as_bytes()).expect("an answer")
+            let answer = ServerInfo::of_sglang("http://10.0.0.9:30000", json.as_bytes()).expect("an answer");
+            answer.expect("events")
         };
         directory.answered("http://10.0.0.9:30000", &answer(2));
-        let endpoint = |(_, config): &(Source, WorkerConfig)| config.events.clone().expect("a stream").endpoint;
+        let endpoint =
+            |(_, config): &(Source, WorkerConfig)| config.events.clone().expect("a stream").endpoint.to_string();
         let endpoints: Vec<_> = directory.merged().workers.values().map(endpoint).collect();
         assert_eq!(endpoints, ["tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558"]);
         assert!(directory.unanswered().is_empty());

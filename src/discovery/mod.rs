@@ -19,5 +19,5 @@ mod source;
 pub use directory::{Directory, Merged, Refusal, RefusalReason};
 pub use files::{FileState, Files, FilesChange, Seen};
 pub use plan::{Step, plan};
-pub use server_info::ServerInfo;
+pub use server_info::{RankInfo, ServerInfo, no_events};
 pub use source::Source;

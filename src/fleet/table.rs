@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::cells::{SchemeCell, TrustCell};
+use crate::endpoint::Endpoint;
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::trust::Trust;
 
@@ -86,9 +87,9 @@ impl DeviceClass {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSource {
     /// ZeroMQ endpoint of its PUB socket, as we connect to it.
-    pub endpoint: String,
+    pub endpoint: Endpoint,
     /// ZeroMQ endpoint of its replay ROUTER socket.
-    pub replay: Option<String>,
+    pub replay: Option<Endpoint>,
     /// Subscription prefix; empty = everything.
     pub topic: String,
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::stream::{Home, Now, Scratch, Stream};
 use super::{Publisher, WorkerView};
+use crate::endpoint::Endpoint;
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, IndexReader, ShardLimits, WorkerBlocks};
@@ -45,7 +46,7 @@ impl Feed {
             worker,
             space: SpaceId(0),
             slot,
-            source: EventSource { endpoint: String::new(), replay: None, topic: String::new() },
+            source: EventSource { endpoint: Endpoint::nowhere(), replay: None, topic: String::new() },
             scheme: Arc::new(SchemeCell::new(scheme)),
             scheme_configured: scheme.is_some(),
             salts_possible,

@@ -139,6 +139,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::endpoint::Endpoint;
 
     struct Watched {
         poll: Poll,
@@ -150,7 +151,7 @@ mod tests {
         fn open(endpoint: &str) -> Self {
             let poll = Poll::new().expect("an event loop");
             let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
-            let source = EventSource { endpoint: endpoint.into(), replay: None, topic: String::new() };
+            let source = EventSource { endpoint: Endpoint::unparsed(endpoint), replay: None, topic: String::new() };
             let subscription = Subscription::open(&source, 1000, (&registry, Token(0)), 0).expect("well formed");
             Self { poll, started: Instant::now(), subscription }
         }

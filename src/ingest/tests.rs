@@ -68,7 +68,11 @@ impl Rig {
                     worker: Worker::new(at as u64 + 1, 0),
                     space: SpaceId(0),
                     slot: *slot,
-                    source: EventSource { endpoint: String::new(), replay: None, topic: String::new() },
+                    source: EventSource {
+                        endpoint: "ipc://@nobody".parse().expect("an endpoint"),
+                        replay: None,
+                        topic: String::new(),
+                    },
                     scheme: Arc::clone(&scheme),
                     scheme_configured: options.scheme.is_some(),
                     salts_possible: options.salts_possible,

@@ -38,6 +38,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rand::RngExt;
 
+use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
@@ -154,8 +155,8 @@ impl Relay {
     /// [`Kind::Config`] where an endpoint cannot be bound or the engine's cannot be used, [`Kind::System`] where there
     /// are no sockets or threads left.
     pub fn start(plan: &RelayPlan) -> Result<Self> {
-        let publishing = Server::bind(&plan.endpoint, PUBLISHING)?;
-        let replaying = Server::bind(&plan.replay, REPLAYING)?;
+        let publishing = bind(&plan.endpoint, PUBLISHING)?;
+        let replaying = bind(&plan.replay, REPLAYING)?;
         let (endpoint, replay) = (publishing.endpoint().to_owned(), replaying.endpoint().to_owned());
         let counters = Arc::new(CounterSet::default());
         let kept = Arc::new(Mutex::new(Kept {
@@ -203,7 +204,7 @@ impl Relay {
         relay.threads.push(thread("relay-sends", move || sending.run())?);
         relay.threads.push(thread("relay-answers", move || answering.run())?);
         let (endpoint, replay) = (&relay.endpoint, &relay.replay);
-        tracing::info!(%endpoint, %replay, engine = plan.source.endpoint, generation, "relay runs");
+        tracing::info!(%endpoint, %replay, engine = %plan.source.endpoint, generation, "relay runs");
         Ok(relay)
     }
 
@@ -274,6 +275,13 @@ fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
         loads: None,
     };
     Ok(ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] })
+}
+
+fn bind(endpoint: &str, plan: ServerPlan) -> Result<Server> {
+    let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
+    let endpoint = BoundEndpoint::parse(endpoint)
+        .map_err(|fault| Error::new(Kind::Config, "cannot bind the relay", remedy).caused_by(fault))?;
+    Server::bind(&endpoint, plan)
 }
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

@@ -342,7 +342,11 @@ fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while
     // What is observed of a worker with events is never mixed with what was predicted before it had them.
     book(&world, &mut predictor, 2000);
     let index = world.decision.candidates[0].index.0 as usize;
-    let events = crate::fleet::EventSource { endpoint: "tcp://127.0.0.1:1".into(), replay: None, topic: String::new() };
+    let events = crate::fleet::EventSource {
+        endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"),
+        replay: None,
+        topic: String::new(),
+    };
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.decision.candidates[0].overlap.device, 16);
     world.change(|workers| workers[index].events = Some(events));

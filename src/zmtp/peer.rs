@@ -27,6 +27,7 @@ use super::address::Address;
 use super::codec::{self, Bounds, Decoder, Item, Message, Refusal, Role};
 use super::lookup::{Looked, Lookup};
 use super::wire::{Broken, Step, Stream, Wire};
+use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::limits::{
     ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_RECONNECT_MS_MAX, ZMQ_RECONNECT_MS_MIN,
@@ -118,7 +119,7 @@ impl Peer {
     /// # Errors
     /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
     pub fn open(
-        endpoint: &str,
+        endpoint: &Endpoint,
         (role, bounds, opening): (Role, Bounds, Opening),
         (registry, token): (Arc<Registry>, Token),
         now_ms: u64,

@@ -23,6 +23,7 @@ use super::address::Address;
 use super::codec::{self, Bounds, Decoder, Item, Message, Role};
 use super::peer::abstract_address;
 use super::wire::{Broken, Step, Stream, Wire};
+use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_STALL_MS_MAX, RELAY_PEER_TURN_BYTES_MAX, RELAY_PEERS_MAX,
@@ -148,16 +149,16 @@ impl Server {
     ///
     /// # Errors
     /// [`Kind::Config`] where it cannot be bound, [`Kind::System`] where there are no descriptors left.
-    pub fn bind(endpoint: &str, plan: ServerPlan) -> Result<Self> {
+    pub fn bind(endpoint: &BoundEndpoint, plan: ServerPlan) -> Result<Self> {
         let refused = |cause: io::Error| {
             let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
-            Error::new(Kind::Config, format!("cannot bind `{endpoint}`"), remedy).caused_by(cause)
+            Error::new(Kind::Config, format!("cannot bind `{}`", endpoint.as_str()), remedy).caused_by(cause)
         };
         let system = |cause: io::Error| {
             Error::new(Kind::System, "cannot open a socket of the relay", "raise the limit of open files")
                 .caused_by(cause)
         };
-        let (mut listener, bound, file) = listen(&Address::parse(endpoint)?).map_err(refused)?;
+        let (mut listener, bound, file) = listen(&Address::parse(endpoint.as_str())?).map_err(refused)?;
         let poll = Poll::new().map_err(system)?;
         poll.registry().register(listener.source(), LISTENER, Interest::READABLE).map_err(system)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(system)?);

@@ -10,6 +10,7 @@ use mio::{Events, Poll, Token};
 use proptest::prelude::*;
 
 use super::*;
+use crate::endpoint::BoundEndpoint;
 use crate::limits::RELAY_PEERS_PER_ADDRESS_MAX;
 
 const BOUNDS: Bounds = Bounds { message_bytes_max: 1 << 20, parts_max: 8, command_bytes_max: 512 };
@@ -177,7 +178,7 @@ impl Client {
     fn open(endpoint: &str, role: Role, opening: Opening) -> Self {
         let poll = Poll::new().expect("an event loop");
         let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
-        let peer = Peer::open(endpoint, (role, BOUNDS, opening), (registry, Token(0)), 0).expect("well formed");
+        let peer = Peer::open(&endpoint.parse().expect("an endpoint"), (role, BOUNDS, opening), (registry, Token(0)), 0).expect("well formed");
         Self { poll, started: Instant::now(), peer }
     }
 
@@ -258,7 +259,7 @@ fn who_does_not_speak_zmtp_or_ends_the_handshake_is_no_publisher() {
 
 /// A bound end that is served by a thread until it is dropped.
 fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super::Message)>) -> bool) -> ServerCounts {
-    let mut server = Server::bind("tcp://127.0.0.1:0", plan).expect("a free port");
+    let mut server = Server::bind(&BoundEndpoint::parse("tcp://127.0.0.1:0").expect("an endpoint"), plan).expect("a free port");
     let (started, mut received) = (Instant::now(), Vec::new());
     while each(&mut server, std::mem::take(&mut received)) {
         assert!(started.elapsed() < PATIENCE, "it never came to its end");

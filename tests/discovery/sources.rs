@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use kvrouted::ids::Worker;
 
 use super::daemon::{problem, workers};
+use super::hostile::{answering, http};
 use super::process::info::server;
 use super::process::publisher::Publisher;
 use super::process::{Daemon, prompt, replace, until};
@@ -101,6 +102,54 @@ fn an_engine_named_by_its_url_says_where_its_ranks_publish() {
     assert_eq!(problem(&daemon, &port.to_string()), None);
     daemon.worker_ok(&["remove", "9"]);
     until("both ranks are gone", || workers(&daemon).is_empty());
+}
+
+#[test]
+fn a_vllm_server_named_by_its_url_says_where_its_ranks_publish() {
+    let (mut first, mut second) = (Publisher::new(), Publisher::new());
+    let bound = |publisher: &Publisher| publisher.endpoint().replace("127.0.0.1", "*");
+    let sources = format!(
+        r#"{{"0": {{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "{}", "replay_endpoint": null,
+        "buffer_steps": 10000, "hwm": 100000, "max_queue_size": 100000, "topic": ""}}, "2": {{"endpoint": "{}"}}}}"#,
+        bound(&first),
+        bound(&second)
+    );
+    // As vLLM answers in development mode, and as it answers else.
+    for info in [http("200 OK", r#"{"vllm_config": "x"}"#), http("404 Not Found", r#"{"detail": "Not Found"}"#)] {
+        let (info, sources) = (info.clone(), sources.clone());
+        let (port, _) = answering(move |line| match line {
+            "GET /server_info HTTP/1.1" => info.clone(),
+            "GET /kv_event_sources HTTP/1.1" => http("200 OK", &sources),
+            other => panic!("asked {other}"),
+        });
+        let daemon = Daemon::configured("");
+        daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port},name=vllm")]);
+        first.await_subscription();
+        second.await_subscription();
+        (first.seq, second.seq) = (0, 0);
+        let tokens = prompt(1, 64);
+        first.store(&tokens);
+        second.store(&tokens[..32]);
+        until("rank 0 is heard", || daemon.device(&tokens, Worker::new(9, 0)) == Some(4));
+        until("rank 2 is heard", || daemon.device(&tokens, Worker::new(9, 2)) == Some(2));
+        assert_eq!(workers(&daemon), ["9/0 ready admin", "9/2 ready admin"]);
+        assert_eq!(problem(&daemon, &port.to_string()), None);
+    }
+}
+
+#[test]
+fn a_server_without_events_is_named() {
+    for sources in [http("200 OK", "{}"), http("404 Not Found", "")] {
+        let (port, _) = answering(move |line| match line {
+            "GET /kv_event_sources HTTP/1.1" => sources.clone(),
+            _ => http("404 Not Found", ""),
+        });
+        let daemon = Daemon::configured("");
+        daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}")]);
+        until("it is named", || {
+            problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("publishes no KV events"))
+        });
+    }
 }
 
 #[test]

@@ -62,7 +62,7 @@ macro_rules! fuzzed {
     };
 }
 
-fuzzed!(msgpack flatbuffer gate recovery apply request reply frames snapshot journal config load_stat lane zmtp);
+fuzzed!(msgpack flatbuffer gate recovery apply request reply frames snapshot journal config endpoint load_stat lane zmtp);
 
 #[test]
 fn seeds() {

@@ -45,6 +45,7 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "snapshot" => snapshots(),
         "journal" => journals::journals(),
         "config" => configurations(),
+        "endpoint" => endpoints(),
         "load_stat" => load_stats(),
         "lane" => lane_steps(),
         "zmtp" => peers(),
@@ -370,6 +371,19 @@ fn snapshots() -> Vec<Vec<u8>> {
             encoder.chunk(&chunk).and_then(|()| encoder.end(references)).expect("memory").0
         })
         .collect()
+}
+
+fn endpoints() -> Vec<Vec<u8>> {
+    let lines =
+        "tcp://127.0.0.1:5557\ntcp://[fe80::1%eth0]:1\nipc:///run/e\nipc://@e\ntcp://*:5567\nhttp://h:1/\nudp://h:1";
+    let sglang = r#"{"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "t",
+        "block_size": 16, "dp_size": 2, "replay_endpoint_port_base": 5657, "load_endpoint_port_base": 5757}}"#;
+    let vllm = r#"{"0": {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": null, "topic": ""},
+        "1": {"endpoint": "tcp://10.0.0.1:5558", "replay_endpoint": "ipc:///r", "buffer_steps": 10}}"#;
+    let json =
+        r#"[{"id": 1, "endpoint": "tcp://h:1", "replay": "ipc:///tmp/x\u0000y", "topic": "t", "load": "tcp://h:3"}]"#;
+    let toml = "[[worker]]\nid = 1\nendpoint = \"tcp://h:1\"\nreplay = \"ipc:///r\"\nranks = 1\n";
+    [lines, sglang, vllm, json, toml, "ipc:///tmp/x\0y"].map(|text| text.as_bytes().to_vec()).to_vec()
 }
 
 fn configurations() -> Vec<Vec<u8>> {

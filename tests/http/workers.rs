@@ -52,6 +52,33 @@ fn a_worker_comes_changes_and_goes() {
 }
 
 #[test]
+fn an_endpoint_that_no_socket_can_have_is_refused_and_the_daemon_serves_on() {
+    let mut served = Served::start(&[]);
+    let bad =
+        ["ipc:///tmp/x\u{0}y", "tcp://127.0.0.1\u{0}:1", "tcp://127.0.0.1:1\u{0}", "ipc:///tmp/x\ny", "inproc://x"];
+    for (at, endpoint) in bad.into_iter().enumerate() {
+        let registration = json!({"instance_id": at, "endpoint": endpoint, "model_name": "m", "block_size": 16});
+        let (status, said) = served.post("/register", &registration);
+        assert!((400..500).contains(&status), "{endpoint:?}: {status} {said}");
+        let replay = json!({
+            "instance_id": at, "endpoint": "tcp://127.0.0.1:1", "replay_endpoint": endpoint, "model_name": "m",
+            "block_size": 16,
+        });
+        let (status, said) = served.post("/register", &replay);
+        assert!((400..500).contains(&status), "replay {endpoint:?}: {status} {said}");
+        let worker = json!({
+            "worker_id": at, "model_name": "m", "endpoint": "http://w:1", "block_size": 16,
+            "kv_events_endpoint": endpoint,
+        });
+        let (status, said) = served.post("/workers", &worker);
+        assert!(status != 201 || said["lifecycle"] != "schedulable", "{endpoint:?}: {status} {said}");
+    }
+    assert_eq!(served.get("/health").0, 200);
+    assert!(served.daemon.status().workers.is_empty());
+    assert_eq!(served.daemon.process.end("-TERM"), Some(0));
+}
+
+#[test]
 fn who_was_removed_elsewhere_is_nobody_to_send_to() {
     let (served, publisher) = (Served::start(&[]), Publisher::new());
     assert_eq!(served.post("/workers", &request(7, &publisher)).1["lifecycle"], "schedulable");

@@ -233,8 +233,8 @@ fn many_publishers_that_connect_at_once_are_all_recovered() {
 fn move_to(shard: &Shard, engine: &Replaying) {
     let mut record = shard.fleet.load().workers[0].clone();
     let source = EventSource {
-        endpoint: engine.endpoint.clone(),
-        replay: Some(engine.replayer.endpoint.clone()),
+        endpoint: engine.endpoint.parse().expect("an endpoint"),
+        replay: Some(engine.replayer.endpoint.parse().expect("an endpoint")),
         topic: String::new(),
     };
     record.events = Some(source);

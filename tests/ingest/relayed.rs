@@ -42,8 +42,8 @@ impl Working {
 
     fn source(&self) -> EventSource {
         EventSource {
-            endpoint: self.engine.endpoint.clone(),
-            replay: Some(self.replayer.endpoint.clone()),
+            endpoint: self.engine.endpoint.parse().expect("an endpoint"),
+            replay: Some(self.replayer.endpoint.parse().expect("an endpoint")),
             topic: String::new(),
         }
     }

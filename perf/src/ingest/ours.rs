@@ -42,12 +42,13 @@ impl Ours {
         let (mut writer, reader) = shard(SHARD, ShardLimits::default());
         let slot = writer.add_worker().ok_or_else(|| Failure::Contract("no room for a worker".to_owned()))?;
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
+        let parsed = endpoint.parse().map_err(|fault| Failure::Contract(format!("{endpoint}: {fault}")))?;
         let publisher = Publisher {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),
             space: SpaceId(0),
             slot,
-            source: EventSource { endpoint: endpoint.to_owned(), replay: None, topic: String::new() },
+            source: EventSource { endpoint: parsed, replay: None, topic: String::new() },
             scheme: Arc::new(SchemeCell::default()),
             scheme_configured: false,
             salts_possible: true,

@@ -4,6 +4,7 @@ use super::field;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
 use crate::config::{Salts, SpaceConfig};
+use crate::endpoint::Endpoint;
 use crate::fleet::{DeviceClass, PoolRole};
 use crate::ids::Window;
 use crate::limits;
@@ -25,10 +26,10 @@ pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) namespace: Option<String>,
     pub(in crate::config) role: Option<PoolRole>,
     pub(in crate::config) name: Option<String>,
-    pub(in crate::config) endpoint: Option<String>,
-    pub(in crate::config) replay: Option<String>,
+    pub(in crate::config) endpoint: Option<Endpoint>,
+    pub(in crate::config) replay: Option<Endpoint>,
     pub(in crate::config) topic: String,
-    pub(in crate::config) load: Option<String>,
+    pub(in crate::config) load: Option<Endpoint>,
     pub(in crate::config) capacity_blocks: u64,
     pub(in crate::config) blocks_max: u64,
     pub(in crate::config) batched_tokens_max: u64,
@@ -167,11 +168,11 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: http://host:port",
                 set: |c, text| {
-                    c.url = Some(endpoint::check_url(text)?);
+                    c.url = Some(endpoint::url(text)?);
                     Ok(())
                 },
             },
-            "In place of endpoint, replay, topic, load and ranks: an SGLang server, which is asked (GET /server_info).",
+            "In place of endpoint, replay, topic, load and ranks: the engine's HTTP server, which is asked (SGLang: GET /server_info, vLLM: GET /kv_event_sources).",
         ),
         field(
             "model",
@@ -208,8 +209,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    endpoint::check(text)?;
-                    c.endpoint = Some(text.to_owned());
+                    c.endpoint = Some(endpoint::endpoint(text)?);
                     Ok(())
                 },
             },
@@ -222,8 +222,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    endpoint::check(text)?;
-                    c.replay = Some(text.to_owned());
+                    c.replay = Some(endpoint::endpoint(text)?);
                     Ok(())
                 },
             },
@@ -233,7 +232,14 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "topic",
             "",
             Value(""),
-            Text { bytes_min: 0, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.topic = v.to_owned() },
+            Parsed {
+                what: "a string of at most 256 bytes without control characters",
+                set: |c, text| {
+                    endpoint::check_topic(text)?;
+                    text.clone_into(&mut c.topic);
+                    Ok(())
+                },
+            },
             "Subscription prefix. Empty: everything it publishes.",
         ),
         field(
@@ -243,8 +249,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    endpoint::check(text)?;
-                    c.load = Some(text.to_owned());
+                    c.load = Some(endpoint::endpoint(text)?);
                     Ok(())
                 },
             },

@@ -15,6 +15,7 @@ use mio::Waker;
 use parking_lot::Mutex;
 
 use super::inbox::system;
+use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::SchemeCell;
 use crate::ids::{Worker, WorkerIndex};
@@ -30,7 +31,7 @@ pub struct LoadSource {
     /// Who it is.
     pub worker: Worker,
     /// ZeroMQ endpoint of the PUB socket, as we connect to it.
-    pub endpoint: String,
+    pub endpoint: Endpoint,
     /// Its space's scheme: tokens become blocks by it.
     pub scheme: Arc<SchemeCell>,
 }

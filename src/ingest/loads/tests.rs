@@ -43,7 +43,7 @@ fn stat(running: u32, tokens: u64) -> Vec<u8> {
 fn source(index: u32, engine: &Engine) -> LoadSource {
     let scheme = Arc::new(SchemeCell::new(Some(Scheme { block_size: 16, window: Window::Plain })));
     let worker = Worker::new(u64::from(index), 0);
-    LoadSource { index: WorkerIndex(index), worker, endpoint: engine.endpoint.clone(), scheme }
+    LoadSource { index: WorkerIndex(index), worker, endpoint: engine.endpoint.parse().expect("an endpoint"), scheme }
 }
 
 /// Waits for what must come; a fault shows as a hang that the test runner ends.
@@ -98,7 +98,7 @@ fn who_has_left_and_who_cannot_be_reached_are_counted() {
     let mut engine = Engine::bind(&context);
     let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
     let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
-    let nobody = LoadSource { endpoint: "tcp://".into(), ..source(0, &engine) };
+    let nobody = LoadSource { endpoint: Endpoint::unparsed("tcp://"), ..source(0, &engine) };
     listener.follow(vec![nobody, source(WORKERS_MAX as u32 - 1, &engine)]).expect("told");
     engine.wait_for_subscriber();
     engine.say(&stat(1, 1));

@@ -132,7 +132,7 @@ impl<N: Fn() -> u64> Listening<N> {
             }
             Err(error) => {
                 self.counters.bump(LoadReportCounter::SourcesRefused);
-                let (worker, endpoint) = (source.worker, &source.endpoint);
+                let (worker, endpoint) = (source.worker, source.endpoint.as_str());
                 tracing::error!(%worker, endpoint, %error, "what the worker says of its load cannot be received");
             }
         }
@@ -168,7 +168,7 @@ impl<N: Fn() -> u64> Listening<N> {
             Err(error) => {
                 self.counters.bump(LoadReportCounter::ReportsUndecodable);
                 if !std::mem::replace(&mut heard.misread, true) {
-                    let endpoint = &heard.source.endpoint;
+                    let endpoint = heard.source.endpoint.as_str();
                     tracing::warn!(%worker, endpoint, %error, "what the worker says of its load cannot be read");
                 }
             }
@@ -184,7 +184,7 @@ impl<N: Fn() -> u64> Listening<N> {
             }
             if heard.hearing.tick(now_ms) {
                 self.counters.bump(LoadReportCounter::SourcesSilent);
-                let (worker, endpoint) = (heard.source.worker, &heard.source.endpoint);
+                let (worker, endpoint) = (heard.source.worker, heard.source.endpoint.as_str());
                 tracing::warn!(%worker, endpoint, "the worker does not say how busy it is; bookings alone tell");
             }
         }

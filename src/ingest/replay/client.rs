@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mio::{Registry, Token};
 
+use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
@@ -72,7 +73,7 @@ impl ReplayClient {
     /// # Errors
     /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
     pub(in crate::ingest) fn ask(
-        endpoint: &str,
+        endpoint: &Endpoint,
         from: EventSeq,
         signals: (&Arc<Registry>, Token),
         now_ms: u64,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, TrustReason, WorkerCounter, WorkerIndex};
+use crate::endpoint::Endpoint;
 use crate::finding::Symptom;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::link::{Link, LinkChange};
@@ -17,7 +18,7 @@ use crate::zmtp::{LinkEvent, Refusal};
 pub(super) struct Member {
     pub(super) index: WorkerIndex,
     /// Where its publisher is to be found.
-    pub(super) endpoint: String,
+    pub(super) endpoint: Endpoint,
     /// Which of the shard's homes its blocks are in.
     pub(super) home: usize,
     pub(super) subscription: Subscription,
@@ -30,7 +31,7 @@ pub(super) struct Member {
     /// It is connected again, which counts once the break has been seen to.
     pub(super) reconnected: bool,
     /// Where it replays lost batches.
-    pub(super) replay_endpoint: Option<String>,
+    pub(super) replay_endpoint: Option<Endpoint>,
     /// The replay that is under way.
     pub(super) replay: Option<Replay>,
     /// What the last replay brought, payload bytes.
@@ -189,7 +190,7 @@ impl Member {
     fn unopened(&mut self) {
         if !std::mem::replace(&mut self.unopened_said, true) {
             tracing::warn!(
-                worker = %self.stream.worker, endpoint = self.endpoint,
+                worker = %self.stream.worker, endpoint = %self.endpoint,
                 remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
                 "the publisher's host name does not resolve, or there is no socket for it; it is tried again"
             );
@@ -209,10 +210,10 @@ impl Member {
 
     /// Its events come from elsewhere from now on. Where they can be replayed there, that shows whether they go on;
     /// where not, the worker is emptied.
-    pub(super) fn redirect(&mut self, replay: Option<&str>, home: &mut Home, scratch: &mut Scratch, now: Now) {
+    pub(super) fn redirect(&mut self, replay: Option<&Endpoint>, home: &mut Home, scratch: &mut Scratch, now: Now) {
         self.stream.let_replay(replay.is_some());
         self.fail(home, scratch, now);
-        self.replay_endpoint = replay.map(str::to_owned);
+        self.replay_endpoint = replay.cloned();
     }
 
     /// Takes messages, those that waited first; `true` = none is left.

@@ -40,17 +40,18 @@ impl Shard {
 
     fn ask_replay(&mut self, at: usize, reckoned_bytes: usize, now: Now) {
         let member = &mut self.members[at];
+        // Only a worker with a replay endpoint is asked.
+        let Some(endpoint) = member.replay_endpoint.clone() else { return };
         let Some(from) = member.stream.ask_replay(now) else { return };
-        let endpoint = member.replay_endpoint.as_deref().unwrap_or_default();
-        match ReplayClient::ask(endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
+        match ReplayClient::ask(&endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
-                tracing::debug!(worker = %member.stream.worker, endpoint, %from, "replay asked for");
+                tracing::debug!(worker = %member.stream.worker, %endpoint, %from, "replay asked for");
                 member.replay = Some(Replay { client, bytes: 0, reckoned_bytes, asked_ms: now.uptime_ms });
                 self.enqueue(at);
             }
             Err(error) => {
                 tracing::warn!(
-                    worker = %member.stream.worker, endpoint, %error,
+                    worker = %member.stream.worker, %endpoint, %error,
                     remedy = "correct the replay endpoint, or raise the limit of open files",
                     "a replay cannot be asked for"
                 );

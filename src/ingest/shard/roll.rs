@@ -94,7 +94,7 @@ impl Shard {
     fn restream(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
         let opened = self.subscribe(source, at, now);
         let member = &mut self.members[at];
-        member.redirect(source.replay.as_deref(), &mut self.homes[member.home], &mut self.scratch, now);
+        member.redirect(source.replay.as_ref(), &mut self.homes[member.home], &mut self.scratch, now);
         self.close_replay(at);
         let member = &mut self.members[at];
         match opened {

@@ -24,7 +24,7 @@ fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer
         worker: Worker::new(1, 0),
         space: SpaceId(0),
         slot: writer.add_worker().expect("room for a worker"),
-        source: EventSource { endpoint, replay: None, topic: String::new() },
+        source: EventSource { endpoint: endpoint.parse().expect("an endpoint"), replay: None, topic: String::new() },
         scheme: Arc::new(SchemeCell::default()),
         scheme_configured: false,
         salts_possible: true,

@@ -55,8 +55,11 @@ impl Happening {
         let predictor = Predictor::new(&[Some(limits)]);
         self.world.predictions = predictor.readers();
         self.predictor = Some(predictor);
-        let events =
-            crate::fleet::EventSource { endpoint: "tcp://127.0.0.1:1".into(), replay: None, topic: String::new() };
+        let events = crate::fleet::EventSource {
+            endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"),
+            replay: None,
+            topic: String::new(),
+        };
         self.world.change(|workers| workers.iter_mut().step_by(3).for_each(|of| of.events = Some(events.clone())));
         self
     }

@@ -203,7 +203,7 @@ impl App {
             let of_worker = || fleet.workers.iter().filter(|other| other.worker.id.0 == record.worker_id);
             let is_as_said = |rank: u32| {
                 let there = of_worker().find(|other| other.worker.rank.0 == rank && other.space == space);
-                let events = |there: &WorkerRecord| there.events.as_ref().map(|events| events.endpoint.clone());
+                let events = |there: &WorkerRecord| there.events.as_ref().map(|events| events.endpoint.to_string());
                 there.is_some_and(|there| events(there).as_deref() == record.events_of(rank))
             };
             ranks.clone().all(is_as_said) && of_worker().count() == size as usize
@@ -261,7 +261,7 @@ fn row(fleet: &FleetTable, id: u64, ranks: &[&WorkerRecord], said: Option<&Recor
 }
 
 fn listener(rank: &WorkerRecord) -> Option<(u32, Listener)> {
-    let endpoint = rank.events.as_ref()?.endpoint.clone();
+    let endpoint = rank.events.as_ref()?.endpoint.to_string();
     let is_lost = rank.trust.load().reasons.contains(TrustReason::Disconnected);
     let (status, last_error) = match rank.state {
         WorkerState::Down => ("failed", Some("the publisher cannot be reached")),
@@ -288,11 +288,12 @@ fn known_to(fleet: &FleetTable, id: u64) -> Option<Record> {
         taints: Some(first.taints.iter().cloned().collect()),
         ..WorkerFields::default()
     };
-    let endpoint = |record: &&WorkerRecord| Some((record.worker.rank.0, record.events.as_ref()?.endpoint.clone()));
+    let endpoint = |record: &&WorkerRecord| Some((record.worker.rank.0, record.events.as_ref()?.endpoint.to_string()));
     let endpoints: BTreeMap<u32, String> = ranks.iter().filter_map(endpoint).collect();
     if let ([only], Some(endpoint)) = (ranks.as_slice(), endpoints.values().next()) {
         fields.kv_events_endpoint = Some(endpoint.clone());
-        fields.replay_endpoint = only.events.as_ref().and_then(|events| events.replay.clone());
+        fields.replay_endpoint =
+            only.events.as_ref().and_then(|events| events.replay.as_ref().map(ToString::to_string));
     }
     fields.kv_events_endpoints = Some(endpoints).filter(|endpoints| !endpoints.is_empty());
     let mut record = Record::new(id, fields);

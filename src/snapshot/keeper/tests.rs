@@ -21,7 +21,11 @@ fn record(id: u64, seq: Option<u64>) -> WorkerRecord {
         name: String::new(),
         batched_tokens_max: 1,
         trust: Arc::new(TrustCell::new(trust)),
-        events: Some(EventSource { endpoint: "tcp://x:1".into(), replay: None, topic: String::new() }),
+        events: Some(EventSource {
+            endpoint: "tcp://x:1".parse().expect("an endpoint"),
+            replay: None,
+            topic: String::new(),
+        }),
         ..WorkerRecord::new(WorkerIndex(id as u32 - 1), Worker::new(id, 0), WorkerSlot(id as u16))
     }
 }

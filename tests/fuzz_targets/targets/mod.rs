@@ -3,6 +3,7 @@
 
 pub(crate) mod apply;
 mod config;
+mod endpoint;
 mod engine;
 mod events;
 mod gate;
@@ -30,6 +31,7 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("snapshot", snapshot::snapshot),
     ("journal", journal::journal),
     ("config", config::config),
+    ("endpoint", endpoint::endpoint),
     ("load_stat", load_stat::load_stat),
     ("lane", lane::lane),
     ("zmtp", zmtp::zmtp),

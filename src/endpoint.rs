@@ -1,0 +1,428 @@
+//! The only way from text to an endpoint: whatever names one is parsed here before anything connects or binds.
+//!
+//! Endpoints come from strangers: HTTP callers, engines' answers, workers' files, administration requests. They end in
+//! libzmq and in the resolver, which are not made for strangers. So an [`Endpoint`] exists only after [`Endpoint::parse`]
+//! has accepted it, and sockets take nothing else.
+//!
+//! # Calls of dependencies that can panic, and what guards each
+//!
+//! | call | panics on | guard |
+//! |---|---|---|
+//! | `zmq::Socket::connect`, `bind` | a NUL byte (`CString::new().unwrap()`) | they get an [`Endpoint`] or a [`BoundEndpoint`] |
+//! | `zmq::Socket::monitor` | a NUL byte | the name is made of a number |
+//! | `zmq::Message::with_size` and sends | memory that is refused | sizes are bounded before; nothing else helps there |
+//! | `zmq::Context::new` | nothing: it answers with a null context where descriptors ran short | `ingest::contexts` keeps no context that has opened no socket |
+//! | `zmq::SocketEvent::from_raw` | an unknown number | the daemon compares numbers and never calls it |
+//! | `std::time::Instant` + a duration | a sum beyond what it holds | durations are configured below a year (`limits`) |
+//! | `core_affinity`, `notify`, `ureq`, `toml_edit`, `serde_json` | nothing that input decides, as far as their sources and the fuzz targets tell | parsers and requests run on threads whose panic is an error (`spawn_blocking`) |
+//! | `flatbuffers` readers | offsets of a buffer that was not verified | every buffer is verified before it is read |
+//! | `mio::Registry::register` | nothing; a closed descriptor is an error | |
+//!
+//! What slips through all the same: a panic of an ingest thread costs its shard's index and not the daemon (see
+//! `ingest::rebuild`); a panic of a thread that cannot be rebuilt drains the daemon (see `daemon`).
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::str::FromStr;
+
+use crate::limits::{
+    ENDPOINT_SHOWN_CHARS_MAX, HOST_BYTES_MAX, HOST_LABEL_BYTES_MAX, NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX,
+};
+
+const TRANSPORTS: [&str; 2] = ["tcp", "ipc"];
+/// Hosts that say where a server binds, not where it can be reached.
+const WILDCARD_HOSTS: [&str; 3] = ["*", "0.0.0.0", "[::]"];
+
+/// Why a text is no endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointFault {
+    /// What is wrong, fit for a log line: nothing of the text that a terminal would obey.
+    pub message: String,
+    /// What was probably meant.
+    pub nearest: Option<String>,
+}
+
+impl EndpointFault {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), nearest: None }
+    }
+}
+
+impl fmt::Display for EndpointFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for EndpointFault {}
+
+type Parsed<T> = Result<T, EndpointFault>;
+
+/// A ZeroMQ endpoint that can be connected to: `tcp://host:port` or `ipc://path`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint(String);
+
+impl Endpoint {
+    /// Reads an endpoint.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Parsed<Self> {
+        match transport(text)? {
+            ("tcp", address) => check_tcp(text, address)?,
+            (_, path) => check_ipc(path)?,
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    /// The endpoint as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The endpoint of the rank that comes `ranks` after this one's: its port counted up. `None` if it has no port, or
+    /// none that high.
+    #[must_use]
+    pub fn of_rank(&self, ranks: u32) -> Option<Self> {
+        if ranks == 0 {
+            return Some(self.clone());
+        }
+        let (host, port) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;
+        let port = u32::from(port.parse::<u16>().ok()?).checked_add(ranks)?;
+        u16::try_from(port).ok().map(|port| Self(format!("tcp://{host}:{port}")))
+    }
+
+    /// Where nobody is: for a worker whose events come from a file or a test, and that opens no socket.
+    pub(crate) fn nowhere() -> Self {
+        Self("ipc://@nowhere".to_owned())
+    }
+
+    /// An endpoint that no operator may name: `inproc://`, or a name that no resolver is asked for.
+    #[cfg(test)]
+    pub(crate) fn unparsed(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointFault;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        Self::parse(text)
+    }
+}
+
+impl Deref for Endpoint {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PartialEq<str> for Endpoint {
+    fn eq(&self, other: &str) -> bool {
+        self.0 == other
+    }
+}
+
+impl PartialEq<&str> for Endpoint {
+    fn eq(&self, other: &&str) -> bool {
+        self.0 == *other
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A ZeroMQ endpoint that can be bound: an [`Endpoint`], one on every address, or one on a port that is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundEndpoint(String);
+
+impl BoundEndpoint {
+    /// Reads an endpoint to bind. Port `0` or `*` is a free one.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Parsed<Self> {
+        if let ("tcp", address) = transport(text)?
+            && let Some((host, port)) = address.rsplit_once(':')
+        {
+            let host = if WILDCARD_HOSTS.contains(&host) { "127.0.0.1" } else { host };
+            let port = if matches!(port, "0" | "*") { "1" } else { port };
+            check_tcp(text, &format!("{host}:{port}"))?;
+            return Ok(Self(text.to_owned()));
+        }
+        Endpoint::parse(text).map(|endpoint| Self(endpoint.0))
+    }
+
+    /// The endpoint as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Reads the address of an engine's HTTP server, `http://host:port`. Answers with it without slashes at its end.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn server_url(text: &str) -> Parsed<String> {
+    refuse_control(text)?;
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let nearest = Some(format!("http://{}", shown(text)));
+        return Err(EndpointFault { message: format!("`{}` is not http://host:port", shown(text)), nearest });
+    };
+    if scheme != "http" {
+        let message = format!("`{}` is not spoken here, only http is", shown(scheme));
+        return Err(EndpointFault { message, nearest: Some(format!("http://{}", shown(rest))) });
+    }
+    let address = rest.trim_end_matches('/');
+    check_tcp(text, address)?;
+    Ok(format!("http://{address}"))
+}
+
+/// Checks the prefix of a subscription.
+///
+/// # Errors
+/// Where it is too long, or holds characters that no engine's configuration means.
+pub fn check_topic(text: &str) -> Parsed<()> {
+    if text.len() > NAME_BYTES_MAX {
+        let message = format!("is {} bytes, at most {NAME_BYTES_MAX} are allowed", text.len());
+        return Err(EndpointFault::new(message));
+    }
+    refuse_control(text)
+}
+
+/// Checks the path of a Unix socket that we bind.
+///
+/// # Errors
+/// Where no socket can have it.
+pub fn check_socket_path(path: &str) -> Parsed<()> {
+    refuse_control(path)?;
+    if path.is_empty() || path.ends_with('/') {
+        return Err(EndpointFault::new(format!("`{}` does not name a file", shown(path))));
+    }
+    check_path_length(path)
+}
+
+/// The transport and what it leads to.
+fn transport(text: &str) -> Parsed<(&str, &str)> {
+    refuse_control(text)?;
+    let Some((transport, address)) = text.split_once("://") else {
+        return Err(EndpointFault::new(format!("`{}` is neither tcp://host:port nor ipc://path", shown(text))));
+    };
+    if TRANSPORTS.contains(&transport) {
+        return Ok((transport, address));
+    }
+    let near = TRANSPORTS.into_iter().find(|known| strsim::damerau_levenshtein(known, transport) <= 1);
+    let message = format!("transport `{}` is not served, only tcp and ipc are", shown(transport));
+    Err(EndpointFault { message, nearest: near.map(str::to_owned) })
+}
+
+/// NUL ends a C string early or panics on the way to one; the others forge lines of a log.
+fn refuse_control(text: &str) -> Parsed<()> {
+    match text.chars().find(|c| c.is_control()) {
+        Some('\0') => Err(EndpointFault::new(format!("`{}` has a zero byte in it", shown(text)))),
+        Some(_) => Err(EndpointFault::new(format!("`{}` has a control character in it", shown(text)))),
+        None => Ok(()),
+    }
+}
+
+fn check_tcp(text: &str, address: &str) -> Parsed<()> {
+    let Some((host, port)) = address.rsplit_once(':') else {
+        return Err(EndpointFault::new(format!("`{}` has no port", shown(text))));
+    };
+    if WILDCARD_HOSTS.contains(&host) {
+        let message = format!("`{host}` is where an engine binds, not where it can be reached; name its host");
+        return Err(EndpointFault { message, nearest: Some(format!("tcp://127.0.0.1:{}", shown(port))) });
+    }
+    if !is_host(host) {
+        let message = format!("`{}` is not a host name or address (IPv6 goes in brackets)", shown(host));
+        return Err(EndpointFault::new(message));
+    }
+    match port.parse::<u16>() {
+        Ok(1..) if port.bytes().all(|byte| byte.is_ascii_digit()) => Ok(()),
+        _ => Err(EndpointFault::new(format!("port `{}` is not in 1 to 65535", shown(port)))),
+    }
+}
+
+/// Whether a resolver may be asked for it.
+fn is_host(host: &str) -> bool {
+    if let Some(bracketed) = host.strip_prefix('[') {
+        let Some(address) = bracketed.strip_suffix(']') else { return false };
+        let (address, zone) = address.split_once('%').map_or((address, None), |(address, zone)| (address, Some(zone)));
+        return address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(is_label);
+    }
+    if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return host.parse::<Ipv4Addr>().is_ok();
+    }
+    // A dot at the end says that the name is whole.
+    let name = host.strip_suffix('.').unwrap_or(host);
+    host.len() <= HOST_BYTES_MAX && name.split('.').all(is_label)
+}
+
+fn is_label(label: &str) -> bool {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=HOST_LABEL_BYTES_MAX).contains(&label.len()) && label.bytes().all(is_known)
+}
+
+fn check_ipc(path: &str) -> Parsed<()> {
+    match path {
+        "" | "@" => Err(EndpointFault::new("ipc:// needs a path")),
+        "*" => Err(EndpointFault::new("`*` is where an engine binds, not where it can be reached; name the path")),
+        _ => check_path_length(path),
+    }
+}
+
+fn check_path_length(path: &str) -> Parsed<()> {
+    if path.len() > SOCKET_PATH_BYTES_MAX {
+        let message = format!("the path is {} bytes, a Unix socket's has at most {SOCKET_PATH_BYTES_MAX}", path.len());
+        return Err(EndpointFault::new(message));
+    }
+    Ok(())
+}
+
+/// Text of a stranger as a message may quote it: escaped, and no longer than a line.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(ENDPOINT_SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(ENDPOINT_SHOWN_CHARS_MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_we_can_connect_to() {
+        for good in [
+            "tcp://127.0.0.1:5557",
+            "tcp://engine-3.local:1",
+            "tcp://engine_3.local.:1",
+            "tcp://[::1]:65535",
+            "tcp://[fe80::1%eth0]:1",
+            "ipc:///run/e",
+            "ipc:///run/a folder/é",
+            "ipc://@e",
+        ] {
+            assert_eq!(Endpoint::parse(good).as_deref(), Ok(good));
+        }
+    }
+
+    #[test]
+    fn endpoints_we_cannot() {
+        let label = "x".repeat(HOST_LABEL_BYTES_MAX + 1);
+        let (long_label, long_host) = (format!("tcp://{label}:1"), format!("tcp://{}x:1", "a.".repeat(150)));
+        for (bad, word) in [
+            ("127.0.0.1:5557", "neither"),
+            ("tcp://127.0.0.1", "no port"),
+            ("tcp://*:5557", "binds"),
+            ("tcp://0.0.0.0:5557", "binds"),
+            ("tcp://[::]:5557", "binds"),
+            ("tcp://host:0", "1 to 65535"),
+            ("tcp://host:65536", "1 to 65535"),
+            ("tcp://host:+1", "1 to 65535"),
+            ("tcp://host:", "1 to 65535"),
+            ("tcp://::1:5557", "brackets"),
+            ("tcp://[::1:5557", "brackets"),
+            ("tcp://[nobody]:5557", "brackets"),
+            ("tcp://[::1%]:5557", "brackets"),
+            ("tcp://:5557", "host name"),
+            ("tcp://a..b:5557", "host name"),
+            ("tcp://999.1.1.1:5557", "host name"),
+            ("tcp://1:5557", "host name"),
+            ("tcp://127.0.0.1:1;127.0.0.1:2", "host name"),
+            ("tcp://eth0;host:1", "host name"),
+            ("tcp://user@host:1", "host name"),
+            ("tcp://host/path:1", "host name"),
+            ("tcp://hé:1", "host name"),
+            (long_label.as_str(), "host name"),
+            (long_host.as_str(), "host name"),
+            ("ipc://", "path"),
+            ("ipc://@", "path"),
+            ("ipc://*", "binds"),
+            ("udp://host:1", "transport"),
+            ("inproc://x", "transport"),
+            ("TCP://host:1", "transport"),
+            ("", "neither"),
+            ("ipc:///tmp/x\0y", "zero byte"),
+            ("tcp://127.0.0.1\0:1", "zero byte"),
+            ("tcp://127.0.0.1:1\0", "zero byte"),
+            ("tcp\0://127.0.0.1:1", "zero byte"),
+            ("ipc:///tmp/x\ny", "control"),
+            ("tcp://host\u{7f}:1", "control"),
+            ("ipc:///tmp/\u{9b}31m", "control"),
+        ] {
+            let fault = Endpoint::parse(bad).expect_err(bad);
+            assert!(fault.message.contains(word), "{bad:?}: {}", fault.message);
+            assert!(!fault.message.chars().any(char::is_control), "{bad:?}: a log line is forged");
+        }
+        assert_eq!(Endpoint::parse("tpc://h:1").expect_err("transport").nearest.as_deref(), Some("tcp"));
+        let long = format!("ipc://{}", "x".repeat(SOCKET_PATH_BYTES_MAX + 1));
+        assert!(Endpoint::parse(&long).is_err());
+        let huge = Endpoint::parse(&"x".repeat(1 << 20)).expect_err("huge").message;
+        assert!(huge.len() < 1 << 10, "{} bytes of a message", huge.len());
+    }
+
+    #[test]
+    fn an_endpoint_to_bind_may_leave_address_and_port_open() {
+        for good in ["tcp://*:5567", "tcp://0.0.0.0:0", "tcp://[::]:1", "tcp://eth0:1", "tcp://127.0.0.1:*", "ipc:///r"]
+        {
+            assert_eq!(BoundEndpoint::parse(good).as_ref().map(BoundEndpoint::as_str), Ok(good));
+        }
+        for bad in ["tcp://*", "tcp://*:x", "tcp://*:70000", "ipc://*", "tcp://a\0:1", "inproc://x", "*:1"] {
+            assert!(BoundEndpoint::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn urls_are_servers() {
+        for good in ["http://10.0.0.1:30000", "http://10.0.0.1:30000/", "http://10.0.0.1:30000//"] {
+            assert_eq!(server_url(good).as_deref(), Ok("http://10.0.0.1:30000"));
+        }
+        assert_eq!(server_url("http://[::1]:80").as_deref(), Ok("http://[::1]:80"));
+        let bad = [
+            "10.0.0.1:1",
+            "https://h:1",
+            "http://h",
+            "http://h:1/v1",
+            "http://*:1",
+            "http://",
+            "http://h\0:1",
+            "http://h\r\nHost: x:1",
+            "http://a@b:1",
+            "http://h?x:1",
+        ];
+        for bad in bad {
+            assert!(server_url(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn topics_are_text() {
+        assert_eq!(check_topic("kv-events/é"), Ok(()));
+        for bad in ["a\0b", "a\nb", "\u{1b}[31m"] {
+            assert!(check_topic(bad).is_err(), "{bad:?}");
+        }
+        assert!(check_topic(&"x".repeat(NAME_BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn ports_count_up_with_ranks() {
+        let of_rank = |text: &str, ranks| Endpoint::parse(text).expect(text).of_rank(ranks);
+        assert_eq!(of_rank("tcp://h:5557", 3).as_deref(), Some("tcp://h:5560"));
+        assert_eq!(of_rank("tcp://[::1]:1", 1).as_deref(), Some("tcp://[::1]:2"));
+        assert_eq!(of_rank("ipc:///e", 0).as_deref(), Some("ipc:///e"));
+        assert_eq!(of_rank("ipc:///e", 1), None);
+        assert_eq!(of_rank("tcp://h:65535", 1), None);
+        assert_eq!(of_rank("tcp://h:1", u32::MAX), None);
+    }
+}

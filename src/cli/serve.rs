@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
 use crate::config::{self, Config, Flags, Setting};
+use crate::daemon::unusable_files;
 use crate::error::counted;
 use crate::serve::Admissions;
 
@@ -109,6 +110,11 @@ impl ServeArgs {
         config.snapshot.fresh = self.fresh;
         if self.check {
             Admissions::resolve(&config)?;
+            let unusable = unusable_files(&config);
+            if !unusable.is_empty() {
+                let message = format!("files of workers cannot be used\n{}", unusable.join("\n"));
+                return Err(Failure::new(Exit::Usage, message));
+            }
             let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
             writeln!(stdout, "ok: {spaces}, {workers}")?;
             return Ok(Prepared::Done(Exit::Done));

@@ -9,6 +9,7 @@ use super::walk::{self, Draft, Entry};
 use super::workers;
 use super::{Named, SpaceConfig, WorkerConfig};
 use crate::ids::Worker;
+use crate::limits;
 
 /// How a file of workers is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,22 +42,21 @@ const PATCHABLE: [&str; 12] = [
 /// Everything that is wrong with it.
 pub fn parse_workers(source: &str, text: &str, format: FileFormat, spaces: &[SpaceConfig]) -> Result<Named, Problems> {
     let fail = |list| Err(Problems { source: source.to_owned(), list });
-    let (text, places) = match format {
-        FileFormat::Toml => (text.to_owned(), true),
+    if let Err(problem) = has_bounded_marks(text) {
+        return fail(vec![problem]);
+    }
+    let mut problems = Vec::new();
+    let draft = match format {
+        FileFormat::Toml => walk::read(text, &mut problems),
         FileFormat::Json => match json_as_toml(text) {
-            Ok(text) => (text, false),
+            Ok(document) => Some(walk::read_document(&document, &mut problems)),
             Err(problem) => return fail(vec![problem]),
         },
     };
-    let mut problems = Vec::new();
-    let named = walk::read(&text, &mut problems).map(|draft| {
+    let named = draft.map(|draft| {
         only_workers(&draft, &mut problems);
         workers::workers(&draft.workers, &as_entries(spaces), &mut problems)
     });
-    if !places {
-        // Lines of what was made of it mean nothing to who wrote it; the paths do.
-        problems.iter_mut().for_each(|problem| problem.place = Place::Document);
-    }
     match named {
         Some(named) if problems.is_empty() => Ok(named),
         _ => fail(problems),
@@ -197,8 +197,24 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
     problems.extend(written.map(problem));
 }
 
-/// The same workers in TOML, so that there is one reader.
-fn json_as_toml(text: &str) -> Result<String, Problem> {
+/// Refuses a text of more entries than workers can have, before a parser makes a tree of them: two bytes of text become
+/// some hundred of a tree. Marks within strings count too, as what a string is only a parser knows.
+fn has_bounded_marks(text: &str) -> Result<(), Problem> {
+    let marks = text.bytes().filter(|byte| b"=:,.[{".contains(byte)).count();
+    if marks <= limits::DISCOVERY_FILE_MARKS_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "has {marks} of the characters = : , . [ {{ and so more entries than workers can have, at most {} are read; split \
+         the file",
+        limits::DISCOVERY_FILE_MARKS_MAX
+    );
+    Err(Problem::new(Place::Document, "worker", message))
+}
+
+/// The same workers as a TOML document, so that there is one reader. It has no places: lines of it would mean nothing to
+/// who wrote the JSON.
+fn json_as_toml(text: &str) -> Result<DocumentMut, Problem> {
     let wrong = |message: String| Problem::new(Place::Document, "worker", message);
     let json: Json = serde_json::from_str(text).map_err(|error| {
         let place = Place::Line { line: error.line() as u32, column: error.column() as u32 };
@@ -215,22 +231,30 @@ fn json_as_toml(text: &str) -> Result<String, Problem> {
         Json::Object(object) => vec![Json::Object(object)],
         _ => return Err(wrong("expected a worker, or a list of workers".to_owned())),
     };
+    if list.len() > limits::WORKERS_MAX {
+        return Err(wrong(format!("there are {}, at most {} are allowed", list.len(), limits::WORKERS_MAX)));
+    }
     let mut tables = ArrayOfTables::new();
-    for (at, worker) in list.iter().enumerate() {
+    for (at, worker) in list.into_iter().enumerate() {
         let Json::Object(object) = worker else {
             return Err(wrong(format!("worker[{at}] is not an object")));
         };
+        if object.len() > limits::WORKER_FIELDS_MAX {
+            let message =
+                format!("worker[{at}] has {} fields, at most {} are read", object.len(), limits::WORKER_FIELDS_MAX);
+            return Err(wrong(message));
+        }
         let mut table = Table::new();
-        for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        for (name, value) in object.into_iter().filter(|(_, value)| !value.is_null()) {
             let value =
-                toml_value(value).ok_or_else(|| wrong(format!("worker[{at}].{name} cannot be such a value")))?;
-            table.insert(name, Item::Value(value));
+                toml_value(&value).ok_or_else(|| wrong(format!("worker[{at}].{name} cannot be such a value")))?;
+            table.insert(&name, Item::Value(value));
         }
         tables.push(table);
     }
     let mut document = DocumentMut::new();
     document.insert("worker", Item::ArrayOfTables(tables));
-    Ok(document.to_string())
+    Ok(document)
 }
 
 fn toml_value(value: &Json) -> Option<Value> {

@@ -3,7 +3,7 @@
 //! `toml_edit` stops at a document's first syntax error. A line that cannot be read is noted, taken out
 //! and the document read again, so that one run lists them all.
 
-use toml_edit::{Document, Item, TableLike, Value};
+use toml_edit::{Document, DocumentMut, Item, TableLike, Value};
 
 use super::field::{Fault, Field, Preset, Section, Written};
 use super::fields::{self, WorkerDraft};
@@ -12,6 +12,7 @@ use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
     PolicyConfig, RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
+use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
 /// A document with more unreadable lines than this is not a configuration; the rest is not listed.
 const SYNTAX_ERRORS_MAX: usize = 64;
@@ -214,6 +215,11 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
     (lost_headers == 0).then_some(draft)
 }
 
+/// Reads a document that was made and not written, so that nothing in it has a place.
+pub(super) fn read_document(document: &DocumentMut, problems: &mut Vec<Problem>) -> Draft {
+    Walk { text: "", syntax_is_whole: true, problems }.document(document.as_table())
+}
+
 /// A table and the bytes it takes.
 type Spanned<'a> = (&'a dyn TableLike, Option<std::ops::Range<usize>>);
 
@@ -297,6 +303,10 @@ impl Walk<'_> {
         };
         let mut entries = Vec::with_capacity(tables.len());
         for (at, (table, span)) in tables.into_iter().enumerate() {
+            // One more than there may be, so that it shows; none of them is looked at further.
+            if self.problems.len() >= PROBLEMS_MAX || at > WORKERS_MAX {
+                break;
+            }
             let head = span.map_or_else(|| place.clone(), |span| place_at(self.text, span.start));
             let mut entry = Entry::preset(section, format!("{}[{at}]", section.name), head);
             self.table(section, table, &mut entry);
@@ -307,6 +317,9 @@ impl Walk<'_> {
 
     fn table<T: Default>(&mut self, section: &Section<T>, table: &dyn TableLike, entry: &mut Entry<T>) {
         for (name, item) in table.iter().filter(|(name, _)| (section.name, *name) != SPACE_POLICY) {
+            if self.problems.len() >= PROBLEMS_MAX {
+                return;
+            }
             match section.field(name) {
                 Some(field) => {
                     let place = item.span().map(|span| place_at(self.text, span.start));

@@ -13,6 +13,7 @@ mod evidence;
 mod exposition;
 mod http;
 mod muster;
+mod orderly;
 mod pair;
 mod predicting;
 mod recording;
@@ -69,6 +70,7 @@ use sources::Sources;
 use status::Administration;
 use streams::Streams;
 use threads::Threads;
+pub use watch::unusable_files;
 
 /// Runs the daemon until it is asked to end. `read_again` reads the configuration anew, for SIGHUP.
 ///
@@ -78,7 +80,10 @@ pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
         Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
     })?;
-    runtime.block_on(control(config, read_again))
+    let ended = runtime.block_on(control(config, read_again));
+    // Threads that wait for a file system or an engine are not waited for: they may never come back.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
@@ -90,14 +95,12 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
-    // Before there is a file to leave behind: a signal that comes while the daemon starts waits for the end
-    // of the start, and then drains it.
+    // Before there is a file to leave behind: a signal that comes meanwhile waits for the end of the start, and drains.
     let mut signals = Signals::listen()?;
     let Doors { routing, admin, admissions, scrapes, http } = Doors::bind(config).await?;
     let snapshots = Snapshots::open(config)?;
     let (predicting, predictor) = predicting::start(config, &fleet, started)?;
-    // The HTTP port decides and counts as one core more.
-    let deciding = core_count + usize::from(http.is_some());
+    let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one core more.
     let shared = Shared::new(config, (deciding, descriptors), started, &fleet, indexes, &predicting, &loads);
     let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
     let streams = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
@@ -121,11 +124,10 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = acceptor(routing, &handles, &admissions, &shared, &counters)?;
     announce(config, engine, core_count, streams.len());
-    let Signals { terminate, interrupt, hangup } = &mut signals;
     let discovery = Discovery {
         config,
         read_again,
-        hangup,
+        hangup: &mut signals.hangup,
         roster: &roster,
         muster,
         streams: &streams,
@@ -133,17 +135,20 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         admissions: &admissions,
         counters: &counters,
     };
-    let ending = tokio::select! {
-        signal = first_of(terminate, interrupt) => Ok(signal),
-        ended = watch_threads(&handles, &streams, &threads) => Err(ended),
-        () = acceptor.run() => Err("the acceptor"),
-        () = admin.run() => Err("administration"),
-        () = http.obey(&roster) => Err("administration by HTTP"),
-        () = expire(&shared, &counters) => Err("expiry"),
-        () = tend(&shared) => Err("the queue"),
-        () = doctor::watch(&doctor, &roster) => Err("diagnosis"),
-        ended = discover::run(discovery) => Err(ended),
-    };
+    let ending = orderly::caught(async {
+        tokio::select! {
+            signal = first_of(&mut signals.terminate, &mut signals.interrupt) => Ok(signal),
+            ended = watch_threads(&handles, &streams, &threads) => Err(ended),
+            () = acceptor.run() => Err("the acceptor"),
+            () = admin.run() => Err("administration"),
+            () = http.obey(&roster) => Err("administration by HTTP"),
+            () = expire(&shared, &counters) => Err("expiry"),
+            () = tend(&shared) => Err("the queue"),
+            () = doctor::watch(&doctor, &roster) => Err("diagnosis"),
+            ended = discover::run(discovery) => Err(ended),
+        }
+    })
+    .await;
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
     // The routing socket goes first: nobody connects to a daemon that leaves. So does what holds on to the ingest threads.
     drop((acceptor, admin));

@@ -1,20 +1,29 @@
 //! Files of workers: looked at when something tells of a change, and now and then in case nothing does.
+//!
+//! A folder of workers may hold anything, and be on a mount whose server is gone. Only regular files are opened, without
+//! waiting for whoever is at the other end, and every call that a file system may hold up is made on a thread of its own:
+//! the control thread waits for it for a bounded time, names the file, and goes on without it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use notify::event::{AccessKind, AccessMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use rustix::fs::{Mode, OFlags};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::roster::Roster;
-use crate::config::{FileFormat, SpaceConfig, parse_workers};
+use crate::config::{Config, FileFormat, SpaceConfig, parse_workers};
 use crate::discovery::{Files, FilesChange, Seen, Source};
-use crate::limits::{DISCOVERY_FILE_BYTES_MAX, DISCOVERY_FILES_MAX, DISCOVERY_SETTLE_MS};
+use crate::limits::{
+    DISCOVERY_FILE_BYTES_MAX, DISCOVERY_FILES_MAX, DISCOVERY_READ_MS_MAX, DISCOVERY_READS_HELD_MAX, DISCOVERY_SETTLE_MS,
+};
 use crate::metrics::{CounterSet, DaemonCounter};
 
 /// What was in each file when it was last looked at.
@@ -28,19 +37,25 @@ pub(super) async fn run(
     roster: &Roster,
     counters: &CounterSet<DaemonCounter>,
 ) {
-    let (_watcher, mut told) = listen(&path);
-    let (started, mut files, mut hashes) = (Instant::now(), Files::default(), Hashes::default());
+    let (tell, mut told) = mpsc::channel(1);
+    let at = path.clone();
+    // Kept by the task: it ends with the runtime.
+    let mut listening = Some(tokio::task::spawn_blocking(move || listen(&at, tell)));
+    let (started, mut files, mut looks) = (Instant::now(), Files::default(), Looks::default());
+    let mut _watcher = None;
     loop {
-        let (at, spaces, known) = (path.clone(), roster.spaces().to_vec(), hashes.clone());
-        match tokio::task::spawn_blocking(move || scan(&at, &known, &spaces)).await {
-            Ok(Ok((seen, scanned))) => {
-                hashes = scanned;
+        match looks.look(&path, roster.spaces()).await {
+            Ok(seen) => {
                 roster.note(&name(&path), None);
                 let change = files.look(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
                 apply(change, roster, counters, grace_ms.get());
             }
-            Ok(Err(error)) => refuse(&name(&path), &error.to_string(), roster, counters),
-            Err(error) => refuse(&name(&path), &error.to_string(), roster, counters),
+            Err(problem) => refuse(&name(&path), &problem, roster, counters),
+        }
+        if listening.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
+            && let Some(made) = listening.take()
+        {
+            _watcher = made.await.ok().flatten();
         }
         let now_ms = started.elapsed().as_millis() as u64;
         let next_ms = files.next_ms(grace_ms.get()).map_or(rescan_ms, |at| at.saturating_sub(now_ms).min(rescan_ms));
@@ -50,6 +65,119 @@ pub(super) async fn run(
             () = tokio::time::sleep(Duration::from_millis(next_ms)) => {}
         }
     }
+}
+
+/// What becomes of a call that a file system may hold up.
+type Held<T> = JoinHandle<std::io::Result<T>>;
+
+/// Looks at the files, with what the last look left behind.
+#[derive(Default)]
+struct Looks {
+    hashes: Hashes,
+    /// The listing that has not come back.
+    listing: Option<Held<Vec<(PathBuf, FileFormat)>>>,
+    /// Files whose reading has not come back. Each holds a thread.
+    reading: BTreeMap<PathBuf, Held<Reading>>,
+}
+
+/// What was read of a file.
+struct Reading {
+    hash: u64,
+    seen: Seen,
+}
+
+impl Looks {
+    /// Looks at every file; one that is as it was is not parsed again. An error is about all of them.
+    async fn look(&mut self, path: &Path, spaces: &[SpaceConfig]) -> Result<BTreeMap<PathBuf, Seen>, String> {
+        let at = path.to_owned();
+        let listing = self.listing.take().unwrap_or_else(|| tokio::task::spawn_blocking(move || list(&at)));
+        let files = match in_time(listing).await {
+            Ok(listed) => listed.map_err(|error| error.to_string())?,
+            Err(listing) => {
+                self.listing = Some(listing);
+                return Err(format!("{}: {LATE}", path.display()));
+            }
+        };
+        let (mut seen, mut hashes) = (BTreeMap::new(), Hashes::new());
+        let spaces: Arc<[SpaceConfig]> = spaces.into();
+        for (file, format) in files {
+            let known = self.hashes.get(&file).copied();
+            match self.read(&file, format, known, &spaces).await {
+                Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {}
+                Ok(Err(error)) => drop(seen.insert(file, Seen::Unusable(format!("cannot be read: {error}")))),
+                Ok(Ok(reading)) => {
+                    hashes.insert(file.clone(), reading.hash);
+                    seen.insert(file, reading.seen);
+                }
+                Err(late) => drop(seen.insert(file, Seen::Unusable(late.to_owned()))),
+            }
+        }
+        self.hashes = hashes;
+        Ok(seen)
+    }
+
+    /// Reads one file, unless an earlier reading of it has not come back.
+    async fn read(
+        &mut self,
+        file: &Path,
+        format: FileFormat,
+        known: Option<u64>,
+        spaces: &Arc<[SpaceConfig]>,
+    ) -> Result<std::io::Result<Reading>, &'static str> {
+        // What comes so late is not used: it is read once more.
+        self.reading.retain(|_, reading| !reading.is_finished());
+        if self.reading.contains_key(file) {
+            return Err(LATE);
+        }
+        if self.reading.len() >= DISCOVERY_READS_HELD_MAX {
+            return Err(TOO_MANY_LATE);
+        }
+        let (at, spaces) = (file.to_owned(), Arc::clone(spaces));
+        match in_time(tokio::task::spawn_blocking(move || reading(&at, format, known, &spaces))).await {
+            Ok(read) => Ok(read),
+            Err(reading) => {
+                self.reading.insert(file.to_owned(), reading);
+                Err(LATE)
+            }
+        }
+    }
+}
+
+const LATE: &str = "reading it does not come to an end; see whether its file system answers";
+const TOO_MANY_LATE: &str =
+    "is not read while reading others does not come to an end; see whether their file system answers";
+
+/// What a call brings, or the call itself where that takes too long.
+async fn in_time<T>(mut call: Held<T>) -> Result<std::io::Result<T>, Held<T>> {
+    match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut call).await {
+        Ok(Ok(done)) => Ok(done),
+        // It panicked: that is the file's fault as far as anybody can tell.
+        Ok(Err(error)) => Ok(Err(std::io::Error::other(error))),
+        Err(_) => Err(call),
+    }
+}
+
+fn reading(file: &Path, format: FileFormat, known: Option<u64>, spaces: &[SpaceConfig]) -> std::io::Result<Reading> {
+    let bytes = read(file)?;
+    let hash = xxh3_64(&bytes);
+    let seen = if known == Some(hash) { Seen::Unchanged } else { parse(file, format, bytes, spaces) };
+    Ok(Reading { hash, seen })
+}
+
+/// What is wrong with the files of workers that a configuration names, each with its path; nothing where it names none.
+#[must_use]
+pub fn unusable_files(config: &Config) -> Vec<String> {
+    let Some(path) = &config.discovery.path else { return Vec::new() };
+    let files = match list(path) {
+        Ok(files) => files,
+        Err(error) => return vec![format!("{}: {error}", path.display())],
+    };
+    let unusable = |(file, format): (PathBuf, FileFormat)| match reading(&file, format, None, &config.spaces) {
+        Ok(Reading { seen: Seen::Unusable(problem), .. }) => Some(format!("{}: {problem}", file.display())),
+        Ok(_) => None,
+        Err(error) => Some(format!("{}: cannot be read: {error}", file.display())),
+    };
+    files.into_iter().filter_map(unusable).collect()
 }
 
 fn name(path: &Path) -> String {
@@ -86,8 +214,7 @@ fn refuse(name: &str, problem: &str, roster: &Roster, counters: &CounterSet<Daem
 }
 
 /// Waits for changes in the folder of `path`: files are replaced there.
-fn listen(path: &Path) -> (Option<RecommendedWatcher>, mpsc::Receiver<()>) {
-    let (tell, told) = mpsc::channel(1);
+fn listen(path: &Path, tell: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         // Looking at a file is an event too, and must not make it be looked at again.
         let looked = |event: &notify::Event| match event.kind {
@@ -107,31 +234,12 @@ fn listen(path: &Path) -> (Option<RecommendedWatcher>, mpsc::Receiver<()>) {
         Ok(watcher)
     });
     match watched {
-        Ok(watcher) => (Some(watcher), told),
+        Ok(watcher) => Some(watcher),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "nothing tells of changes of workers; they are found by looking");
-            (None, told)
+            None
         }
     }
-}
-
-/// Looks at every file; one that is as `known` is not read again.
-fn scan(path: &Path, known: &Hashes, spaces: &[SpaceConfig]) -> std::io::Result<(BTreeMap<PathBuf, Seen>, Hashes)> {
-    let (mut seen, mut hashes) = (BTreeMap::new(), Hashes::new());
-    for (file, format) in list(path)? {
-        match read(&file) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => drop(seen.insert(file, Seen::Unusable(format!("cannot be read: {error}")))),
-            Ok(bytes) => {
-                let hash = xxh3_64(&bytes);
-                hashes.insert(file.clone(), hash);
-                let is =
-                    if known.get(&file) == Some(&hash) { Seen::Unchanged } else { parse(&file, format, bytes, spaces) };
-                seen.insert(file, is);
-            }
-        }
-    }
-    Ok((seen, hashes))
 }
 
 fn parse(file: &Path, format: FileFormat, bytes: Vec<u8>, spaces: &[SpaceConfig]) -> Seen {
@@ -142,11 +250,25 @@ fn parse(file: &Path, format: FileFormat, bytes: Vec<u8>, spaces: &[SpaceConfig]
     }
 }
 
+/// The bytes of a regular file. Anything else is refused before it is opened, as opening a device does something to it,
+/// and once more when it is open, as it may have been replaced in between.
 fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+    let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(std::io::Error::other("it is not a regular file")),
+    };
+    regular(std::fs::metadata(file)?)?;
+    // Where a pipe took its place, nobody is waited for.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = std::fs::File::from(rustix::fs::open(file, flags, Mode::empty())?);
+    let too_large = || std::io::Error::other(format!("it is larger than {DISCOVERY_FILE_BYTES_MAX} bytes"));
+    if regular(opened.metadata()?)? > DISCOVERY_FILE_BYTES_MAX {
+        return Err(too_large());
+    }
     let mut bytes = Vec::new();
-    std::fs::File::open(file)?.take(DISCOVERY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    opened.take(DISCOVERY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > DISCOVERY_FILE_BYTES_MAX {
-        return Err(std::io::Error::other(format!("it is larger than {DISCOVERY_FILE_BYTES_MAX} bytes")));
+        return Err(too_large());
     }
     Ok(bytes)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::daemon::{problem, workers};
-use super::process::{Daemon, replace, until};
+use super::process::{Daemon, configure, replace, run, text, until};
 
 /// A daemon that follows the workers' files of a folder.
 fn following(folder: &tempfile::TempDir) -> Daemon {
@@ -68,12 +68,52 @@ fn a_file_with_a_zero_byte_in_an_endpoint_is_named_and_the_daemon_serves_on() {
 }
 
 #[test]
+fn a_check_names_what_no_socket_can_have() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |tables: &str| {
+        let config = configure(folder.path(), tables);
+        let output = run(&["serve", "--check", "--config", text(&config)]);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let worker = "[[worker]]\nid = 1\nendpoint = \"ipc:///tmp/x\\u0000y\"\n";
+    let (code, said) = check(worker);
+    assert!(code == Some(64) && said.contains("worker[0].endpoint") && said.contains("zero byte"), "{code:?}: {said}");
+    let (code, said) = check("[relay]\nreplay = \"tcp://*\\u0000:1\"\n");
+    assert!(code == Some(64) && said.contains("relay.replay") && said.contains("zero byte"), "{code:?}: {said}");
+    let files = tempfile::tempdir().expect("a folder");
+    replace(&files.path().join("a.toml"), worker);
+    let (code, said) = check(&format!("[discovery]\npath = \"{}\"\n", text(files.path())));
+    assert!(code == Some(64) && said.contains("a.toml") && said.contains("zero byte"), "{code:?}: {said}");
+}
+
+#[test]
 fn an_engine_whose_host_has_a_zero_byte_is_named_and_the_daemon_serves_on() {
     let info = r#"{"kv_events": {"publisher": "zmq", "endpoint_host": "a\u0000b", "endpoint_port_base": 5557}}"#;
     let (port, _) = answering(move |_| http("200 OK", info));
     let mut daemon = Daemon::configured("");
     daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}")]);
     until("it is named", || problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("zero byte")));
+    assert_eq!(daemon.process.end("-TERM"), Some(0));
+}
+
+#[test]
+fn a_pipe_among_the_files_of_workers_holds_nobody_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("a.json");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    replace(&folder.path().join("b.json"), r#"{"id": 2}"#);
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("c.json")).expect("a link");
+    std::fs::create_dir(folder.path().join("d.json")).expect("a folder");
+    let mut daemon = following(&folder);
+    until("the file beside it is read", || workers(&daemon).len() == 1);
+    for name in ["a.json", "c.json", "d.json"] {
+        until("what is no file is named", || {
+            problem(&daemon, name).is_some_and(|problem| problem.contains("not a regular file"))
+        });
+    }
+    replace(&folder.path().join("b.json"), r#"[{"id": 2}, {"id": 3}]"#);
+    until("changes are followed", || workers(&daemon).len() == 2);
     assert_eq!(daemon.process.end("-TERM"), Some(0));
 }
 
@@ -104,4 +144,39 @@ fn an_engine_that_is_named_no_more_is_no_finding_any_more() {
     until("nothing is the matter", || problem(&daemon, &port.to_string()).is_none());
     let found = |daemon: &Daemon| daemon.status().findings.iter().any(|finding| finding.name == "source_unusable");
     until("the finding is gone", || !found(&daemon));
+}
+
+/// The most memory that a process ever had, bytes.
+fn memory_peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") << 10
+}
+
+/// What a file of 1 MiB may take while it is read.
+const FILE_MEMORY_BYTES_MAX: u64 = 32 << 20;
+
+#[test]
+fn a_small_file_of_very_many_entries_takes_little_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = following(&folder);
+    let before = memory_peak_bytes(daemon.process.id());
+    let files = [
+        ("objects.json", format!("[{}{{}}]", "{},".repeat((1 << 20) / 3))),
+        ("wrapped.json", format!("{{\"worker\":[{}{{}}]}}", "{},".repeat((1 << 20) / 3))),
+        ("nested.json", format!("[{}]", "[],".repeat((1 << 20) / 3).trim_end_matches(','))),
+        ("list.json", format!("{{\"id\": 1, \"taints\": [{}1]}}", "1,".repeat(1 << 19))),
+        ("fields.json", format!("{{{}\"id\": 1}}", (0..100_000).map(|at| format!("\"{at}\":1,")).collect::<String>())),
+        ("tables.toml", "[[worker]]\n".repeat((1 << 20) / 11)),
+        ("inline.toml", format!("worker = [{}{{}}]\n", "{},".repeat((1 << 20) / 3))),
+        ("values.toml", format!("[[worker]]\nid = 1\ntaints = [{}1]\n", "1,".repeat(1 << 19))),
+        ("lines.toml", "a=1\n".repeat(1 << 18)),
+    ];
+    for (name, content) in &files {
+        replace(&folder.path().join(name), content);
+        until("the file is named", || problem(&daemon, name).is_some());
+        let taken = memory_peak_bytes(daemon.process.id()) - before;
+        assert!(taken < FILE_MEMORY_BYTES_MAX, "{name} took {} MiB", taken >> 20);
+        std::fs::remove_file(folder.path().join(name)).expect("removed");
+    }
 }

@@ -49,6 +49,12 @@ const LEVEL_SHIFT: u32 = 56;
 /// | level, reasons | Release: a fall before the index shows anything of what it speaks of, a rise after all of it | Acquire, before and after the index is read |
 /// | [`trust_changes`] | Release, after level and reasons | Acquire, before level and reasons |
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
+///
+/// Why no reader finds a worker emptied and still `exact`: the writer stores the fallen level before it stores what
+/// empties the worker, which is the Release store LANES of the index's head (for a removal, of a node's header). A
+/// reader whose Acquire load there sees that store sees the fallen level too, because it loads the level once more
+/// after the walk ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes what lowers
+/// the trust together with the order to empty.
 #[derive(Debug)]
 pub struct TrustCell {
     /// Level in the top byte, reasons below.

@@ -316,8 +316,7 @@ impl Stream {
     /// Its hashes do not tell where blocks are: what is held because of them goes, and nothing more is bound.
     pub(super) fn unchained_hashes(&mut self, home: &mut Home, now: Now) {
         if !std::mem::replace(&mut self.unchained, true) {
-            self.found(Finding::UnchainedHashes, now);
-            self.empty(home);
+            self.empty_for(home, Finding::UnchainedHashes, now);
         }
     }
 

@@ -126,6 +126,9 @@ pub(super) struct Stream {
     republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
+    /// What readers saw of its trust each time that the worker had just been emptied.
+    #[cfg(test)]
+    pub(super) emptied_under: Vec<Trust>,
 }
 
 impl Stream {
@@ -156,6 +159,8 @@ impl Stream {
             relayed: Relayed::default(),
             republisher: None,
             changed: false,
+            #[cfg(test)]
+            emptied_under: Vec::new(),
         }
     }
 
@@ -246,16 +251,14 @@ impl Stream {
                 tracing::warn!(worker = %self.worker, %expected, %got, missed, "gap in the event stream; the worker is emptied");
                 self.count(WorkerCounter::Gaps, 1);
                 self.count(WorkerCounter::BatchesMissed, missed);
-                self.input(TrustInput::Gap, now);
-                self.empty(home);
+                self.empty(home, TrustInput::Gap, now);
             }
             Verdict::Restart { seq, before } => {
                 tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
                 self.count(WorkerCounter::Restarts, 1);
                 self.note_beginning(seq);
                 self.forget_incarnation();
-                self.input(TrustInput::Restarted(seq), now);
-                self.empty(home);
+                self.empty(home, TrustInput::Restarted(seq), now);
             }
         }
         true
@@ -265,12 +268,12 @@ impl Stream {
     pub(super) fn disconnected(&mut self, home: &mut Home, now: Now) {
         self.changed = true;
         self.count(WorkerCounter::Disconnects, 1);
-        self.input(TrustInput::Disconnected, now);
         if self.recovery.is_some() {
+            self.input(TrustInput::Disconnected, now);
             self.wait_for_connection();
         } else {
             self.gate.disconnected();
-            self.empty(home);
+            self.empty(home, TrustInput::Disconnected, now);
         }
     }
 
@@ -345,23 +348,38 @@ impl Stream {
 
     /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
     pub(super) fn found(&mut self, finding: Finding, now: Now) {
+        self.log_found(finding);
+        self.input(TrustInput::Found(finding), now);
+    }
+
+    /// The same, and drops every block.
+    pub(super) fn empty_for(&mut self, home: &mut Home, finding: Finding, now: Now) {
+        self.log_found(finding);
+        self.empty(home, TrustInput::Found(finding), now);
+    }
+
+    fn log_found(&self, finding: Finding) {
         if !self.trust.reasons().contains(finding.reason()) {
             let reason = finding.reason();
             tracing::warn!(worker = %self.worker, reason = reason.name(), remedy = reason.remedy(), "trust is lowered");
         }
-        self.input(TrustInput::Found(finding), now);
     }
 
     pub(super) fn count(&self, counter: WorkerCounter, times: u64) {
         self.view.counters.add(counter, times);
     }
 
-    pub(super) fn empty(&mut self, home: &mut Home) {
+    /// Drops every block because of what the input says. Trust falls first: [`TrustCell`](crate::fleet::TrustCell) has
+    /// the pairing by which no reader that finds the worker empty still believes it as before.
+    pub(super) fn empty(&mut self, home: &mut Home, because: TrustInput, now: Now) {
+        self.input(because, now);
         self.relayed.taking = None;
         let held = home.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
             home.writer.clear(self.slot, None);
+            #[cfg(test)]
+            self.emptied_under.push(self.view.trust.load());
             self.said(|republisher| republisher.cleared(None));
             self.groups.clear();
         }
@@ -382,8 +400,7 @@ impl Stream {
             let (reason, offset) = (error.reason.name(), error.offset);
             tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "event batch skipped; the worker is emptied");
         }
-        self.found(Finding::Undecodable, now);
-        self.empty(home);
+        self.empty_for(home, Finding::Undecodable, now);
     }
 
     /// Counts what the decoder passed over and takes a relay's word about itself.
@@ -419,8 +436,7 @@ impl Stream {
                 worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
                 "more blocks in device memory than the worker has; it is emptied"
             );
-            self.found(Finding::CapacityBound, now);
-            self.empty(home);
+            self.empty_for(home, Finding::CapacityBound, now);
         }
     }
 

@@ -83,8 +83,7 @@ impl Stream {
         self.let_go(now);
         if had_begun {
             self.changed = true;
-            self.input(TrustInput::LoadFailed, now);
-            self.empty(home);
+            self.empty(home, TrustInput::LoadFailed, now);
         }
     }
 
@@ -160,8 +159,7 @@ impl Stream {
             held.purpose = Purpose::Load { begun: true };
         }
         self.changed = true;
-        self.input(TrustInput::Loading, now);
-        self.empty(home);
+        self.empty(home, TrustInput::Loading, now);
         self.said(Republisher::unsayable);
         // One batch for all of it: what the dump says twice is held twice, and not announced again.
         home.writer.begin_batch(self.slot);

@@ -28,7 +28,7 @@ impl Stream {
         self.dropped = self.dropped.max(self.gate.last());
         let ahead = std::mem::take(&mut self.gate);
         self.forget_incarnation();
-        self.empty(home);
+        self.empty(home, TrustInput::Recovering, now);
         self.hold_for_recovery(ahead, now);
     }
 
@@ -69,7 +69,6 @@ impl Stream {
         self.count(WorkerCounter::ReplaysUnfillable, 1);
         self.count(WorkerCounter::BatchesMissed, missed);
         self.forget_incarnation();
-        self.input(TrustInput::Gap, now);
-        self.empty(home);
+        self.empty(home, TrustInput::Gap, now);
     }
 }

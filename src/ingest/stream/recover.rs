@@ -74,8 +74,7 @@ impl Stream {
             // Loaded before there was a connection, and nothing can show that this one goes on there.
             tracing::info!(worker = %self.worker, "what was loaded cannot be proven without a replay endpoint; the worker is emptied");
             self.gate.disconnected();
-            self.input(TrustInput::Disconnected, now);
-            self.empty(home);
+            self.empty(home, TrustInput::Disconnected, now);
         }
     }
 
@@ -232,8 +231,7 @@ impl Stream {
         self.count(WorkerCounter::Restarts, 1);
         self.forget_incarnation();
         // Until batch 0 of it has come.
-        self.input(TrustInput::Restarted(EventSeq(seq.0.max(1))), now);
-        self.empty(home);
+        self.empty(home, TrustInput::Restarted(EventSeq(seq.0.max(1))), now);
         self.gate = SequenceGate::default();
     }
 

@@ -221,7 +221,7 @@ impl Stream {
         tracing::info!(worker = %self.worker, ?reasons, "batches of the relay were missed; all it holds is asked for");
         self.count(WorkerCounter::Resyncs, 1);
         self.hold_for_recovery(SequenceGate::default(), now);
-        self.empty(home);
+        self.empty(home, TrustInput::Recovering, now);
         self.gate = SequenceGate::default();
     }
 }

@@ -13,8 +13,7 @@ impl Stream {
         self.changed = true;
         self.count(WorkerCounter::Resets, 1);
         tracing::info!(worker = %self.worker, "the worker is emptied, as was asked for");
-        self.input(TrustInput::Reset, now);
-        self.empty(home);
+        self.empty(home, TrustInput::Reset, now);
         self.show(home);
     }
 }

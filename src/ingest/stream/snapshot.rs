@@ -85,7 +85,7 @@ impl Stream {
             self.dropped = self.dropped.max(self.gate.last());
         }
         self.hold_on_for_recovery(now);
-        self.empty(home);
+        self.empty(home, TrustInput::Recovering, now);
         self.forget_incarnation();
         self.gate = SequenceGate::default();
         if let Some(own) = info.scheme {
@@ -182,7 +182,7 @@ impl Stream {
         self.count(WorkerCounter::SnapshotsFailed, 1);
         self.view.transfers_aborted.add(reason as usize, 1);
         tracing::warn!(worker = %self.worker, reason = reason.name(), "a relay's snapshot was not taken; the worker is left empty");
-        self.empty(home);
+        self.empty(home, TrustInput::Recovering, now);
         self.gate = SequenceGate::default();
         if let Some(recovery) = &mut self.recovery {
             recovery.snapshot_failed(now.uptime_ms);

@@ -308,3 +308,22 @@ fn a_batch_that_came_between_the_question_and_its_answer_is_brought_again() {
     world.rig.expect(TrustLevel::Exact, &[], 4);
     assert!(world.equals_engine().is_ok());
 }
+
+#[test]
+fn a_worker_that_begins_anew_is_not_exact_when_it_is_emptied() {
+    let mut world = with_losses();
+    world.pass(RENEWAL_AFTER_MS_MIN);
+    world.rig.streams[0].ask_replay(world.rig.now);
+    let answer = world.buffer.clone();
+    // Exact again, and then the answer comes that was asked for before.
+    world.publish(&Work::Clear, true);
+    stored(&mut world, true);
+    world.rig.expect(TrustLevel::Exact, &[], 5);
+    world.rig.streams[0].emptied_under.clear();
+    let (seq, payload) = &answer[0];
+    let now = world.rig.now;
+    world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(*seq), payload, now);
+    assert_eq!(world.rig.count(C::Renewed), 1);
+    let levels: Vec<_> = world.rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
+    assert_eq!(levels, [TrustLevel::Unproven], "what readers see once the index is empty");
+}

@@ -22,6 +22,7 @@
 //! | Asked, proven | no more and no end marker, and live batches follow | Recovered | Idle |
 //! | Asked, proven | the same, and none waits | Short, or after [`REPLAY_TRIES_MAX`] Recovered | Wanted; Idle |
 //! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation | Wanted, from 0 |
+//! | Asked from 0, nothing known | end marker alone, and no live batch waits | NothingSent, or Recovered after an empty answer that was wrong | Idle |
 //! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
 //! | Asked to probe | nothing | ProbeUnanswered | Idle |
 //! | Idle, or Wanted to probe | long enough since batches were lost for good | | Wanted to renew |
@@ -87,6 +88,8 @@ pub enum Replayed {
 pub enum Ended {
     /// Nothing is missing.
     Recovered,
+    /// Nothing is missing: the publisher has sent nothing, and the stream will be seen from 0.
+    NothingSent,
     /// Empty the worker and forget the stream: a replay from 0 is wanted.
     AnotherIncarnation,
     /// It ended too early; it is asked for again.
@@ -136,6 +139,8 @@ pub struct Recovery {
     gave_up: bool,
     /// Something of a replay came once, so that there is somebody to wait for.
     answers: bool,
+    /// An empty answer came although batches had been sent: a publisher without a buffer answers like that.
+    answers_empty: bool,
     renewal: Renewal,
 }
 
@@ -149,6 +154,7 @@ impl Default for Recovery {
             probes: 0,
             gave_up: false,
             answers: false,
+            answers_empty: false,
             renewal: Renewal::default(),
         }
     }
@@ -296,6 +302,7 @@ impl Recovery {
             return self.renewed(seq, now_ms);
         }
         answer.begun = true;
+        self.answers_empty = false;
         let known = gate.payload_hash(seq).is_some();
         let replayed = match gate.judge(seq, payload_hash) {
             Verdict::Duplicate => Replayed::Skip,
@@ -368,6 +375,12 @@ impl Recovery {
         if !answer.proven && !answer.begun && marker {
             self.begin_from_0(now_ms);
             return Ended::AnotherIncarnation;
+        }
+        let is_empty = marker && !answer.begun && gate.last().is_none();
+        self.answers_empty |= is_empty && needs.is_some_and(|needs| needs != EventSeq(0));
+        if is_empty && needs.is_none() && !self.answers_empty {
+            self.rest(now_ms);
+            return Ended::NothingSent;
         }
         // The last number has none after it, and so nothing can be missing.
         let next = gate.last().map_or(Some(0), |last| last.0.checked_add(1));

@@ -9,6 +9,8 @@
 //! | joined, or restarted, at sequence 0 | | everything but no_events and isolation_unknown; a relay's word |
 //! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed |
 //! | restarted at a later sequence | joined_late | what a restart at 0 takes away |
+//! | restarted, and nothing of it is known yet | joining | the same |
+//! | asked from 0 on, the publisher has sent nothing | | the same |
 //! | gap | gap | recovering, disconnected, silent, misframed |
 //! | disconnected | disconnected | joining, silent, misframed |
 //! | lost batches are fetched again | recovering | |
@@ -50,6 +52,10 @@ pub enum TrustInput {
     Joined(EventSeq),
     /// The first batch of another incarnation, with its sequence.
     Restarted(EventSeq),
+    /// Another incarnation speaks, of which nothing has been applied.
+    RestartedUnheard,
+    /// Asked for everything from sequence 0 on, the publisher answered that it has sent nothing.
+    NothingSent,
     /// Batches are missing and the worker was emptied.
     Gap,
     /// A batch in its place.
@@ -199,7 +205,14 @@ impl WorkerTrust {
                 self.take(&[TrustReason::Joining]);
                 self.reasons.insert(TrustReason::NoEvents);
             }
-            TrustInput::Joined(EventSeq(0)) | TrustInput::Restarted(EventSeq(0)) => self.keep(&LASTING),
+            TrustInput::Joined(EventSeq(0)) | TrustInput::Restarted(EventSeq(0)) | TrustInput::NothingSent => {
+                self.keep(&LASTING);
+            }
+            TrustInput::RestartedUnheard => {
+                self.keep(&LASTING);
+                self.reasons.insert(TrustReason::Joining);
+                self.as_of = None;
+            }
             TrustInput::Joined(_) => {
                 self.take(&UNTIL_A_BATCH);
                 self.reasons.insert(TrustReason::JoinedLate);

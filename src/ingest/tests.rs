@@ -155,6 +155,17 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// As [`Rig::expect`], where no batch has been applied of what is connected.
+    #[track_caller]
+    fn expect_unheard(&mut self, level: TrustLevel, reasons: &[R]) {
+        self.streams[0].show(&mut self.home);
+        let trust = self.trust();
+        assert_eq!((trust.level, trust.as_of_seq), (level, None));
+        assert_eq!(trust.reasons, reasons.iter().copied().collect());
+    }
+}
+
 fn chain(stamp: u32) -> Batch {
     Batch::new(stamp).stored(None, &[11, 12, 13], &[1, 2, 3])
 }

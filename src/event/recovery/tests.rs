@@ -59,7 +59,8 @@ fn ends_of_an_answer() {
         ("no marker, and nothing waits", &known, &[9], None, false, Ended::Short),
         ("marker alone", &known, &[], None, true, Ended::AnotherIncarnation),
         ("nothing", &known, &[], None, false, Ended::TimedOut),
-        ("nothing was ever sent", &unknown, &[], None, true, Ended::Recovered),
+        ("nothing was ever sent", &unknown, &[], None, true, Ended::NothingSent),
+        ("nothing was sent before the first live batch", &unknown, &[], Some(0), true, Ended::Recovered),
         ("nothing was ever sent, they say", &unknown, &[], Some(4), true, Ended::Short),
         ("nothing, of an unknown one", &unknown, &[], None, false, Ended::TimedOut),
     ];
@@ -69,9 +70,25 @@ fn ends_of_an_answer() {
             recovery.replayed(gate, EventSeq(*seq), *seq, 1);
         }
         assert_eq!(recovery.ended(gate, needs.map(EventSeq), *marker, 1), *ended, "{name}");
-        assert_eq!(recovery.is_proving(), *ended != Ended::Recovered, "{name}");
+        assert_eq!(recovery.is_proving(), !matches!(ended, Ended::Recovered | Ended::NothingSent), "{name}");
     }
     assert_eq!(Recovery::default().ended(&known, None, true, 1), Ended::Unasked);
+}
+
+#[test]
+fn an_empty_answer_proves_nothing_after_one_that_was_wrong() {
+    let unknown = SequenceGate::default();
+    let mut recovery = asked(&unknown);
+    assert_eq!(recovery.ended(&unknown, Some(EventSeq(4)), true, 1), Ended::Short, "batch 4 came, so 0 to 3 were sent");
+    recovery.connected(2);
+    recovery.ask(&unknown, 2);
+    assert_eq!(recovery.ended(&unknown, None, true, 2), Ended::Recovered);
+    recovery.connected(3);
+    recovery.ask(&unknown, 3);
+    assert_eq!(recovery.replayed(&unknown, EventSeq(0), 0, 3), Replayed::Apply, "it has a buffer after all");
+    recovery.connected(4);
+    recovery.ask(&unknown, 4);
+    assert_eq!(recovery.ended(&unknown, None, true, 4), Ended::NothingSent);
 }
 
 #[test]

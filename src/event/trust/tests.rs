@@ -3,7 +3,7 @@
 use super::*;
 use TrustReason as R;
 
-const ALL_FOUND: [Finding; 14] = [
+const ALL_FOUND: [Finding; 15] = [
     Finding::Undecodable,
     Finding::UnknownEvents,
     Finding::SchemeMismatch,
@@ -32,7 +32,7 @@ fn after(inputs: &[TrustInput]) -> WorkerTrust {
 fn every_row_of_the_table() {
     use TrustInput::{
         Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed, Loading, Misframed,
-        NoEventSource, Recovered, Recovering, Reset, Restarted, Silent,
+        NoEventSource, NothingSent, Recovered, Recovering, Reset, Restarted, RestartedUnheard, Silent,
     };
     let at = EventSeq;
     let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
@@ -42,6 +42,11 @@ fn every_row_of_the_table() {
         (&[Joined(at(4))], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(4)), Restarted(at(0))], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Restarted(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
+        (&[Joined(at(0)), RestartedUnheard], TrustLevel::Unproven, &[R::Joining]),
+        (&[Joined(at(4)), RestartedUnheard, Recovering, NothingSent], TrustLevel::Exact, &[]),
+        (&[RestartedUnheard, Recovering, Joined(at(3))], TrustLevel::Unproven, &[R::JoinedLate, R::Recovering]),
+        (&[NothingSent], TrustLevel::Exact, &[]),
+        (&[Found(Finding::IsolationUnknown), NothingSent], TrustLevel::Unproven, &[R::IsolationUnknown]),
         (&[Joined(at(0)), Gap], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(0)), Reset], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(0)), Silent, Reset, Batch], TrustLevel::LowerBound, &[R::JoinedLate]),
@@ -167,4 +172,6 @@ fn since_moves_with_the_level_and_as_of_with_the_batch() {
     assert!(!trust.apply(TrustInput::Found(Finding::UnknownRoot), 10), "same level, one more reason");
     assert_eq!(trust.trust().since_unix_ms, 9);
     assert_eq!(trust.trust().as_of_seq, Some(EventSeq(1)), "a gap applies nothing");
+    trust.apply(TrustInput::RestartedUnheard, 11);
+    assert_eq!(trust.trust().as_of_seq, None, "nothing of this incarnation has been applied");
 }

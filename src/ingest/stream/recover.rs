@@ -4,10 +4,11 @@
 //! |---|---|---|
 //! | connected, or loaded on a connection | its messages wait | recovering |
 //! | a live gap | the same, and it is not emptied | recovering |
-//! | a live restart, not from 0 | emptied, and its messages wait | joined_late, recovering |
-//! | another incarnation shown by a replay | emptied, and its messages wait | joined_late, recovering |
+//! | a live restart, not from 0 | emptied, and its messages wait | joining, recovering |
+//! | another incarnation shown by a replay | emptied, and its messages wait | joining, recovering |
 //! | a replay from 0 | | exact, but recovering |
 //! | recovered | goes on with what waits | as before |
+//! | a replay from 0 shows that nothing was sent | holds nothing | exact |
 //! | batches cannot be had | emptied, goes on behind them | gap, or joined_late where nothing was known |
 //! | they can be had after all | emptied, and its messages wait | exact, but recovering |
 //! | disconnected | what waits is dropped | disconnected, until it is recovered on the next connection |
@@ -230,8 +231,7 @@ impl Stream {
         self.changed = true;
         self.count(WorkerCounter::Restarts, 1);
         self.forget_incarnation();
-        // Until batch 0 of it has come.
-        self.empty(home, TrustInput::Restarted(EventSeq(seq.0.max(1))), now);
+        self.empty(home, TrustInput::RestartedUnheard, now);
         self.gate = SequenceGate::default();
     }
 
@@ -364,6 +364,7 @@ impl Stream {
             // Quiet, and nothing new: the live stream has no more of what was replayed.
             Ended::Recovered if was_probing => self.gate.forget_replayed(),
             Ended::Recovered => self.recovered(now),
+            Ended::NothingSent => self.nothing_sent(home, now),
             Ended::AnotherIncarnation => self.restarted_unseen(home, EventSeq(0), now),
             Ended::Short => self.asks_again(WorkerCounter::ReplaysLate, now),
             Ended::TimedOut => self.hold_on_for_recovery(now),
@@ -401,6 +402,18 @@ impl Stream {
             self.hold_for_recovery(self.gate.clone(), now);
         } else {
             self.input(TrustInput::Recovering, now);
+        }
+    }
+
+    /// The publisher has sent nothing, so it holds nothing, and whatever it sends will be seen from 0.
+    fn nothing_sent(&mut self, home: &mut Home, now: Now) {
+        self.changed = true;
+        self.dropped = None;
+        self.count(WorkerCounter::Recoveries, 1);
+        tracing::info!(worker = %self.worker, "the publisher has sent nothing yet");
+        self.empty(home, TrustInput::NothingSent, now);
+        if self.is_recovering() {
+            self.let_go(now);
         }
     }
 

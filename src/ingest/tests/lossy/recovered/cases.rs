@@ -176,7 +176,7 @@ fn a_live_restart_empties_at_once() {
     (0..3).for_each(|_| world.publish(&Work::Compute(vec![3, 3]), false));
     world.publish(&Work::Compute(vec![3, 2, 1]), true);
     assert_eq!((world.rig.device(&[1, 1]), world.rig.count(C::Restarts)), (0, 1));
-    world.rig.expect(TrustLevel::Unproven, &[R::JoinedLate, R::Recovering], 4);
+    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
     assert!(world.replay(&Fault::None));
     world.rig.expect(TrustLevel::Exact, &[], 3);
     assert!(world.equals_engine().is_ok());
@@ -326,4 +326,57 @@ fn a_worker_that_begins_anew_is_not_exact_when_it_is_emptied() {
     assert_eq!(world.rig.count(C::Renewed), 1);
     let levels: Vec<_> = world.rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
     assert_eq!(levels, [TrustLevel::Unproven], "what readers see once the index is empty");
+}
+
+#[test]
+fn a_restarted_publisher_that_has_sent_nothing_is_exact_and_holds_nothing() {
+    let mut world = World::new();
+    world.connect();
+    (0..5).for_each(|_| stored(&mut world, true));
+    world.restart();
+    world.connect();
+    assert!(world.replay(&Fault::None), "from the last: it is not there");
+    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
+    assert!(world.replay(&Fault::None), "from 0: nothing was sent");
+    world.rig.expect_unheard(TrustLevel::Exact, &[]);
+    assert_eq!(world.rig.device(&[1, 1]), 0);
+    stored(&mut world, true);
+    world.rig.expect(TrustLevel::Exact, &[], 0);
+    assert!(world.equals_engine().is_ok());
+}
+
+#[test]
+fn a_publisher_that_was_never_heard_and_has_sent_nothing_is_exact() {
+    let mut world = World::new();
+    world.connect();
+    assert!(world.replay(&Fault::None));
+    world.rig.expect_unheard(TrustLevel::Exact, &[]);
+    // What came before the first batch that is heard is missed, and fetched.
+    (0..3).for_each(|_| stored(&mut world, false));
+    stored(&mut world, true);
+    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Recovering]);
+    assert!(world.replay(&Fault::None));
+    world.rig.expect(TrustLevel::Exact, &[], 3);
+    assert!(world.equals_engine().is_ok());
+}
+
+#[test]
+fn a_publisher_without_a_buffer_is_not_taken_for_one_that_has_sent_nothing() {
+    let mut world = World::new();
+    world.connect();
+    stored(&mut world, false);
+    stored(&mut world, true);
+    while world.rig.streams[0].is_recovering() {
+        world.pass(10_000);
+        world.buffer.clear();
+        world.replay(&Fault::None);
+    }
+    world.rig.expect(TrustLevel::LowerBound, &[R::JoinedLate], 1);
+    world.disconnect();
+    world.connect();
+    for _ in 0..3 {
+        world.pass(10_000);
+        world.replay(&Fault::None);
+    }
+    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining]);
 }

@@ -168,8 +168,14 @@ const UNTIL_CLEARED: [TrustReason; 9] = [
     TrustReason::UnknownEvents,
 ];
 /// Reasons that speak of a connection or of a load, not of what is held: a dump does not carry them over.
-const NOT_OF_A_DUMP: [TrustReason; 4] =
-    [TrustReason::Joining, TrustReason::Silent, TrustReason::ReadContended, TrustReason::Recovering];
+const NOT_OF_A_DUMP: [TrustReason; 6] = [
+    TrustReason::Joining,
+    TrustReason::Disconnected,
+    TrustReason::Silent,
+    TrustReason::Misframed,
+    TrustReason::ReadContended,
+    TrustReason::Recovering,
+];
 
 /// The trust of one worker.
 #[derive(Clone, Debug)]
@@ -258,7 +264,7 @@ impl WorkerTrust {
         self.keep(&LASTING);
         self.reasons = self.reasons.union(view.reasons);
         self.take(&NOT_OF_A_DUMP);
-        // Less than its reasons explain: that was a relay's word, which the relay will repeat.
+        // Less than its reasons explain: that was a relay's word, which holds until the relay speaks again.
         let less = view.level < view.reasons.cap();
         self.source = less.then_some(SourceTrust { level: view.level, reasons: TrustReasons::NONE });
     }
@@ -278,6 +284,18 @@ impl WorkerTrust {
     /// The index has applied everything up to a batch, at a time (milliseconds of Unix time).
     pub fn applied(&mut self, seq: EventSeq, now_unix_ms: u64) {
         self.as_of = Some((seq, now_unix_ms));
+    }
+
+    /// How much its blocks are to be believed elsewhere: without what speaks only of the connection that they came by.
+    /// What a relay says of its own connection takes no reason along but its level, which a connection to the relay
+    /// cannot mend.
+    #[must_use]
+    pub fn view_of_blocks(&self) -> SourceTrust {
+        let mut of_blocks = Self { reasons: self.reasons(), ..self.clone() };
+        of_blocks.take(&NOT_OF_A_DUMP);
+        let mut own = self.clone();
+        own.take(&NOT_OF_A_DUMP);
+        SourceTrust { level: own.level(), reasons: of_blocks.reasons }
     }
 
     /// The level its reasons allow.

@@ -34,6 +34,7 @@ pub use first::FirstLoad;
 pub(super) use loading::Loading;
 pub(super) use sending::Sending;
 
+use crate::event::SourceTrust;
 use crate::ids::{EventSeq, GroupId, Scheme, Tier};
 use crate::reasons::reasons;
 use crate::trust::Trust;
@@ -64,6 +65,9 @@ pub struct DumpBegin {
     pub groups: Vec<(Tier, GroupId)>,
     /// How much the worker was believed.
     pub trust: Trust,
+    /// How much the blocks are to be believed wherever they are loaded: without what speaks of the connection that they
+    /// came by, but never more than a relay said of them.
+    pub view: SourceTrust,
 }
 
 /// What is said of a load, in this order: held, unless nothing can be, and then one of the others.

@@ -108,6 +108,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::SourceTrust;
     use crate::ingest::{DumpBegin, DumpChunk, DumpPart, References, RelayName, Republished};
     use crate::trust::Trust;
 
@@ -147,6 +148,7 @@ mod tests {
             scheme: None,
             groups,
             trust: Trust::default(),
+            view: SourceTrust::default(),
         }))
     }
 

@@ -9,6 +9,7 @@ use super::format::{
     FOOTER_BYTES, Header, MAGIC, PREAMBLE_BYTES, SECTION_HEAD_BYTES, SectionKind, SpaceName, VERSION, section_checksum,
 };
 use super::refusal::{Fault, Refusal};
+use crate::event::SourceTrust;
 use crate::fleet::PoolRole;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, Worker};
 use crate::index::StoreBlocks;
@@ -233,11 +234,12 @@ fn header_of(table: fb::Begin<'_>) -> Option<Header> {
         as_of_seq: table.as_of_seq().map(EventSeq),
         as_of_unix_ms: table.as_of_unix_ms(),
     };
+    let view = SourceTrust { level: trust.level, reasons: trust.reasons };
     Some(Header {
         worker: Worker::new(table.worker_id(), table.dp_rank()),
         space: SpaceName { model: name(table.model())?, namespace: name(table.namespace())?, role },
         taken_unix_ms: table.taken_unix_ms(),
-        begin: DumpBegin { watermark, remembered, scheme, groups, trust },
+        begin: DumpBegin { watermark, remembered, scheme, groups, trust, view },
     })
 }
 

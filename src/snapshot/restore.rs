@@ -204,7 +204,7 @@ impl Feed {
     }
 }
 
-/// What a snapshot is believed before its stream has been seen to go on.
+/// What a snapshot is believed before its stream has been seen to go on. What its blocks are worth then is its view.
 fn unproven(mut header: Header) -> Header {
     let trust = &mut header.begin.trust;
     trust.reasons.insert(TrustReason::Disconnected);

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::format::{FOOTER_BYTES, PREAMBLE_BYTES, SECTION_HEAD_BYTES, VERSION};
 use super::*;
+use crate::event::SourceTrust;
 use crate::fleet::PoolRole;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, Worker};
 use crate::index::StoreBlocks;
@@ -75,6 +76,7 @@ fn small() -> (Header, Vec<DumpChunk>) {
         scheme: Some(Scheme { block_size: 16, window: Window::Plain }),
         groups: vec![(Tier::Device, GroupId(0))],
         trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(9)), ..Trust::default() },
+        view: SourceTrust { level: TrustLevel::Exact, ..SourceTrust::default() },
     };
     let space = SpaceName { model: "m".into(), namespace: "n".into(), role: PoolRole::Decode };
     let store = Store { parent: None, blocks: vec![(1, 11), (2, 22)], tier: Tier::Device, group: 0, seed: 1337 };
@@ -238,7 +240,8 @@ fn header() -> impl Strategy<Value = Header> {
         |(((id, rank, taken_unix_ms), model, namespace, role), remembered, begun, groups, scheme, trust)| {
             let remembered: Vec<_> = remembered.into_iter().map(|(seq, hash)| (EventSeq(seq), hash)).collect();
             let watermark = remembered.last().map(|(seq, _)| *seq).or(begun.then_some(EventSeq(3)));
-            let begin = DumpBegin { watermark, remembered, scheme, groups, trust };
+            let view = SourceTrust { level: trust.level, reasons: trust.reasons };
+            let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view };
             Header { worker: Worker::new(id, rank), space: SpaceName { model, namespace, role }, taken_unix_ms, begin }
         },
     )

@@ -149,13 +149,28 @@ fn a_dump_is_believed_as_it_was_where_it_was_taken() {
     assert_eq!(loaded(view(TrustLevel::Exact, &[])), (TrustLevel::Exact, vec![]));
     let gap = view(TrustLevel::LowerBound, &[R::Gap]);
     assert_eq!(loaded(gap), (TrustLevel::LowerBound, vec![R::Gap]));
-    let silent = view(TrustLevel::Unproven, &[R::Gap, R::Silent]);
+    let silent = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Gap, TrustInput::Silent]).view_of_blocks();
     assert_eq!(loaded(silent), (TrustLevel::LowerBound, vec![R::Gap]), "silence there is not silence here");
     let relayed = view(TrustLevel::LowerBound, &[]);
     assert_eq!(loaded(relayed), (TrustLevel::LowerBound, vec![]), "a relay's cap without a reason of its own");
     let mut trust = after(&[TrustInput::Loading, TrustInput::Loaded(gap)]);
     trust.apply(TrustInput::ClearedAllTiers, 1);
     assert_eq!(trust.level(), TrustLevel::Exact);
+}
+
+#[test]
+fn a_relays_word_outlives_a_dump_and_every_connection_after_it() {
+    use TrustInput::{Batch, Disconnected, Joined, Loaded, Loading, Recovered, Recovering, Source};
+    for level in (0..5).filter_map(TrustLevel::from_u8) {
+        for reasons in (0..u64::BITS).map(|bit| 1 << bit).chain([0]).map(TrustReasons::from_bits) {
+            let there = after(&[Joined(EventSeq(0)), Source(SourceTrust { level, reasons })]);
+            let loaded = [Loading, Loaded(there.view_of_blocks()), Disconnected, Recovering];
+            let mut here = after(&[&loaded[..], &[Recovered { known: true }, Batch]].concat());
+            assert!(here.level() <= there.level(), "{level} {reasons:?}: {}", here.level());
+            here.apply(Source(SourceTrust { level: TrustLevel::Exact, reasons: TrustReasons::NONE }), 1);
+            assert!(here.level() == TrustLevel::Exact || !here.own_reasons().is_empty(), "{level} {reasons:?}");
+        }
+    }
 }
 
 #[test]

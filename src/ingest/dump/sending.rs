@@ -73,8 +73,9 @@ impl Sending {
         let (watermark, remembered) = stream.hold_for_dump();
         stream.say(home);
         stream.said(Republisher::dump_begins);
-        let (scheme, groups, trust) = (home.scheme.get(), stream.groups.clone(), stream.trust());
-        let begin = DumpBegin { watermark, remembered, scheme, groups, trust };
+        let (scheme, groups) = (home.scheme.get(), stream.groups.clone());
+        let (trust, view) = (stream.trust(), stream.view_of_blocks());
+        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view };
         if !self.send(DumpPart::Begin(Box::new(begin))) {
             return self.abort(stream, home, AbortReason::PeerGone, now);
         }

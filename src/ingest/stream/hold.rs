@@ -35,6 +35,11 @@ impl Stream {
         self.trust.trust()
     }
 
+    /// How much its blocks are to be believed elsewhere.
+    pub(in crate::ingest) fn view_of_blocks(&self) -> SourceTrust {
+        self.trust.view_of_blocks()
+    }
+
     /// Lets messages wait from now on. Answers with the last batch applied and the payloads remembered.
     pub(in crate::ingest) fn hold_for_dump(&mut self) -> (Option<EventSeq>, Vec<(EventSeq, u64)>) {
         self.broken_off = None;
@@ -252,13 +257,15 @@ impl Stream {
         }
         self.forget_incarnation();
         self.groups.iter().for_each(|(_, group)| self.kinds.counted(*group));
-        if begin.trust.reasons.contains(TrustReason::HashConflict) {
+        if begin.view.reasons.contains(TrustReason::HashConflict) {
             // Which hashes contradicted each other is not in a dump: any may be one.
             self.conflicted = Conflicted::any();
         }
         self.gate.resume(watermark, &begin.remembered);
-        let view = SourceTrust { level: begin.trust.level, reasons: begin.trust.reasons };
-        self.input(TrustInput::Loaded(view), now);
+        self.input(TrustInput::Loaded(begin.view), now);
+        if begin.trust.reasons.contains(TrustReason::Disconnected) {
+            self.input(TrustInput::Disconnected, now);
+        }
         self.trust.applied(watermark, now.unix_ms);
         self.check_capacity(home, now);
         self.prove_loaded(now);

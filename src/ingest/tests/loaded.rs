@@ -9,8 +9,11 @@ use super::doubt::{Shape, stored_raw};
 use super::dump::{begin_of, ended, many};
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};
-use crate::ids::{EngineHash, GroupId, Tier, TierBlocks};
+use crate::event::flat::Encoder;
+use crate::event::{BatchInfo, SourceTrust};
+use crate::ids::{EngineHash, EventSeq, GroupId, Tier, TierBlocks};
 use crate::ingest::dump::{Loading, Step};
+use crate::ingest::stream::ReplayEnd;
 use crate::ingest::{AbortReason, DumpPart, References};
 use crate::limits::{DUMP_SLICE_BLOCKS, HELD_MESSAGES_MAX, TRANSFER_STALL_MS_MAX};
 use crate::trust::TrustLevel;
@@ -107,6 +110,40 @@ fn a_stream_behind_the_watermark_is_known_by_the_first_payload_that_is_remembere
             assert_eq!((ended(&answers), depth, restarts), (Err(AbortReason::OtherIncarnation), 0, 0));
             here.expect(TrustLevel::LowerBound, &[R::JoinedLate, R::UnknownRoot], first + 8);
         }
+    }
+}
+
+#[test]
+fn a_relays_lower_word_outlives_a_restart_of_the_daemon() {
+    let words: [(TrustLevel, &[R]); 5] = [
+        (TrustLevel::LowerBound, &[]),
+        (TrustLevel::LowerBound, &[R::Gap]),
+        (TrustLevel::Unproven, &[R::Silent]),
+        (TrustLevel::Unproven, &[R::Disconnected]),
+        (TrustLevel::Unproven, &[R::Recovering]),
+    ];
+    for (level, reasons) in words {
+        let source = SourceTrust { level, reasons: reasons.iter().copied().collect() };
+        let info = BatchInfo { source: Some(source), scheme: Some(super::SCHEME), ..BatchInfo::default() };
+        let said = Encoder::new().encode(&BatchInfo { generation: Some(7), ..info }, []).to_vec();
+        let mut there = Rig::new(&Options::default());
+        there.send_bytes(0, 0, &said);
+        assert_eq!(there.trust().level, level);
+        let mut parts = there.dump();
+        let DumpPart::Begin(begin) = &mut parts[0] else { panic!("{parts:?}") };
+        // As a daemon loads it that has no connection yet.
+        begin.trust.reasons.insert(R::Disconnected);
+        let mut here = Rig::new(&Options::default());
+        here.streams[0].let_replay(true);
+        here.load(parts).expect("loaded");
+        let now = here.now;
+        here.streams[0].connected(&mut here.home, now);
+        assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
+        here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(0), &said, now);
+        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
+        here.release();
+        assert!(!here.trust().reasons.contains(R::Recovering), "{:?}", here.trust());
+        assert_eq!(here.trust().level, level, "{reasons:?}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam::channel::bounded;
 
 use super::*;
+use crate::event::SourceTrust;
 use crate::fleet::{EventSource, PoolRole, Space, TrustCell};
 use crate::ids::{EventSeq, SpaceId, WorkerIndex, WorkerSlot};
 use crate::ingest::{AbortReason, References};
@@ -37,6 +38,7 @@ fn dump(seq: u64) -> Vec<DumpPart> {
         scheme: None,
         groups: Vec::new(),
         trust: trust(seq),
+        view: SourceTrust { level: trust(seq).level, reasons: trust(seq).reasons },
     };
     vec![DumpPart::Begin(Box::new(begin)), DumpPart::End(References::default())]
 }

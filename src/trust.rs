@@ -89,7 +89,7 @@ reasons! {
     /// Nothing received from the worker yet.
     Joining(0) = "joining", TrustLevel::Unproven, Harm::Note, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
     /// The first batch seen was not the stream's first.
-    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache), and start kvrouted before the engine";
+    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache) and send it one request, and start kvrouted before the engine";
     /// Sequences are missing and could not be fetched again; the worker was emptied.
     Gap(2) = "gap", TrustLevel::LowerBound, Harm::Warning, "raise `hwm`, and `buffer_steps` where the worker has a `replay`, in the engine's --kv-events-config, then clear its prefix cache once";
     /// The connection to the publisher broke; the worker was emptied, or is to be shown to go on by a replay.
@@ -136,6 +136,8 @@ reasons! {
     UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
     /// A relay or a snapshot of another version gives a reason that this version does not know.
     UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update kvrouted here to the version of the worker's relay; the level is what the relay says, at most lower_bound";
+    /// Somebody said that the engine's cache was cleared, and the engine has not published it yet.
+    ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this stays, that had come before: clear once more and send one request";
 }
 
 /// A set of [`TrustReason`]s.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvrouted::event::BatchInfo;
 use kvrouted::event::flat::Encoder;
+use kvrouted::event::{BatchInfo, Cleared, KvEvent};
 use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
@@ -72,11 +72,19 @@ impl Engine {
     /// Stores the whole blocks of `tokens` at the root.
     fn store(&mut self, tokens: &[u32]) {
         let hashes = engine_hashes(tokens);
-        let stored = stored(&hashes, tokens, BLOCK_SIZE);
+        self.send(stored(&hashes, tokens, BLOCK_SIZE));
+    }
+
+    /// Clears every tier.
+    fn clear(&mut self) {
+        self.send(KvEvent::Cleared(Cleared { tier: None }));
+    }
+
+    fn send(&mut self, event: KvEvent<'_>) {
         let mut sent = self.sent.lock().expect("whole");
         let published_at_unix_s = sent.len() as f64;
         let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s, ..BatchInfo::default() };
-        let payload = self.encoder.encode(&info, [stored]).to_vec();
+        let payload = self.encoder.encode(&info, [event]).to_vec();
         send_batch(&self.publisher, sent.len() as u64, &payload);
         sent.push(payload);
     }
@@ -275,6 +283,31 @@ fn a_reset_empties_workers_and_their_snapshots() {
     let done = run(&["reset", "--socket", text(&socket)]);
     assert!(String::from_utf8_lossy(&done.stdout).starts_with("2 workers emptied"), "{done:?}");
     until("both are empty", || daemon.status().workers.iter().all(|worker| worker.blocks_held == 0));
+}
+
+#[test]
+fn a_clear_that_a_caller_tells_is_seen_at_once_and_proven_by_the_one_that_is_published() {
+    let (mut one, mut two) = (Engine::new(), Engine::new());
+    let site = Site::new([&one, &two], 1);
+    let daemon = site.start(&[]);
+    one.await_subscription();
+    two.await_subscription();
+    let tokens = prompt(1, 3);
+    one.store(&tokens);
+    two.store(&tokens);
+    wait_for_seq(&daemon, 0, 0);
+    wait_for_seq(&daemon, 1, 0);
+    let socket = site.path("s");
+    let done = run(&["reset", "--socket", text(&socket), "--worker", "1", "--engine-cleared"]);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    until("its device is empty", || device(&daemon, &tokens) == [0, 3]);
+    assert_eq!(trust(&daemon, 0), (TrustLevel::Unproven, vec![TrustReason::ClearAwaited]));
+    assert_eq!(trust(&daemon, 1).0, TrustLevel::Exact);
+    one.clear();
+    until("the clear is published", || trust(&daemon, 0) == (TrustLevel::Exact, vec![]));
+    one.store(&prompt(2, 2));
+    until("it goes on", || device(&daemon, &prompt(2, 2)) == [2, 0]);
+    assert_eq!(trust(&daemon, 0), (TrustLevel::Exact, vec![]));
 }
 
 #[test]

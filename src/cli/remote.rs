@@ -87,9 +87,9 @@ pub(super) fn change_worker(socket: &Path, change: &wire::WorkerChange<'_>) -> R
 }
 
 /// Asks a daemon to forget the blocks of a worker, or of all. `socket` is as for [`workers`].
-pub(super) fn reset(socket: &Path, worker: Option<Worker>) -> Result<wire::ResetDone, Failure> {
+pub(super) fn reset(socket: &Path, order: wire::ResetOrder) -> Result<wire::ResetDone, Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    Ok(client.reset(worker)?)
+    Ok(client.reset(order)?)
 }
 
 /// Gives a daemon an order about its policy. `socket` is as for [`status`].

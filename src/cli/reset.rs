@@ -8,6 +8,7 @@ use super::remote;
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::Worker;
+use crate::wire::ResetOrder;
 
 /// Empties workers and removes their snapshots. Their engines go on: what they store from now on is learnt.
 #[derive(Debug, clap::Args)]
@@ -21,6 +22,10 @@ pub struct ResetArgs {
     /// Only this worker, and rank 0 if none is said [default: every worker]
     #[arg(long, value_name = "ID/RANK", value_parser = worker)]
     pub worker: Option<Worker>,
+    /// Only what devices hold, because the engine's own cache was cleared (vLLM: /reset_prefix_cache, /pause, /sleep;
+    /// SGLang: /flush_cache): the engine publishes that with its next step, and until then the worker is `unproven`
+    #[arg(long)]
+    pub engine_cleared: bool,
 }
 
 impl ResetArgs {
@@ -29,7 +34,8 @@ impl ResetArgs {
     /// # Errors
     /// A daemon that does not answer, a worker that is not there, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let done = remote::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), self.worker)?;
+        let order = ResetOrder { worker: self.worker, engine_cleared: self.engine_cleared };
+        let done = remote::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
         let (workers, snapshots) =
             (counted(done.workers as usize, "worker"), counted(done.snapshots as usize, "snapshot"));
         let mut stdout = std::io::stdout().lock();

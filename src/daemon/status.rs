@@ -17,11 +17,11 @@ use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
-use crate::ingest::WorkerView;
+use crate::ingest::{ResetScope, WorkerView};
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
 use crate::serve::{AdminService, HelloInfo};
-use crate::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
+use crate::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
 
 /// Answers administration from the tables the daemon runs on.
 pub(super) struct Administration {
@@ -73,9 +73,9 @@ impl AdminService for Administration {
         self.roster.change(change)
     }
 
-    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone> {
+    fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
         let table = self.shared.fleet.load();
-        let one = worker.map(|worker| {
+        let one = order.worker.map(|worker| {
             let record = table.workers.iter().find(|record| record.worker == worker);
             record.map(|record| (record.shard, worker)).ok_or_else(|| {
                 let what = format!("there is no worker {worker}");
@@ -84,10 +84,11 @@ impl AdminService for Administration {
         });
         let one = one.transpose()?;
         // In this order: a snapshot that is begun after the removal is one of an emptied worker.
-        self.streams.reset(one)?;
-        let snapshots = self.snapshots.remove(worker)? as u32;
+        let scope = if order.engine_cleared { ResetScope::ClearedDevice } else { ResetScope::Everything };
+        self.streams.reset(one, scope)?;
+        let snapshots = self.snapshots.remove(order.worker)? as u32;
         let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
-        tracing::info!(workers, snapshots, "reset, as was asked for");
+        tracing::info!(workers, snapshots, ?scope, "reset, as was asked for");
         Ok(ResetDone { workers, snapshots })
     }
 

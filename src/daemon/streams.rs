@@ -4,7 +4,7 @@ use crossbeam::channel::Receiver;
 
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ShardId, Worker};
-use crate::ingest::{DumpPart, IngestHandle};
+use crate::ingest::{DumpPart, IngestHandle, ResetScope};
 
 /// One thread for each shard that has workers.
 #[derive(Debug, Default)]
@@ -31,8 +31,9 @@ impl Streams {
     }
 
     /// Empties a worker of a shard, or every worker of every shard.
-    pub(super) fn reset(&self, one: Option<(ShardId, Worker)>) -> Result<()> {
+    pub(super) fn reset(&self, one: Option<(ShardId, Worker)>, scope: ResetScope) -> Result<()> {
         let of = |id: &ShardId| one.is_none_or(|(shard, _)| shard == *id);
-        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, stream)| stream.reset(one.map(|(_, worker)| worker)))
+        let worker = one.map(|(_, worker)| worker);
+        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, stream)| stream.reset(worker, scope))
     }
 }

@@ -29,6 +29,8 @@
 //! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
 //! | emptied because somebody asked for it | joined_late | |
+//! | somebody says that the engine's cache was cleared | clear_awaited | |
+//! | the engine publishes a clear of its device | | clear_awaited |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, memory_bound, unknown_events |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
@@ -89,6 +91,10 @@ pub enum TrustInput {
     LoadFailed,
     /// The worker was emptied because somebody asked for it.
     Reset,
+    /// Somebody says that the engine's device cache was cleared; what was sent before that may still be on its way.
+    ClearTold,
+    /// The engine says that it has cleared its device cache.
+    ClearPublished,
 }
 
 /// What a batch or one of its events can show that lowers trust.
@@ -256,6 +262,8 @@ impl WorkerTrust {
                 self.reasons.insert(TrustReason::JoinedLate);
             }
             TrustInput::Reset => self.reasons.insert(TrustReason::JoinedLate),
+            TrustInput::ClearTold => self.reasons.insert(TrustReason::ClearAwaited),
+            TrustInput::ClearPublished => self.take(&[TrustReason::ClearAwaited]),
         }
     }
 

@@ -194,6 +194,9 @@ impl Stream {
         home.writer.clear(self.slot, cleared.tier);
         self.said(|republisher| republisher.cleared(cleared.tier));
         self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
+        if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
+            self.input(TrustInput::ClearPublished, now);
+        }
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();
             self.input(TrustInput::ClearedAllTiers, now);

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{self, Receiver};
 
 use super::dump::{DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
-use super::inbox::{Command, Inbox, RefusedPublisher, system};
+use super::inbox::{Command, Inbox, RefusedPublisher, ResetScope, system};
 use super::republish::Republisher;
 use super::shard::Shard;
 use super::{IngestConfig, ShardPlan};
@@ -141,8 +141,8 @@ impl IngestHandle {
     ///
     /// # Errors
     /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn reset(&self, worker: Option<Worker>) -> Result<()> {
-        self.command(Command::Reset(worker))
+    pub fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
+        self.command(Command::Reset(worker, scope))
     }
 
     pub(super) fn command(&self, command: Command) -> Result<()> {

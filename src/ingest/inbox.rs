@@ -20,7 +20,16 @@ pub(super) enum Command {
     /// Load a dump into a worker.
     Load(Worker, Box<Loading>),
     /// Empty a worker, or every worker.
-    Reset(Option<Worker>),
+    Reset(Option<Worker>, ResetScope),
+}
+
+/// What of a worker is forgotten because somebody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetScope {
+    /// Everything, although its engine still holds it.
+    Everything,
+    /// What its device held: the engine's cache was cleared, which the engine publishes with its next step only.
+    ClearedDevice,
 }
 
 /// The way into a thread that waits in its event loop.

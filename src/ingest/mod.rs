@@ -51,7 +51,7 @@ use std::sync::Arc;
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
 pub use feed::Feed;
 pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
-pub use inbox::RefusedPublisher;
+pub use inbox::{RefusedPublisher, ResetScope};
 pub use loads::{LoadListener, LoadSource};
 pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
 pub use roll::{Admission, Admitted, Amendment, Departure};

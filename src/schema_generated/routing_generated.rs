@@ -10466,6 +10466,7 @@ impl<'a> ::flatbuffers::Follow<'a> for Reset<'a> {
 impl<'a> Reset<'a> {
   pub const VT_WORKER: ::flatbuffers::VOffsetT = 4;
   pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 6;
+  pub const VT_ENGINE_CLEARED: ::flatbuffers::VOffsetT = 8;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -10479,6 +10480,7 @@ impl<'a> Reset<'a> {
     let mut builder = ResetBuilder::new(_fbb);
     builder.add_must_understand(args.must_understand);
     if let Some(x) = args.worker { builder.add_worker(x); }
+    builder.add_engine_cleared(args.engine_cleared);
     builder.finish()
   }
 
@@ -10497,6 +10499,13 @@ impl<'a> Reset<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(Reset::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn engine_cleared(&self) -> bool {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<bool>(Reset::VT_ENGINE_CLEARED, Some(false)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Reset<'_> {
@@ -10507,6 +10516,7 @@ impl ::flatbuffers::Verifiable for Reset<'_> {
     v.visit_table(pos)?
      .visit_field::<WorkerRef>("worker", Self::VT_WORKER, false)?
      .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .visit_field::<bool>("engine_cleared", Self::VT_ENGINE_CLEARED, false)?
      .finish();
     Ok(())
   }
@@ -10514,6 +10524,7 @@ impl ::flatbuffers::Verifiable for Reset<'_> {
 pub struct ResetArgs<'a> {
     pub worker: Option<&'a WorkerRef>,
     pub must_understand: u64,
+    pub engine_cleared: bool,
 }
 impl<'a> Default for ResetArgs<'a> {
   #[inline]
@@ -10521,6 +10532,7 @@ impl<'a> Default for ResetArgs<'a> {
     ResetArgs {
       worker: None,
       must_understand: 0,
+      engine_cleared: false,
     }
   }
 }
@@ -10537,6 +10549,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ResetBuilder<'a, 'b, A> {
   #[inline]
   pub fn add_must_understand(&mut self, must_understand: u64) {
     self.fbb_.push_slot::<u64>(Reset::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn add_engine_cleared(&mut self, engine_cleared: bool) {
+    self.fbb_.push_slot::<bool>(Reset::VT_ENGINE_CLEARED, engine_cleared, false);
   }
   #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ResetBuilder<'a, 'b, A> {
@@ -10558,6 +10574,7 @@ impl ::core::fmt::Debug for Reset<'_> {
     let mut ds = f.debug_struct("Reset");
       ds.field("worker", &self.worker());
       ds.field("must_understand", &self.must_understand());
+      ds.field("engine_cleared", &self.engine_cleared());
       ds.finish()
   }
 }

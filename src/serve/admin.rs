@@ -22,12 +22,12 @@ use super::service::HelloInfo;
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
-use crate::ids::{CorrelationId, Worker};
+use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::wire::{
-    FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, StatusPage, WorkerChange,
-    decode_request,
+    FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, ResetOrder, StatusPage,
+    WorkerChange, decode_request,
 };
 
 /// What answers on the admin socket.
@@ -53,7 +53,7 @@ pub trait AdminService {
     /// # Errors
     /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if it cannot be asked for now,
     /// [`Kind::System`] if a snapshot cannot be removed.
-    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone>;
+    fn reset(&self, order: ResetOrder) -> Result<ResetDone>;
 
     /// Sets, promotes or ends a shadow policy.
     ///
@@ -96,8 +96,8 @@ impl AdminResponder {
                 let workers = self.service.change_worker(&change)?;
                 self.encoder.change_worker(id, workers, out);
             }
-            Request::Reset(worker) => {
-                let done = self.service.reset(worker)?;
+            Request::Reset(order) => {
+                let done = self.service.reset(order)?;
                 self.encoder.reset(id, done, out);
             }
             Request::SetPolicy(order) => {

@@ -4,10 +4,10 @@ use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
 use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
-use super::message::WorkerChange;
+use super::message::{ResetOrder, WorkerChange};
 use super::policy::{self, PolicyOrder};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{CorrelationId, SpaceId, Worker};
+use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
 use crate::load::{BookingRef, SessionToken};
 use crate::route::{Prompt, RouteRequest};
@@ -153,9 +153,10 @@ impl RequestEncoder {
     }
 
     /// Appends a request to forget the blocks of a worker, or of every worker.
-    pub fn reset(&mut self, id: CorrelationId, worker: Option<Worker>, out: &mut Vec<u8>) {
-        let worker = worker.map(worker_to_wire);
-        let args = fb::ResetArgs { worker: worker.as_ref(), ..fb::ResetArgs::default() };
+    pub fn reset(&mut self, id: CorrelationId, order: ResetOrder, out: &mut Vec<u8>) {
+        let worker = order.worker.map(worker_to_wire);
+        let engine_cleared = order.engine_cleared;
+        let args = fb::ResetArgs { worker: worker.as_ref(), engine_cleared, ..fb::ResetArgs::default() };
         let root = fb::Reset::create(&mut self.builder, &args);
         self.finish(FrameKind::Reset, id, root, out);
     }

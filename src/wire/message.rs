@@ -348,6 +348,15 @@ pub struct StatusPage {
     pub metrics_port: u16,
 }
 
+/// What of its workers' blocks a daemon is to forget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResetOrder {
+    /// Whose; `None` = every worker's.
+    pub worker: Option<Worker>,
+    /// Only what devices held, because the engine's cache was cleared, which the engine publishes with its next step.
+    pub engine_cleared: bool,
+}
+
 /// What a reset did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResetDone {

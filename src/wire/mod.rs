@@ -32,9 +32,9 @@ pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use lanes::{LaneAsked, LaneOpened};
 pub use message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
-    SourceStatus, SpaceInfo, StatusPage, WatchCursor, WatchReply, WorkerChange, WorkerInfo, WorkerOp, WorkerStatus,
-    WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, ResetOrder, RouteReply,
+    ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchCursor, WatchReply, WorkerChange, WorkerInfo, WorkerOp,
+    WorkerStatus, WorkersPage,
 };
 pub use policy::{PolicyDone, PolicyOrder};
 pub use reply::decode_reply;

@@ -10,7 +10,7 @@ use super::convert::{op_from_wire, worker_from_wire};
 use super::features;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::lanes::{self, LaneAsked};
-use super::message::WorkerChange;
+use super::message::{ResetOrder, WorkerChange};
 use super::policy::{self, PolicyOrder};
 use super::questions;
 use super::reports;
@@ -143,7 +143,7 @@ pub enum Request<'a> {
     /// Add, remove or change a worker. Admin socket only.
     ChangeWorker(WorkerChange<'a>),
     /// Forget the blocks of a worker; `None` = of every worker. Admin socket only.
-    Reset(Option<Worker>),
+    Reset(ResetOrder),
     /// Set, promote or end a shadow policy. Admin socket only.
     SetPolicy(PolicyOrder<'a>),
     /// Share memory with this connection.
@@ -186,7 +186,10 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
         FrameKind::Reset => {
             let table = root::<fb::Reset<'a>>(body)?;
             understood(table.must_understand())?;
-            Request::Reset(table.worker().map(worker_from_wire))
+            Request::Reset(ResetOrder {
+                worker: table.worker().map(worker_from_wire),
+                engine_cleared: table.engine_cleared(),
+            })
         }
         FrameKind::SetPolicy => {
             let table = root::<fb::SetPolicy<'a>>(body)?;

@@ -291,7 +291,9 @@ fn requests() -> Vec<Vec<u8>> {
     let fields = [("model".to_owned(), "m".to_owned())];
     let change = WorkerChange { op: WorkerOp::Set, worker: Some(Worker::new(1, 0)), fields: &fields };
     frame(&mut |encoder, out| encoder.change_worker(id, &change, out));
-    frame(&mut |encoder, out| encoder.reset(id, None, out));
+    frame(&mut |encoder, out| {
+        encoder.reset(id, kvrouted::wire::ResetOrder { worker: None, engine_cleared: true }, out)
+    });
     let settings = [("device_credit".to_owned(), "0.5".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.5 };
     frame(&mut |encoder, out| encoder.set_policy(id, &shadow, out));

@@ -152,7 +152,7 @@ fn each_socket_answers_its_own_kinds_only() {
     let id = CorrelationId(5);
     let admin_kinds = [
         encoded(|encoder, out| encoder.status(id, 0, 0, out)),
-        encoded(|encoder, out| encoder.reset(id, None, out)),
+        encoded(|encoder, out| encoder.reset(id, kvrouted::wire::ResetOrder::default(), out)),
         encoded(|encoder, out| encoder.set_policy(id, &kvrouted::wire::PolicyOrder::Promote, out)),
         built(FrameKind::ChangeWorker, 5, |builder| {
             let args = fb::ChangeWorkerArgs { op: fb::WorkerOp::Remove, ..fb::ChangeWorkerArgs::default() };

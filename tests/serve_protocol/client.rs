@@ -10,7 +10,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
-use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone};
+use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone, ResetOrder};
 
 use crate::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
 use crate::service::WORKERS;
@@ -95,8 +95,11 @@ fn status_is_found_from_either_socket_and_merged() {
         assert_eq!(all[599].counters[0], ("gaps".to_owned(), 599));
         assert_eq!(client.status_page(0, 7).unwrap().workers.len(), 7);
         assert_eq!(client.route(&question(&[])).unwrap_err().kind(), Kind::Unsupported);
-        assert_eq!(client.reset(None).unwrap(), ResetDone { workers: WORKERS, snapshots: 1 });
-        assert_eq!(client.reset(Some(Worker::new(3, 0))).unwrap().workers, 1);
+        assert_eq!(client.reset(ResetOrder::default()).unwrap(), ResetDone { workers: WORKERS, snapshots: 1 });
+        assert_eq!(
+            client.reset(ResetOrder { worker: Some(Worker::new(3, 0)), engine_cleared: true }).unwrap().workers,
+            1
+        );
         let shadow = PolicyOrder::Shadow { settings: &[], share: 0.25 };
         assert_eq!(client.set_policy(&shadow).unwrap(), PolicyDone { policy_version: 1, shadow_share: 0.25 });
         assert_eq!(client.set_policy(&PolicyOrder::EndShadow).unwrap_err().kind(), Kind::InvalidArgument);

@@ -13,7 +13,7 @@ use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionT
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
 use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
 use kvrouted::trust::Trust;
-use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, StatusPage, WorkerChange, WorkerStatus};
+use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
 
 pub(crate) const INSTANCE: u64 = 77;
 
@@ -209,7 +209,8 @@ impl AdminService for FakeAdmin {
         Ok(change.fields.len() as u32)
     }
 
-    fn reset(&self, worker: Option<Worker>) -> Result<ResetDone> {
+    fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
+        let worker = order.worker;
         let workers =
             self.fleet.load().workers.iter().filter(|record| worker.is_none_or(|of| of == record.worker)).count();
         Ok(ResetDone { workers: workers as u32, snapshots: 1 })

@@ -2,8 +2,7 @@
 
 use super::{Client, no_progress, unexpected};
 use crate::error::Result;
-use crate::ids::Worker;
-use crate::wire::{PolicyDone, PolicyOrder, Reply, ResetDone, StatusPage, WorkerChange, WorkerStatus};
+use crate::wire::{PolicyDone, PolicyOrder, Reply, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
 
 impl Client {
     /// Every worker's status. Only on the admin socket: see [`Client::connect_admin`].
@@ -62,9 +61,9 @@ impl Client {
     ///
     /// # Errors
     /// The daemon's, or the connection's.
-    pub fn reset(&mut self, worker: Option<Worker>) -> Result<ResetDone> {
+    pub fn reset(&mut self, order: ResetOrder) -> Result<ResetDone> {
         let id = self.take_id();
-        self.encoder.reset(id, worker, &mut self.unsent);
+        self.encoder.reset(id, order, &mut self.unsent);
         match self.reply_to(id)? {
             Reply::Reset(done) => Ok(done),
             other => Err(unexpected("reset", &other)),

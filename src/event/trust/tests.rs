@@ -31,8 +31,9 @@ fn after(inputs: &[TrustInput]) -> WorkerTrust {
 #[test]
 fn every_row_of_the_table() {
     use TrustInput::{
-        Batch, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed, Loading, Misframed,
-        NoEventSource, NothingSent, Recovered, Recovering, Reset, Restarted, RestartedUnheard, Silent,
+        Batch, ClearPublished, ClearTold, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed,
+        Loading, Misframed, NoEventSource, NothingSent, Recovered, Recovering, Reset, Restarted, RestartedUnheard,
+        Silent,
     };
     let at = EventSeq;
     let rows: &[(&[TrustInput], TrustLevel, &[R])] = &[
@@ -51,6 +52,10 @@ fn every_row_of_the_table() {
         (&[Joined(at(0)), Reset], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(0)), Silent, Reset, Batch], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(0)), Reset, ClearedAllTiers], TrustLevel::Exact, &[]),
+        (&[Joined(at(0)), ClearTold, Batch], TrustLevel::Unproven, &[R::ClearAwaited]),
+        (&[Joined(at(0)), ClearTold, ClearPublished], TrustLevel::Exact, &[]),
+        (&[Joined(at(4)), ClearTold, ClearPublished], TrustLevel::LowerBound, &[R::JoinedLate]),
+        (&[Joined(at(0)), ClearTold, Restarted(at(0))], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Gap, Batch], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(4)), Gap, ClearedAllTiers], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Gap, Restarted(at(0))], TrustLevel::Exact, &[]),

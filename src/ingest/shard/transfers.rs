@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Now, Shard};
 use crate::ids::Worker;
 use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
-use crate::ingest::inbox::Command;
+use crate::ingest::inbox::{Command, ResetScope};
 use crate::limits::{TRANSFER_REST_MS, TRANSFERS_WAITING_MAX};
 
 /// One dump or load.
@@ -100,7 +100,7 @@ impl Shard {
                 Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
                 Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
                 Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
-                Command::Reset(worker) => self.reset(worker),
+                Command::Reset(worker, scope) => self.reset(worker, scope),
             }
         }
         false
@@ -118,12 +118,16 @@ impl Shard {
     }
 
     /// Empties a worker, or all.
-    fn reset(&mut self, worker: Option<Worker>) {
+    fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
         let now = self.clock.now();
         self.transfers.give_up_loads(worker);
         let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
         for member in self.members.iter_mut().filter(asked) {
-            member.stream.reset(&mut self.homes[member.home], now);
+            let home = &mut self.homes[member.home];
+            match scope {
+                ResetScope::Everything => member.stream.reset(home, now),
+                ResetScope::ClearedDevice => member.stream.device_cleared(home, now),
+            }
         }
         for at in 0..self.members.len() {
             if !self.transfers.is_loading(self.members[at].stream.worker) {

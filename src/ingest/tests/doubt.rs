@@ -149,3 +149,27 @@ fn what_is_said_again_in_the_batch_of_its_first_store_is_not_taken_for_a_second_
     rig.expect(TrustLevel::Exact, &[], 4);
     assert_eq!(rig.depth(0, &[1]).host, 1);
 }
+
+#[test]
+fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_proves_it() {
+    let mut rig = Rig::new(&Options::default());
+    let host = |batch: Batch| batch.stored_with(None, &[11], &vllm::tokens(&[1]), vllm::BLOCK_SIZE, Some("CPU"), &[]);
+    rig.send(0, &host(chain(0)));
+    let now = rig.now;
+    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.expect(TrustLevel::Unproven, &[R::ClearAwaited], 0);
+    assert_eq!((rig.device(&[1, 2, 3]), rig.depth(0, &[1]).host), (0, 1), "other tiers are not of the device's cache");
+    // A batch of before the clear, and then the clear, with the step after it.
+    rig.send(1, &Batch::new(1).stored(None, &[21], &[7]));
+    assert_eq!(rig.trust().level, TrustLevel::Unproven, "the engine does not hold it");
+    rig.send(2, &Batch::new(2).cleared().stored(None, &[31], &[8]));
+    rig.expect(TrustLevel::Exact, &[], 2);
+    assert_eq!((rig.device(&[7]), rig.device(&[8]), rig.device(&[1])), (0, 1, 0));
+    assert_eq!((rig.count(C::Gaps), rig.count(C::Restarts), rig.count(C::Resets)), (0, 0, 1));
+    // Told twice, it is as harmless.
+    let now = rig.now;
+    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.send(3, &Batch::new(3).cleared().cleared());
+    rig.expect(TrustLevel::Exact, &[], 3);
+}

@@ -25,6 +25,7 @@ use crate::trust::{Trust, TrustLevel, TrustReason};
 
 const ID: CorrelationId = CorrelationId(0xfeed);
 const LANE: LaneAsked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 0 };
+const CLEARED: ResetOrder = ResetOrder { worker: Some(Worker::new(9, 2)), engine_cleared: true };
 const PLAIN_4: Scheme = Scheme { block_size: 4, window: Window::Plain };
 
 /// Header and body of the only frame in `bytes`.
@@ -168,12 +169,12 @@ fn small_requests_round_trip() {
             Request::Workers { space: Some(SpaceId(0)), cursor: 0, limit: 0 },
         ),
         (&|e, out| e.status(ID, 6, 7, out), Request::Status { cursor: 6, limit: 7 }),
-        (&|e, out| e.reset(ID, None, out), Request::Reset(None)),
+        (&|e, out| e.reset(ID, ResetOrder::default(), out), Request::Reset(ResetOrder::default())),
         (&|e, out| e.set_policy(ID, &shadow, out), Request::SetPolicy(shadow)),
         (&|e, out| e.set_policy(ID, &PolicyOrder::Promote, out), Request::SetPolicy(PolicyOrder::Promote)),
         (&|e, out| e.set_policy(ID, &PolicyOrder::EndShadow, out), Request::SetPolicy(PolicyOrder::EndShadow)),
         (&|e, out| e.open_lane(ID, LANE, out), Request::OpenLane(LANE)),
-        (&|e, out| e.reset(ID, Some(Worker::new(9, 2)), out), Request::Reset(Some(Worker::new(9, 2)))),
+        (&|e, out| e.reset(ID, CLEARED, out), Request::Reset(CLEARED)),
     ];
     for (encode, expected) in cases {
         let mut out = Vec::new();

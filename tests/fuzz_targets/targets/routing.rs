@@ -141,8 +141,8 @@ fn goes_round(request: &Request<'_>) {
             encoder.change_worker(id, change, &mut out);
             FrameKind::ChangeWorker
         }
-        Request::Reset(worker) => {
-            encoder.reset(id, *worker, &mut out);
+        Request::Reset(order) => {
+            encoder.reset(id, *order, &mut out);
             FrameKind::Reset
         }
         Request::SetPolicy(order) => {

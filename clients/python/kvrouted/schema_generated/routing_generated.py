@@ -5103,14 +5103,24 @@ class Reset(object):
             return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
         return 0
 
+    # Reset
+    def EngineCleared(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
 def ResetStart(builder):
-    builder.StartObject(2)
+    builder.StartObject(3)
 
 def ResetAddWorker(builder, worker):
     builder.PrependStructSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(worker), 0)
 
 def ResetAddMustUnderstand(builder, mustUnderstand):
     builder.PrependUint64Slot(1, mustUnderstand, 0)
+
+def ResetAddEngineCleared(builder, engineCleared):
+    builder.PrependBoolSlot(2, engineCleared, 0)
 
 def ResetEnd(builder):
     return builder.EndObject()

@@ -10,6 +10,7 @@ use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
 use crate::ingest::FirstLoad;
+use crate::ingest::inbox::{Command, ResetScope};
 use crate::ingest::link::Link;
 use crate::ingest::shard::Now;
 use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
@@ -230,7 +231,7 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
         shard.transfer(now);
     }
     assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and nobody spins for it");
-    shard.inbox.commands.push(crate::ingest::inbox::Command::Reset(Some(worker))).expect("room");
+    shard.inbox.commands.push(Command::Reset(Some(worker), ResetScope::Everything)).expect("room");
     assert!(!shard.obey());
     shard.transfer(now);
     shard.round(now);
@@ -245,7 +246,7 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
     let (load, answers) = FirstLoad::new(worker, received);
     shard.members[0].loads_first = true;
     shard.wait_for_load(load);
-    shard.inbox.commands.push(crate::ingest::inbox::Command::Reset(None)).expect("room");
+    shard.inbox.commands.push(Command::Reset(None, ResetScope::Everything)).expect("room");
     assert!(!shard.obey());
     shard.round(now);
     assert!(is_taken(&shard));

@@ -173,6 +173,9 @@ pub const EVENT_BATCH_TOKENS_MAX: usize = 1 << 24;
 pub const EVENT_BATCH_EVENTS_MAX: usize = 1 << 18;
 /// Multimodal objects of one event batch.
 pub const EVENT_BATCH_MEDIA_MAX: usize = 1 << 18;
+/// Blocks of a repeated root chain that an engine which evicts can have had free without an eviction: the blocks of
+/// finished requests that were not full. More, and nothing evicted in its batch: a full report.
+pub const REPORT_FREE_BLOCKS_MAX: usize = 8;
 /// Bytes of the LoRA names and salts of one event batch.
 pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
 /// Nesting of a msgpack value that is skipped.

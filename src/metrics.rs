@@ -70,6 +70,8 @@ counters! {
         StoresUnknownRoot = "stores_unknown_root", "Stored events whose chain's seed is unknown, not bound.";
         StoresHashConflict = "stores_hash_conflict", "Stored events that bind a held hash elsewhere, refused.";
         StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";
+        StoresCopied = "stores_copied", "Root chains announced again, counted as one more copy.";
+        FullReports = "full_reports", "Times that announcements showed a full report where full_reports is none.";
         StoresBounded = "stores_bounded", "Stored events refused because a bound was reached.";
         StoresMemoryBound = "stores_memory_bound", "Stored events refused because the space's memory ceiling was reached.";
         StoresSchemeUnknown = "stores_scheme_unknown", "Stored events before the space's hash scheme was known, not bound.";

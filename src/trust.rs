@@ -100,10 +100,10 @@ reasons! {
     SchemeMismatch(5) = "scheme_mismatch", TrustLevel::LowerBound, Harm::Severe, "give the engine the space's block size, or the worker a space of its own";
     /// A stored event bound a held hash to another place and was refused.
     HashConflict(6) = "hash_conflict", TrustLevel::LowerBound, Harm::Warning, "check that one endpoint is not shared by two engines";
-    /// A root chain was announced again; whether that is a second copy cannot be told.
-    AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Note, "none needed; the worker is exact again once its cache is cleared";
+    /// A root chain was announced again and not counted: a second copy, or a full report, which look the same.
+    AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Warning, "if no caller can send this engine kv_cache_report_mode=full, set full_reports = \"none\" in the worker's [[space]]: second copies are then counted; without it a prefix whose copy is evicted is not seen again until the engine's prefix cache is cleared";
     /// Blocks arrived whose chain, and so whose salt, is unknown; they were not bound.
-    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "where the stream was joined late, clear the engine's prefix cache once; otherwise report it with a capture";
+    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request, after what the worker's other reasons name is mended";
     /// A bound on this worker's blocks was reached; blocks were refused.
     CapacityBound(9) = "capacity_bound", TrustLevel::LowerBound, Harm::Warning, "raise the bound that the log names, or check the worker's capacity in blocks";
     /// The engine has KV groups that no rule covers yet.
@@ -138,6 +138,8 @@ reasons! {
     UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update kvrouted here to the version of the worker's relay; the level is what the relay says, at most lower_bound";
     /// Somebody said that the engine's cache was cleared, and the engine has not published it yet.
     ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this stays, that had come before: clear once more and send one request";
+    /// More copies were announced than can be, as by full reports, which the space says that nobody can ask for; the worker was emptied.
+    FullReports(26) = "full_reports", TrustLevel::LowerBound, Harm::Severe, "find who sends the engine kv_cache_report_mode=full and strip it there, or set full_reports = \"possible\" in the worker's [[space]]; then clear the engine's prefix cache once and send it one request";
 }
 
 /// A set of [`TrustReason`]s.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use kvrouted::cli::{self, Cli, Exit, Failure, Prepared, ServeArgs};
-use kvrouted::config::{Config, IoEngine, Salts};
+use kvrouted::config::{Config, FullReports, IoEngine, Salts};
 use kvrouted::ids::{Scheme, Window, Worker};
 
 fn kvrouted(args: &[&str]) -> Output {
@@ -63,7 +63,10 @@ fn a_daemon_without_a_file_is_what_its_flags_say() {
         "--pin",
         "--salts",
         "none",
+        "--full-reports",
+        "none",
     ]);
+    assert_eq!(config.spaces[0].full_reports, FullReports::None);
     assert_eq!(config.serve.socket, Path::new("/tmp/k.sock"));
     assert_eq!(config.serve.admin_socket, Path::new("/tmp/k.sock.admin"));
     assert!(config.serve.pin);
@@ -146,6 +149,7 @@ fn the_help_of_serve_says_the_defaults_there_are() {
     for (flag, default) in [
         ("--socket ", config.serve.socket.to_str().expect("UTF-8")),
         ("--salts ", salts),
+        ("--full-reports ", if config.spaces[0].full_reports == FullReports::Possible { "possible" } else { "none" }),
         ("--io ", io),
         ("--log-level ", config.log.level),
     ] {

@@ -94,8 +94,11 @@ fn windowed_action(of: Alphabet) -> impl Strategy<Value = Action> {
 
 /// Limits under which nodes are split all the time, now and then, or never.
 fn limits() -> impl Strategy<Value = ShardLimits> {
-    prop::sample::select(vec![2, 8, 1024])
-        .prop_map(|node_blocks_max| ShardLimits { node_blocks_max, ..ShardLimits::default() })
+    (prop::sample::select(vec![2, 8, 1024]), any::<bool>()).prop_map(|(node_blocks_max, counts_copies)| ShardLimits {
+        node_blocks_max,
+        counts_copies,
+        ..ShardLimits::default()
+    })
 }
 
 /// A store of no worker yet.

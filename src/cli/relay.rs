@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Flags, LogConfig, Salts, Setting};
+use crate::config::{self, Config, Flags, FullReports, LogConfig, Salts, Setting};
 use crate::ingest::IngestConfig;
 use crate::relay::RelayPlan;
 
@@ -38,6 +38,9 @@ pub struct RelayArgs {
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
     #[arg(long, value_name = "SALTS", conflicts_with = "config")]
     pub salts: Option<String>,
+    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default: possible]
+    #[arg(long, value_name = "REPORTS", conflicts_with = "config")]
+    pub full_reports: Option<String>,
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
@@ -73,6 +76,7 @@ impl RelayArgs {
             ("--worker", "space", "model", &model),
             ("--block-size", "space", "block_size", &self.block_size),
             ("--salts", "space", "salts", &self.salts),
+            ("--full-reports", "space", "full_reports", &self.full_reports),
         ];
         let setting = |(flag, section, field, text): (_, _, _, &Option<String>)| {
             Some(Setting { flag, section, field, text: text.clone()? })
@@ -101,6 +105,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
     Ok(RelayPlan {
         scheme: space.scheme(),
         salts_possible: space.salts == Salts::Possible,
+        counts_copies: space.full_reports == FullReports::None,
         capacity_blocks: worker.capacity_blocks,
         blocks_max: worker.blocks_max,
         memory_bytes_max: if space.memory_bytes_max == 0 { u64::MAX } else { space.memory_bytes_max },

@@ -46,6 +46,9 @@ pub struct ServeArgs {
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
     #[arg(long, value_name = "SALTS", conflicts_with = "config")]
     pub salts: Option<String>,
+    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default: possible]
+    #[arg(long, value_name = "REPORTS", conflicts_with = "config")]
+    pub full_reports: Option<String>,
     /// Without a file: a worker; repeatable
     #[arg(long, value_name = "FIELD=VALUE,...", conflicts_with = "config")]
     pub worker: Vec<String>,
@@ -151,6 +154,7 @@ impl ServeArgs {
             ("--namespace", "space", "namespace", &self.namespace),
             ("--block-size", "space", "block_size", &self.block_size),
             ("--salts", "space", "salts", &self.salts),
+            ("--full-reports", "space", "full_reports", &self.full_reports),
         ];
         let setting = |(flag, section, field, text): (_, _, _, &Option<String>)| {
             Some(Setting { flag, section, field, text: text.clone()? })

@@ -373,6 +373,16 @@ pub enum Salts {
     None,
 }
 
+/// Whether callers of a space's engines can have them announce blocks once more that are held already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FullReports {
+    /// They can; a chain that is announced again is not counted again.
+    #[default]
+    Possible,
+    /// Nobody can: a chain that is announced again is one more copy.
+    None,
+}
+
 /// `[[space]]`: prompts and blocks that may be compared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpaceConfig {
@@ -388,6 +398,8 @@ pub struct SpaceConfig {
     pub window: Window,
     /// Whether prompts can be salted.
     pub salts: Salts,
+    /// Whether callers can ask for full reports.
+    pub full_reports: FullReports,
     /// Memory of its index over all shards, bytes; 0 = no ceiling.
     pub memory_bytes_max: u64,
     /// Whether the caches of workers without events are predicted from what is booked on them.

@@ -6,7 +6,7 @@ use rand::RngExt;
 
 use super::records::Records;
 use super::views::Views;
-use crate::config::{Config, SpaceConfig, WorkerConfig};
+use crate::config::{Config, FullReports, SpaceConfig, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, Places};
 use crate::ids::{ShardId, SpaceId, WorkerSlot};
@@ -81,7 +81,9 @@ impl Bounds {
             0 => u64::MAX,
             bytes => bytes / shards.max(1) as u64,
         };
-        Self { limits: ShardLimits { memory_bytes_max, secret, ..ShardLimits::default() }, reclaimer: Reclaimer::new() }
+        let counts_copies = space.full_reports == FullReports::None;
+        let limits = ShardLimits { memory_bytes_max, counts_copies, secret, ..ShardLimits::default() };
+        Self { limits, reclaimer: Reclaimer::new() }
     }
 
     /// An empty shard of the space.

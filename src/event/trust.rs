@@ -31,7 +31,7 @@
 //! | emptied because somebody asked for it | joined_late | |
 //! | somebody says that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device | | clear_awaited |
-//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, unknown_root, capacity_bound, memory_bound, unknown_events |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
 //! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
@@ -110,6 +110,8 @@ pub enum Finding {
     HashConflict,
     /// A root chain announced again.
     AmbiguousStore,
+    /// More copies than can be, as full reports announce them.
+    FullReports,
     /// A store that cannot be bound to a chain.
     UnknownRoot,
     /// A bound on the worker's blocks.
@@ -140,6 +142,7 @@ impl Finding {
             Self::SchemeMismatch => TrustReason::SchemeMismatch,
             Self::HashConflict => TrustReason::HashConflict,
             Self::AmbiguousStore => TrustReason::AmbiguousStore,
+            Self::FullReports => TrustReason::FullReports,
             Self::UnknownRoot => TrustReason::UnknownRoot,
             Self::CapacityBound => TrustReason::CapacityBound,
             Self::MemoryBound => TrustReason::MemoryBound,
@@ -162,12 +165,13 @@ const UNTIL_A_BATCH: [TrustReason; 4] =
 const UNTIL_WHOLE: [TrustReason; 4] =
     [TrustReason::Recovering, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
-const UNTIL_CLEARED: [TrustReason; 9] = [
+const UNTIL_CLEARED: [TrustReason; 10] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
     TrustReason::Undecodable,
     TrustReason::HashConflict,
     TrustReason::AmbiguousStore,
+    TrustReason::FullReports,
     TrustReason::UnknownRoot,
     TrustReason::CapacityBound,
     TrustReason::MemoryBound,
@@ -311,6 +315,15 @@ impl WorkerTrust {
     pub fn level(&self) -> TrustLevel {
         let own = self.reasons.cap();
         self.source.map_or(own, |source| own.min(source.level).min(source.reasons.cap()))
+    }
+
+    /// Whether the engine may hold blocks that are not counted: for it a chain may be repeated of which only a part is
+    /// held here.
+    #[must_use]
+    pub fn may_miss_blocks(&self) -> bool {
+        let reasons = self.reasons();
+        let refused = [TrustReason::SchemeMismatch, TrustReason::RankConflict, TrustReason::UnchainedHashes];
+        UNTIL_CLEARED.iter().chain(&refused).any(|reason| reasons.contains(*reason))
     }
 
     /// Why not more, but for what a relay says of itself.

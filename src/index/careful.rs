@@ -42,7 +42,7 @@ impl Worker {
         if blocks == 0 {
             return StoreOutcome::default();
         }
-        if self.says_nothing_new(tree, store) {
+        if !limits.counts_copies && self.says_nothing_new(tree, store) {
             return StoreOutcome { ambiguous: true, already: blocks, ..StoreOutcome::default() };
         }
         if let Some(refusal) = self.beyond_bounds(tree, limits, store) {

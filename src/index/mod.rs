@@ -147,6 +147,9 @@ pub struct ShardLimits {
     pub memory_bytes_max: u64,
     /// Garbage that may wait for readers, bytes, before the shard is choked.
     pub garbage_bytes_max: u64,
+    /// Whether a store at the root of what is held already is counted as one more copy. `false` where it may be the same
+    /// said again, which nothing would ever remove: it is then [ambiguous](StoreOutcome::ambiguous).
+    pub counts_copies: bool,
     /// Mixed into the hash tables, so that who knows the hash functions cannot choose what collides.
     pub secret: u64,
 }
@@ -162,6 +165,7 @@ impl Default for ShardLimits {
             node_blocks_max: limits::NODE_BLOCKS_MAX,
             memory_bytes_max: u64::MAX,
             garbage_bytes_max: limits::INDEX_GARBAGE_BYTES_CHOKED,
+            counts_copies: false,
             secret: 0,
         }
     }
@@ -230,7 +234,7 @@ pub struct StoreOutcome {
     /// Blocks of the store that wait for a chain to the root.
     pub dormant: u32,
     /// Nothing was counted: at the root, all of it held by this tier and group since before the batch
-    /// began. Whether these blocks will be removed once more than they were, nobody can tell.
+    /// began, in a shard that does not count copies. Whether these blocks will be removed once more than they were, nobody can tell.
     pub ambiguous: bool,
     /// Why nothing was changed, if so.
     pub refused: Option<Refusal>,

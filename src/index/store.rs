@@ -14,8 +14,8 @@ use super::lanes::{Lane, LaneState};
 use super::node::{Column, NodeId, Place};
 use super::tree::Tree;
 use super::worker::{GroupLane, Worker, digest_of};
-use super::{StoreBlocks, StoreOutcome, words};
 use super::layer::Layer;
+use super::{ShardLimits, StoreBlocks, StoreOutcome, words};
 use crate::ids::{EngineHash, GroupId};
 use smallvec::SmallVec;
 
@@ -55,7 +55,12 @@ pub(super) struct Goal {
 
 impl Worker {
     /// Takes a store, or says that it is not for the quick way.
-    pub(super) fn store_quickly(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Result<StoreOutcome, Odd> {
+    pub(super) fn store_quickly(
+        &mut self,
+        tree: &mut Tree,
+        limits: &ShardLimits,
+        store: &StoreBlocks<'_>,
+    ) -> Result<StoreOutcome, Odd> {
         let blocks = store.hashes.len();
         let told = Told { locals: store.locals, names: store.hashes, seed: store.seed };
         let usual = self.waiting.is_empty() && !self.forked && blocks > 0 && blocks == store.locals.len();
@@ -70,7 +75,8 @@ impl Worker {
         }
         let (path, place) = self.follow(tree, store.parent, told)?;
         let on_path = path.last().map_or(0, |last| last.at + usize::from(last.to - last.from));
-        if store.parent.is_none() && on_path == blocks && self.is_ambiguous(tree, known, store, &path) {
+        let is_repeated = store.parent.is_none() && on_path == blocks;
+        if is_repeated && !limits.counts_copies && self.is_ambiguous(tree, known, store, &path) {
             return Ok(StoreOutcome { ambiguous: true, already: blocks as u32, ..StoreOutcome::default() });
         }
         let lane = match known {

@@ -61,6 +61,12 @@ impl ShardWriter {
         Some(slot)
     }
 
+    /// Whether a store at the root of what is held already counts as one more copy.
+    #[must_use]
+    pub const fn counts_copies(&self) -> bool {
+        self.limits.counts_copies
+    }
+
     /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`.
     pub fn bound_worker(&mut self, slot: WorkerSlot, blocks_max: u64) {
         if let Some(worker) = self.worker_mut(slot) {
@@ -120,7 +126,7 @@ impl ShardWriter {
         let (len, names) = (blocks.hashes.len(), tree.slots.len());
         let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
         let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
-        let quick = if fits && tidy { worker.store_quickly(tree, blocks).ok() } else { None };
+        let quick = if fits && tidy { worker.store_quickly(tree, limits, blocks).ok() } else { None };
         let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks));
         worker.account_for(tree, names);
         tree.reclaim(false);
@@ -146,6 +152,16 @@ impl ShardWriter {
     pub fn refers(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> bool {
         let refers = |worker: &Worker| worker.refers_to(&self.tree, worker.layer(tier, group), group, hash);
         self.worker(slot).is_some_and(refers)
+    }
+
+    /// Takes one reference of a tier and group from each block that has more than one. Called after a store of these
+    /// blocks, it takes back what the store counted of blocks that were referred to before.
+    pub fn take_back_repeated(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
+        let Some(worker) = self.worker(slot) else { return };
+        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return };
+        let has_more = |hash: &&EngineHash| worker.extras.get(&(**hash, lane)).is_some_and(|extra| *extra > 0);
+        let repeated: Vec<EngineHash> = hashes.iter().filter(has_more).copied().collect();
+        self.remove(slot, tier, group, &repeated);
     }
 
     /// Takes one reference of a tier and group from each block. What has no such reference is counted as

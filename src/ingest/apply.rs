@@ -2,6 +2,7 @@
 //!
 //! Whatever is not bound is counted with its reason and lowers trust; nothing is guessed.
 
+use super::copies::{is_repeated, repeats};
 use super::groups::Rule;
 use super::scheme::{Fit, fit, is_alone, is_partial};
 use super::seed::{Before, SeedOf, seed_of};
@@ -89,10 +90,21 @@ impl Stream {
     /// Counts a reference to blocks whose place and content are known.
     fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
         let outcome = home.writer.store(self.slot, blocks);
-        if is_said_again(blocks, &outcome) {
-            // One reference less of each, and readers see no difference.
-            home.writer.remove(self.slot, blocks.tier, blocks.group, blocks.hashes);
-            return self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+        let counts_copies = self.counts_copies(home);
+        let is_repeated = is_repeated(blocks, &outcome);
+        if !counts_copies && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
+            // One reference less of what was held before, and readers see no difference.
+            home.writer.take_back_repeated(self.slot, blocks.tier, blocks.group, blocks.hashes);
+            self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+            if is_repeated {
+                return;
+            }
+        }
+        if counts_copies && blocks.tier == Tier::Device && outcome.stored > 0 {
+            self.count(WorkerCounter::StoresCopied, u64::from(is_repeated));
+            if self.copies.stored(blocks, &outcome) {
+                return self.full_report(home, now);
+            }
         }
         if outcome.stored > 0 {
             self.said(|republisher| republisher.stored(blocks));
@@ -183,6 +195,9 @@ impl Stream {
         let Some(tier) = self.place(removed.medium, self.kinds.remove(removed.group), now) else { return };
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
         if outcome.removed > 0 {
+            if tier == Tier::Device {
+                self.copies.removed();
+            }
             self.said(|republisher| republisher.removed(tier, removed.group, removed.hashes));
         }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
@@ -195,6 +210,7 @@ impl Stream {
         self.said(|republisher| republisher.cleared(cleared.tier));
         self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
         if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
+            self.copies.cleared();
             self.input(TrustInput::ClearPublished, now);
         }
         if cleared.tier.is_none() {
@@ -347,16 +363,6 @@ impl Stream {
         self.count(counter, 1);
         self.found(finding, now);
     }
-}
-
-/// Whether a store that the index counted says only what the device held already. The index counts it where the first
-/// reference is of the same batch: a second copy. But an engine that reports the cached prefix of a request
-/// (`kv_cache_report_mode = "full"`) says the same of what an earlier request of its step has just stored, and never
-/// removes that. Nothing tells the two apart; counted wrongly it would be held for ever. Other tiers are reported by
-/// connectors that ask for every announcement to be counted.
-fn is_said_again(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
-    let is_held = outcome.stored > 0 && outcome.already == outcome.stored;
-    is_held && blocks.parent.is_none() && blocks.tier == Tier::Device
 }
 
 impl Home {

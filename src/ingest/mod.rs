@@ -22,6 +22,7 @@
 //! which all of its workers' messages wait in their sockets.
 
 mod apply;
+mod copies;
 pub mod descriptors;
 mod dump;
 pub mod exposition;

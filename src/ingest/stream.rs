@@ -40,6 +40,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
+use super::copies::Copies;
 use super::dump::AbortReason;
 use super::groups::Groups;
 use super::held::{Held, HeldBytes, Message};
@@ -54,7 +55,7 @@ use crate::ids::{EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot
 use crate::index::ShardWriter;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use crate::metrics::WorkerCounter;
-use crate::trust::Trust;
+use crate::trust::{Trust, TrustReason};
 
 /// The time of one turn: of the wall for people, and since boot for deadlines.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,6 +104,8 @@ pub(super) struct Stream {
     pub(super) conflicted: Conflicted,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
     pub(super) groups: Vec<(Tier, GroupId)>,
+    /// How copies are told from full reports.
+    pub(super) copies: Copies,
     capacity_blocks: u64,
     gate: SequenceGate,
     trust: WorkerTrust,
@@ -145,6 +148,7 @@ impl Stream {
             unchained: false,
             conflicted: Conflicted::default(),
             groups: Vec::new(),
+            copies: Copies::default(),
             capacity_blocks: publisher.capacity_blocks,
             gate: SequenceGate::default(),
             trust,
@@ -205,6 +209,7 @@ impl Stream {
             return;
         }
         home.writer.begin_batch(self.slot);
+        self.copies.begin_batch();
         if payload.len() > EVENT_MESSAGE_BYTES_MAX {
             self.count(WorkerCounter::MessagesOversized, 1);
         }
@@ -383,6 +388,7 @@ impl Stream {
             self.said(|republisher| republisher.cleared(None));
             self.groups.clear();
         }
+        self.copies.cleared();
     }
 
     fn forget_incarnation(&mut self) {
@@ -429,6 +435,23 @@ impl Stream {
         }
     }
 
+    /// Whether the engine may hold blocks that are not counted.
+    pub(super) fn may_miss_blocks(&self) -> bool {
+        self.trust.may_miss_blocks()
+    }
+
+    /// Whether a chain that is announced again is one more copy. Once full reports were seen it is not, until the
+    /// engine's cache is cleared.
+    pub(super) fn counts_copies(&self, home: &Home) -> bool {
+        home.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
+    }
+
+    /// Chains were announced that are no copies. Which of the copies counted before were none cannot be told.
+    pub(super) fn full_report(&mut self, home: &mut Home, now: Now) {
+        self.count(WorkerCounter::FullReports, 1);
+        self.empty_for(home, Finding::FullReports, now);
+    }
+
     fn check_capacity(&mut self, home: &mut Home, now: Now) {
         let references = home.writer.held(self.slot).references[Tier::Device.index()];
         if self.capacity_blocks > 0 && references > self.capacity_blocks {
@@ -436,6 +459,9 @@ impl Stream {
                 worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
                 "more blocks in device memory than the worker has; it is emptied"
             );
+            if self.copies.has_counted {
+                return self.full_report(home, now);
+            }
             self.empty_for(home, Finding::CapacityBound, now);
         }
     }

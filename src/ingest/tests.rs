@@ -14,6 +14,7 @@ use crate::metrics::WorkerCounter as C;
 use crate::trust::{Trust, TrustLevel, TrustReason as R, TrustReasons};
 
 mod bounds;
+mod copies;
 mod doubt;
 mod dump;
 mod formats;
@@ -40,13 +41,21 @@ struct Options {
     scheme: Option<Scheme>,
     salts_possible: bool,
     capacity_blocks: u64,
+    counts_copies: bool,
     /// Beyond what an empty index takes.
     memory_bytes_more: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: 1, scheme: None, salts_possible: true, capacity_blocks: 0, memory_bytes_more: u64::MAX }
+        Self {
+            workers: 1,
+            scheme: None,
+            salts_possible: true,
+            capacity_blocks: 0,
+            counts_copies: false,
+            memory_bytes_more: u64::MAX,
+        }
     }
 }
 
@@ -54,7 +63,7 @@ impl Rig {
     fn new(options: &Options) -> Self {
         let empty_bytes = index::shard(ShardId(0), ShardLimits::default()).0.memory().bytes();
         let memory_bytes_max = empty_bytes.saturating_add(options.memory_bytes_more);
-        let limits = ShardLimits { memory_bytes_max, ..ShardLimits::default() };
+        let limits = ShardLimits { memory_bytes_max, counts_copies: options.counts_copies, ..ShardLimits::default() };
         let (mut writer, reader) = index::shard(ShardId(0), limits);
         let scheme = Arc::new(SchemeCell::new(options.scheme));
         let slots: Vec<WorkerSlot> =

@@ -91,6 +91,8 @@ pub struct RelayPlan {
     pub scheme: Option<Scheme>,
     /// Whether its prompts may be salted.
     pub salts_possible: bool,
+    /// Whether a chain that is announced again is one more copy: nobody can ask the engine for full reports.
+    pub counts_copies: bool,
     /// KV blocks its device holds; 0 = not known.
     pub capacity_blocks: u64,
     /// Blocks remembered of it over all tiers.
@@ -122,6 +124,7 @@ impl RelayPlan {
             source,
             scheme: None,
             salts_possible: true,
+            counts_copies: false,
             capacity_blocks: 0,
             blocks_max: WORKER_BLOCKS_MAX_DEFAULT,
             memory_bytes_max: u64::MAX,
@@ -253,8 +256,12 @@ impl Drop for Relay {
 
 fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
     // Nobody outside knows it, so nobody can choose prompts that collide in the tables.
-    let limits =
-        ShardLimits { memory_bytes_max: plan.memory_bytes_max, secret: rand::rng().random(), ..ShardLimits::default() };
+    let limits = ShardLimits {
+        memory_bytes_max: plan.memory_bytes_max,
+        counts_copies: plan.counts_copies,
+        secret: rand::rng().random(),
+        ..ShardLimits::default()
+    };
     // Nobody asks this index; what it gives up needs no grace.
     let (mut writer, _) = index::shard(ShardId(0), limits);
     let slot = writer

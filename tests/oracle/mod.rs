@@ -53,7 +53,7 @@ impl Oracle {
         if distinct.len() < chain.len() || chain.iter().any(conflict) {
             return Some(Refusal::HashConflict);
         }
-        if self.ambiguous(store) {
+        if self.ambiguous(limits, store) {
             return None;
         }
         let groups = self.announced.iter().filter(|(tier, _)| *tier == store.tier).count();
@@ -75,7 +75,10 @@ impl Oracle {
         self.children.range(all).map(|(_, _, hash)| *hash)
     }
 
-    fn ambiguous(&self, store: &StoreBlocks<'_>) -> bool {
+    fn ambiguous(&self, limits: &ShardLimits, store: &StoreBlocks<'_>) -> bool {
+        if limits.counts_copies {
+            return false;
+        }
         let before = |hash: &EngineHash| self.counts.get(&(*hash, store.tier, store.group));
         let before = |hash: &EngineHash| before(hash).is_some_and(|(_, since)| *since != self.batch);
         store.parent.is_none() && !store.hashes.is_empty() && store.hashes.iter().all(before)
@@ -91,7 +94,7 @@ impl Oracle {
         if refused.is_some() || blocks == 0 {
             return StoreOutcome { refused, ..StoreOutcome::default() };
         }
-        if self.ambiguous(store) {
+        if self.ambiguous(limits, store) {
             return StoreOutcome { ambiguous: true, already: blocks, ..StoreOutcome::default() };
         }
         let mut already = 0;

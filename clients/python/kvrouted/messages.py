@@ -26,7 +26,7 @@ TRUST_REASONS = (
     "ambiguous_store", "unknown_root", "capacity_bound", "hybrid", "unknown_medium", "rank_conflict", "silent",
     "no_events", "read_contended", "recovering", "isolation_unknown", "unknown_events", "lookahead_hash",
     "misframed", "memory_bound", "own_decisions", "unchained_hashes",
-    "unknown_reason", "clear_awaited",
+    "unknown_reason", "clear_awaited", "full_reports",
 )  # fmt: skip
 FEATURES = (
     "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",

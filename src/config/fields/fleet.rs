@@ -3,7 +3,7 @@
 use super::field;
 use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
-use crate::config::{Salts, SpaceConfig};
+use crate::config::{FullReports, Salts, SpaceConfig};
 use crate::endpoint::Endpoint;
 use crate::fleet::{DeviceClass, PoolRole};
 use crate::ids::Window;
@@ -91,6 +91,16 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
             Value("possible"),
             Choice { names: &["possible", "none"], set: |c, at| c.salts = [Salts::Possible, Salts::None][at] },
             "Whether prompts may carry cache salts. none: engines whose events cannot tell are believed in full.",
+        ),
+        field(
+            "full_reports",
+            "",
+            Value("possible"),
+            Choice {
+                names: &["possible", "none"],
+                set: |c, at| c.full_reports = [FullReports::Possible, FullReports::None][at],
+            },
+            "Whether a caller can send vLLM kv_cache_report_mode=full. none: second copies of a prefix are counted, not doubted.",
         ),
         field(
             "memory_bytes_max",

@@ -76,6 +76,23 @@ fn every_reason_is_a_finding_with_a_remedy() {
     }
 }
 
+#[test]
+fn second_copies_are_a_finding_that_names_the_setting_and_what_follows_is_not_to_be_reported() {
+    let doubted_by = |reasons: &[TrustReason]| {
+        let reasons = reasons.iter().copied().collect();
+        found(&facts(vec![WorkerFacts { trust: Trust { reasons, ..doubted(TrustReason::Gap).trust }, ..well(1) }]))
+    };
+    let both = doubted_by(&[TrustReason::AmbiguousStore, TrustReason::UnknownRoot]);
+    let of = |found: &[Finding], name: &str| found.iter().find(|finding| finding.name == name).cloned().expect("found");
+    let copies = of(&both, "ambiguous_store");
+    assert!(copies.harm > Harm::Note && copies.remedy.contains("full_reports = \"none\""), "{copies:?}");
+    let below = of(&both, "unknown_root");
+    assert!(!below.remedy.contains("capture") && !below.what.contains("capture"), "{below:?}");
+    assert!(below.what.contains("ambiguous_store"), "{below:?}");
+    let alone = of(&doubted_by(&[TrustReason::UnknownRoot]), "unknown_root");
+    assert!(alone.what.contains("capture"), "{alone:?}");
+}
+
 /// Facts in which a symptom is found, and facts just short of it.
 type Examples = (Facts, Facts);
 

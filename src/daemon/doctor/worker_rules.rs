@@ -140,8 +140,34 @@ fn because(worker: &WorkerFacts, space: Option<&SpaceFacts>, reason: TrustReason
     let schemes = space.and_then(|space| Some((space, space.scheme?, worker.refused_scheme?)));
     match (reason, schemes) {
         (TrustReason::SchemeMismatch, Some((space, known, own))) if known != own => mismatch(sign, space, known, own),
+        (TrustReason::UnknownRoot, _) => unknown_root(sign, worker),
         _ => sign,
     }
+}
+
+/// Blocks below others that are not counted have no chain: what is to be done is what the other reasons say. Where there
+/// is none, an engine has announced something that is not known here.
+fn unknown_root(sign: Sign, worker: &WorkerFacts) -> Sign {
+    const LEAVE_BLOCKS_OUT: [TrustReason; 12] = [
+        TrustReason::JoinedLate,
+        TrustReason::Gap,
+        TrustReason::Undecodable,
+        TrustReason::SchemeMismatch,
+        TrustReason::HashConflict,
+        TrustReason::AmbiguousStore,
+        TrustReason::FullReports,
+        TrustReason::CapacityBound,
+        TrustReason::MemoryBound,
+        TrustReason::UnknownEvents,
+        TrustReason::UnchainedHashes,
+        TrustReason::ClearAwaited,
+    ];
+    let reasons = worker.trust.reasons.iter().filter(|reason| LEAVE_BLOCKS_OUT.contains(reason));
+    let names: Vec<_> = reasons.map(TrustReason::name).collect();
+    sign.saying(match names.as_slice() {
+        [] => "nothing else explains it: if it comes back, report it with a capture of the engine's events".to_owned(),
+        _ => format!("they are below blocks that are not counted because of {}", names.join(", ")),
+    })
 }
 
 /// Says both sizes, and what to set where.
@@ -183,6 +209,7 @@ const fn counter_of(reason: TrustReason) -> Option<C> {
         TrustReason::SchemeMismatch => C::StoresSchemeMismatch,
         TrustReason::HashConflict => C::StoresHashConflict,
         TrustReason::AmbiguousStore => C::StoresAmbiguous,
+        TrustReason::FullReports => C::FullReports,
         TrustReason::UnknownRoot => C::StoresUnknownRoot,
         TrustReason::CapacityBound => C::StoresBounded,
         TrustReason::Hybrid => C::EventsOtherGroup,

@@ -9,6 +9,7 @@ const ALL_FOUND: [Finding; 15] = [
     Finding::SchemeMismatch,
     Finding::HashConflict,
     Finding::AmbiguousStore,
+    Finding::FullReports,
     Finding::UnknownRoot,
     Finding::CapacityBound,
     Finding::MemoryBound,
@@ -114,6 +115,7 @@ fn every_finding_lowers_and_a_clear_takes_away_only_the_past() {
                 | Finding::UnknownEvents
                 | Finding::HashConflict
                 | Finding::AmbiguousStore
+                | Finding::FullReports
                 | Finding::UnknownRoot
                 | Finding::CapacityBound
                 | Finding::MemoryBound

@@ -29,6 +29,7 @@ impl Stream {
         home.writer.clear(self.slot, Some(Tier::Device));
         self.said(|republisher| republisher.cleared(Some(Tier::Device)));
         self.groups.retain(|(tier, _)| *tier != Tier::Device);
+        self.copies.cleared();
         self.show(home);
     }
 }

@@ -184,6 +184,9 @@ pub const MSGPACK_DEPTH_MAX: usize = 16;
 pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
 /// Payload hashes of replayed batches remembered per stream until the live stream, which is behind, has passed them.
 pub const GATE_REPLAYED_REMEMBERED_MAX: usize = 1 << 14;
+/// References of one worker's sliding-window groups to blocks of which no event has said yet what they are. Such an
+/// event comes in the same batch.
+pub const WINDOW_REFERENCES_UNPLACED_MAX: usize = 1 << 16;
 /// KV groups of one worker of which it is remembered what they serve.
 pub const GROUP_KINDS_MAX: usize = 256;
 /// Names that no rule covers, of one event batch; the others of it are counted together.

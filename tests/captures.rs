@@ -110,7 +110,10 @@ fn stored_of(fields: &Value, medium: Medium, group: u32) -> Stored {
         kind: match fields["kv_cache_spec_kind"].as_str() {
             None => GroupKind::Unstated,
             Some("full_attention" | "mla_attention" | "sink_full_attention") => GroupKind::Main,
-            Some(_) => GroupKind::Other,
+            Some(kind) => {
+                let window = fields["kv_cache_spec_sliding_window"].as_u64().map(|tokens| tokens as u32);
+                GroupKind::from_name(kind.as_bytes(), window)
+            }
         },
         lora: fields["lora_name"].as_str().map(str::to_owned),
         salt: sidecar::salt_of(fields).map(str::to_owned),

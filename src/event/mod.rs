@@ -8,6 +8,7 @@ mod error;
 pub mod flat;
 pub mod format;
 pub mod gate;
+mod group_kind;
 mod info;
 pub mod media;
 pub mod msgpack;
@@ -18,6 +19,7 @@ mod unruled;
 
 pub use batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead, Text};
 pub use error::{DecodeError, Reason};
+pub use group_kind::GroupKind;
 pub use info::{BatchInfo, Snapshot, SnapshotPhase, SourceTrust};
 pub use oddity::{Oddities, Oddity};
 pub use unruled::Unruled;
@@ -137,19 +139,4 @@ pub enum Medium {
     Unknown,
     /// On another machine; the blocks are not this worker's.
     Remote,
-}
-
-/// What kind of attention a KV-cache group serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum GroupKind {
-    /// The event does not say: the only group of an engine that names none.
-    #[default]
-    Unstated,
-    /// Full, MLA or sink-full attention: a block is reusable only if the group holds it.
-    Main,
-    /// Sliding window, mamba and the like: which of their blocks a prompt needs, no rule says yet.
-    Other,
-    /// A kind that is not known here, or that the engine does not know: taken as one that must hold every block,
-    /// which can only under-count.
-    Unknown,
 }

@@ -6,6 +6,7 @@
 use super::arena::CHUNK_WORDS;
 use super::fresh::Fresh;
 use super::lanes::{Lane, LaneState};
+use super::layer::Layer;
 use super::node::Place;
 use super::place::ALIASES_CEILING;
 use super::store::Goal;
@@ -13,7 +14,6 @@ use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::{GroupLane, Worker, stirred};
 use super::{Binding, Refusal, ShardLimits, StoreBlocks, StoreOutcome};
-use super::layer::Layer;
 use crate::ids::{EngineHash, GroupId, LocalHash};
 use crate::limits::GROUPS_MAX;
 use hashbrown::HashSet;

@@ -4,11 +4,11 @@ use super::ShardWriter;
 use super::bits::Bits;
 use super::header::Header;
 use super::lanes::{Lane, LaneState};
+use super::layer::Layer;
 use super::more::{More, encode};
 use super::node::{GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
 use super::worker::{Worker, stirred};
-use super::layer::Layer;
 use crate::ids::EngineHash;
 use std::collections::{BTreeMap, BTreeSet};
 

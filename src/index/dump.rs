@@ -110,7 +110,9 @@ impl Slice<'_, '_> {
         let column = node.columns[usize::from(worker.column_of(node)?)];
         let mut runs: SmallVec<[(Run, Tier, GroupId, &Entry); 4]> = SmallVec::new();
         for (tier, group) in groups(worker) {
-            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.lane)) else { continue };
+            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.lane)) else {
+                continue;
+            };
             let behind = entry.bits().runs().filter(|run| run.to > from.at).collect::<Runs>();
             runs.extend(behind.iter().map(|run| (Run::new(run.from.max(from.at), run.to), tier, group, entry)));
         }

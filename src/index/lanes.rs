@@ -160,7 +160,8 @@ impl Lanes {
         }
         table.devices.clear();
         table.devices.extend(lanes.iter().map(|(lanes, _)| lanes[Layer::Device.index()]));
-        let tiered = lanes.into_iter().enumerate().filter(|(_, (lanes, _))| lanes[1..].iter().any(|lane| lane.is_some()));
+        let tiered =
+            lanes.into_iter().enumerate().filter(|(_, (lanes, _))| lanes[1..].iter().any(|lane| lane.is_some()));
         let worker = |(slot, (lanes, window_blocks))| TieredWorker { slot: slot as u16, lanes, window_blocks };
         table.tiered.extend(tiered.map(worker));
         table.clone()

@@ -4,8 +4,8 @@ use super::bits::Bits;
 use super::cover::Entry;
 use super::header::{FORKED, Header, LEAF, PAIRS, Pair};
 use super::lanes::{Lane, LaneState, Lanes};
-use super::node::{Node, NodeId};
 use super::layer::Layer;
+use super::node::{Node, NodeId};
 
 /// Coverage that does not fit into a header line. Never changed: a new one takes its place.
 #[derive(Debug, Default)]

@@ -2,11 +2,11 @@
 
 use super::grow::{Homonyms, Odd, Told};
 use super::lanes::Lane;
+use super::layer::Layer;
 use super::node::{NodeId, Place};
 use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::Worker;
-use super::layer::Layer;
 use crate::ids::{EngineHash, LocalHash, Seed};
 use crate::limits::NODE_BLOCKS_MAX;
 

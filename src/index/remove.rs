@@ -9,10 +9,10 @@ use super::RemoveOutcome;
 use super::bits::Run;
 use super::cover::Runs;
 use super::lanes::Lane;
+use super::layer::Layer;
 use super::node::{NodeId, Place};
 use super::tree::{AHEAD, Tree};
 use super::worker::{Worker, digest_of};
-use super::layer::Layer;
 use crate::ids::{EngineHash, GroupId};
 use smallvec::SmallVec;
 

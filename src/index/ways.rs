@@ -5,13 +5,13 @@ use super::bits::{Bits, Run};
 use super::compare::common_prefix;
 use super::header::{FORKED, Header, LEAF};
 use super::lanes::{Lane, TieredWorker};
+use super::layer::Layer;
 use super::more::More;
 use super::node::NodeId;
 use super::place::ALIASES_CEILING;
 use super::reader::ShardDepths;
 use super::table::Found;
 use super::walk::View;
-use super::layer::Layer;
 
 /// One edge of a way.
 #[derive(Clone, Copy, Debug)]

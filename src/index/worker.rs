@@ -3,11 +3,11 @@
 use super::bits::{Bits, Run};
 use super::fresh::Fresh;
 use super::lanes::Lane;
+use super::layer::Layer;
 use super::node::{Node, NodeId, Place};
 use super::tree::Tree;
 use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
-use super::layer::Layer;
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -225,7 +225,8 @@ impl Worker {
         }
         let tiers = self.tier_bits(node, lane);
         for at in runs.iter().flat_map(|run| run.from..run.to) {
-            let others = (0..Layer::COUNT).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
+            let others =
+                (0..Layer::COUNT).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
             if others & bit == 0 {
                 move_blocks(&mut self.population, others, 1);
             }

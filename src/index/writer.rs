@@ -147,6 +147,19 @@ impl ShardWriter {
         announced
     }
 
+    /// No group of a worker serves a window any more; what was said of its windows is forgotten.
+    pub fn forget_windows(&mut self, slot: WorkerSlot) {
+        let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
+        if worker.tiers[Layer::Windows.index()].groups.is_empty() {
+            return;
+        }
+        worker.window_blocks = 0;
+        let lanes = worker.clear_tier(Layer::Windows);
+        worker.account(&mut self.tree);
+        self.retire(&lanes);
+        self.sweep_if_crowded();
+    }
+
     /// Whether a group of a tier has a reference to a block.
     #[must_use]
     pub fn refers(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> bool {

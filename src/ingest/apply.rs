@@ -27,6 +27,10 @@ impl Stream {
             self.found(Finding::UnknownEvents, now);
             return;
         }
+        if !self.kinds.has_windows() {
+            // Those of an engine that was here before.
+            home.writer.forget_windows(self.slot);
+        }
         let looks_ahead = batch.len() > LOOK_AHEAD_EVENTS;
         for (at, event) in batch.events().enumerate() {
             if looks_ahead {
@@ -39,6 +43,9 @@ impl Stream {
                 KvEvent::Cleared(cleared) => self.cleared(home, cleared, now),
             }
         }
+        if self.kinds.lacks_main() {
+            self.found(Finding::Hybrid, now);
+        }
     }
 
     fn stored(
@@ -49,8 +56,11 @@ impl Stream {
         locals: &mut Vec<LocalHash>,
         now: Now,
     ) {
-        let rule = self.kinds.store(stored.group, stored.group_kind);
+        let rule = self.kinds.store(stored.group, stored.group_kind, stored.block_size);
         let Some(tier) = self.place(stored.medium, rule, now) else { return };
+        if let Rule::Window { blocks, .. } = rule {
+            return self.window_stored(home, stored, blocks, now);
+        }
         if stored.hashes.is_empty() {
             return;
         }
@@ -110,6 +120,7 @@ impl Stream {
             self.said(|republisher| republisher.stored(blocks));
             self.note_group(blocks.tier, blocks.group);
             self.kinds.counted(blocks.group);
+            self.place_unplaced(home, blocks.hashes, now);
         }
         match outcome.refused {
             Some(Refusal::HashConflict | Refusal::SelfParent) => self.conflict(blocks.hashes, now),
@@ -146,7 +157,7 @@ impl Stream {
     }
 
     /// To what a hash that means one thing is bound.
-    fn binding_of(&self, home: &Home, hash: EngineHash) -> Option<Binding> {
+    pub(super) fn binding_of(&self, home: &Home, hash: EngineHash) -> Option<Binding> {
         home.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
     }
 
@@ -167,7 +178,7 @@ impl Stream {
         self.refuse(WorkerCounter::StoresHashConflict, Finding::HashConflict, now);
     }
 
-    fn count_stored(&mut self, home: &Home, outcome: &StoreOutcome, now: Now) {
+    pub(super) fn count_stored(&mut self, home: &Home, outcome: &StoreOutcome, now: Now) {
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if outcome.ambiguous {
@@ -192,7 +203,11 @@ impl Stream {
     }
 
     fn removed(&mut self, home: &mut Home, removed: &Removed<'_>, now: Now) {
-        let Some(tier) = self.place(removed.medium, self.kinds.remove(removed.group), now) else { return };
+        let rule = self.kinds.remove(removed.group);
+        let Some(tier) = self.place(removed.medium, rule, now) else { return };
+        if matches!(rule, Rule::Window { .. }) {
+            return self.window_removed(home, removed);
+        }
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
         if outcome.removed > 0 {
             if tier == Tier::Device {
@@ -212,6 +227,7 @@ impl Stream {
         if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
             self.copies.cleared();
             self.input(TrustInput::ClearPublished, now);
+            self.windows_emptied(home);
         }
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();
@@ -232,10 +248,13 @@ impl Stream {
             self.count(WorkerCounter::EventsRemote, 1);
             return None;
         }
-        if rule != Rule::Counts {
+        let is_window = matches!(rule, Rule::Window { .. });
+        // Windows are known of device memory only.
+        let is_left_out = rule == Rule::LeftOut || (is_window && medium != Medium::Tier(Tier::Device));
+        if is_left_out || !matches!(rule, Rule::Counts | Rule::Window { proved: true, .. }) {
             self.found(Finding::Hybrid, now);
         }
-        if rule == Rule::LeftOut {
+        if is_left_out {
             self.count(WorkerCounter::EventsOtherGroup, 1);
             return None;
         }
@@ -314,9 +333,10 @@ impl Stream {
         home.writer.clear(self.slot, None);
         self.said(|republisher| republisher.cleared(None));
         self.groups.clear();
+        self.windows_emptied(home);
     }
 
-    fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
+    pub(super) fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
         self.refuse_store(stored, tier, WorkerCounter::StoresSchemeMismatch, Finding::SchemeMismatch, now);
         self.view.refused_scheme.set(own);
         let times = self.view.counters.get(WorkerCounter::StoresSchemeMismatch);
@@ -359,7 +379,7 @@ impl Stream {
         }
     }
 
-    fn refuse(&mut self, counter: WorkerCounter, finding: Finding, now: Now) {
+    pub(super) fn refuse(&mut self, counter: WorkerCounter, finding: Finding, now: Now) {
         self.count(counter, 1);
         self.found(finding, now);
     }

@@ -43,6 +43,7 @@ mod stream;
 mod subscription;
 mod unruled;
 mod view;
+mod windows;
 
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,7 @@ use super::groups::Groups;
 use super::held::{Held, HeldBytes, Message};
 use super::republish::Republisher;
 use super::view::WorkerView;
+use super::windows::Unplaced;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
@@ -98,6 +99,8 @@ pub(super) struct Stream {
     pub(super) view: Arc<WorkerView>,
     /// What its KV groups serve.
     pub(super) kinds: Groups,
+    /// What its window groups have said of blocks that are not known yet.
+    pub(super) unplaced: Unplaced,
     /// Its hashes do not tell where a block is: none is bound.
     pub(super) unchained: bool,
     /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
@@ -145,6 +148,7 @@ impl Stream {
             salts_possible: publisher.salts_possible,
             view: Arc::clone(&publisher.view),
             kinds: Groups::default(),
+            unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
             groups: Vec::new(),
@@ -389,6 +393,7 @@ impl Stream {
             self.groups.clear();
         }
         self.copies.cleared();
+        self.windows_emptied(home);
     }
 
     fn forget_incarnation(&mut self) {

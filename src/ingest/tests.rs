@@ -23,6 +23,7 @@ mod lossy;
 mod replayed;
 pub(super) mod sidecar;
 pub(super) mod vllm;
+mod windows;
 use vllm::{BLOCK_SIZE, Batch};
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };

@@ -236,14 +236,14 @@ fn look_up(
     buffers: &mut Buffers,
     kept: &mut Kept,
 ) {
-    if scheme.is_none() {
+    let Some(known) = scheme else {
         kept.observation.matched = MatchStatus::Unmatchable;
         kept.observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
         kept.run_already(None);
         kept.hold_nothing();
         return;
-    }
-    overlap(view, request, buffers, kept);
+    };
+    overlap(view, request, known, buffers, kept);
     if mode == Mode::Approximate {
         kept.amend().iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
     }
@@ -294,13 +294,15 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
 /// Reads the index once and the prompts in flight once, and gives every worker what it holds of the prompt and how far it
 /// runs it already. The prompts are read after the loads: what a booking between the two adds is counted by neither, or
 /// it is the chosen worker's and noticed.
-fn overlap(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, kept: &mut Kept) {
+fn overlap(view: &View<'_>, request: &RouteRequest<'_>, scheme: Scheme, buffers: &mut Buffers, kept: &mut Kept) {
     kept.observation.request_blocks = buffers.locals.len() as u32;
     let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
     buffers.active_locked = read == ActiveRead::Locked;
     kept.run_already(Some(&buffers.active));
     let Some(index) = view.indexes.get(request.space.0 as usize) else { return kept.hold_nothing() };
-    let lookup = index.lookup(&buffers.locals, &mut buffers.depths);
+    // Engines compute the last token in any case, and with it all of its block.
+    let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
+    let lookup = index.lookup_usable(&buffers.locals, usable as u32, &mut buffers.depths);
     kept.observation.index_epoch = lookup.epoch;
     kept.hold(&buffers.depths);
     if kept.doubt(lookup.contended) {

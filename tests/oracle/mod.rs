@@ -251,7 +251,8 @@ impl Oracle {
     pub(crate) fn held(&self) -> WorkerBlocks {
         let by_tier = |of: Tier| self.bindings.keys().filter(|hash| self.holds(**hash, of)).count() as u64;
         let references = |of: Tier| -> u64 {
-            let counts = self.counts.iter().filter(|((_, tier, group), _)| *tier == of && !self.is_window(*tier, *group));
+            let counts =
+                self.counts.iter().filter(|((_, tier, group), _)| *tier == of && !self.is_window(*tier, *group));
             counts.map(|(_, (count, _))| u64::from(*count)).sum()
         };
         WorkerBlocks {

@@ -32,8 +32,9 @@ impl Encoder {
     /// One message. The bytes are valid until the next call.
     ///
     /// Oddities are the decoder's and are not written. Blocks in a medium that is no tier have no place on this
-    /// wire: their events are left out and counted in [`omitted`](Self::omitted). [`GroupKind::Other`] goes
-    /// as a sliding window: only the main kinds are told apart by readers. The window of the tokens is
+    /// wire: their events are left out and counted in [`omitted`](Self::omitted). How far a
+    /// window reaches has no place either, and what no rule covers goes as a sliding window: readers tell only the main
+    /// kinds apart. The window of the tokens is
     /// `info.scheme`'s; readers find tokens of the other window unusable.
     pub fn encode<'e>(&mut self, info: &BatchInfo, events: impl IntoIterator<Item = KvEvent<'e>>) -> &[u8] {
         self.builder.reset();
@@ -194,6 +195,8 @@ const fn group_kind_of(kind: GroupKind) -> fb::GroupKind {
         // Which of the two it is the relay's own trust says: with the latter it is hybrid.
         GroupKind::Unstated | GroupKind::Unknown => fb::GroupKind::Unknown,
         GroupKind::Main => fb::GroupKind::Full,
-        GroupKind::Other => fb::GroupKind::SlidingWindow,
+        GroupKind::Sliding { .. } | GroupKind::Other => fb::GroupKind::SlidingWindow,
+        GroupKind::SlidingMla { .. } => fb::GroupKind::SlidingWindowMla,
+        GroupKind::Mamba => fb::GroupKind::Mamba,
     }
 }

@@ -79,7 +79,10 @@ pub(super) struct Draft<'p> {
     medium: Option<Medium>,
     remote: bool,
     pub(super) group: GroupId,
-    group_kind: GroupKind,
+    /// The name of what the group serves.
+    group_kind: Option<&'p [u8]>,
+    /// How many tokens back the group's attention reaches.
+    window_tokens: Option<u32>,
     /// The adapter's name, unless absent or empty.
     pub(super) lora: Option<&'p str>,
     /// Whether an adapter's number was given.
@@ -133,7 +136,8 @@ impl<'p> Decoder<'p, '_> {
             Field::LoraNameOrMetadata if self.cursor.peek()? == Type::Map => self.metadata(draft)?,
             Field::LoraNameOrMetadata => draft.lora = non_empty(self.cursor.str()?),
             Field::GroupIndex => draft.group = GroupId(self.cursor.u32()?),
-            Field::SpecKind => draft.group_kind = self.group_kind()?,
+            Field::SpecKind => draft.group_kind = Some(self.cursor.str_bytes()?),
+            Field::SlidingWindow => draft.window_tokens = self.window_tokens()?,
             Field::Locality => draft.remote = self.cursor.str_bytes()?.eq_ignore_ascii_case(b"REMOTE"),
             Field::CacheSalt => draft.salt = salt_of(self.cursor.str()?),
             Field::ExtraKeys => draft.extra_keys = Some(self.set_aside()?),
@@ -144,7 +148,7 @@ impl<'p> Decoder<'p, '_> {
                     self.writer.count(Oddity::LookaheadTokens);
                 }
             }
-            Field::Type | Field::SlidingWindow | Field::Ownership | Field::SessionId => self.cursor.skip()?,
+            Field::Type | Field::Ownership | Field::SessionId => self.cursor.skip()?,
         }
         Ok(())
     }
@@ -192,13 +196,23 @@ impl<'p> Decoder<'p, '_> {
         Ok(medium)
     }
 
-    fn group_kind(&mut self) -> Result<GroupKind> {
-        let name = self.cursor.str_bytes()?;
-        let kind = group_kind_of(name);
-        if kind != GroupKind::Main {
+    /// What the group serves: two fields say it, in either order.
+    fn group_kind(&mut self, draft: &Draft<'p>) -> GroupKind {
+        let Some(name) = draft.group_kind else { return GroupKind::Unstated };
+        let kind = GroupKind::from_name(name, draft.window_tokens);
+        if !kind.is_proved() {
             self.writer.unruled(Unruled::GroupKind, name);
         }
-        Ok(kind)
+        kind
+    }
+
+    /// `None` for what is no number of tokens.
+    fn window_tokens(&mut self) -> Result<Option<u32>> {
+        if self.cursor.peek()? == Type::Int {
+            return Ok(u32::try_from(self.cursor.int()?.0).ok());
+        }
+        self.cursor.skip()?;
+        Ok(None)
     }
 
     fn block_size(&mut self) -> Result<u32> {
@@ -259,7 +273,7 @@ impl<'p> Decoder<'p, '_> {
             block_size: draft.block_size,
             medium: draft.medium(),
             group: draft.group,
-            group_kind: draft.group_kind,
+            group_kind: self.group_kind(draft),
             lora,
             salt,
         };
@@ -316,18 +330,4 @@ fn medium_of(name: &[u8]) -> Medium {
     ];
     let is_named = |names: &[&str]| names.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
     NAMES.iter().find(|(_, names)| is_named(names)).map_or(Medium::Unknown, |(tier, _)| Medium::Tier(*tier))
-}
-
-/// vLLM's names of what a KV-cache group serves.
-const fn group_kind_of(name: &[u8]) -> GroupKind {
-    match name {
-        b"full_attention" | b"mla_attention" | b"sink_full_attention" => GroupKind::Main,
-        b"sliding_window"
-        | b"sliding_window_mla"
-        | b"mamba"
-        | b"chunked_local_attention"
-        | b"encoder_only_attention"
-        | b"cross_attention" => GroupKind::Other,
-        _ => GroupKind::Unknown,
-    }
 }

@@ -102,7 +102,7 @@ fn a_map_event_decodes_whatever_the_order_of_its_keys() {
     assert_eq!(stored.hashes, [EngineHash(10), EngineHash(11)]);
     assert_eq!(stored.content, Content::Tokens { tokens: &[1, 2, 3, 4], bigram: false });
     assert_eq!((stored.parent, stored.block_size), (None, 2));
-    assert_eq!((stored.group, stored.group_kind), (GroupId(3), GroupKind::Other));
+    assert_eq!((stored.group, stored.group_kind), (GroupId(3), GroupKind::Mamba));
     assert_eq!((stored.lora, stored.salt), (None, Salt::Inherited));
     assert_eq!(stored.medium, Medium::Tier(Tier::Device));
     assert_eq!(batch.info().published_at_unix_s, 1.5);
@@ -371,7 +371,7 @@ fn what_a_group_serves_is_told_by_name() {
         ("sink_full_attention", GroupKind::Main),
         ("sliding_window", GroupKind::Other),
         ("sliding_window_mla", GroupKind::Other),
-        ("mamba", GroupKind::Other),
+        ("mamba", GroupKind::Mamba),
         ("chunked_local_attention", GroupKind::Other),
         ("encoder_only_attention", GroupKind::Other),
         ("cross_attention", GroupKind::Other),
@@ -384,6 +384,28 @@ fn what_a_group_serves_is_told_by_name() {
         let named = (serves != GroupKind::Main).then_some((Unruled::GroupKind, &*shown, 1));
         assert_eq!(batch.unruled().collect::<Vec<_>>(), Vec::from_iter(named), "{kind}");
     }
+}
+
+#[test]
+fn how_far_a_window_reaches_is_told_beside_its_name_in_either_order() {
+    let kind_of = |kind: &str, window: Value| {
+        // serde_json sorts keys; an array has the kind first.
+        let map = json!({"kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window});
+        let array = json!(["BlockStored", [10, 11], null, [1, 2, 3, 4], 2, null, "GPU", null, null, 1, kind, window]);
+        let of = |event: Value| {
+            let batch = batch_of(&json!([event]));
+            (only_stored(&batch).group_kind, batch.unruled().count())
+        };
+        let kinds = (of(stored(&map)), of(array));
+        assert_eq!(kinds.0, kinds.1, "{kind} {window}");
+        kinds.0
+    };
+    assert_eq!(kind_of("sliding_window", json!(1024)), (GroupKind::Sliding { window_tokens: 1024 }, 0));
+    assert_eq!(kind_of("sliding_window_mla", json!(128)), (GroupKind::SlidingMla { window_tokens: 128 }, 1));
+    for nonsense in [json!(null), json!(0), json!(1), json!(-5), json!(u64::MAX), json!("far"), json!([4])] {
+        assert_eq!(kind_of("sliding_window", nonsense), (GroupKind::Other, 1));
+    }
+    assert_eq!(kind_of("full_attention", json!(1024)), (GroupKind::Main, 0));
 }
 
 #[test]

@@ -30,9 +30,15 @@ impl Stream {
         &self.gate
     }
 
-    /// How much the worker is believed.
+    /// How much a copy of what the worker holds is believed: a dump, and what a relay says once more. Neither has what
+    /// window groups have.
     pub(in crate::ingest) fn trust(&self) -> Trust {
-        self.trust.trust()
+        let mut trust = self.trust.trust();
+        if self.kinds.has_windows() {
+            trust.level = trust.level.min(TrustReason::Hybrid.cap());
+            trust.reasons.insert(TrustReason::Hybrid);
+        }
+        trust
     }
 
     /// How much its blocks are to be believed elsewhere.

@@ -20,8 +20,9 @@ impl Stream {
 
     /// Sends what was done, as one batch.
     pub(in crate::ingest) fn say(&mut self, home: &Home) {
+        let trust = self.trust();
         if let Some(republisher) = &mut self.republisher {
-            republisher.flush(self.trust.trust(), home.scheme.get());
+            republisher.flush(trust, home.scheme.get());
         }
     }
 }

@@ -101,13 +101,13 @@ fn every_group_of_main_attention_must_have_a_block_and_the_others_need_not() {
     say(&mut rig, 1, &json!([stored(None, &[11, 12], &[1, 2], &group(0, "mla_attention"))]));
     assert_eq!(rig.device(&[1, 2, 3]), 2);
     rig.expect(TrustLevel::Exact, &[], 1);
-    say(&mut rig, 2, &json!([all(&group(2, "mamba")), all(&group(3, "sliding_window"))]));
+    say(&mut rig, 2, &json!([all(&group(2, "cross_attention")), all(&group(3, "sliding_window"))]));
     rig.expect(TrustLevel::Unproven, &[R::Hybrid], 2);
     say(&mut rig, 3, &json!([removed(&[11], &json!({"group_idx": 2})), removed(&[12], &json!({"group_idx": 0}))]));
     assert_eq!(rig.device(&[1, 2, 3]), 1);
     assert_eq!(rig.count(C::EventsOtherGroup), 3, "a removal does not say what its group serves; it is remembered");
     let names: Vec<_> = rig.streams[0].view.unruled.iter().collect();
-    assert_eq!(names, [(Unruled::GroupKind, "mamba", 1), (Unruled::GroupKind, "sliding_window", 1)]);
+    assert_eq!(names, [(Unruled::GroupKind, "cross_attention", 1), (Unruled::GroupKind, "sliding_window", 1)]);
 }
 
 #[test]

@@ -160,7 +160,11 @@ fn on_our_wire(event: KvEvent<'_>, scheme: Option<Scheme>) -> KvEvent<'_> {
     let KvEvent::Stored(stored) = event else { return event };
     let is_empty = matches!(stored.content, Content::Tokens { tokens: [], .. });
     KvEvent::Stored(Stored {
-        group_kind: if stored.group_kind == GroupKind::Unknown { GroupKind::Unstated } else { stored.group_kind },
+        group_kind: match stored.group_kind {
+            GroupKind::Unknown => GroupKind::Unstated,
+            GroupKind::Sliding { .. } | GroupKind::SlidingMla { .. } | GroupKind::Mamba => GroupKind::Other,
+            kind => kind,
+        },
         content: if is_empty { Content::Unusable } else { stored.content },
         media: if is_empty { &[] } else { stored.media },
         block_size: if stored.block_size == 0 {

@@ -1,0 +1,171 @@
+//! Stores and removals of groups with sliding windows.
+//!
+//! Such a group's events need not say what its blocks are: every block has the hash that it has in the group of full
+//! attention, whose events say it, and windows leave blocks out of the middle of what they announce. So only the hashes
+//! are used. A block that is not known by its hash waits for the event that says it; engines announce the groups of a
+//! request one after the other, in any order.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::stream::{Home, Now, Stream};
+use crate::event::trust::Finding;
+use crate::event::{Removed, Stored};
+use crate::ids::{EngineHash, GroupId, Scheme, Tier};
+use crate::index::{Binding, RemoveOutcome, StoreBlocks};
+use crate::limits::WINDOW_REFERENCES_UNPLACED_MAX;
+use crate::metrics::WorkerCounter;
+
+/// References of window groups to blocks of which it is not known what they are, counted.
+#[derive(Debug, Default)]
+pub(super) struct Unplaced {
+    references: FxHashMap<(GroupId, EngineHash), u32>,
+}
+
+impl Unplaced {
+    /// Counts one more; `false` = there is no room.
+    fn add(&mut self, group: GroupId, hash: EngineHash) -> bool {
+        let has_room = self.references.len() < WINDOW_REFERENCES_UNPLACED_MAX;
+        match self.references.get_mut(&(group, hash)) {
+            Some(count) => *count = count.saturating_add(1),
+            None if has_room => drop(self.references.insert((group, hash), 1)),
+            None => return false,
+        }
+        true
+    }
+
+    /// Takes one; `false` = there was none.
+    fn take(&mut self, group: GroupId, hash: EngineHash) -> bool {
+        let Some(count) = self.references.get_mut(&(group, hash)) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.references.remove(&(group, hash));
+        }
+        true
+    }
+
+    /// Takes those of a group to some blocks, each as often as it was counted.
+    fn take_all(&mut self, group: GroupId, hashes: &[EngineHash]) -> Vec<EngineHash> {
+        let counts = hashes.iter().map(|hash| (*hash, self.references.remove(&(group, *hash)).unwrap_or(0)));
+        let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+        let first = counts.iter().map(|(hash, _)| *hash);
+        let again = counts.iter().flat_map(|(hash, count)| std::iter::repeat_n(*hash, *count as usize - 1));
+        first.chain(again).collect()
+    }
+
+    fn contains(&self, group: GroupId, hash: EngineHash) -> bool {
+        self.references.contains_key(&(group, hash))
+    }
+}
+
+impl Stream {
+    /// Takes a store of a group that needs only the last `blocks` blocks of a prompt.
+    pub(super) fn window_stored(&mut self, home: &mut Home, stored: &Stored<'_>, blocks: u32, now: Now) {
+        let known = home.scheme.get();
+        if let Some(known) = known.filter(|known| ![known.block_size, 0].contains(&stored.block_size)) {
+            // Which blocks of one size hold those of another is not worked out.
+            self.found(Finding::Hybrid, now);
+            let own = Scheme { block_size: stored.block_size, ..known };
+            return self.mismatch(stored, Tier::Device, (own, known), now);
+        }
+        if known.is_some() && !home.writer.announce_window(self.slot, stored.group, blocks) {
+            self.count(WorkerCounter::EventsOtherGroup, 1);
+            return self.found(Finding::Hybrid, now);
+        }
+        if stored.parent.is_none()
+            && stored.hashes.last().is_some_and(|last| self.is_in_window(home, stored.group, *last))
+        {
+            // A request that finds its last block here would not have stored the first anew; an engine that reports
+            // the prefix a request uses says the same, with blocks that the window has left behind.
+            return self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+        }
+        self.place_in_window(home, stored.group, stored.hashes, now);
+    }
+
+    fn is_in_window(&self, home: &Home, group: GroupId, hash: EngineHash) -> bool {
+        self.unplaced.contains(group, hash) || home.writer.refers(self.slot, Tier::Device, group, hash)
+    }
+
+    /// Counts a reference of a window group to each block that is known by its hash; others wait.
+    fn place_in_window(&mut self, home: &mut Home, group: GroupId, hashes: &[EngineHash], now: Now) {
+        let (mut rest, mut locals) = (hashes, Vec::new());
+        while let Some((first, behind)) = rest.split_first() {
+            let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
+                if !self.unplaced.add(group, *first) {
+                    self.found(Finding::Hybrid, now);
+                }
+                rest = behind;
+                continue;
+            };
+            locals.clear();
+            locals.push(local);
+            for pair in rest.windows(2) {
+                let next = self.binding_of(home, pair[1]);
+                let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
+                locals.push(next.local);
+            }
+            let (hashes, behind) = rest.split_at(locals.len());
+            let blocks = StoreBlocks { parent, hashes, locals: &locals, tier: Tier::Device, group, seed };
+            let outcome = home.writer.store(self.slot, &blocks);
+            self.count_stored(home, &outcome, now);
+            rest = behind;
+        }
+    }
+
+    /// Blocks have become known by their hashes: what window groups have said of them counts from now on.
+    pub(super) fn place_unplaced(&mut self, home: &mut Home, hashes: &[EngineHash], now: Now) {
+        if self.unplaced.references.is_empty() {
+            return;
+        }
+        let windows: SmallVec<[(GroupId, u32); 8]> = self.kinds.windows().collect();
+        for (group, blocks) in windows {
+            let placed = self.unplaced.take_all(group, hashes);
+            if placed.is_empty() {
+                continue;
+            }
+            if self.has_blocks_of_the_space(home, group) && home.writer.announce_window(self.slot, group, blocks) {
+                self.place_in_window(home, group, &placed, now);
+            } else {
+                self.found(Finding::Hybrid, now);
+            }
+        }
+    }
+
+    /// Whether the blocks of a group are cut as the space's are.
+    fn has_blocks_of_the_space(&self, home: &Home, group: GroupId) -> bool {
+        home.scheme.get().is_some_and(|scheme| self.kinds.block_size(group) == Some(scheme.block_size))
+    }
+
+    /// Takes one reference of a window group from each block.
+    pub(super) fn window_removed(&mut self, home: &mut Home, removed: &Removed<'_>) {
+        let Removed { hashes, group, .. } = *removed;
+        let outcome = if self.unplaced.references.is_empty() {
+            home.writer.remove(self.slot, Tier::Device, group, hashes)
+        } else {
+            let mut outcome = RemoveOutcome::default();
+            for hash in hashes {
+                if self.unplaced.take(group, *hash) {
+                    outcome.removed += 1;
+                    continue;
+                }
+                let one = home.writer.remove(self.slot, Tier::Device, group, &[*hash]);
+                outcome.removed += one.removed;
+                outcome.unknown += one.unknown;
+            }
+            outcome
+        };
+        self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
+        self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
+    }
+
+    /// The worker's device memory was emptied: nothing waits any more, and what serves a window still does.
+    pub(super) fn windows_emptied(&mut self, home: &mut Home) {
+        self.unplaced = Unplaced::default();
+        let windows: SmallVec<[(GroupId, u32); 8]> = self.kinds.windows().collect();
+        for (group, blocks) in windows {
+            if self.has_blocks_of_the_space(home, group) {
+                home.writer.announce_window(self.slot, group, blocks);
+            }
+        }
+    }
+}

@@ -36,6 +36,7 @@ import faults  # noqa: E402
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 # Versions whose own cache the modules here drive.
 CACHES_DRIVEN = {"vllm": ("0.20.0", "0.24.0", "0.33.0"), "sglang": ("0.5.23",)}
+WINDOWS_DRIVEN = ("0.33.0",)
 BIND_PATIENCE_S = 10
 SAMPLES = 48
 ASKED_KEPT = 4096
@@ -69,6 +70,8 @@ def arguments():
     add("--dup-ratio", type=float, default=0, help="share of requests that repeat one and end on a block (default %(default)s)")
     add("--clear-every", type=int, default=0, help="clear the cache after so many requests; 0 for never (default %(default)s)")
     add("--cache", choices=("engine", "ours"), help="whose prefix cache decides (default: the engine's, where it is driven)")
+    add("--window", type=int, default=0, metavar="TOKENS", help="a model with sliding windows of so many tokens beside full attention (vLLM; default: full attention only)")
+    add("--chunk", type=int, default=1 << 20, metavar="TOKENS", help="with --window: compute so many tokens of a prompt in a step (default: all)")
     add("--bytes-hashes", action="store_true", help="whole digests as block hashes instead of 64 bits (vLLM)")
     add("--drop", type=int, default=0, metavar="N", help="lose so many batches on the way, not in the replay buffer (default %(default)s)")
     add("--drop-run", type=int, default=1, metavar="R", help="lose so many in a row (default %(default)s)")
@@ -87,6 +90,8 @@ def arguments():
         parser.error(f"the cache of {options.engine} {options.version} is not driven here: --cache ours")
     if options.bytes_hashes and options.engine != "vllm":
         parser.error("--bytes-hashes: SGLang has none")
+    if options.window and (options.engine != "vllm" or options.cache != "engine" or options.version not in WINDOWS_DRIVEN):
+        parser.error(f"--window: only with vLLM's own cache, of {' or '.join(WINDOWS_DRIVEN)}")
     if options.load_endpoint and (options.engine != "sglang" or options.cache != "engine" or options.restart):
         parser.error("--load-endpoint: only with SGLang's own cache, and without --restart")
     if options.restart and not options.restart < options.batches:
@@ -243,7 +248,8 @@ def main():
     try:
         import loader
         from workload import Workload
-        module = __import__(f"{options.engine}_engine" if options.cache == "engine" else "model_engine")
+        driven = "vllm_windows" if options.window else options.engine
+        module = __import__(f"{driven}_engine" if options.cache == "engine" else "model_engine")
         see_subscriptions()
         workload = Workload(options)
         run = Run(options, lambda: module.Engine(options, workload), workload, stop)

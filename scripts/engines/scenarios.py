@@ -60,6 +60,10 @@ SCENARIOS = [
     vllm("salt", "--salt-ratio 0.4"),
     vllm("duplicates", "--dup-ratio 0.2"),
     vllm("bytes-hashes", "--bytes-hashes"),
+    vllm("windows", "--window 50"),
+    # A prefix of which a window has moved on is stored anew, in chunks of which some are held already: ambiguous.
+    vllm("windows-in-chunks", "--window 100 --chunk 48 --lora-ratio 0.2", must=Must.BOUNDED),
+    vllm("windows-lost", "--window 50 --clear-every 30 " + LOSS),
     vllm("lost", LOSS),
     vllm("lost-no-replay", LOSS, **NO_REPLAY),
     vllm("lost-small-buffer", "--drop 100 --drop-run 100 --buffer-steps 20", must=Must.BOUNDED),

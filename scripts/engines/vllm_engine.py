@@ -75,11 +75,14 @@ class Engine:
             for _ in range(decode_blocks):
                 self._decode_one_block(request, blocks)
                 yield from self._events()
-            self.pool.free_blocks(reversed(blocks))
+            self._finish(request, blocks)
             self.asked.append(Prompt(request.all_token_ids, prompt.salt, prompt.lora))
             if self.options.clear_every and requests % self.options.clear_every == 0:
                 self.pool.reset_prefix_cache()
                 yield from self._events()
+
+    def _finish(self, _, blocks):
+        self.pool.free_blocks(reversed(blocks))
 
     def held(self, prompt):
         """Leading whole blocks of `prompt` that the pool would reuse."""

@@ -14,6 +14,12 @@
 //! a parent. The answer to a query `q[0..n]` for a worker is the greatest `(device, host, disk, external)`,
 //! compared in that order, over all chains of the worker whose local hashes are `q[0..k]`: the run of
 //! leading blocks held by the device, then the run that follows it held by the host, and so on.
+//!
+//! Groups of the device tier may be **windows** ([`ShardWriter::announce_window`]): engines with sliding-window
+//! attention need of them only the last blocks of a prefix. Such groups do not decide what the device holds; its run is
+//! instead cut to the greatest length, no more than an engine [uses again](IndexReader::lookup_usable), at whose end
+//! every window group has that many blocks, or all there are. The tiers below extend what is left.
+//!
 //! A block whose chain to the root is not complete counts for nothing; nothing walks over it or over what
 //! was removed, and everything counts again once the chain is complete again. Workers share nothing that
 //! could be observed.
@@ -47,7 +53,8 @@
 //!   the word's granule to the node.
 //! * Its **entries** (`cover`) say which lanes (`lanes`) cover it: up to a first gap, and beyond it in a bitmap.
 //!   A device's lane is shown to readers as full or by its first gap, which is all that a walk from the root
-//!   can need; lower tiers, which a walk enters anywhere, show their bitmaps (`more`).
+//!   can need; lower tiers, which a walk enters anywhere, and windows, which end anywhere, show their bitmaps (`more`).
+//!   All of these are `layer`s: of each, readers see one lane for each worker.
 //!
 //! A block that is removed while others hang under it leaves a gap: nothing below is touched, and everything is
 //! back when the block is. Blocks whose chain is not known at all wait outside the tree (`waiting`). Splits
@@ -207,7 +214,7 @@ pub struct StoreBlocks<'a> {
     pub locals: &'a [LocalHash],
     /// Where they are.
     pub tier: Tier,
-    /// Which main-attention group holds them.
+    /// Which KV group holds them.
     pub group: GroupId,
     /// The seed of the chain.
     pub seed: Seed,

@@ -197,6 +197,8 @@ pub const UNRULED_NAMES_WORKER_MAX: usize = 32;
 pub const UNRULED_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker that are remembered as contradicted; beyond it every parent counts as one.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
+/// References of one worker to offloaded blocks of which only the hash is known. Beyond it they are forgotten.
+pub const OFFLOADED_UNBOUND_HASHES_MAX: usize = 1 << 16;
 /// Payload bytes taken from one publisher before the next has its turn.
 pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
 /// Messages taken from one publisher before the next has its turn.

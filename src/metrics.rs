@@ -79,6 +79,8 @@ counters! {
         RemovesUnknown = "removes_unknown", "Removals of blocks that were not held.";
         EventsOtherGroup = "events_other_group", "Events of KV groups other than main attention, not counted.";
         EventsUnknownMedium = "events_unknown_medium", "Events in a medium that maps to no tier, ignored.";
+        EventsNeverRemoved = "events_never_removed", "Events of stores that never say when a block is gone, not counted.";
+        BlocksRebound = "blocks_rebound", "Blocks of lower tiers that were bound again because device memory said something else of their hashes.";
         EventsRemote = "events_remote", "Events about blocks on other machines, ignored.";
         RankConflicts = "rank_conflicts", "Batches of another rank than the stream's, refused.";
         Chokes = "chokes", "Times the worker's events had to wait because memory given up by the index was not yet free.";

@@ -89,7 +89,7 @@ reasons! {
     /// Nothing received from the worker yet.
     Joining(0) = "joining", TrustLevel::Unproven, Harm::Note, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
     /// The first batch seen was not the stream's first.
-    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache) and send it one request, and start kvrouted before the engine";
+    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache) and send it one request, or restart the engine where it offloads, and start kvrouted before the engine";
     /// Sequences are missing and could not be fetched again; the worker was emptied.
     Gap(2) = "gap", TrustLevel::LowerBound, Harm::Warning, "raise `hwm`, and `buffer_steps` where the worker has a `replay`, in the engine's --kv-events-config, then clear its prefix cache once";
     /// The connection to the publisher broke; the worker was emptied, or is to be shown to go on by a replay.
@@ -103,7 +103,7 @@ reasons! {
     /// A root chain was announced again and not counted: a second copy, or a full report, which look the same.
     AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Warning, "if no caller can send this engine kv_cache_report_mode=full, set full_reports = \"none\" in the worker's [[space]]: second copies are then counted; without it a prefix whose copy is evicted is not seen again until the engine's prefix cache is cleared";
     /// Blocks arrived whose chain, and so whose salt, is unknown; they were not bound.
-    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request, after what the worker's other reasons name is mended";
+    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request, or restart the engine where it offloads, after what the worker's other reasons name is mended";
     /// A bound on this worker's blocks was reached; blocks were refused.
     CapacityBound(9) = "capacity_bound", TrustLevel::LowerBound, Harm::Warning, "raise the bound that the log names, or check the worker's capacity in blocks";
     /// The engine has KV groups that no rule covers yet.
@@ -140,6 +140,10 @@ reasons! {
     ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this stays, that had come before: clear once more and send one request";
     /// More copies were announced than can be, as by full reports, which the space says that nobody can ask for; the worker was emptied.
     FullReports(26) = "full_reports", TrustLevel::LowerBound, Harm::Severe, "find who sends the engine kv_cache_report_mode=full and strip it there, or set full_reports = \"possible\" in the worker's [[space]]; then clear the engine's prefix cache once and send it one request";
+    /// Offloaded blocks are known by their hashes only, and device memory has not said what they are; they were not bound.
+    OffloadUnbound(27) = "offload_unbound", TrustLevel::LowerBound, Harm::Note, "none needed: it ends when the engine loads or drops those blocks; start kvrouted, or a relay, before the engine to have none";
+    /// Part of what is held below device memory is not known: a clear did not say whether it went, or its store says too little.
+    LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "none needed where device memory is what counts; otherwise restart the engine after kvrouted: a clear of its prefix cache does not speak of a connector's tiers";
 }
 
 /// A set of [`TrustReason`]s.

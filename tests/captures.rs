@@ -86,7 +86,13 @@ impl Event {
 
     /// From named fields, as a sidecar has them.
     fn from_fields(fields: &Value) -> Self {
-        let medium = sidecar::tier_of(fields).map_or(Medium::Remote, |tier| Medium::Tier(Tier::ALL[tier]));
+        let medium = match sidecar::tier_of(fields) {
+            None if fields["locality"] == "REMOTE" => Medium::Remote,
+            None => Medium::NeverRemoved,
+            Some(0) => Medium::Tier(Tier::Device),
+            Some(tier) if fields["medium"] == "CPU_PINNED" => Medium::Tier(Tier::ALL[tier]),
+            Some(tier) => Medium::Offloaded(Tier::ALL[tier]),
+        };
         let group = fields["group_idx"].as_u64().unwrap_or(0) as u32;
         match sidecar::tag_of(fields) {
             "BlockStored" => Self::Stored(Box::new(stored_of(fields, medium, group))),

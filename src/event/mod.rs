@@ -95,7 +95,8 @@ pub struct Removed<'a> {
 /// Nothing is held any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cleared {
-    /// The tier that was emptied; `None` = all.
+    /// The tier that was emptied; `None` = all that the publisher speaks for. A relay speaks for all tiers, an engine
+    /// for its own memory and not for a connector's.
     pub tier: Option<Tier>,
 }
 
@@ -133,8 +134,13 @@ pub enum Salt<'a> {
 /// Where an event says its blocks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// A tier we know.
+    /// A tier of which the event says everything.
     Tier(Tier),
+    /// A tier that a connector reports: the event's hashes are sound and nothing else of it, and a clear of the
+    /// engine does not speak of the tier.
+    Offloaded(Tier),
+    /// A store that never says when its blocks are gone; they are not counted.
+    NeverRemoved,
     /// A name that maps to no tier; the blocks are not counted.
     Unknown,
     /// On another machine; the blocks are not this worker's.

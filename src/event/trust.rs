@@ -23,6 +23,8 @@
 //! | a store refused, ambiguous or unbound; a bound reached | the reason named | |
 //! | another rank, another scheme, an unknown medium, a group without a rule | the reason named | |
 //! | a wire without a place for salts, hashes that cover more than the block or nothing before it | the reason named | |
+//! | offloaded blocks known by hash only; tiers that are not known in full | the reason named | |
+//! | every offloaded block is known | | offload_unbound |
 //! | silent | silent | |
 //! | a relay's word about its own view | (its reasons, its level as a cap; what is unknown here caps at lower_bound) | (what it said before) |
 //! | a dump is being loaded | recovering | |
@@ -31,11 +33,11 @@
 //! | emptied because somebody asked for it | joined_late | |
 //! | somebody says that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device | | clear_awaited |
-//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
 //! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
-//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes) would be true again with the next block, so it stays until
+//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes, lower_tiers_unknown) would be true again with the next block, so it stays until
 //! another incarnation of the engine has spoken from its first batch on.
 //!
 //! A batch that is not decoded, like one that a gap skipped, may have held removals. The worker is then
@@ -81,8 +83,10 @@ pub enum TrustInput {
     Source(SourceTrust),
     /// No batch for longer than is configured.
     Silent,
-    /// The engine dropped everything in every tier.
+    /// The engine dropped everything, and every tier was emptied.
     ClearedAllTiers,
+    /// No offloaded block waits for device memory to say what it is.
+    OffloadBound,
     /// The worker was emptied, and a dump is being loaded into it.
     Loading,
     /// A dump was loaded in full, taken from a view that was believed so.
@@ -130,6 +134,10 @@ pub enum Finding {
     LookaheadHash,
     /// An engine whose block hashes say nothing of what is before the block.
     UnchainedHashes,
+    /// Offloaded blocks of which only the hashes are known.
+    OffloadUnbound,
+    /// Tiers below device memory that are not known in full.
+    LowerTiersUnknown,
 }
 
 impl Finding {
@@ -152,6 +160,8 @@ impl Finding {
             Self::IsolationUnknown => TrustReason::IsolationUnknown,
             Self::LookaheadHash => TrustReason::LookaheadHash,
             Self::UnchainedHashes => TrustReason::UnchainedHashes,
+            Self::OffloadUnbound => TrustReason::OffloadUnbound,
+            Self::LowerTiersUnknown => TrustReason::LowerTiersUnknown,
         }
     }
 }
@@ -165,7 +175,7 @@ const UNTIL_A_BATCH: [TrustReason; 4] =
 const UNTIL_WHOLE: [TrustReason; 4] =
     [TrustReason::Recovering, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
-const UNTIL_CLEARED: [TrustReason; 10] = [
+const UNTIL_CLEARED: [TrustReason; 11] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
     TrustReason::Undecodable,
@@ -176,7 +186,11 @@ const UNTIL_CLEARED: [TrustReason; 10] = [
     TrustReason::CapacityBound,
     TrustReason::MemoryBound,
     TrustReason::UnknownEvents,
+    TrustReason::OffloadUnbound,
 ];
+/// Reasons by which events were not applied.
+const MISSED_EVENTS: [TrustReason; 4] =
+    [TrustReason::JoinedLate, TrustReason::Gap, TrustReason::Undecodable, TrustReason::UnknownEvents];
 /// Reasons that speak of a connection or of a load, not of what is held: a dump does not carry them over.
 const NOT_OF_A_DUMP: [TrustReason; 6] = [
     TrustReason::Joining,
@@ -259,6 +273,7 @@ impl WorkerTrust {
             TrustInput::Source(source) => self.source = Some(source),
             TrustInput::Silent => self.reasons.insert(TrustReason::Silent),
             TrustInput::ClearedAllTiers => self.take(&UNTIL_CLEARED),
+            TrustInput::OffloadBound => self.take(&[TrustReason::OffloadUnbound]),
             TrustInput::Loading => self.reasons.insert(TrustReason::Recovering),
             TrustInput::Loaded(view) => self.take_over(view),
             TrustInput::LoadFailed => {
@@ -308,6 +323,12 @@ impl WorkerTrust {
         let mut own = self.clone();
         own.take(&NOT_OF_A_DUMP);
         SourceTrust { level: own.level(), reasons: of_blocks.reasons }
+    }
+
+    /// Whether events were missed, so that tiers which were never heard of may hold blocks.
+    #[must_use]
+    pub fn has_missed_events(&self) -> bool {
+        MISSED_EVENTS.iter().any(|reason| self.reasons.contains(*reason))
     }
 
     /// The level its reasons allow.

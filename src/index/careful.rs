@@ -102,7 +102,7 @@ impl Worker {
     }
 
     /// Whether a lane refers to a bound block.
-    fn refers(&self, tree: &Tree, lane: Lane, name: EngineHash) -> bool {
+    pub(super) fn refers(&self, tree: &Tree, lane: Lane, name: EngineHash) -> bool {
         match self.waiting.get(name) {
             Some(waiter) => waiter.lanes.contains(&lane),
             None => self.find(tree, name).is_some_and(|(place, _)| {

@@ -107,6 +107,13 @@ impl ShardWriter {
         self.worker(slot)?.binding(&self.tree, hash)
     }
 
+    /// Whether a tier has a reference to a block, by any of its groups.
+    #[must_use]
+    pub fn refers_to(&self, slot: WorkerSlot, tier: Tier, hash: EngineHash) -> bool {
+        let Some(worker) = self.worker(slot) else { return false };
+        worker.references().any(|(of, lane)| of == tier && worker.refers(&self.tree, lane, hash))
+    }
+
     /// Says what later events of the batch are about: the first block of the event that comes a dozen events
     /// later, and of one that comes half a dozen later. What they need is asked for ahead of time; nothing
     /// else comes of it. Worth it where events are of a few blocks.

@@ -4,6 +4,7 @@
 
 use super::copies::{is_repeated, repeats};
 use super::groups::Rule;
+use super::offloaded::References;
 use super::scheme::{Fit, fit, is_alone, is_partial};
 use super::seed::{Before, SeedOf, seed_of};
 use super::stream::{Conflicted, Home, Now, Scratch, Stream};
@@ -67,7 +68,7 @@ impl Stream {
         if self.unchained {
             return self.refuse_store(stored, tier, WorkerCounter::StoresUnchained, Finding::UnchainedHashes, now);
         }
-        if stored.content == Content::Unusable {
+        if stored.content == Content::Unusable || matches!(stored.medium, Medium::Offloaded(_)) {
             return self.resolve(home, stored, tier, locals, now);
         }
         let Some(scheme) = self.scheme_of(home, stored, tier, stated, now) else { return };
@@ -95,11 +96,15 @@ impl Stream {
         };
         let (parent, hashes) = (stored.parent, stored.hashes);
         self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
+        self.settle_offloaded(home, hashes, now);
     }
 
     /// Counts a reference to blocks whose place and content are known.
-    fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
-        let outcome = home.writer.store(self.slot, blocks);
+    pub(super) fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
+        let mut outcome = home.writer.store(self.slot, blocks);
+        if outcome.refused == Some(Refusal::HashConflict) && self.release_to_device(home, blocks, now) {
+            outcome = home.writer.store(self.slot, blocks);
+        }
         let counts_copies = self.counts_copies(home);
         let is_repeated = is_repeated(blocks, &outcome);
         if !counts_copies && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
@@ -128,14 +133,19 @@ impl Stream {
         }
     }
 
-    /// A store that says no more of its blocks than their hashes, as offloading connectors do. A hash names one
-    /// block, so each is what is held under its hash, in whatever tier that is; what is not held is not guessed.
+    /// A store of which no more is used than its hashes, as those of connectors. A hash names one block, so each is
+    /// what is held under its hash, in whatever tier that is; what is not held is not guessed. A connector's blocks
+    /// wait for device memory to say what they are.
     fn resolve(&mut self, home: &mut Home, stored: &Stored<'_>, tier: Tier, locals: &mut Vec<LocalHash>, now: Now) {
+        let is_offloaded = matches!(stored.medium, Medium::Offloaded(_));
         let (mut rest, mut unresolved) = (stored.hashes, 0);
         while let Some((first, _)) = rest.split_first() {
             locals.clear();
             let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
                 (rest, unresolved) = (&rest[1..], unresolved + 1);
+                if is_offloaded {
+                    self.wait_for_device(*first, References { tier, group: stored.group, count: 1 }, now);
+                }
                 continue;
             };
             locals.push(local);
@@ -146,13 +156,17 @@ impl Stream {
                 locals.push(next.local);
             }
             let (hashes, behind) = rest.split_at(locals.len());
+            if is_offloaded {
+                self.check_first_offloaded(home, tier, Binding { parent, local, seed }, now);
+            }
             self.count(WorkerCounter::BlocksResolved, hashes.len() as u64);
             self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
             rest = behind;
         }
         if unresolved > 0 {
             self.count(WorkerCounter::BlocksUnresolved, unresolved);
-            self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, Finding::UnknownRoot, now);
+            let finding = if is_offloaded { Finding::OffloadUnbound } else { Finding::UnknownRoot };
+            self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, finding, now);
         }
     }
 
@@ -216,11 +230,15 @@ impl Stream {
             self.said(|republisher| republisher.removed(tier, removed.group, removed.hashes));
         }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
-        self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
+        let waiting = self.take_waiting(removed.hashes, tier, removed.group, now);
+        let unknown = outcome.unknown.saturating_sub(waiting);
+        self.count(WorkerCounter::RemovesUnknown, u64::from(unknown));
+        self.check_unknown_removal(removed, unknown, now);
     }
 
     fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
         self.count(WorkerCounter::Cleared, 1);
+        self.before_clear(cleared, now);
         home.writer.clear(self.slot, cleared.tier);
         self.said(|republisher| republisher.cleared(cleared.tier));
         self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
@@ -231,6 +249,7 @@ impl Stream {
         }
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();
+            self.offloaded.clear();
             self.input(TrustInput::ClearedAllTiers, now);
         }
     }
@@ -244,8 +263,14 @@ impl Stream {
 
     /// The tier an event is about, or `None` if its blocks are not counted, which is then counted.
     fn place(&mut self, medium: Medium, rule: Rule, now: Now) -> Option<Tier> {
-        if medium == Medium::Remote {
-            self.count(WorkerCounter::EventsRemote, 1);
+        self.hear_connector(medium, now);
+        let elsewhere = match medium {
+            Medium::Remote => Some(WorkerCounter::EventsRemote),
+            Medium::NeverRemoved => Some(WorkerCounter::EventsNeverRemoved),
+            Medium::Tier(_) | Medium::Offloaded(_) | Medium::Unknown => None,
+        };
+        if let Some(counter) = elsewhere {
+            self.count(counter, 1);
             return None;
         }
         let is_window = matches!(rule, Rule::Window { .. });
@@ -259,8 +284,8 @@ impl Stream {
             return None;
         }
         match medium {
-            Medium::Tier(tier) => Some(tier),
-            Medium::Unknown | Medium::Remote => {
+            Medium::Tier(tier) | Medium::Offloaded(tier) => Some(tier),
+            Medium::Unknown | Medium::Remote | Medium::NeverRemoved => {
                 self.count(WorkerCounter::EventsUnknownMedium, 1);
                 self.found(Finding::UnknownMedium, now);
                 None

@@ -33,6 +33,7 @@ mod held;
 mod inbox;
 mod link;
 mod loads;
+mod offloaded;
 mod replay;
 mod republish;
 mod roll;

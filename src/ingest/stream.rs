@@ -25,6 +25,7 @@
 mod conflicted;
 mod hold;
 mod losses;
+mod lower;
 mod recover;
 mod relayed;
 mod republished;
@@ -44,6 +45,7 @@ use super::copies::Copies;
 use super::dump::AbortReason;
 use super::groups::Groups;
 use super::held::{Held, HeldBytes, Message};
+use super::offloaded::Offloaded;
 use super::republish::Republisher;
 use super::view::WorkerView;
 use super::windows::Unplaced;
@@ -105,16 +107,18 @@ pub(super) struct Stream {
     pub(super) unchained: bool,
     /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
+    /// What connectors say of tiers below device memory.
+    pub(super) offloaded: Offloaded,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
     pub(super) groups: Vec<(Tier, GroupId)>,
     /// How copies are told from full reports.
     pub(super) copies: Copies,
     capacity_blocks: u64,
     gate: SequenceGate,
-    trust: WorkerTrust,
+    pub(super) trust: WorkerTrust,
     /// What readers see.
     shown: Trust,
-    format: Option<event::format::Format>,
+    pub(super) format: Option<event::format::Format>,
     heard_at_ms: Option<u64>,
     /// Messages that wait while the worker is dumped or loaded.
     held: Option<Box<Held>>,
@@ -151,6 +155,7 @@ impl Stream {
             unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
+            offloaded: Offloaded::default(),
             groups: Vec::new(),
             copies: Copies::default(),
             capacity_blocks: publisher.capacity_blocks,
@@ -383,6 +388,7 @@ impl Stream {
     pub(super) fn empty(&mut self, home: &mut Home, because: TrustInput, now: Now) {
         self.input(because, now);
         self.relayed.taking = None;
+        self.offloaded.lose();
         let held = home.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
             self.count(WorkerCounter::Emptied, 1);
@@ -402,6 +408,7 @@ impl Stream {
         self.kinds.forget();
         self.unchained = false;
         self.conflicted = Conflicted::default();
+        self.offloaded = Offloaded::default();
     }
 
     fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {

@@ -20,6 +20,7 @@ mod dump;
 mod formats;
 mod loaded;
 mod lossy;
+mod offloaded;
 mod replayed;
 pub(super) mod sidecar;
 pub(super) mod vllm;
@@ -348,10 +349,10 @@ fn tiers_media_and_placeholders() {
     let mut rig = Rig::new(&Options::default());
     let on = |medium| Batch::new(0).stored_with(Some(13), &[14], &vllm::tokens(&[4]), BLOCK_SIZE, medium, &[]);
     rig.send(0, &chain(0));
-    rig.send(1, &on(Some("CPU")));
+    rig.send(1, &on(Some("CPU_PINNED")));
     assert_eq!(rig.depth(0, &[1, 2, 3, 4]), TierBlocks { device: 3, host: 1, ..TierBlocks::default() });
     rig.expect(TrustLevel::Exact, &[], 1);
-    rig.send(2, &on(Some("GPU")).removed_from(&[14], Some("CPU")));
+    rig.send(2, &on(Some("GPU")).removed_from(&[14], Some("CPU_PINNED")));
     assert_eq!(rig.depth(0, &[1, 2, 3, 4]), TierBlocks { device: 4, ..TierBlocks::default() });
     rig.send(3, &on(Some("PUNCHCARD")));
     rig.expect(TrustLevel::LowerBound, &[R::UnknownMedium], 3);
@@ -360,7 +361,7 @@ fn tiers_media_and_placeholders() {
     rig.send(4, &Batch::new(4).stored_with(Some(14), &[15], &vllm::tokens(&[5]), BLOCK_SIZE, Some("CPU"), &remote));
     assert_eq!((rig.count(C::EventsRemote), rig.depth(0, &[1, 2, 3, 4, 5]).total()), (1, 4));
     rig.send(5, &Batch::new(5).stored_with(None, &[99], &[], 0, Some("CPU"), &[]));
-    rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot, R::UnknownMedium], 5);
+    rig.expect(TrustLevel::LowerBound, &[R::UnknownMedium, R::OffloadUnbound], 5);
     assert_eq!(rig.count(C::StoresUnusable), 1);
 }
 

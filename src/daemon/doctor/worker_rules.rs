@@ -220,6 +220,8 @@ const fn counter_of(reason: TrustReason) -> Option<C> {
         TrustReason::MemoryBound => C::StoresMemoryBound,
         TrustReason::Recovering => C::ReplaysAsked,
         TrustReason::UnchainedHashes => C::StoresUnchained,
+        TrustReason::OffloadUnbound => C::BlocksUnresolved,
+        TrustReason::LowerTiersUnknown => C::EventsNeverRemoved,
         _ => return None,
     })
 }

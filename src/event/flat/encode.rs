@@ -186,7 +186,7 @@ const fn tier_of(medium: Medium) -> Option<fb::Tier> {
         Medium::Tier(Tier::Host) => Some(fb::Tier::Host),
         Medium::Tier(Tier::Disk) => Some(fb::Tier::Disk),
         Medium::Tier(Tier::External) => Some(fb::Tier::External),
-        Medium::Unknown | Medium::Remote => None,
+        Medium::Offloaded(_) | Medium::NeverRemoved | Medium::Unknown | Medium::Remote => None,
     }
 }
 

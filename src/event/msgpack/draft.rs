@@ -1,6 +1,7 @@
 //! One event while its fields come in, in whatever order.
 
 use super::cursor::{Cursor, Type};
+use super::medium::medium_of;
 use super::tokens::Tokens;
 use super::unchained::is_of_tokens_alone;
 use super::{Decoder, Result};
@@ -76,8 +77,11 @@ pub(super) struct Draft<'p> {
     parent: Option<EngineHash>,
     tokens: Tokens,
     block_size: u32,
-    medium: Option<Medium>,
+    /// The name of where the blocks are.
+    medium: Option<&'p [u8]>,
     remote: bool,
+    /// The event names an owner of its tier.
+    owned: bool,
     pub(super) group: GroupId,
     /// The name of what the group serves.
     group_kind: Option<&'p [u8]>,
@@ -117,7 +121,11 @@ impl Draft<'_> {
 
     /// Where the blocks are; engines that do not say mean the device.
     pub(super) fn medium(&self) -> Medium {
-        if self.remote { Medium::Remote } else { self.medium.unwrap_or(Medium::Tier(Tier::Device)) }
+        match self.medium {
+            _ if self.remote => Medium::Remote,
+            Some(name) => medium_of(name, self.owned),
+            None => Medium::Tier(Tier::Device),
+        }
     }
 }
 
@@ -148,7 +156,11 @@ impl<'p> Decoder<'p, '_> {
                     self.writer.count(Oddity::LookaheadTokens);
                 }
             }
-            Field::Type | Field::Ownership | Field::SessionId => self.cursor.skip()?,
+            Field::Ownership => {
+                draft.owned = true;
+                self.cursor.skip()?;
+            }
+            Field::Type | Field::SessionId => self.cursor.skip()?,
         }
         Ok(())
     }
@@ -187,13 +199,12 @@ impl<'p> Decoder<'p, '_> {
         Ok(EngineHash(last.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))))
     }
 
-    fn medium(&mut self) -> Result<Medium> {
+    fn medium(&mut self) -> Result<&'p [u8]> {
         let name = self.cursor.str_bytes()?;
-        let medium = medium_of(name);
-        if medium == Medium::Unknown {
+        if medium_of(name, false) == Medium::Unknown {
             self.writer.unruled(Unruled::Medium, name);
         }
-        Ok(medium)
+        Ok(name)
     }
 
     /// What the group serves: two fields say it, in either order.
@@ -318,16 +329,4 @@ fn non_empty(name: &str) -> Option<&str> {
 pub(super) fn salt_of(salt: &str) -> Option<&str> {
     // The prefix alone is a salt too: taken for none it would show a salted prompt's blocks to everybody.
     non_empty(salt.strip_prefix(SALT_PREFIX).filter(|salt| !salt.is_empty()).unwrap_or(salt))
-}
-
-/// The engines' names of where a block is, in any case.
-fn medium_of(name: &[u8]) -> Medium {
-    const NAMES: [(Tier, &[&str]); 4] = [
-        (Tier::Device, &["GPU", "DEVICE"]),
-        (Tier::Host, &["CPU", "CPU_PINNED", "CPU_TIER1"]),
-        (Tier::Disk, &["CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ"]),
-        (Tier::External, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
-    ];
-    let is_named = |names: &[&str]| names.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
-    NAMES.iter().find(|(_, names)| is_named(names)).map_or(Medium::Unknown, |(tier, _)| Medium::Tier(*tier))
 }

@@ -11,6 +11,7 @@ mod cursor;
 mod draft;
 mod extra_keys;
 mod load_stat;
+mod medium;
 mod run;
 mod tokens;
 mod unchained;

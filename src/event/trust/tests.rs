@@ -3,7 +3,7 @@
 use super::*;
 use TrustReason as R;
 
-const ALL_FOUND: [Finding; 15] = [
+const ALL_FOUND: [Finding; 17] = [
     Finding::Undecodable,
     Finding::UnknownEvents,
     Finding::SchemeMismatch,
@@ -19,6 +19,8 @@ const ALL_FOUND: [Finding; 15] = [
     Finding::IsolationUnknown,
     Finding::LookaheadHash,
     Finding::UnchainedHashes,
+    Finding::OffloadUnbound,
+    Finding::LowerTiersUnknown,
 ];
 
 fn after(inputs: &[TrustInput]) -> WorkerTrust {
@@ -117,6 +119,7 @@ fn every_finding_lowers_and_a_clear_takes_away_only_the_past() {
                 | Finding::AmbiguousStore
                 | Finding::FullReports
                 | Finding::UnknownRoot
+                | Finding::OffloadUnbound
                 | Finding::CapacityBound
                 | Finding::MemoryBound
         );

@@ -267,6 +267,9 @@ impl Stream {
             // Which hashes contradicted each other is not in a dump: any may be one.
             self.conflicted = Conflicted::any();
         }
+        // Which references waited is not in a dump.
+        self.offloaded.are_lost = begin.trust.reasons.contains(TrustReason::OffloadUnbound);
+        self.offloaded.heard = self.groups.iter().any(|(tier, _)| *tier != Tier::Device);
         self.gate.resume(watermark, &begin.remembered);
         self.input(TrustInput::Loaded(begin.view), now);
         if begin.trust.reasons.contains(TrustReason::Disconnected) {

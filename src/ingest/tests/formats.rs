@@ -9,12 +9,12 @@ use crate::index::Depths;
 use crate::trust::TrustLevel;
 use serde_json::{Value, json};
 
-fn say(rig: &mut Rig, seq: u64, events: &Value) {
+pub(super) fn say(rig: &mut Rig, seq: u64, events: &Value) {
     rig.send_bytes(0, seq, &packed(&json!([seq as f64 + 0.5, events, 0])));
 }
 
 /// A stored event in device memory, with these fields on top.
-fn stored(parent: Option<u64>, hashes: &[u64], contents: &[u32], more: &Value) -> Value {
+pub(super) fn stored(parent: Option<u64>, hashes: &[u64], contents: &[u32], more: &Value) -> Value {
     let mut event = json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent,
         "token_ids": vllm::tokens(contents), "block_size": SCHEME.block_size, "lora_id": null, "medium": "GPU",
         "lora_name": null});
@@ -24,7 +24,7 @@ fn stored(parent: Option<u64>, hashes: &[u64], contents: &[u32], more: &Value) -
     event
 }
 
-fn removed(hashes: &[u64], more: &Value) -> Value {
+pub(super) fn removed(hashes: &[u64], more: &Value) -> Value {
     let mut event = json!({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"});
     for (key, value) in more.as_object().unwrap() {
         event[key] = value.clone();
@@ -33,11 +33,11 @@ fn removed(hashes: &[u64], more: &Value) -> Value {
 }
 
 /// What an offloading connector says that knows no more than the hashes.
-fn placeholder(hashes: &[u64], medium: &str) -> Value {
+pub(super) fn placeholder(hashes: &[u64], medium: &str) -> Value {
     stored(None, hashes, &[], &json!({"block_size": 0, "medium": medium}))
 }
 
-fn tiers(device: u32, host: u32, disk: u32) -> TierBlocks {
+pub(super) fn tiers(device: u32, host: u32, disk: u32) -> TierBlocks {
     TierBlocks { device, host, disk, external: 0 }
 }
 
@@ -53,18 +53,19 @@ fn depth_with(rig: &Rig, scheme: Scheme, tokens: &[u32], media: &[(u32, u64)]) -
 fn offloaded_blocks_known_by_hash_alone_are_what_is_held_under_it() {
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([stored(None, &[11, 12, 13], &[1, 2, 3], &json!({}))]));
-    say(&mut rig, 1, &json!([placeholder(&[11, 12], "CPU"), placeholder(&[13], "FS")]));
+    say(&mut rig, 1, &json!([placeholder(&[11, 12], "CPU"), placeholder(&[11, 12, 13], "DISK")]));
     rig.expect(TrustLevel::Exact, &[], 1);
-    assert_eq!((rig.count(C::BlocksResolved), rig.count(C::BlocksUnresolved), rig.count(C::StoresUnusable)), (3, 0, 0));
+    assert_eq!((rig.count(C::BlocksResolved), rig.count(C::BlocksUnresolved), rig.count(C::StoresUnusable)), (5, 0, 0));
     say(&mut rig, 2, &json!([removed(&[11, 12, 13], &json!({}))]));
     assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 2, 1));
-    say(&mut rig, 3, &json!([removed(&[12], &json!({"medium": "cpu"}))]));
-    assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 1, 0));
+    say(&mut rig, 3, &json!([removed(&[12], &json!({"medium": "CPU"}))]));
+    assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 1, 2));
     rig.expect(TrustLevel::Exact, &[], 3);
+    say(&mut rig, 4, &json!([removed(&[12], &json!({"medium": "DISK"}))]));
     // Nothing holds 12 any more, and nothing ever held 99.
-    say(&mut rig, 4, &json!([placeholder(&[12, 13, 99], "CPU")]));
-    rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot], 4);
-    assert_eq!((rig.count(C::BlocksResolved), rig.count(C::BlocksUnresolved), rig.count(C::StoresUnusable)), (4, 2, 1));
+    say(&mut rig, 5, &json!([placeholder(&[12, 13, 99], "CPU")]));
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 5);
+    assert_eq!((rig.count(C::BlocksResolved), rig.count(C::BlocksUnresolved), rig.count(C::StoresUnusable)), (6, 2, 1));
     assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 1, 0));
 }
 
@@ -73,7 +74,7 @@ fn a_placeholder_in_any_order_keeps_salt_and_references() {
     let mut rig = Rig::new(&Options::default());
     let salted = json!({"extra_keys": [["s"], null, null]});
     say(&mut rig, 0, &json!([stored(None, &[11, 12, 13], &[1, 2, 3], &salted)]));
-    say(&mut rig, 1, &json!([placeholder(&[13, 12, 11], "CPU"), placeholder(&[12], "CPU")]));
+    say(&mut rig, 1, &json!([placeholder(&[11, 13, 12], "CPU"), placeholder(&[12], "CPU")]));
     say(&mut rig, 2, &json!([removed(&[13, 12, 11], &json!({})), removed(&[12], &json!({"medium": "CPU"}))]));
     assert_eq!(rig.depth_under(0, &[1, 2, 3], None, Some("s")), tiers(0, 3, 0), "12 was there twice");
     assert_eq!(rig.depth(0, &[1, 2, 3]), TierBlocks::default());
@@ -85,7 +86,7 @@ fn blocks_that_are_left_out_of_a_chain_are_not_guessed_from_their_place() {
     let mut rig = Rig::new(&Options::default());
     let masked = |medium: &str| json!({"token_ids": vllm::tokens(&[1, 2, 3]), "medium": medium});
     say(&mut rig, 0, &json!([stored(None, &[11], &[1], &json!({})), stored(None, &[11, 13], &[], &masked("CPU"))]));
-    rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot], 0);
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 0);
     assert_eq!((rig.count(C::BlocksResolved), rig.count(C::BlocksUnresolved)), (1, 1));
     say(&mut rig, 1, &json!([stored(Some(11), &[], &[2], &json!({})), removed(&[11], &json!({}))]));
     assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 1, 0));

@@ -283,7 +283,7 @@ fn name(path: &[u32]) -> u64 {
 }
 
 fn medium(host: bool) -> Option<&'static str> {
-    Some(if host { "CPU_TIER1" } else { "GPU" })
+    Some(if host { "CPU_PINNED" } else { "GPU" })
 }
 
 /// A batch of one thing, which may name parents that are not held.

@@ -161,14 +161,17 @@ pub(crate) fn media_of(fields: &Value, identifier_hash: impl Fn(&str) -> u64) ->
     media
 }
 
-/// The number of the tier in which the blocks are, from the device down; `None` on another machine.
+/// The number of the tier in which the blocks are, from the device down; `None` on another machine, and in a store that
+/// never says when a block is gone.
 pub(crate) fn tier_of(fields: &Value) -> Option<usize> {
     if fields["locality"] == "REMOTE" {
         return None;
     }
     Some(match fields["medium"].as_str() {
         None | Some("GPU") => 0,
-        Some("CPU" | "cpu" | "CPU_PINNED") => 1,
+        Some("cpu") => return None,
+        Some("STORAGE" | "FS" | "OBJ") if fields["ownership"].is_null() => return None,
+        Some("CPU" | "CPU_PINNED") => 1,
         Some("DISK" | "STORAGE" | "FS" | "OBJ") => 2,
         Some("EXTERNAL") => 3,
         Some(other) => panic!("unexpected medium {other}"),

@@ -1,0 +1,119 @@
+//! Blocks below device memory that connectors name by their hashes alone: pure.
+//!
+//! A hash that the worker holds in some tier says what its block is. Any other hash waits here, with the references
+//! that were announced for it, until device memory says what it is or the references are taken back.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::ids::{EngineHash, GroupId, Tier};
+use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;
+
+/// References of one tier and group to one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct References {
+    pub(super) tier: Tier,
+    pub(super) group: GroupId,
+    pub(super) count: u32,
+}
+
+/// What connectors have said of one worker, in one incarnation of its engine.
+#[derive(Debug, Default)]
+pub(super) struct Offloaded {
+    unbound: FxHashMap<EngineHash, SmallVec<[References; 1]>>,
+    /// Entries of all lists in `unbound`.
+    entries: usize,
+    /// References that waited were forgotten: when no other waits, not all are known.
+    pub(super) are_lost: bool,
+    /// A tier that a connector reports has been heard of.
+    pub(super) heard: bool,
+    /// Device memory was cleared when older blocks may have been in tiers that had not been heard of.
+    pub(super) may_hold_older: bool,
+}
+
+impl Offloaded {
+    /// Whether no reference waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.unbound.is_empty()
+    }
+
+    /// Lets references wait. `false`: there is no room, and they are forgotten.
+    #[must_use]
+    pub(super) fn wait(&mut self, hash: EngineHash, of: References) -> bool {
+        if let Some(list) = self.unbound.get_mut(&hash)
+            && let Some(known) = list.iter_mut().find(|known| (known.tier, known.group) == (of.tier, of.group))
+        {
+            known.count = known.count.saturating_add(of.count);
+            return true;
+        }
+        let has_room = self.entries < OFFLOADED_UNBOUND_HASHES_MAX;
+        if has_room {
+            self.entries += 1;
+            self.unbound.entry(hash).or_default().push(of);
+        }
+        has_room
+    }
+
+    /// Takes back one reference; `false`: none waits.
+    pub(super) fn take_one(&mut self, hash: EngineHash, tier: Tier, group: GroupId) -> bool {
+        let Some(list) = self.unbound.get_mut(&hash) else { return false };
+        let Some(at) = list.iter().position(|known| (known.tier, known.group) == (tier, group)) else { return false };
+        list[at].count -= 1;
+        if list[at].count == 0 {
+            list.swap_remove(at);
+            self.entries -= 1;
+        }
+        if list.is_empty() {
+            self.unbound.remove(&hash);
+        }
+        true
+    }
+
+    /// Takes all references to a block whose hash is known from now on.
+    pub(super) fn take_all(&mut self, hash: EngineHash) -> SmallVec<[References; 1]> {
+        let list = self.unbound.remove(&hash).unwrap_or_default();
+        self.entries -= list.len();
+        list
+    }
+
+    /// Forgets what waits; the engine may hold it still.
+    pub(super) fn lose(&mut self) {
+        self.are_lost |= !self.unbound.is_empty();
+        (self.unbound, self.entries) = (FxHashMap::default(), 0);
+    }
+
+    /// Forgets what waits, and that other references were lost: every tier was emptied.
+    pub(super) fn clear(&mut self) {
+        self.lose();
+        self.are_lost = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_wait_by_tier_and_group_and_are_bounded() {
+        let (mut offloaded, one) = (Offloaded::default(), EngineHash(1));
+        let of = |tier, group, count| References { tier, group: GroupId(group), count };
+        assert!(offloaded.wait(one, of(Tier::Host, 0, 1)) && offloaded.wait(one, of(Tier::Host, 0, 1)));
+        assert!(offloaded.wait(one, of(Tier::Disk, 0, 1)));
+        assert!(
+            !offloaded.take_one(one, Tier::Host, GroupId(1))
+                && !offloaded.take_one(EngineHash(2), Tier::Host, GroupId(0))
+        );
+        assert!(offloaded.take_one(one, Tier::Disk, GroupId(0)));
+        assert_eq!(offloaded.take_all(one)[..], [of(Tier::Host, 0, 2)]);
+        assert!(offloaded.is_empty() && offloaded.take_all(one).is_empty());
+        let room = (0..2 * OFFLOADED_UNBOUND_HASHES_MAX as u64)
+            .filter(|hash| offloaded.wait(EngineHash(*hash), of(Tier::Host, 0, 1)))
+            .count();
+        assert_eq!(room, OFFLOADED_UNBOUND_HASHES_MAX);
+        assert!(offloaded.wait(EngineHash(0), of(Tier::Host, 0, 1)), "another reference takes no room");
+        offloaded.lose();
+        assert!(offloaded.are_lost);
+        offloaded.clear();
+        assert!(!offloaded.are_lost && offloaded.is_empty() && offloaded.wait(one, of(Tier::Host, 0, 1)));
+    }
+}

@@ -1,0 +1,180 @@
+//! Copies below device memory, as connectors announce them, and what a clear says of them.
+
+use super::formats::{placeholder, removed, say, stored, tiers};
+use super::{C, Options, R, Rig, SCHEME};
+use crate::ids::TierBlocks;
+use crate::trust::TrustLevel;
+use serde_json::{Value, json};
+
+const NOTHING: TierBlocks = TierBlocks { device: 0, host: 0, disk: 0, external: 0 };
+
+/// What vLLM's offloading connector says with `self_describing_kv_events`: tokens, parent and size, and never the
+/// extra keys.
+fn described(parent: Option<u64>, hashes: &[u64], contents: &[u32]) -> Value {
+    stored(parent, hashes, contents, &json!({"medium": "CPU", "group_idx": 0, "kv_cache_spec_kind": "full_attention"}))
+}
+
+fn on_device(parent: Option<u64>, hashes: &[u64], contents: &[u32], keys: &Value) -> Value {
+    let more = json!({"extra_keys": keys, "group_idx": 0, "kv_cache_spec_kind": "full_attention"});
+    stored(parent, hashes, contents, &more)
+}
+
+fn evicted(hashes: &[u64]) -> Value {
+    removed(hashes, &json!({"group_idx": 0}))
+}
+
+fn offloaded_out(hashes: &[u64]) -> Value {
+    removed(hashes, &json!({"medium": "CPU", "group_idx": 0}))
+}
+
+#[test]
+fn an_offloaded_copy_of_a_salted_prompt_is_never_taken_for_a_plain_one() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    // A promotion after the eviction from device memory: the hashes are not held when the connector names them.
+    say(&mut rig, 0, &json!([described(None, &[11, 12], &[1, 2])]));
+    assert_eq!(rig.depth(0, &[1, 2]), NOTHING, "the blocks may be salted, and the event cannot say so");
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 0);
+    assert_eq!(rig.count(C::BlocksUnresolved), 2);
+    // Device memory says what they are: the copies that were named before count from then on.
+    say(&mut rig, 1, &json!([on_device(None, &[11, 12], &[1, 2], &json!([["s"], null]))]));
+    assert_eq!(rig.depth(0, &[1, 2]), NOTHING);
+    assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(2, 0, 0));
+    rig.expect(TrustLevel::Exact, &[], 1);
+    say(&mut rig, 2, &json!([evicted(&[12, 11])]));
+    assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(0, 2, 0));
+    say(&mut rig, 3, &json!([offloaded_out(&[12])]));
+    assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(0, 1, 0));
+    rig.expect(TrustLevel::Exact, &[], 3);
+}
+
+#[test]
+fn device_memory_is_believed_after_its_hashes_were_offloaded() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    let image = json!([[["aa", 0]], null]);
+    say(&mut rig, 0, &json!([described(None, &[21, 22], &[1, 2]), described(None, &[31], &[3])]));
+    say(
+        &mut rig,
+        1,
+        &json!([on_device(None, &[21, 22], &[1, 2], &image), on_device(None, &[31], &[3], &json!([["t"]]))]),
+    );
+    assert_eq!((rig.depth(0, &[1, 2]), rig.depth(0, &[3])), (NOTHING, NOTHING));
+    assert_eq!(rig.depth_under(0, &[3], None, Some("t")).device, 1, "not refused as a conflict");
+    assert_eq!(rig.count(C::StoresHashConflict), 0);
+    rig.expect(TrustLevel::Exact, &[], 1);
+}
+
+#[test]
+fn a_copy_that_goes_before_it_is_known_leaves_nothing_behind() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    say(&mut rig, 0, &json!([described(None, &[11, 12], &[1, 2]), placeholder(&[12], "CPU")]));
+    say(&mut rig, 1, &json!([offloaded_out(&[11, 12])]));
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 1);
+    say(&mut rig, 2, &json!([offloaded_out(&[12])]));
+    rig.expect(TrustLevel::Exact, &[], 2);
+    assert_eq!(rig.count(C::RemovesUnknown), 0);
+    say(&mut rig, 3, &json!([on_device(None, &[11, 12], &[1, 2], &json!(null)), evicted(&[12, 11])]));
+    assert_eq!(rig.depth(0, &[1, 2]), NOTHING);
+    rig.expect(TrustLevel::Exact, &[], 3);
+}
+
+#[test]
+fn a_store_that_never_says_what_it_drops_is_left_out() {
+    for medium in ["cpu", "STORAGE", "FS", "OBJ"] {
+        let mut rig = Rig::new(&Options::default());
+        say(&mut rig, 0, &json!([on_device(None, &[11, 12], &[1, 2], &json!(null))]));
+        rig.expect(TrustLevel::Exact, &[], 0);
+        say(&mut rig, 1, &json!([stored(None, &[11], &[1], &json!({"medium": medium})), evicted(&[12, 11])]));
+        assert_eq!(rig.depth(0, &[1, 2]), NOTHING, "{medium}");
+        rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
+        assert_eq!(rig.count(C::EventsNeverRemoved), 1, "{medium}");
+    }
+    // A tier that names its owner says when blocks go.
+    let mut rig = Rig::new(&Options::default());
+    let owned = json!({"medium": "STORAGE", "ownership": "kvcr"});
+    say(&mut rig, 0, &json!([on_device(None, &[11], &[1], &json!(null)), stored(None, &[11], &[1], &owned)]));
+    say(&mut rig, 1, &json!([evicted(&[11])]));
+    assert_eq!(rig.depth(0, &[1]), tiers(0, 0, 1));
+    say(&mut rig, 2, &json!([removed(&[11], &owned)]));
+    assert_eq!(rig.depth(0, &[1]), NOTHING);
+    rig.expect(TrustLevel::Exact, &[], 2);
+}
+
+#[test]
+fn the_device_wins_over_what_another_tier_said_of_a_hash() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    // A tier that is taken at its word, and was wrong about the salt.
+    let host = json!({"medium": "CPU_PINNED"});
+    say(&mut rig, 0, &json!([stored(None, &[11, 12], &[1, 2], &host)]));
+    assert_eq!(rig.depth(0, &[1, 2]), tiers(0, 2, 0));
+    say(&mut rig, 1, &json!([stored(None, &[11, 12], &[1, 2], &json!({"cache_salt": "s"}))]));
+    assert_eq!((rig.depth(0, &[1, 2]), rig.count(C::BlocksRebound)), (NOTHING, 2));
+    assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(2, 0, 0));
+    rig.expect(TrustLevel::LowerBound, &[R::HashConflict], 1);
+    say(&mut rig, 2, &json!([removed(&[12, 11], &json!({}))]));
+    assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(0, 2, 0), "the copies are of the same blocks");
+    say(&mut rig, 3, &json!([stored(None, &[11], &[1], &json!({"cache_salt": "s"}))]));
+    say(&mut rig, 4, &json!([stored(None, &[11], &[9], &json!({}))]));
+    assert_eq!(rig.depth(0, &[9]), NOTHING, "device memory does not win over itself");
+    assert_eq!(rig.count(C::StoresHashConflict), 1);
+}
+
+#[test]
+fn chunks_of_several_blocks_that_name_only_their_last_are_not_exact() {
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([on_device(None, &[11, 12, 13, 14], &[1, 2, 3, 4], &json!(null))]));
+    say(&mut rig, 1, &json!([placeholder(&[12], "CPU"), placeholder(&[14], "CPU")]));
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([on_device(None, &[11, 12], &[1, 2], &json!(null))]));
+    say(&mut rig, 1, &json!([placeholder(&[11], "CPU"), placeholder(&[12], "CPU")]));
+    rig.expect(TrustLevel::Exact, &[], 1);
+}
+
+#[test]
+fn copies_that_nobody_can_say_more_of_are_bounded() {
+    use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    let hashes: Vec<u64> = (1..=OFFLOADED_UNBOUND_HASHES_MAX as u64 + 1).collect();
+    say(&mut rig, 0, &json!([placeholder(&hashes, "CPU")]));
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound, R::LowerTiersUnknown], 0);
+    say(&mut rig, 1, &json!([offloaded_out(&hashes)]));
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
+}
+
+#[test]
+fn a_clear_speaks_of_device_memory_and_not_of_a_connector_s_pool() {
+    let mut rig = Rig::new(&Options::default());
+    let both = json!([on_device(None, &[11, 12], &[1, 2], &json!(null)), described(None, &[11, 12], &[1, 2])]);
+    say(&mut rig, 0, &both);
+    rig.expect(TrustLevel::Exact, &[], 0);
+    let clear = json!({"type": "AllBlocksCleared"});
+    say(&mut rig, 1, &json!([clear]));
+    // The pool may hold them still, and may have been emptied with it: nothing tells.
+    assert_eq!(rig.depth(0, &[1, 2]), NOTHING);
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
+    say(&mut rig, 2, &json!([clear, on_device(None, &[11], &[1], &json!(null))]));
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 2);
+    say(&mut rig, 0, &json!([on_device(None, &[21], &[7], &json!(null))]));
+    rig.expect(TrustLevel::Exact, &[], 0);
+}
+
+#[test]
+fn a_clear_after_a_late_join_is_exact_until_another_tier_turns_up() {
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 7, &json!([on_device(None, &[11], &[1], &json!(null))]));
+    say(&mut rig, 8, &json!([{"type": "AllBlocksCleared"}, on_device(None, &[11], &[1], &json!(null))]));
+    rig.expect(TrustLevel::Exact, &[], 8);
+    say(&mut rig, 9, &json!([placeholder(&[11], "CPU")]));
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 9);
+}
+
+#[test]
+fn a_clear_of_sglang_speaks_of_its_host_tier_too() {
+    let mut rig = Rig::new(&Options::default());
+    let host = json!({"medium": "CPU_PINNED"});
+    say(&mut rig, 3, &json!([stored(None, &[11], &[1], &json!({})), stored(None, &[11], &[1], &host)]));
+    rig.expect(TrustLevel::LowerBound, &[R::JoinedLate], 3);
+    say(&mut rig, 4, &json!([{"type": "AllBlocksCleared"}, stored(None, &[12], &[2], &host)]));
+    rig.expect(TrustLevel::Exact, &[], 4);
+    assert_eq!((rig.depth(0, &[1]), rig.depth(0, &[2])), (NOTHING, tiers(0, 1, 0)));
+}

@@ -18,6 +18,10 @@
 //! The end of the newest chunk that was never handed out is **fresh**: it is no run, nothing has been written to
 //! it, and so it costs no memory yet. Words are zeroed when they leave it, which makes every word below it
 //! something that may be read.
+//!
+//! A chunk of which nothing is in use any more gives its memory back to the system: it stays where it is and reads as
+//! zeros, is no run, and its bookkeeping goes. One such chunk is kept as a run, so that a shard that goes up and down
+//! around a chunk's end does not ask for pages each time.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
@@ -31,6 +35,7 @@ pub(in crate::index) use directory::ArenaView;
 use super::prefetch::prefetch;
 use directory::Directory;
 use free_runs::FreeRuns;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Words of a chunk: 2 MiB, a huge page where the system has them.
@@ -46,6 +51,8 @@ const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 const CHUNK_GRANULES: u32 = CHUNK_WORDS / GRANULE_WORDS;
 const EXTENT_GRANULES_MAX: u32 = EXTENT_WORDS_MAX / GRANULE_WORDS;
 const CHUNK_BYTES: usize = CHUNK_WORDS as usize * size_of::<u64>();
+/// Chunks of which nothing is in use that keep their memory.
+const WHOLE_CHUNKS_KEPT: u32 = 1;
 
 const _: () = assert!(EXTENT_GRANULES_MAX == u128::BITS, "free runs keep one bit for each size of extent");
 const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a chunk are whole words");
@@ -69,6 +76,11 @@ struct Margin {
 }
 
 impl Margin {
+    /// Of a chunk that has given its memory back.
+    fn none() -> Self {
+        Self { owners: Box::default(), free: Box::default() }
+    }
+
     fn new() -> Self {
         // Zeroed by the allocator: pages of the table are used as granules are.
         Self {
@@ -92,6 +104,8 @@ pub(in crate::index) struct Arena {
     fresh: u32,
     /// The granule behind the newest chunk.
     fresh_end: u32,
+    /// Chunks that have given their memory back.
+    released: BTreeSet<u32>,
     /// The granule behind the last that has ever left the fresh part; everything below can be read.
     known: u32,
 }
@@ -104,6 +118,7 @@ impl Arena {
             margins: Vec::new(),
             runs: FreeRuns::new(),
             fresh: 0,
+            released: BTreeSet::new(),
             fresh_end: 0,
             known: 0,
         }
@@ -123,7 +138,11 @@ impl Arena {
         if granules > EXTENT_GRANULES_MAX {
             return None;
         }
-        let first = match self.runs.take_fit(&self.directory, granules) {
+        let mut found = self.runs.take_fit(&self.directory, granules);
+        if found.is_none() && granules > self.fresh_end - self.fresh && self.reopen_chunk() {
+            found = self.runs.take_fit(&self.directory, granules);
+        }
+        let first = match found {
             Some(first) => {
                 self.mark(first, granules, false);
                 first
@@ -182,14 +201,36 @@ impl Arena {
             length += self.runs.length(&self.directory, end);
             self.runs.unlink(&self.directory, end);
         }
+        if length == CHUNK_GRANULES && self.runs.whole_chunks() >= WHOLE_CHUNKS_KEPT {
+            self.release_chunk(start / CHUNK_GRANULES);
+            return;
+        }
         self.runs.link(&self.directory, start, length);
         self.mark(first, count, true);
+    }
+
+    /// Gives back the memory of a chunk of which nothing is in use and no run is on a list.
+    fn release_chunk(&mut self, chunk: u32) {
+        self.margins[chunk as usize] = Margin::none();
+        self.directory.discard(chunk as usize);
+        self.released.insert(chunk);
+    }
+
+    /// Makes a run of a chunk that has given its memory back; whether there is one.
+    fn reopen_chunk(&mut self) -> bool {
+        let Some(chunk) = self.released.pop_first() else { return false };
+        self.margins[chunk as usize] = Margin::new();
+        let first = chunk * CHUNK_GRANULES;
+        self.runs.link(&self.directory, first, CHUNK_GRANULES);
+        self.mark(first, CHUNK_GRANULES, true);
+        true
     }
 
     /// To whom the granule of this word belongs; 0 is nobody, also where nothing was handed out yet.
     #[inline]
     pub(in crate::index) fn owner(&self, word: u32) -> u32 {
-        self.margins.get(chunk(word)).map_or(0, |margin| margin.owners[granule_inside(granule(word))])
+        let margin = self.margins.get(chunk(word));
+        margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
     }
 
     /// Says to whom the granules that these words touch belong.
@@ -261,20 +302,21 @@ impl Arena {
     /// Asks for the memory of the owner of a word.
     #[inline]
     pub(in crate::index) fn prefetch_owner(&self, word: u32) {
-        if let Some(margin) = self.margins.get(chunk(word)) {
-            prefetch((&raw const margin.owners[granule_inside(granule(word))]).cast());
+        let margin = self.margins.get(chunk(word));
+        if let Some(owner) = margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))) {
+            prefetch(std::ptr::from_ref(owner).cast());
         }
     }
 
-    /// Memory taken from the system, touched or not, bookkeeping included.
+    /// Memory taken from the system and not given back, touched or not, bookkeeping included.
     pub(in crate::index) fn bytes(&self) -> u64 {
         let margins: usize = self.margins.iter().map(Margin::bytes).sum();
-        (self.directory.bytes() + margins + self.margins.len() * CHUNK_BYTES) as u64
+        (self.directory.bytes() + margins + (self.margins.len() - self.released.len()) * CHUNK_BYTES) as u64
     }
 
-    /// Words of chunks that have not been opened yet.
+    /// Words of chunks that have not been opened yet, or have given their memory back.
     pub(in crate::index) fn unopened_words(&self) -> u64 {
-        ((CHUNKS_MAX - 1 - self.margins.len()) as u64) << CHUNK_BITS
+        ((CHUNKS_MAX - 1 - self.margins.len() + self.released.len()) as u64) << CHUNK_BITS
     }
 
     /// Words that could be handed out without another chunk, if their runs suit.
@@ -292,7 +334,8 @@ impl Arena {
     #[cfg(test)]
     pub(in crate::index) fn is_free_granule(&self, granule: u32) -> bool {
         let is_fresh = granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - CHUNK_GRANULES;
-        is_fresh || self.is_free(granule)
+        let is_released = self.released.contains(&(granule / CHUNK_GRANULES));
+        is_fresh || is_released || self.is_free(granule)
     }
 
     /// Panics unless the words, one or more, are in one chunk and were initialised: a wrong index is a bug of this program, and

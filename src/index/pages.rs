@@ -43,6 +43,17 @@ pub(super) unsafe fn unmap(start: *mut u8, bytes: usize) {
     }
 }
 
+/// Gives the memory of some pages back; they stay mapped, and are zeros.
+///
+/// # Safety
+/// They are whole pages of a mapping made here, and nobody looks at them meanwhile.
+#[cfg(not(miri))]
+pub(super) unsafe fn discard(start: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise: a private mapping of no file reads as zeros after this. Where the system does not
+    // take the advice the old words stay, which are initialised too.
+    let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, rustix::mm::Advice::LinuxDontNeed) };
+}
+
 /// Where there are no pages, as under an interpreter, memory of the allocator's, aligned in the same way.
 #[cfg(miri)]
 fn layout(bytes: usize) -> Option<std::alloc::Layout> {
@@ -60,6 +71,16 @@ pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
 #[cfg(miri)]
 pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
     map(bytes)
+}
+
+/// As its twin.
+///
+/// # Safety
+/// As its twin.
+#[cfg(miri)]
+pub(super) unsafe fn discard(start: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { start.write_bytes(0, bytes) };
 }
 
 /// As its twin, for a whole mapping.

@@ -30,6 +30,16 @@ impl Directory {
         Some(())
     }
 
+    /// Gives the memory of a chunk back to the system; its words are zeros from now on. Only the writer calls this, for
+    /// a chunk of which no reader looks at any word.
+    pub(super) fn discard(&self, chunk: usize) {
+        // Relaxed: the writer reads what the writer stored.
+        if let Some(memory) = ptr::NonNull::new(self.chunks[chunk].load(Ordering::Relaxed)) {
+            // SAFETY: mapped in `open` with this size; nobody looks at it.
+            unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.chunks)
     }

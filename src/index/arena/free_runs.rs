@@ -1,7 +1,7 @@
 //! Lists of free runs of granules, threaded through the runs themselves.
 
 use super::directory::Directory;
-use super::{EXTENT_GRANULES_MAX, GRANULE_BITS};
+use super::{CHUNK_GRANULES, EXTENT_GRANULES_MAX, GRANULE_BITS};
 
 /// Where in the first granule of a run the neighbours on its list are: the next below, the one before above.
 const NEIGHBOURS: u32 = 0;
@@ -21,16 +21,23 @@ pub(super) struct FreeRuns {
     /// Which of the lists by exact length have a run.
     filled: u128,
     granules: u32,
+    /// Runs that are a whole chunk.
+    whole: u32,
 }
 
 impl FreeRuns {
     pub(super) const fn new() -> Self {
-        Self { heads: [NONE; LONG + 1], filled: 0, granules: 0 }
+        Self { heads: [NONE; LONG + 1], filled: 0, granules: 0, whole: 0 }
     }
 
     /// Free granules over all runs.
     pub(super) const fn granules(&self) -> u32 {
         self.granules
+    }
+
+    /// Runs that are a whole chunk.
+    pub(super) const fn whole_chunks(&self) -> u32 {
+        self.whole
     }
 
     /// Takes so many granules (1 to the most an extent can have) from the shortest run that has them.
@@ -85,6 +92,7 @@ impl FreeRuns {
             self.filled |= 1 << list;
         }
         self.granules += length;
+        self.whole += u32::from(length == CHUNK_GRANULES);
     }
 
     /// Takes a run off its list.
@@ -106,6 +114,7 @@ impl FreeRuns {
             store(memory, word(before) + NEIGHBOURS, neighbours(next, earlier));
         }
         self.granules -= length;
+        self.whole -= u32::from(length == CHUNK_GRANULES);
     }
 }
 

@@ -32,9 +32,44 @@ impl Held {
 
 /// All that is free makes whole chunks again.
 #[track_caller]
+/// Words of the chunks that have not given their memory back.
+fn present_words(arena: &Arena) -> u64 {
+    (arena.margins.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
+}
+
+#[test]
+fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again() {
+    let mut arena = Arena::new();
+    let view = arena.view();
+    let extents = 6 * CHUNK_WORDS / EXTENT_WORDS_MAX;
+    let fill = |arena: &mut Arena| -> Vec<Extent> {
+        let all: Vec<Extent> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
+        for (at, extent) in all.iter().enumerate() {
+            arena.write(extent.base, &[at as u64; EXTENT_WORDS_MAX as usize]);
+            arena.set_owner(extent.base, extent.words, at as u32 + 1);
+        }
+        all
+    };
+    let mut most = 0;
+    for _ in 0..3 {
+        let all = fill(&mut arena);
+        most = arena.bytes();
+        assert!(all.iter().enumerate().all(|(at, extent)| arena.owner(extent.base) == at as u32 + 1));
+        assert!(all.iter().enumerate().all(|(at, extent)| arena.word(extent.base + 7) == at as u64));
+        all.iter().for_each(|extent| arena.free(extent.base, extent.words));
+        // One that is kept, and the newest, of which nothing is in use.
+        assert_eq!(arena.margins.len() - arena.released.len(), 2);
+        // SAFETY: this thread is the writer and writes nothing while it looks.
+        let stale = unsafe { view.words(3 * CHUNK_WORDS, 8) };
+        assert_eq!(stale, [0; 8], "a stale index leads to memory");
+    }
+    assert!(arena.bytes() + 8 * 4 * u64::from(CHUNK_WORDS) <= most, "{} of {most}", arena.bytes());
+    assert_eq!(arena.margins.len(), 6, "numbers are used again");
+}
+
 fn assert_whole(arena: &mut Arena) {
     let chunks = arena.margins.len() as u32;
-    assert_eq!(arena.free_words(), u64::from(chunks) * u64::from(CHUNK_WORDS));
+    assert_eq!(arena.free_words(), present_words(arena));
     let mut bases: Vec<u32> = (0..chunks * (CHUNK_WORDS / EXTENT_WORDS_MAX))
         .map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("there is room").base)
         .collect();
@@ -42,7 +77,7 @@ fn assert_whole(arena: &mut Arena) {
     bases.sort_unstable();
     assert!(bases.iter().zip((0..).step_by(EXTENT_WORDS_MAX as usize)).all(|(base, expected)| *base == expected));
     bases.iter().for_each(|base| arena.free(*base, EXTENT_WORDS_MAX));
-    assert_eq!(arena.free_words(), u64::from(chunks) * u64::from(CHUNK_WORDS));
+    assert_eq!(arena.free_words(), present_words(arena));
 }
 
 /// Frees all of an extent or some of its granules; what stays is one or two extents.
@@ -97,7 +132,7 @@ fn random_run(seed: u64, steps: u32, words_max: u32, held_max: usize) {
         assert!(seen.is_none_or(|(held, words)| words.iter().copied().eq(held.pattern())));
     }
     let in_use: u64 = held.iter().map(|held| u64::from(held.words)).sum();
-    assert_eq!(arena.free_words() + in_use, arena.margins.len() as u64 * u64::from(CHUNK_WORDS));
+    assert_eq!(arena.free_words() + in_use, present_words(&arena));
     for one in held {
         one.check(&arena);
         arena.free(one.base, one.words);

@@ -145,6 +145,13 @@ pub const SHARED_HITS_MAX: usize = 1024;
 /// Blocks of one worker that wait for a parent. Also the blocks below
 /// removed ones that a worker may have before stores of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
+/// Blocks of one worker that one event, or one slice of a sweep, may move in the index: out of places whose chain is
+/// broken, or to places that they waited for.
+pub const INDEX_EVENT_MOVES_MAX: usize = 1 << 15;
+/// Nodes that a clear sweeps itself where more lanes wait for the sweep than [`RETIRED_LANES_MAX`].
+pub const INDEX_EVENT_SWEEP_MAX: usize = 1 << 12;
+/// Segments of a shard's tables that are made smaller at once while nothing else is going on.
+pub const INDEX_IDLE_SHRINKS_MAX: usize = 16;
 /// Blocks of one node of the index: what is copied at most when a node grows or two are joined.
 pub const NODE_BLOCKS_MAX: usize = 1024;
 /// Blocks that may be copied to join two nodes that do not lie side by side.
@@ -160,7 +167,8 @@ pub const INDEX_GARBAGE_BYTES_CHOKED: u64 = 64 << 20;
 pub const GROUPS_MAX: usize = 32;
 /// Engine hashes of one worker that may name the same content after the same parent.
 pub const ALIASES_MAX: usize = 8;
-/// Lanes of one shard that were cleared and not yet swept; beyond it a clear waits for the sweep.
+/// Lanes of one shard that were cleared and not yet swept; beyond it each clear sweeps up to [`INDEX_EVENT_SWEEP_MAX`]
+/// nodes itself.
 pub const RETIRED_LANES_MAX: usize = 256;
 
 /// Bytes of one event message; what is larger is skipped and counted.

@@ -6,7 +6,7 @@
 mod oracle;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
-use kvrouted::index::{Depths, DumpCursor, IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
+use kvrouted::index::{Depths, DumpCursor, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
 use oracle::Oracle;
 use oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};
 use oracle::replay::{Watch, seeds};
@@ -160,6 +160,9 @@ impl Loaded {
         if let Outcome::Stored(stored) = outcome
             && stored.refused.is_some_and(is_the_writers_own)
         {
+            if stored.refused == Some(Refusal::WorkBound) {
+                self.oracle.clear(None);
+            }
             return;
         }
         let expected = event.apply_to_oracle(&mut self.oracle, &self.limits);

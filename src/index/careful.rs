@@ -12,7 +12,7 @@ use super::place::ALIASES_CEILING;
 use super::store::Goal;
 use super::tree::Tree;
 use super::waiting::Waiter;
-use super::worker::{GroupLane, Worker, stirred};
+use super::worker::{Allowance, GroupLane, Worker, stirred};
 use super::{Binding, Refusal, ShardLimits, StoreBlocks, StoreOutcome};
 use crate::ids::{EngineHash, GroupId, LocalHash};
 use crate::limits::GROUPS_MAX;
@@ -48,10 +48,39 @@ impl Worker {
         if let Some(refusal) = self.beyond_bounds(tree, limits, store) {
             return StoreOutcome::refused(refusal);
         }
+        self.allow(limits.event_moves_max, limits);
         tree.head.tear();
-        let outcome = self.store_blocks(tree, store);
+        let mut outcome = self.store_blocks(tree, store);
+        if self.allowance.overwhelmed {
+            self.hide(tree);
+            outcome = StoreOutcome::refused(Refusal::WorkBound);
+        }
         tree.head.mend();
         outcome
+    }
+
+    pub(super) fn allow(&mut self, plants: usize, limits: &ShardLimits) {
+        let ShardLimits { dormant_blocks_max: waiting_max, event_moves_max: uproots, .. } = *limits;
+        self.allowance = Allowance { plants: plants.max(1), uproots, waiting_max, overwhelmed: false };
+    }
+
+    /// Gives places to what waits for them, a slice of it; says whether there is more. The worker must be emptied if it
+    /// is overwhelmed afterwards; readers see nothing of it any more.
+    pub(super) fn go_on_home(&mut self, tree: &mut Tree) -> bool {
+        tree.head.tear();
+        self.bring_some_home(tree);
+        tree.publish_touched();
+        if self.allowance.overwhelmed {
+            self.hide(tree);
+        }
+        tree.head.mend();
+        !self.homeward.is_empty()
+    }
+
+    /// No lane of the worker counts any more.
+    fn hide(&self, tree: &mut Tree) {
+        self.kin.iter().for_each(|lane| tree.lanes.set_state(*lane, LaneState::Retired));
+        tree.publish_lanes();
     }
 
     /// Applies a store that nothing speaks against, block by block. The shard is torn.
@@ -68,8 +97,12 @@ impl Worker {
                 // Nothing behind it has a chain to the root either.
                 outcome.dormant = blocks;
             }
+            if self.allowance.overwhelmed {
+                break;
+            }
             parent = Some(*name);
         }
+        outcome.deferred = !self.homeward.is_empty();
         tree.publish_touched();
         outcome
     }

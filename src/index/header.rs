@@ -55,6 +55,10 @@ pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
 pub(super) const FORKED: u8 = 1 << 0;
 /// [`Header::flags`]: the node has no children.
 pub(super) const LEAF: u8 = 1 << 1;
+/// [`Header::flags`]: from this bit on, how many other variants of this key exist.
+const FORKS_SHIFT: u32 = 2;
+/// As many as can be counted there; there may be more.
+const FORKS_MANY: u8 = u8::MAX >> FORKS_SHIFT;
 
 /// A device lane that holds the first `cut` blocks of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,6 +111,20 @@ impl Header {
     /// The pairs in use.
     pub(super) fn pairs(&self) -> &[Pair] {
         &self.pairs[..PAIRS.min(usize::from(self.pairs_len))]
+    }
+
+    /// The flags that say how many other variants of a key exist.
+    pub(super) const fn forked(forks: u8) -> u8 {
+        let counted = if forks > FORKS_MANY { FORKS_MANY } else { forks };
+        if forks > 0 { FORKED | counted << FORKS_SHIFT } else { 0 }
+    }
+
+    /// How many other variants of this key exist, at least as long as the header is shown.
+    pub(super) const fn forks(&self) -> u8 {
+        match self.flags >> FORKS_SHIFT {
+            FORKS_MANY => u8::MAX,
+            counted => counted,
+        }
     }
 
     /// Whether `flag` is set.

@@ -14,7 +14,7 @@ impl Tree {
             && let Some(id) = self.joins.pop_front()
         {
             work += 1;
-            self.nodes[id].queued = false;
+            self.nodes.unqueue(id);
             if self.nodes.is_used(id) {
                 work += self.join(id);
             }

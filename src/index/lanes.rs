@@ -63,11 +63,6 @@ pub(super) struct LaneTable {
 }
 
 impl LaneTable {
-    /// Whether a worker has more than a device lane.
-    pub(super) fn is_tiered(&self, slot: u16) -> bool {
-        self.tiered.binary_search_by_key(&slot, |worker| worker.slot).is_ok()
-    }
-
     pub(super) fn bytes(&self) -> u64 {
         let words = (self.owners.capacity() + self.devices.capacity()) * 2 + self.device.capacity() * 8;
         (words + self.tiered.capacity() * size_of::<TieredWorker>() + size_of::<Self>()) as u64
@@ -82,6 +77,13 @@ pub(super) struct TieredWorker {
     pub(super) lanes: [Lane; Layer::COUNT],
     /// How many of the last blocks of a prompt its windows must have, where it has windows.
     pub(super) window_blocks: u32,
+}
+
+impl TieredWorker {
+    /// Whether some of its groups serve attention with a sliding window.
+    pub(super) const fn has_windows(&self) -> bool {
+        self.lanes[Layer::Windows.index()].is_some()
+    }
 }
 
 /// The writer's side: which lanes are in use.

@@ -139,11 +139,11 @@ fn hops<'a>(world: &World, table: &'a Table, query: &[u64]) -> Option<(usize, Ve
 /// One try of a lookup, as readers do it.
 fn walk(world: &World, query: &[u64]) -> Option<usize> {
     world.enter();
-    let generation = world.head.generation();
+    let generation = world.head.generation()?;
     // SAFETY: retired tables live until the reader has joined.
     let table = unsafe { world.head.table() };
     let answer = hops(world, table, query).filter(|(_, lines)| lines.iter().all(|(line, v)| line.version() == *v));
-    let answer = answer.filter(|_| world.head.generation() == generation);
+    let answer = answer.filter(|_| world.head.generation() == Some(generation));
     world.leave();
     answer.map(|(depth, _)| depth)
 }

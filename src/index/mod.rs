@@ -101,6 +101,7 @@ mod loom;
 mod more;
 mod names;
 mod node;
+mod nodes;
 mod pages;
 mod place;
 mod prefetch;
@@ -145,7 +146,11 @@ pub struct ShardLimits {
     pub aliases_max: usize,
     /// Workers of the shard.
     pub workers_max: usize,
-    /// Lanes that are retired but not yet swept. Beyond it a clear sweeps before it returns.
+    /// Blocks that one event, or one slice of a sweep, may move out of their places or to places that they waited for.
+    /// What waits beyond it follows in slices of the sweep; a worker of which more would have to lose its place is
+    /// emptied.
+    pub event_moves_max: usize,
+    /// Lanes that are retired but not yet swept. Beyond it each clear sweeps a slice before it returns.
     pub retired_lanes_max: usize,
     /// Blocks of one node, 1 to `NODE_BLOCKS_MAX`.
     pub node_blocks_max: usize,
@@ -168,6 +173,7 @@ impl Default for ShardLimits {
             dormant_blocks_max: limits::WORKER_DORMANT_BLOCKS_MAX,
             aliases_max: limits::ALIASES_MAX,
             workers_max: limits::WORKERS_MAX,
+            event_moves_max: limits::INDEX_EVENT_MOVES_MAX,
             retired_lanes_max: limits::RETIRED_LANES_MAX,
             node_blocks_max: limits::NODE_BLOCKS_MAX,
             memory_bytes_max: u64::MAX,
@@ -243,6 +249,9 @@ pub struct StoreOutcome {
     /// Nothing was counted: at the root, all of it held by this tier and group since before the batch
     /// began, in a shard that does not count copies. Whether these blocks will be removed once more than they were, nobody can tell.
     pub ambiguous: bool,
+    /// Blocks that waited for this store have not all got their places yet: a sweep goes on with them, and until it is
+    /// through they count for nothing.
+    pub deferred: bool,
     /// Why nothing was changed, if so.
     pub refused: Option<Refusal>,
 }
@@ -278,11 +287,14 @@ pub enum Refusal {
     ReferenceBound,
     /// The shard might grow beyond `memory_bytes_max`.
     MemoryBound,
+    /// More blocks would have to move than `event_moves_max`, or more would wait than `dormant_blocks_max`. The worker
+    /// has been emptied.
+    WorkBound,
 }
 
 impl Refusal {
     /// Every reason, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::UnknownWorker,
         Self::LengthMismatch,
         Self::SelfParent,
@@ -294,6 +306,7 @@ impl Refusal {
         Self::DormantBound,
         Self::ReferenceBound,
         Self::MemoryBound,
+        Self::WorkBound,
     ];
 
     /// The name used in logs, metrics and JSON.
@@ -311,6 +324,7 @@ impl Refusal {
             Self::DormantBound => "dormant_bound",
             Self::ReferenceBound => "reference_bound",
             Self::MemoryBound => "memory_bound",
+            Self::WorkBound => "work_bound",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::bits::Bits;
 use super::cover::Entry;
-use super::header::{FORKED, Header, LEAF, PAIRS, Pair};
+use super::header::{Header, LEAF, PAIRS, Pair};
 use super::lanes::{Lane, LaneState, Lanes};
 use super::layer::Layer;
 use super::node::{Node, NodeId};
@@ -56,7 +56,7 @@ pub(super) fn encode(id: NodeId, node: &Node, lanes: &Lanes) -> (Header, Option<
         id: id.0,
         len: node.len,
         base: node.locals.base,
-        flags: if node.forks > 0 { FORKED } else { 0 } | if node.has_children() { 0 } else { LEAF },
+        flags: Header::forked(node.forks) | if node.has_children() { 0 } else { LEAF },
         mask: 0,
         pairs: [Pair { lane: 0, cut: 0 }; PAIRS],
         pairs_len: 0,

@@ -121,8 +121,6 @@ pub(super) struct Node {
     /// Other variants that exist, where this is variant 0.
     pub(super) forks: u8,
     pub(super) used: bool,
-    /// Its number waits to be looked at for a join, also if another node has got it since: so none waits twice.
-    pub(super) queued: bool,
     /// The record of coverage that the header points at; 0 for none.
     pub(super) more: u64,
     /// What it has on the heap, that record included, as of when it was last shown.
@@ -148,7 +146,6 @@ impl Node {
         variant: 0,
         forks: 0,
         used: false,
-        queued: false,
         more: 0,
         side_bytes: 0,
         columns: SmallVec::new_const(),
@@ -199,135 +196,5 @@ impl Node {
     pub(super) fn named_at(&self, word: u32) -> Option<(u16, u16)> {
         let found = self.columns.iter().position(|column| word.wrapping_sub(column.names.base) < u32::from(column.len));
         found.map(|at| (at as u16, (word - self.columns[at].names.base) as u16))
-    }
-}
-
-/// All nodes of a shard.
-#[derive(Debug)]
-pub(super) struct Nodes {
-    all: Vec<Node>,
-    free: Vec<NodeId>,
-    side_bytes: u64,
-}
-
-impl Nodes {
-    pub(super) fn new() -> Self {
-        Self { all: vec![Node { used: true, ..Node::EMPTY }], free: Vec::new(), side_bytes: 0 }
-    }
-
-    /// What a node has on the heap.
-    pub(super) fn set_side_bytes(&mut self, id: NodeId, bytes: usize) {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let before = std::mem::replace(&mut self[id].side_bytes, bytes);
-        self.side_bytes = self.side_bytes + u64::from(bytes) - u64::from(before);
-    }
-
-    /// A number for one more node.
-    pub(super) fn add(&mut self, node: Node) -> NodeId {
-        match self.free.pop() {
-            Some(id) => {
-                let queued = self.all[id.0 as usize].queued;
-                self.all[id.0 as usize] = Node { queued, ..node };
-                id
-            }
-            None => {
-                self.all.push(node);
-                NodeId(self.all.len() as u32 - 1)
-            }
-        }
-    }
-
-    /// Forgets a node that is in no list any more.
-    pub(super) fn drop(&mut self, id: NodeId) {
-        self.set_side_bytes(id, 0);
-        let queued = self.all[id.0 as usize].queued;
-        self.all[id.0 as usize] = Node { queued, ..Node::EMPTY };
-        self.free.push(id);
-    }
-
-    /// Numbers in use are below this.
-    pub(super) fn end(&self) -> u32 {
-        self.all.len() as u32
-    }
-
-    pub(super) fn is_used(&self, id: NodeId) -> bool {
-        self.all.get(id.0 as usize).is_some_and(|node| node.used)
-    }
-
-    pub(super) fn prefetch(&self, id: NodeId) {
-        if let Some(node) = self.all.get(id.0 as usize) {
-            super::prefetch::prefetch(std::ptr::from_ref(node).cast());
-        }
-    }
-
-    pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
-        self.all.get(id.0 as usize).filter(|node| node.used)
-    }
-
-    /// Nodes in use, the root not counted.
-    pub(super) fn len(&self) -> usize {
-        self.all.len() - self.free.len() - 1
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        let lists = self.all.capacity() * size_of::<Node>() + self.free.capacity() * size_of::<NodeId>();
-        lists as u64 + self.side_bytes
-    }
-
-    /// The nodes directly below one.
-    pub(super) fn children(&self, of: NodeId) -> impl Iterator<Item = NodeId> + '_ {
-        let some = |id: NodeId| Some(id).filter(|id| id.is_some());
-        std::iter::successors(some(self[of].first_child), move |child| some(self[*child].next))
-    }
-
-    /// Puts a node first among the children of its parent.
-    pub(super) fn link(&mut self, id: NodeId) {
-        let parent = self[id].parent;
-        let first = std::mem::replace(&mut self[parent].first_child, id);
-        (self[id].next, self[id].previous) = (first, NodeId::NONE);
-        if first.is_some() {
-            self[first].previous = id;
-        }
-    }
-
-    /// Takes a node from among the children of its parent.
-    pub(super) fn unlink(&mut self, id: NodeId) {
-        let (parent, next, previous) = (self[id].parent, self[id].next, self[id].previous);
-        if previous.is_some() {
-            self[previous].next = next;
-        } else {
-            self[parent].first_child = next;
-        }
-        if next.is_some() {
-            self[next].previous = previous;
-        }
-    }
-
-    /// Puts `new` where `old` is among the children of their parent.
-    pub(super) fn relink(&mut self, old: NodeId, new: NodeId) {
-        let (parent, next, previous) = (self[old].parent, self[old].next, self[old].previous);
-        (self[new].parent, self[new].next, self[new].previous) = (parent, next, previous);
-        if previous.is_some() {
-            self[previous].next = new;
-        } else {
-            self[parent].first_child = new;
-        }
-        if next.is_some() {
-            self[next].previous = new;
-        }
-    }
-}
-
-impl std::ops::Index<NodeId> for Nodes {
-    type Output = Node;
-
-    fn index(&self, id: NodeId) -> &Node {
-        &self.all[id.0 as usize]
-    }
-}
-
-impl std::ops::IndexMut<NodeId> for Nodes {
-    fn index_mut(&mut self, id: NodeId) -> &mut Node {
-        &mut self.all[id.0 as usize]
     }
 }

@@ -37,6 +37,9 @@ impl Worker {
             }
             // The worker's names from here on are of what is no longer bound: they lose what hung on them.
             self.uproot(tree, Place { at: after.at + 1, ..after });
+            if self.allowance.overwhelmed {
+                return Err(Odd::Full);
+            }
             if tree.nodes[after.node].len == after.at {
                 return self.place_below(tree, lane, after.node, told);
             }
@@ -88,6 +91,9 @@ impl Worker {
             if self.column_of(&tree.nodes[id]).is_some() {
                 self.uproot(tree, place);
             }
+            if self.allowance.overwhelmed {
+                return Err(Odd::Full);
+            }
             if tree.nodes.is_used(id) {
                 self.forked |= tree.nodes[id].variant > 0 || tree.nodes[id].forks > 0;
                 tree.newcomer(id, lane, told)?;
@@ -108,14 +114,22 @@ impl Worker {
     }
 
     /// Takes the blocks from a place on, and all below, out of the tree: their chain is not complete any
-    /// more, or they are to hang elsewhere. They wait.
-    pub(super) fn uproot(&mut self, tree: &mut Tree, from: Place) {
+    /// more, or they are to hang elsewhere. They wait. If that is more than one event may move, or more than may wait,
+    /// nothing changes but that the worker is [overwhelmed](Allowance).
+    fn uproot(&mut self, tree: &mut Tree, from: Place) {
         let mut stack = vec![from];
         let mut touched = Vec::new();
         let mut waiters = Vec::new();
+        let waiting_max = self.allowance.waiting_max.saturating_sub(self.waiting.len());
+        let mut work = 0;
         while let Some(from) = stack.pop() {
             let node = &tree.nodes[from.node];
             let Some(column) = self.column_of(node).map(|at| node.columns[usize::from(at)]) else { continue };
+            work += 1 + usize::from(column.len.saturating_sub(from.at));
+            if work > self.allowance.uproots || waiters.len() > waiting_max {
+                self.allowance.overwhelmed = true;
+                return;
+            }
             for at in from.at..column.len {
                 let place = Place { at, ..from };
                 let lanes = self.lanes_at(tree, place);
@@ -127,10 +141,21 @@ impl Worker {
                     waiters.push((name, Waiter::new(parent, local, column.seed, lanes)));
                 }
             }
-            let below = tree.nodes.children(from.node).filter(|child| self.column_of(&tree.nodes[*child]).is_some());
-            stack.extend(below.map(|node| Place { node, at: 0 }));
+            // Children that are only others' are work too, as they are looked at.
+            let left = self.allowance.uproots - work;
+            for child in tree.nodes.children(from.node).take(left + 1) {
+                work += 1;
+                if self.column_of(&tree.nodes[child]).is_some() {
+                    stack.push(Place { node: child, at: 0 });
+                }
+            }
             touched.push(from);
         }
+        if work > self.allowance.uproots || waiters.len() > waiting_max {
+            self.allowance.overwhelmed = true;
+            return;
+        }
+        self.allowance.uproots -= work;
         for from in touched.iter().rev() {
             self.leave(tree, *from);
         }
@@ -157,33 +182,64 @@ impl Worker {
     }
 
     /// A name has got a place: what it was called at places it had before loses what hangs there, and what
-    /// waited for it gets a place too, and so on.
+    /// waited for it gets a place too, and so on; as much of that as the event may still move, the rest in slices of
+    /// a sweep.
     pub(super) fn bring_home(&mut self, tree: &mut Tree, name: EngineHash) {
-        let mut names = vec![name];
-        while let Some(name) = names.pop() {
+        self.homeward.push(name);
+        self.bring_some_home(tree);
+    }
+
+    /// Gives places to what waits for names that have one, as long as the allowance lasts. What is left waits, which
+    /// readers see as not held.
+    pub(super) fn bring_some_home(&mut self, tree: &mut Tree) {
+        while self.allowance.plants > 0
+            && let Some(name) = self.homeward.pop()
+        {
             let Some((_, word)) = self.find(tree, name) else { continue };
             for stale in tree.words_named(name).into_iter().filter(|stale| *stale != word) {
                 let Some((place, column)) = tree.resolve(stale).filter(|_| tree.name(stale) == name) else { continue };
                 if self.column_of(&tree.nodes[place.node]) == Some(column) {
                     self.uproot(tree, Place { at: place.at + 1, ..place });
                 }
+                if self.allowance.overwhelmed {
+                    return;
+                }
             }
-            let children: Vec<EngineHash> = self.waiting.children(name).collect();
-            for child in children {
-                self.plant(tree, name, child);
-                names.push(child);
+            self.plant_children(tree, name);
+            if self.allowance.overwhelmed {
+                return;
             }
         }
     }
 
-    /// Gives a block that waits for `parent` its place right after it.
-    fn plant(&mut self, tree: &mut Tree, parent: EngineHash, child: EngineHash) {
-        let Some((place, _)) = self.find(tree, parent) else { return };
-        let Some(waiter) = self.waiting.remove(child) else { return };
+    /// Gives what waits for a name its place, as much of it as may be moved.
+    fn plant_children(&mut self, tree: &mut Tree, name: EngineHash) {
+        let plants = self.allowance.plants;
+        let mut children: Vec<EngineHash> = self.waiting.children(name).take(plants + 1).collect();
+        let more = children.len() > plants;
+        children.truncate(plants);
+        self.allowance.plants -= children.len().max(1);
+        let from = self.homeward.len();
+        for child in children {
+            if !self.plant(tree, name, child) {
+                // Without words for it, it stays where it is; so would the others.
+                return;
+            }
+            self.homeward.push(child);
+        }
+        if more {
+            self.homeward.insert(from, name);
+        }
+    }
+
+    /// Gives a block that waits for `parent` its place right after it; whether there are words for it.
+    fn plant(&mut self, tree: &mut Tree, parent: EngineHash, child: EngineHash) -> bool {
+        let Some((place, _)) = self.find(tree, parent) else { return false };
+        let Some(waiter) = self.waiting.remove(child) else { return true };
         let after = Place { at: place.at + 1, ..place };
         let Ok(place) = self.place(tree, waiter.lanes[0], after, child, waiter.local, waiter.seed) else {
             self.waiting.insert(child, waiter);
-            return;
+            return false;
         };
         let column = self.column_of(&tree.nodes[place.node]).unwrap_or_default();
         for lane in &waiter.lanes {
@@ -193,5 +249,6 @@ impl Worker {
             self.show_if_held(tree, tier, place, &waiter.lanes);
         }
         tree.publish_later(place.node);
+        true
     }
 }

@@ -49,7 +49,11 @@ impl ShardReader {
                 None if last => 0,
                 None => continue,
             };
-            let generation = self.table.generation();
+            let generation = match self.table.generation() {
+                Some(generation) => generation,
+                None if last => 0,
+                None => continue,
+            };
             let table = self.table.load(guard);
             // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
             let lanes = unsafe { self.head.lanes() };
@@ -61,7 +65,7 @@ impl ShardReader {
             let unchanged = whole
                 && walk.is_unchanged(table)
                 && self.head.is_still(structure)
-                && self.table.generation() == generation;
+                && self.table.generation() == Some(generation);
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }

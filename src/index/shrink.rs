@@ -39,12 +39,11 @@ impl Tree {
 
     /// A node with one child only may be joined with it.
     pub(super) fn want_join(&mut self, id: NodeId) {
-        if id == NodeId::ROOT || self.nodes[id].queued {
+        if id == NodeId::ROOT {
             return;
         }
         let child = self.nodes[id].first_child;
-        if child.is_some() && !self.nodes[child].next.is_some() {
-            self.nodes[id].queued = true;
+        if child.is_some() && !self.nodes[child].next.is_some() && self.nodes.queue(id) {
             self.joins.push_back(id);
         }
     }
@@ -170,7 +169,7 @@ impl Tree {
     }
 
     /// Takes a leaf that nobody covers out of the tree. No reader's answer changes: nobody covers it. Returns the
-    /// first of its variants if that has become the only one.
+    /// first of its variants, whose header is to say that there is one less.
     fn delete(&mut self, id: NodeId) -> Option<NodeId> {
         let line = self.line(id).expect("a node has a header");
         self.table.remove(line);
@@ -187,6 +186,6 @@ impl Tree {
         }
         let main = NodeId(self.table.id(self.table.find(parent.0, first, 0)?));
         self.nodes[main].forks -= 1;
-        (self.nodes[main].forks == 0).then_some(main)
+        Some(main)
     }
 }

@@ -26,7 +26,7 @@ impl Pass {
         Self { lanes, wanted, cursor: NodeId(1), leaving }
     }
 
-    fn wants(&self, lane: Lane) -> bool {
+    pub(super) fn wants(&self, lane: Lane) -> bool {
         self.wanted.get(usize::from(lane.0)).copied().unwrap_or(false)
     }
 
@@ -41,9 +41,10 @@ impl Pass {
         while work < budget {
             let id = match tree.unswept.pop() {
                 Some(id) => id,
-                None if self.cursor.0 < tree.nodes.end() => {
-                    self.cursor.0 += 1;
-                    NodeId(self.cursor.0 - 1)
+                None if tree.nodes.from(self.cursor).0 < tree.nodes.end() => {
+                    let id = tree.nodes.from(self.cursor);
+                    self.cursor.0 = id.0 + 1;
+                    id
                 }
                 None => return None,
             };
@@ -85,9 +86,9 @@ impl Pass {
     }
 
     /// The lanes are nobody's from now on.
-    pub(super) fn finish(self, tree: &mut Tree) -> (Vec<Lane>, Vec<WorkerSlot>) {
+    pub(super) fn finish(self, tree: &mut Tree) -> Vec<WorkerSlot> {
         tree.sweeping = false;
         self.lanes.iter().for_each(|lane| tree.lanes.set_state(*lane, LaneState::Free));
-        (self.lanes, self.leaving)
+        self.leaving
     }
 }

@@ -132,8 +132,14 @@ fn run(of: Alphabet, workers: usize, seeds: u64, events: usize) {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
             let retired_lanes_max = if rng.random_bool(0.3) { 1 } else { 256 };
             let dormant_blocks_max = if rng.random_bool(0.3) { 6 } else { 1 << 20 };
-            let limits =
-                ShardLimits { node_blocks_max, retired_lanes_max, dormant_blocks_max, ..ShardLimits::default() };
+            let event_moves_max = if rng.random_bool(0.3) { 5 } else { 1 << 20 };
+            let limits = ShardLimits {
+                node_blocks_max,
+                retired_lanes_max,
+                dormant_blocks_max,
+                event_moves_max,
+                ..ShardLimits::default()
+            };
             let (mut writer, reader) = shard(ShardId(0), limits);
             let slots = (0..workers).map(|_| writer.add_worker().expect("room")).collect();
             let quiet = rng.random_bool(0.7);
@@ -258,6 +264,34 @@ fn a_shard_without_its_writer_is_empty_and_nothing_of_it_is_followed() {
     assert!(out.device.iter().all(|depth| *depth == 0));
 }
 
+/// Steps of a lookup of `blocks` blocks of which each has two names, and what it found.
+fn steps_where_blocks_have_second_names(blocks: u64, tier: Tier) -> (usize, super::reader::ShardDepths) {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let slot = writer.add_worker().expect("room");
+    let mut parent = None;
+    for at in 0..blocks {
+        tell(&mut writer, slot, parent, &[2 * at + 1], &[at], Tier::Device, GroupId(0), Seed(0));
+        tell(&mut writer, slot, parent, &[2 * at + 2], &[at], tier, GroupId(0), Seed(0));
+        parent = Some(2 * at + 1);
+    }
+    let locals: Vec<u64> = (0..blocks).collect();
+    let (mut walk, mut out) = (super::walk::Walk::default(), super::reader::ShardDepths::default());
+    let (guard, lanes) = (reader.enter(), reader.lanes_now());
+    assert!(walk.run(&reader.view_with(&guard, &lanes), &locals, &mut out));
+    (walk.steps_of_ways(), out)
+}
+
+#[test]
+fn a_lookup_takes_steps_in_proportion_to_its_blocks_where_they_have_second_names() {
+    for tier in [Tier::Device, Tier::Host] {
+        for blocks in [500, 1000, 2000_u64] {
+            let (steps, out) = steps_where_blocks_have_second_names(blocks, tier);
+            assert_eq!(out.device[0], blocks as u32);
+            assert!(steps as u64 <= 8 * blocks, "{steps} steps for {blocks} blocks");
+        }
+    }
+}
+
 #[test]
 fn references_end_before_they_overflow() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
@@ -283,8 +317,82 @@ fn many_that_wait_for_one_parent_take_no_longer_than_others() {
     }
     assert_eq!(writer.held(slot).dormant, 40_000);
     store(&mut writer, slot, None, &[1], &[1]);
+    while writer.sweep(8192) {}
     assert_eq!((writer.held(slot).dormant, device(&reader, slot, &[1, 12])), (0, 2));
     assert!(begin.elapsed().as_secs() < 20, "it took {:?}", begin.elapsed());
+}
+
+#[test]
+fn a_worker_of_which_one_event_would_uproot_too_much_is_emptied() {
+    for (event_moves_max, dormant_blocks_max) in [(500, 1 << 20), (1 << 20, 100)] {
+        let limits = ShardLimits { event_moves_max, dormant_blocks_max, ..ShardLimits::default() };
+        let (mut writer, reader) = shard(ShardId(0), limits);
+        let reader = super::IndexReader::new(vec![reader]);
+        let slots = [(); 2].map(|()| writer.add_worker().expect("room"));
+        let chain: Vec<u64> = (1..=4000).collect();
+        for slot in slots {
+            assert_eq!(store(&mut writer, slot, None, &chain, &chain).refused, None);
+        }
+        // The first block goes, and what hangs below it would have to when its place is another's.
+        remove(&mut writer, slots[0], &[1]);
+        let outcome = store(&mut writer, slots[0], None, &[9001], &[1]);
+        assert_eq!(outcome.refused, Some(super::Refusal::WorkBound));
+        let held = writer.held(slots[0]);
+        assert!(held.dormant <= dormant_blocks_max as u64, "{held:?}");
+        assert_eq!((held.bound, device(&reader, slots[0], &chain)), (0, 0));
+        writer.check(true);
+        // The others are as they were, and what comes next is taken.
+        assert_eq!(device(&reader, slots[1], &chain), 4000);
+        assert_eq!(store(&mut writer, slots[0], None, &[9001, 9002], &[1, 2]).stored, 2);
+        while writer.sweep(64) {}
+        writer.check(true);
+        assert_eq!((device(&reader, slots[0], &chain), device(&reader, slots[1], &chain)), (2, 4000));
+    }
+}
+
+#[test]
+fn what_waits_for_one_block_gets_its_places_in_slices() {
+    const MOVES_MAX: usize = 300;
+    let limits = ShardLimits { event_moves_max: MOVES_MAX, ..ShardLimits::default() };
+    let (mut writer, reader) = shard(ShardId(0), limits);
+    let reader = super::IndexReader::new(vec![reader]);
+    let slot = writer.add_worker().expect("room");
+    let chain: Vec<u64> = (1..=2000).collect();
+    assert_eq!(store(&mut writer, slot, Some(1), &chain[1..], &chain[1..]).dormant, 1999);
+    let outcome = store(&mut writer, slot, None, &[1], &[1]);
+    assert!(outcome.deferred && outcome.stored == 1, "{outcome:?}");
+    let (mut waiting, mut slices) = (writer.held(slot).dormant, 0);
+    assert!(1999 - waiting <= MOVES_MAX as u64, "one event gave {} blocks their places", 1999 - waiting);
+    while waiting > 0 {
+        // Answers are those of what has its place, which is never too much.
+        assert_eq!(u64::from(device(&reader, slot, &chain)), 2000 - waiting);
+        writer.sweep(100);
+        writer.check(true);
+        let moved = waiting - writer.held(slot).dormant;
+        assert!((1..=100).contains(&moved), "a slice of 100 gave {moved} blocks their places");
+        (waiting, slices) = (waiting - moved, slices + 1);
+    }
+    assert!(slices >= 15 && device(&reader, slot, &chain) == 2000);
+    assert!(!store(&mut writer, slot, Some(2000), &[2001], &[2001]).deferred);
+}
+
+#[test]
+fn a_clear_sweeps_no_more_than_a_slice_however_many_lanes_wait() {
+    let limits = ShardLimits { retired_lanes_max: 1, node_blocks_max: 1, ..ShardLimits::default() };
+    let (mut writer, _reader) = shard(ShardId(0), limits);
+    let slot = writer.add_worker().expect("room");
+    let nodes = 3 * crate::limits::INDEX_EVENT_SWEEP_MAX as u64;
+    for round in 0..4 {
+        let first = 1 + round * nodes;
+        let chain: Vec<u64> = (first..first + nodes).collect();
+        store(&mut writer, slot, None, &chain, &chain);
+        let before = writer.memory().nodes;
+        writer.clear(slot, None);
+        let swept = before - writer.memory().nodes;
+        assert!(swept <= crate::limits::INDEX_EVENT_SWEEP_MAX as u64, "a clear swept {swept} nodes");
+    }
+    while writer.sweep(64) {}
+    assert_eq!(writer.memory().nodes, 0);
 }
 
 #[test]

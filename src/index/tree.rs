@@ -10,10 +10,11 @@ use super::head::Head;
 use super::header::Header;
 use super::lanes::{Lane, LaneTable, Lanes};
 use super::more::{More, encode};
-use super::node::{Column, Extent, GRANULE_WORDS, NodeId, Nodes, Place};
+use super::node::{Column, Extent, GRANULE_WORDS, NodeId, Place};
+use super::nodes::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
 use super::slots::SlotMap;
-use super::table::{Retired, TableWriter};
+use super::table::{Retired, SEGMENT_BITS, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;
 use hashbrown::HashMap;
@@ -71,7 +72,7 @@ impl Tree {
         Self {
             arena: Arena::new(),
             slots: SlotMap::new(secret),
-            table: TableWriter::new(0, secret),
+            table: TableWriter::segmented(SEGMENT_BITS, 0, secret),
             nodes: Nodes::new(),
             lanes: Lanes::default(),
             garbage: Garbage::new(reclaimer),
@@ -142,7 +143,7 @@ impl Tree {
             + lacking.next_multiple_of(chunk)
             + self.table.growth_bytes(nodes as usize)
             + blocks * SLOT_BYTES_MAX
-            + nodes * size_of::<super::node::Node>() as u64
+            + self.nodes.growth_bytes(nodes as usize)
     }
 
     /// What the word of a name says.
@@ -194,10 +195,15 @@ impl Tree {
         }
     }
 
-    /// Makes one part of the slots smaller that has become sparse.
-    pub(super) fn shrink_slots(&mut self) {
+    /// Makes some parts smaller, of the slots and of the headers, that have become sparse.
+    pub(super) fn shrink(&mut self, parts_max: usize) {
         let Self { slots, arena, .. } = self;
-        slots.shrink(1, |word| arena.word(word));
+        slots.shrink(parts_max, |word| arena.word(word));
+        for _ in 0..parts_max {
+            let Some(retired) = self.table.shrink() else { return };
+            let bytes = retired.bytes();
+            self.garbage.push(Waste::Table(retired), bytes);
+        }
     }
 
     /// Every word that has a name.
@@ -317,6 +323,9 @@ impl Drop for Tree {
     /// Readers may still be looking at what headers point at.
     fn drop(&mut self) {
         for id in (1..self.nodes.end()).map(NodeId) {
+            if !self.nodes.is_used(id) {
+                continue;
+            }
             let more = std::mem::take(&mut self.nodes[id].more);
             self.waste_more(more);
         }

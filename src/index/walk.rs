@@ -14,7 +14,7 @@ use super::more::More;
 use super::node::NodeId;
 use super::reader::ShardDepths;
 use super::record::{LANES, record};
-use super::table::{Found, Table};
+use super::table::{Found, Segments};
 use super::ways::Ways;
 
 /// Blocks of a node from which on it is worth looking at the next one half way.
@@ -26,7 +26,7 @@ const BLOCKS_OF_LINE: u32 = 8;
 /// What a walk looks at; all of it stays where it is while the reader is inside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
-    pub(super) table: &'a Table,
+    pub(super) table: Segments<'a>,
     pub(super) arena: &'a ArenaView,
     pub(super) lanes: &'a LaneTable,
 }
@@ -119,6 +119,12 @@ impl Walk {
         self.ways.run(view, locals, &mut self.steps, out)
     }
 
+    /// Lines looked for and lanes looked at by all walks on several ways so far.
+    #[cfg(test)]
+    pub(super) fn steps_of_ways(&self) -> usize {
+        self.ways.steps
+    }
+
     /// How many headers the last walk met.
     #[cfg(test)]
     pub(super) fn lines_met(&self) -> usize {
@@ -127,7 +133,7 @@ impl Walk {
 
     /// Whether all that was walked is as it was.
     #[inline]
-    pub(super) fn is_unchanged(&self, table: &Table) -> bool {
+    pub(super) fn is_unchanged(&self, table: Segments<'_>) -> bool {
         self.steps.iter().all(|(line, version)| table.version(*line) == *version)
     }
 
@@ -230,7 +236,7 @@ fn hop(
         Found::Missing => return Ok(None),
         Found::Busy => return Err(End::Busy),
     };
-    steps.push((view.table.index(line), version));
+    steps.push((line, version));
     if header.has(FORKED) {
         return Err(End::Forked);
     }
@@ -253,7 +259,7 @@ fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
 }
 
 /// The lanes of one word that hold all of a node, where its header says it all.
-fn named(header: &Header, word: usize) -> u64 {
+pub(super) fn named(header: &Header, word: usize) -> u64 {
     let masked = if word == 0 { header.mask } else { 0 };
     let named = header.pairs().iter().filter(|pair| pair.cut == header.len && usize::from(pair.lane / 64) == word);
     named.fold(masked, |lanes, pair| lanes | 1 << (pair.lane % 64))

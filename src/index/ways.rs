@@ -1,51 +1,85 @@
-//! A lookup where chains of one content take several ways, or tiers follow each other: every way that the
-//! query can take is walked, and each lane is followed along it.
+//! A lookup where chains of one content take several ways, or tiers follow each other.
+//!
+//! The ways that a query can take are a tree of nodes. Each node is walked once, a way to its end before the next way.
+//! What is known of the lanes goes along: which device lanes hold everything so far, and how far each worker with
+//! several tiers has come. The **trail** says what changed at which hop, so that the next way begins with what was
+//! known where it leaves. A way ends where nobody holds anything of it any more. So a lookup takes a number of steps
+//! in proportion to the nodes that it meets, however often the ways fork.
+//!
+//! A worker with sliding windows can use as much of its device run as ends with enough blocks that the windows have. Its
+//! lower tiers count only where that is the whole run: what they add to a run that was cut back no engine tells.
 
 use super::bits::{Bits, Run};
 use super::compare::common_prefix;
-use super::header::{FORKED, Header, LEAF};
-use super::lanes::{Lane, TieredWorker};
+use super::header::{Header, LEAF};
+use super::lanes::{Lane, LaneTable, TieredWorker};
 use super::layer::Layer;
 use super::more::More;
 use super::node::NodeId;
 use super::place::ALIASES_CEILING;
 use super::reader::ShardDepths;
 use super::table::Found;
-use super::walk::View;
+use super::walk::{View, named};
+use crate::ids::Tier;
 
-/// One edge of a way.
-#[derive(Clone, Copy, Debug)]
-struct Hop {
-    header: Header,
-    /// Blocks before it.
-    depth: u32,
-    /// Blocks of it that the query has.
-    run: u16,
-}
-
-/// A way not yet taken: `hops` edges of the one before, then a variant of what follows.
+/// A variant of a block at which a way leaves one that was walked.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     parent: u32,
+    /// Blocks before it.
     depth: usize,
-    hops: usize,
+    /// Nodes before it.
+    hops: u32,
     variant: u8,
+    /// Variants that exist from this one on.
+    left: u8,
+}
+
+/// How far a worker with several tiers has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reach {
+    /// The tier whose run goes on, by [`Tier::index`]; [`TIERS`] after the last.
+    tier: usize,
+    /// Where that run begins, blocks from the root.
+    start: u32,
+    /// Blocks of each tier before it.
+    found: [u32; TIERS],
+    /// The last run of blocks that its windows have, where it has windows.
+    windows: (u32, u32),
+    /// Blocks from the root that it can use by its windows.
+    usable: u32,
+}
+
+const TIERS: usize = Tier::ALL.len();
+/// Nothing of the query yet.
+const START: Reach = Reach { tier: 0, start: 0, found: [0; TIERS], windows: (0, 0), usable: 0 };
+
+/// What a hop changed.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// A device lane no longer holds everything so far.
+    Left(Lane),
+    /// A worker with several tiers had come this far before.
+    Moved(u32, Reach),
 }
 
 /// The working memory of such a lookup.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ways {
-    hops: Vec<Hop>,
     turns: Vec<Turn>,
     /// Of how many blocks of the query a worker with windows is measured at most; `None` = of all.
     pub(super) windowed_blocks_max: Option<u32>,
-}
-
-/// Where a lane's run has come to: a block of an edge.
-#[derive(Clone, Copy, Debug)]
-struct At {
-    hop: usize,
-    block: u16,
+    /// Device lanes that hold everything so far, 64 to a word; workers with several tiers apart.
+    active: Vec<u64>,
+    /// By place in [`LaneTable::tiered`].
+    reach: Vec<Reach>,
+    /// Which of them still have a run that goes on.
+    going: Vec<u32>,
+    /// With the number of the hop.
+    trail: Vec<(u32, Change)>,
+    /// Lines looked for, and lanes looked at.
+    #[cfg(test)]
+    pub(super) steps: usize,
 }
 
 impl Ways {
@@ -57,158 +91,279 @@ impl Ways {
         steps: &mut Vec<(u32, u32)>,
         out: &mut ShardDepths,
     ) -> bool {
-        self.turns.clear();
-        self.turns.push(Turn { parent: NodeId::ROOT.0, depth: 0, hops: 0, variant: 0 });
-        while let Some(turn) = self.turns.pop() {
-            self.hops.truncate(turn.hops);
-            if !self.follow(view, locals, steps, turn) {
+        self.begin(view.lanes);
+        let mut next = Some(Turn { parent: NodeId::ROOT.0, depth: 0, hops: 0, variant: 0, left: 0 });
+        while let Some(turn) = next {
+            self.undo(turn.hops);
+            if !self.follow(view, locals, steps, turn, out) {
                 return false;
             }
-            if self.hops.len() > turn.hops {
-                self.measure(view, out);
-            }
+            next = self.turns.pop();
         }
         true
     }
 
-    fn follow(&mut self, view: &View<'_>, locals: &[u64], steps: &mut Vec<(u32, u32)>, turn: Turn) -> bool {
-        let Turn { mut parent, mut depth, mut variant, .. } = turn;
+    fn begin(&mut self, lanes: &LaneTable) {
+        self.turns.clear();
+        self.trail.clear();
+        self.active.clone_from(&lanes.device);
+        self.going.clear();
+        self.going.extend(0..lanes.tiered.len() as u32);
+        self.reach.clear();
+        self.reach.resize(lanes.tiered.len(), START);
+        for worker in &lanes.tiered {
+            let device = worker.lanes[Layer::Device.index()];
+            if let Some(word) = self.active.get_mut(usize::from(device.0 / 64)) {
+                *word &= !(1 << (device.0 % 64));
+            }
+        }
+    }
+
+    /// Everything is known again as it was before a hop.
+    fn undo(&mut self, hops: u32) {
+        while let Some((_, change)) = self.trail.pop_if(|(hop, _)| *hop >= hops) {
+            match change {
+                Change::Left(lane) => self.active[usize::from(lane.0 / 64)] |= 1 << (lane.0 % 64),
+                Change::Moved(worker, before) => {
+                    let now = std::mem::replace(&mut self.reach[worker as usize], before);
+                    if now.tier == TIERS {
+                        self.going.push(worker);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Walks a way from a turn to its end.
+    fn follow(
+        &mut self,
+        view: &View<'_>,
+        locals: &[u64],
+        steps: &mut Vec<(u32, u32)>,
+        turn: Turn,
+        out: &mut ShardDepths,
+    ) -> bool {
+        let Turn { mut parent, mut depth, mut hops, mut variant, left } = turn;
         while depth < locals.len() {
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
             let (line, version, header) = match view.table.find(parent, locals[depth], variant) {
                 Found::Here(line, version, header) => (line, version, header),
-                Found::Missing => return true,
+                Found::Missing if variant > 0 => {
+                    self.turn_next(turn, left);
+                    return true;
+                }
+                Found::Missing => break,
                 Found::Busy => return false,
             };
-            steps.push((view.table.index(line), version));
-            if variant == 0 && header.has(FORKED) {
-                let hops = self.hops.len();
-                let others = 1..=ALIASES_CEILING as u8;
-                self.turns.extend(others.map(|variant| Turn { parent, depth, hops, variant }));
+            steps.push((line, version));
+            let others = if variant == 0 { header.forks() } else { left.saturating_sub(1) };
+            if others > 0 {
+                self.turn_next(Turn { parent, depth, hops, variant, left }, others);
             }
             let run = common_prefix(view.blocks(&header), &locals[depth..]);
-            self.hops.push(Hop { header, depth: depth as u32, run: run as u16 });
-            depth += run;
-            if run < usize::from(header.len) || header.has(LEAF) {
+            if !self.hop(view, &header, (depth as u32, run as u16), hops, out) {
                 return true;
+            }
+            (depth, hops) = (depth + run, hops + 1);
+            if run < usize::from(header.len) || header.has(LEAF) {
+                break;
             }
             (parent, variant) = (header.id, 0);
         }
+        self.arrive(view.lanes, depth as u32, out);
         true
     }
 
-    /// What each worker holds along the way; kept where it is the best so far.
-    fn measure(&self, view: &View<'_>, out: &mut ShardDepths) {
-        let lanes = view.lanes;
-        for (word, mut device) in lanes.device.iter().copied().enumerate() {
-            while device != 0 {
-                let lane = (word * 64) as u16 + device.trailing_zeros() as u16;
-                device &= device - 1;
-                let slot = lanes.owners[usize::from(lane)];
-                if lanes.is_tiered(slot) {
-                    continue;
-                }
-                let depth = self.depth(self.extend(view, Lane(lane), Layer::Device, At { hop: 0, block: 0 }));
-                let best = &mut out.device[usize::from(lane)];
-                *best = depth.max(*best);
-            }
-        }
-        for worker in &lanes.tiered {
-            self.measure_tiers(view, worker, out);
+    /// The variant after this one is a way of its own.
+    fn turn_next(&mut self, turn: Turn, left: u8) {
+        if usize::from(turn.variant) < ALIASES_CEILING {
+            self.turns.push(Turn { variant: turn.variant + 1, left, ..turn });
         }
     }
 
-    fn measure_tiers(&self, view: &View<'_>, worker: &TieredWorker, out: &mut ShardDepths) {
-        let mut at = At { hop: 0, block: 0 };
-        let mut found = [0_u32; 4];
-        for layer in [Layer::Device, Layer::Host, Layer::Disk, Layer::External] {
-            let lane = worker.lanes[layer.index()];
+    /// Takes everybody along a node of which the query has the first `run` blocks; whether anybody goes on.
+    fn hop(
+        &mut self,
+        view: &View<'_>,
+        header: &Header,
+        (depth, run): (u32, u16),
+        hop: u32,
+        out: &mut ShardDepths,
+    ) -> bool {
+        #[cfg(test)]
+        {
+            self.steps += self.active.len() + self.going.len();
+        }
+        let more = view.more(header);
+        let pairs = more.map_or(header.pairs(), |more| &more.partial);
+        for pair in pairs.iter().filter(|pair| pair.cut < header.len) {
+            // A lane that came after the lanes that this walk knows: the shard has been torn since.
+            let Some(word) = self.active.get_mut(usize::from(pair.lane / 64)) else { continue };
+            let bit = 1 << (pair.lane % 64);
+            if *word & bit != 0 {
+                *word &= !bit;
+                self.trail.push((hop, Change::Left(Lane(pair.lane))));
+                best(out, Lane(pair.lane), depth + u32::from(run.min(pair.cut)));
+            }
+        }
+        let mut stays = false;
+        for (at, word) in self.active.iter_mut().enumerate() {
+            let full = match more {
+                Some(more) => more.full.get(at).copied().unwrap_or(0),
+                None => named(header, at),
+            };
+            let mut leaving = *word & !full;
+            *word &= full;
+            stays |= *word != 0;
+            while leaving != 0 {
+                let lane = Lane((at * 64) as u16 + leaving.trailing_zeros() as u16);
+                leaving &= leaving - 1;
+                self.trail.push((hop, Change::Left(lane)));
+                best(out, lane, depth);
+            }
+        }
+        let mut at = 0;
+        while let Some(worker) = self.going.get(at).copied() {
+            let (lanes, before) = (&view.lanes.tiered[worker as usize], self.reach[worker as usize]);
+            let after = before.along((header, more), lanes, (depth, run), self.windowed_blocks_max);
+            if after != before {
+                self.trail.push((hop, Change::Moved(worker, before)));
+                self.reach[worker as usize] = after;
+            }
+            if after.tier == TIERS {
+                best_of_tiers(out, lanes, after.found);
+                self.going.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        stays || !self.going.is_empty()
+    }
+
+    /// A way ends: whoever has held everything so far holds this much.
+    fn arrive(&self, lanes: &LaneTable, depth: u32, out: &mut ShardDepths) {
+        for (at, mut word) in self.active.iter().copied().enumerate() {
+            while word != 0 {
+                best(out, Lane((at * 64) as u16 + word.trailing_zeros() as u16), depth);
+                word &= word - 1;
+            }
+        }
+        for worker in &self.going {
+            let (reach, worker) = (self.reach[*worker as usize], &lanes.tiered[*worker as usize]);
+            let Reach { tier, start, mut found, usable, .. } = reach;
+            if worker.lanes[tier].is_some() {
+                found[tier] = if tier == 0 && worker.has_windows() { usable } else { depth - start };
+            }
+            best_of_tiers(out, worker, found);
+        }
+    }
+}
+
+impl Reach {
+    /// After a node of which the query has the first `run` blocks.
+    fn along(
+        mut self,
+        (header, more): (&Header, Option<&More>),
+        worker: &TieredWorker,
+        (depth, run): (u32, u16),
+        windowed_blocks_max: Option<u32>,
+    ) -> Self {
+        let mut at = 0;
+        while self.tier < TIERS {
+            let lane = worker.lanes[self.tier];
             if lane.is_some() {
-                let before = self.depth(at);
-                at = self.extend(view, lane, layer, at);
-                if layer == Layer::Device && worker.lanes[Layer::Windows.index()].is_some() {
-                    at = self.at(self.windowed(view, worker, self.depth(at)));
+                let end = covered_to(header, more, lane, Layer::ALL[self.tier], at).min(run).max(at);
+                let end_depth = depth + u32::from(end);
+                let is_windowed = self.tier == 0 && worker.has_windows();
+                if is_windowed {
+                    self.see_windows(header, more, worker, (depth, windowed_blocks_max.unwrap_or(u32::MAX).min(end_depth)));
                 }
-                found[layer.index()] = self.depth(at) - before;
-            }
-        }
-        let slot = usize::from(worker.slot);
-        let device = usize::from(worker.lanes[Layer::Device.index()].0);
-        let [host, disk, external] = out.lower[slot];
-        if found > [out.device.get(device).copied().unwrap_or(0), host, disk, external] {
-            if let Some(best) = out.device.get_mut(device) {
-                *best = found[0];
-            }
-            out.lower[slot] = [found[1], found[2], found[3]];
-        }
-    }
-
-    /// How much of the first `device` blocks can be used again: the most at whose end the windows have as many blocks
-    /// without a gap as they must, or all blocks there are.
-    fn windowed(&self, view: &View<'_>, worker: &TieredWorker, device: u32) -> u32 {
-        let lane = worker.lanes[Layer::Windows.index()];
-        let device = self.windowed_blocks_max.map_or(device, |max| max.min(device));
-        let (mut usable, mut run) = (0, 0..0);
-        for hop in self.hops.iter().take_while(|hop| hop.depth < device) {
-            let end = u32::from(hop.run).min(device - hop.depth);
-            for held in window_runs(&hop.header, view.more(&hop.header), lane) {
-                let (from, to) = (hop.depth + u32::from(held.from).min(end), hop.depth + u32::from(held.to).min(end));
-                run = if run.end == from { run.start..to } else { from..to };
-                if run.start == 0 || run.end - run.start >= worker.window_blocks {
-                    usable = run.end.max(usable);
+                if end == header.len {
+                    break;
                 }
+                if is_windowed && self.usable < end_depth {
+                    self.found[0] = self.usable;
+                    self.tier = TIERS;
+                    break;
+                }
+                self.found[self.tier] = end_depth - self.start;
+                (self.start, at) = (end_depth, end);
+            }
+            self.tier += 1;
+        }
+        self
+    }
+
+    /// Takes the blocks of a node into account that the windows have, up to a depth: a prefix can be used that ends where the
+    /// windows have as many blocks without a gap as they must, or all blocks there are.
+    fn see_windows(&mut self, header: &Header, more: Option<&More>, worker: &TieredWorker, (depth, end): (u32, u32)) {
+        for held in window_runs(header, more, worker.lanes[Layer::Windows.index()]) {
+            let (from, to) = ((depth + u32::from(held.from)).min(end), (depth + u32::from(held.to)).min(end));
+            if from == to {
+                continue;
+            }
+            self.windows = if self.windows.1 == from { (self.windows.0, to) } else { (from, to) };
+            let (start, end) = self.windows;
+            if start == 0 || end - start >= worker.window_blocks {
+                self.usable = end.max(self.usable);
             }
         }
-        usable
     }
+}
 
-    /// The place so many blocks into the way.
-    fn at(&self, depth: u32) -> At {
-        let hop = self.hops.partition_point(|hop| hop.depth + u32::from(hop.header.len) <= depth);
-        let block = self.hops.get(hop).map_or(0, |hop| depth - hop.depth);
-        At { hop, block: block as u16 }
+/// Keeps the best that is known of a device lane.
+fn best(out: &mut ShardDepths, lane: Lane, depth: u32) {
+    if let Some(best) = out.device.get_mut(usize::from(lane.0)) {
+        *best = depth.max(*best);
     }
+}
 
-    fn depth(&self, at: At) -> u32 {
-        self.hops.get(at.hop).map_or_else(
-            || self.hops.last().map_or(0, |last| last.depth + u32::from(last.run)),
-            |hop| hop.depth + u32::from(at.block),
-        )
-    }
-
-    /// How far a lane's run goes on from a place.
-    fn extend(&self, view: &View<'_>, lane: Lane, layer: Layer, mut at: At) -> At {
-        while let Some(hop) = self.hops.get(at.hop) {
-            let end = covered_to(&hop.header, view.more(&hop.header), lane, layer, at.block).min(hop.run).max(at.block);
-            if end < hop.header.len {
-                return At { block: end, ..at };
-            }
-            at = At { hop: at.hop + 1, block: 0 };
+/// Keeps the best that is known of a worker with several tiers.
+fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIERS]) {
+    let slot = usize::from(worker.slot);
+    let device = usize::from(worker.lanes[Layer::Device.index()].0);
+    let [host, disk, external] = out.lower[slot];
+    if found > [out.device.get(device).copied().unwrap_or(0), host, disk, external] {
+        if let Some(best) = out.device.get_mut(device) {
+            *best = found[0];
         }
-        at
+        out.lower[slot] = [found[1], found[2], found[3]];
     }
 }
 
 /// The end of the run of blocks from `from` on that a lane covers in a node.
-fn covered_to(header: &Header, more: Option<&More>, lane: Lane, tier: Layer, from: u16) -> u16 {
+fn covered_to(header: &Header, more: Option<&More>, lane: Lane, layer: Layer, from: u16) -> u16 {
     if lane.0 < 64 && header.mask >> lane.0 & 1 == 1 {
         return header.len;
     }
-    let full = |more: &More| more.full.get(usize::from(lane.0 / 64)).is_some_and(|word| word >> (lane.0 % 64) & 1 == 1);
-    if more.is_some_and(full) {
+    let Some(more) = more else {
+        return header.pairs().iter().find(|pair| pair.lane == lane.0).map_or(from, |pair| pair.cut.max(from));
+    };
+    if more.full.get(usize::from(lane.0 / 64)).is_some_and(|word| word >> (lane.0 % 64) & 1 == 1) {
         return header.len;
     }
-    if tier != Layer::Device
-        && let Some((_, islands)) = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane))
+    // Both lists are in the order of their lanes.
+    if layer != Layer::Device
+        && let Some(islands) = islands_of(more, lane)
     {
         return islands.end_of_run(from);
     }
-    let pairs = more.map_or(header.pairs(), |more| &more.partial);
-    pairs.iter().find(|pair| pair.lane == lane.0).map_or(from, |pair| pair.cut.max(from))
+    let pair = more.partial.binary_search_by_key(&lane.0, |pair| pair.lane);
+    pair.map_or(from, |at| more.partial[at].cut.max(from))
+}
+
+/// The blocks of a node that a lane has with gaps between them. The list is in the order of the lanes.
+fn islands_of(more: &More, lane: Lane) -> Option<&Bits> {
+    let at = more.islands.binary_search_by_key(&lane, |(of, _)| *of).ok()?;
+    Some(&more.islands[at].1)
 }
 
 /// The blocks of a node that a worker's windows have.
 fn window_runs(header: &Header, more: Option<&More>, lane: Lane) -> impl Iterator<Item = Run> {
-    let islands = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane)).map(|(_, islands)| islands);
+    let islands = more.and_then(|more| islands_of(more, lane));
     let first = islands.is_none().then(|| Run::new(0, covered_to(header, more, lane, Layer::Windows, 0)));
     first.into_iter().chain(islands.into_iter().flat_map(Bits::runs))
 }

@@ -62,11 +62,28 @@ pub(super) struct Worker {
     pub(super) left_behind: u64,
     /// What the tree's totals have of it: bytes, blocks with a place.
     accounted: (u64, u64),
+    /// Names that have a place and may have others waiting for them, which a sweep gives places.
+    pub(super) homeward: Vec<EngineHash>,
+    /// What the event under way may still move.
+    pub(super) allowance: Allowance,
     /// It has given one content two names at one place, or has been at such a place: its events may touch
     /// several chains that one query walks.
     pub(super) forked: bool,
     /// How many of the last blocks of a prompt its window groups must have.
     pub(super) window_blocks: u32,
+}
+
+/// What one event, or one slice of a sweep, may move of a worker's blocks: out of their places, or to places.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Allowance {
+    /// Blocks that may get a place which they waited for.
+    pub(super) plants: usize,
+    /// Blocks that may lose their places.
+    pub(super) uproots: usize,
+    /// Blocks of the worker that may wait.
+    pub(super) waiting_max: usize,
+    /// What is not allowed was necessary: the worker must be emptied.
+    pub(super) overwhelmed: bool,
 }
 
 /// Beyond so many children a worker that was at their parent is taken to be at one of them.
@@ -98,6 +115,8 @@ impl Worker {
             extras_most: 0,
             left_behind: 0,
             accounted: (0, 0),
+            homeward: Vec::new(),
+            allowance: Allowance::default(),
             forked: false,
             window_blocks: 0,
         }
@@ -366,6 +385,7 @@ impl Worker {
     pub(super) fn bytes(&self) -> u64 {
         let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).sum::<usize>();
         let extras = self.extras.capacity() * size_of::<((EngineHash, Lane), u32)>();
-        self.waiting.bytes() + (fresh + extras + size_of::<Self>()) as u64
+        let homeward = self.homeward.capacity() * size_of::<EngineHash>();
+        self.waiting.bytes() + (fresh + extras + homeward + size_of::<Self>()) as u64
     }
 }

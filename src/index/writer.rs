@@ -10,7 +10,7 @@ use super::{
     Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks,
 };
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
-use crate::limits::INDEX_GARBAGE_BYTES_STRAINED;
+use crate::limits::{INDEX_EVENT_SWEEP_MAX, INDEX_GARBAGE_BYTES_STRAINED, INDEX_IDLE_SHRINKS_MAX};
 
 /// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct ShardWriter {
     pass: Option<Pass>,
     /// Slots that the next pass will free.
     leaving: Vec<WorkerSlot>,
+    /// Workers of which blocks wait for places that there are.
+    homeward: Vec<WorkerSlot>,
     removal: Removal,
 }
 
@@ -33,12 +35,18 @@ enum Slot {
     Used(Box<Worker>),
 }
 
-/// Work of the sweep that a clear does itself when too many lanes wait.
-const FORCED_SWEEP_BLOCKS: usize = 4096;
-
 impl ShardWriter {
     pub(super) const fn new(limits: ShardLimits, tree: Tree) -> Self {
-        Self { limits, tree, workers: Vec::new(), lives: 0, pass: None, leaving: Vec::new(), removal: Removal::EMPTY }
+        Self {
+            limits,
+            tree,
+            workers: Vec::new(),
+            lives: 0,
+            pass: None,
+            leaving: Vec::new(),
+            homeward: Vec::new(),
+            removal: Removal::EMPTY,
+        }
     }
 
     /// A slot for one more worker, the lowest that is free; `None` when the shard is full. The slot of a
@@ -136,7 +144,13 @@ impl ShardWriter {
         let quick = if fits && tidy { worker.store_quickly(tree, limits, blocks).ok() } else { None };
         let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks));
         worker.account_for(tree, names);
-        tree.reclaim(false);
+        if outcome.deferred && !self.homeward.contains(&slot) {
+            self.homeward.push(slot);
+        }
+        if outcome.refused == Some(Refusal::WorkBound) {
+            self.empty(slot);
+        }
+        self.tree.reclaim(false);
         outcome
     }
 
@@ -204,26 +218,31 @@ impl ShardWriter {
     /// At once for readers, by and by in [`sweep`](Self::sweep) for the writer.
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        let lanes = match tier {
-            Some(Tier::Device) => {
-                let mut lanes = worker.clear_tier(Layer::Device);
-                lanes.extend(worker.clear_tier(Layer::Windows));
-                worker.window_blocks = 0;
-                lanes
+        match tier {
+            Some(tier) => {
+                let mut lanes = worker.clear_tier(tier.into());
+                if tier == Tier::Device {
+                    lanes.extend(worker.clear_tier(Layer::Windows));
+                    worker.window_blocks = 0;
+                }
+                worker.account(&mut self.tree);
+                self.retire(&lanes);
             }
-            Some(tier) => worker.clear_tier(tier.into()),
-            None => {
-                self.lives += 1;
-                let fresh = Worker::new(slot, self.lives, worker.blocks_max);
-                let mut old = std::mem::replace(&mut **worker, fresh);
-                old.unaccount(&mut self.tree);
-                worker.batch = old.batch;
-                old.kin.into_vec()
-            }
-        };
-        worker.account(&mut self.tree);
-        self.retire(&lanes);
+            None => self.empty(slot),
+        }
         self.sweep_if_crowded();
+    }
+
+    /// A worker begins a new life, with nothing.
+    fn empty(&mut self, slot: WorkerSlot) {
+        let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
+        self.lives += 1;
+        let fresh = Worker::new(slot, self.lives, worker.blocks_max);
+        let mut old = std::mem::replace(&mut **worker, fresh);
+        old.unaccount(&mut self.tree);
+        worker.batch = old.batch;
+        worker.account(&mut self.tree);
+        self.retire(&old.kin);
     }
 
     fn retire(&mut self, lanes: &[Lane]) {
@@ -236,30 +255,54 @@ impl ShardWriter {
         }
     }
 
+    /// A slice of the sweep, where too many lanes wait for it: whatever the shard holds, one event does no more.
     fn sweep_if_crowded(&mut self) {
-        while self.tree.lanes.retired() > self.limits.retired_lanes_max {
-            self.sweep(FORCED_SWEEP_BLOCKS);
+        if self.tree.lanes.retired() > self.limits.retired_lanes_max {
+            self.sweep(INDEX_EVENT_SWEEP_MAX);
         }
+    }
+
+    /// Goes on to give places to what waits for them, up to about `budget` blocks; returns how much it did.
+    fn bring_home(&mut self, budget: usize) -> usize {
+        let Some(slot) = self.homeward.pop() else { return 0 };
+        let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return 0 };
+        let (tree, moves) = (&mut self.tree, budget.min(self.limits.event_moves_max));
+        let names = tree.slots.len();
+        worker.allow(moves, &self.limits);
+        if worker.go_on_home(tree) {
+            self.homeward.push(slot);
+        }
+        let done = moves - worker.allowance.plants.min(moves);
+        let overwhelmed = worker.allowance.overwhelmed;
+        worker.account_for(tree, names);
+        if overwhelmed {
+            self.empty(slot);
+        }
+        done.max(1)
     }
 
     /// Ends a batch: the epoch goes on, and memory that nobody can be looking at is used again.
     pub fn publish(&mut self) {
         self.tree.head.end_batch();
         self.tree.reclaim(false);
-        self.tree.shrink_slots();
+        self.tree.shrink(1);
     }
 
-    /// Hands over all garbage, however little: for when nothing else is going on.
+    /// Hands over all garbage, however little, and makes smaller what has become too large: for when nothing else is
+    /// going on.
     pub fn reclaim(&mut self) {
+        self.tree.shrink(INDEX_IDLE_SHRINKS_MAX);
         self.tree.reclaim(true);
     }
 
     /// Cleans up after clears and removed workers and joins nodes: does about `budget_blocks` blocks' worth
     /// of work, and says whether there is more to do. What it does is invisible to readers and to every
-    /// other call, except that slots become free.
+    /// other call, except that slots become free, and that blocks which a store [deferred](StoreOutcome::deferred) get
+    /// their places.
     pub fn sweep(&mut self, budget_blocks: usize) -> bool {
         let budget = budget_blocks.max(1);
-        let mut work = self.tree.join_some(budget.div_ceil(2));
+        let mut work = self.bring_home(budget);
+        work += self.tree.join_some(budget.div_ceil(2));
         while work < budget {
             if self.pass.is_none() {
                 if self.tree.lanes.retired() == 0 && self.leaving.is_empty() {
@@ -280,17 +323,18 @@ impl ShardWriter {
         }
         self.tree.reclaim(false);
         let joins = !self.tree.joins.is_empty() && self.tree.garbage.waiting_bytes() < INDEX_GARBAGE_BYTES_STRAINED;
-        joins || self.pass.is_some() || self.tree.lanes.retired() > 0 || !self.leaving.is_empty()
+        let homeward = !self.homeward.is_empty();
+        homeward || joins || self.pass.is_some() || self.tree.lanes.retired() > 0 || !self.leaving.is_empty()
     }
 
     fn finish_pass(&mut self) {
         let Some(pass) = self.pass.take() else { return };
-        let (lanes, leaving) = pass.finish(&mut self.tree);
         for slot in &mut self.workers {
             if let Slot::Used(worker) = slot {
-                worker.kin.retain(|lane| !lanes.contains(lane));
+                worker.kin.retain(|lane| !pass.wants(*lane));
             }
         }
+        let leaving = pass.finish(&mut self.tree);
         leaving.into_iter().for_each(|slot| self.workers[usize::from(slot.0)] = Slot::Free);
     }
 

@@ -192,16 +192,25 @@ impl Stream {
         self.refuse(WorkerCounter::StoresHashConflict, Finding::HashConflict, now);
     }
 
-    pub(super) fn count_stored(&mut self, home: &Home, outcome: &StoreOutcome, now: Now) {
+    pub(super) fn count_stored(&mut self, home: &mut Home, outcome: &StoreOutcome, now: Now) {
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if outcome.ambiguous {
             self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
         }
+        if outcome.deferred {
+            // For some turns the answers are too low.
+            self.found(Finding::CapacityBound, now);
+        }
         match outcome.refused {
             // A conflict is seen to by `conflict`.
             None | Some(Refusal::HashConflict | Refusal::SelfParent) => {}
             Some(Refusal::MemoryBound) => self.memory_bound(home, now),
+            // The index has emptied it.
+            Some(Refusal::WorkBound) => {
+                self.bounded(Refusal::WorkBound, now);
+                self.emptied(home);
+            }
             Some(Refusal::LengthMismatch) => self.refuse(WorkerCounter::StoresUnusable, Finding::UnknownRoot, now),
             Some(
                 refusal @ (Refusal::TooManyGroups

@@ -388,16 +388,29 @@ impl Stream {
     pub(super) fn empty(&mut self, home: &mut Home, because: TrustInput, now: Now) {
         self.input(because, now);
         self.relayed.taking = None;
-        self.offloaded.lose();
         let held = home.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
-            self.count(WorkerCounter::Emptied, 1);
             home.writer.clear(self.slot, None);
             #[cfg(test)]
             self.emptied_under.push(self.view.trust.load());
+            self.count(WorkerCounter::Emptied, 1);
             self.said(|republisher| republisher.cleared(None));
             self.groups.clear();
         }
+        self.forget_blocks(home);
+    }
+
+    /// The index has emptied the worker by itself.
+    pub(super) fn emptied(&mut self, home: &mut Home) {
+        self.count(WorkerCounter::Emptied, 1);
+        self.said(|republisher| republisher.cleared(None));
+        self.groups.clear();
+        self.forget_blocks(home);
+    }
+
+    /// Forgets what is remembered of blocks that the index holds no more.
+    fn forget_blocks(&mut self, home: &mut Home) {
+        self.offloaded.lose();
         self.copies.cleared();
         self.windows_emptied(home);
     }

@@ -19,7 +19,10 @@ const SLOT_WAITS_MAX: usize = 10_000;
 
 /// Reasons that follow from how the index is built, which the model does not know. They come last.
 pub(crate) fn is_the_writers_own(refusal: Refusal) -> bool {
-    matches!(refusal, Refusal::DormantBound | Refusal::PositionBound | Refusal::MemoryBound)
+    matches!(
+        refusal,
+        Refusal::DormantBound | Refusal::PositionBound | Refusal::MemoryBound | Refusal::WorkBound
+    )
 }
 
 /// A slot for a worker. That of a removed one is free again once its blocks have been swept and no reader
@@ -136,6 +139,9 @@ impl Twin {
             if outcome.refused.is_some_and(is_the_writers_own) {
                 let without = member.oracle.clone().store(&self.limits, &stored.blocks());
                 assert_eq!(without.refused, None, "{outcome:?} comes last");
+                if outcome.refused == Some(Refusal::WorkBound) {
+                    member.oracle.clear(None);
+                }
                 return;
             }
             if outcome.stored > 0 {

@@ -189,7 +189,7 @@ const GROWTH: Model = Model {
 };
 
 fn walk_two_tables(world: &World, looks_at_the_generation: bool) -> Option<usize> {
-    let generation = world.head.generation();
+    let generation = world.head.generation()?;
     // SAFETY: retired tables live until the reader has joined.
     let (first, second) = unsafe { (world.head.table().find(ROOT, 10, 0), world.head.table().find(ROOT, 20, 0)) };
     let Found::Here(line, version, header) = first else { return None };
@@ -199,7 +199,7 @@ fn walk_two_tables(world: &World, looks_at_the_generation: bool) -> Option<usize
         Found::Busy => return None,
     };
     let is_same = line.version() == version;
-    let is_same = is_same && (!looks_at_the_generation || world.head.generation() == generation);
+    let is_same = is_same && (!looks_at_the_generation || world.head.generation() == Some(generation));
     is_same.then(|| both + usize::from(header.len == 2))
 }
 

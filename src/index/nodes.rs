@@ -1,0 +1,296 @@
+//! All nodes of a shard: records in pages, which are there as long as one of their nodes is.
+//!
+//! One more page is all that a node can make necessary, so no node waits while others are copied; and what a worker
+//! that is emptied leaves behind goes back to the system page by page.
+
+use super::node::{Node, NodeId};
+use std::collections::BTreeSet;
+
+/// Nodes of one page.
+const PAGE_NODES: usize = 256;
+const PAGE_WORDS: usize = PAGE_NODES / u64::BITS as usize;
+/// Pages without a node that are kept: a shard that goes up and down around a page's end makes none each time.
+const IDLE_PAGES_KEPT: usize = 1;
+
+/// Some nodes in a row.
+#[derive(Debug)]
+struct Page {
+    /// Empty while the page is not there.
+    nodes: Box<[Node]>,
+    /// One bit for each number that is free.
+    free: [u64; PAGE_WORDS],
+    /// One bit for each number that waits to be looked at for a join, also if another node has got it since: so none
+    /// waits twice.
+    queued: [u64; PAGE_WORDS],
+    used: u16,
+}
+
+impl Page {
+    fn absent() -> Self {
+        Self { nodes: Box::default(), free: [u64::MAX; PAGE_WORDS], queued: [0; PAGE_WORDS], used: 0 }
+    }
+
+    /// No node, and no number that is waited for.
+    fn is_idle(&self) -> bool {
+        self.used == 0 && self.queued == [0; PAGE_WORDS]
+    }
+}
+
+/// All nodes of a shard.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    pages: Vec<Page>,
+    /// Pages with a free number: the lowest is used first, so that the highest get empty.
+    open: BTreeSet<u32>,
+    /// Pages that are there.
+    present: usize,
+    /// Of these, pages without a node.
+    unused: usize,
+    /// Nodes, the root counted.
+    used: usize,
+    side_bytes: u64,
+}
+
+const fn split(id: NodeId) -> (usize, usize) {
+    (id.0 as usize / PAGE_NODES, id.0 as usize % PAGE_NODES)
+}
+
+const fn bit(at: usize) -> (usize, u64) {
+    (at / u64::BITS as usize, 1 << (at % u64::BITS as usize))
+}
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        let mut nodes =
+            Self { pages: Vec::new(), open: BTreeSet::new(), present: 0, unused: 0, used: 0, side_bytes: 0 };
+        nodes.add(Node { used: true, ..Node::EMPTY });
+        nodes
+    }
+
+    /// What a node has on the heap.
+    pub(super) fn set_side_bytes(&mut self, id: NodeId, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let before = std::mem::replace(&mut self[id].side_bytes, bytes);
+        self.side_bytes = self.side_bytes + u64::from(bytes) - u64::from(before);
+    }
+
+    /// A number for one more node.
+    pub(super) fn add(&mut self, node: Node) -> NodeId {
+        let page = self.open.first().copied().unwrap_or_else(|| {
+            self.pages.push(Page::absent());
+            self.open.insert(self.pages.len() as u32 - 1);
+            self.pages.len() as u32 - 1
+        });
+        let of = &mut self.pages[page as usize];
+        if of.nodes.is_empty() {
+            of.nodes = (0..PAGE_NODES).map(|_| Node::EMPTY).collect();
+            self.present += 1;
+        } else {
+            self.unused -= usize::from(of.used == 0);
+        }
+        let word = of.free.iter().position(|word| *word != 0).unwrap_or_default();
+        let at = word * u64::BITS as usize + of.free[word].trailing_zeros() as usize;
+        of.free[word] &= of.free[word] - 1;
+        of.nodes[at] = node;
+        of.used += 1;
+        if usize::from(of.used) == PAGE_NODES {
+            self.open.remove(&page);
+        }
+        self.used += 1;
+        NodeId(page * PAGE_NODES as u32 + at as u32)
+    }
+
+    /// Forgets a node that is in no list any more.
+    pub(super) fn drop(&mut self, id: NodeId) {
+        self.set_side_bytes(id, 0);
+        let (page, at) = split(id);
+        let of = &mut self.pages[page];
+        of.nodes[at] = Node::EMPTY;
+        let (word, bit) = bit(at);
+        of.free[word] |= bit;
+        if usize::from(of.used) == PAGE_NODES {
+            self.open.insert(page as u32);
+        }
+        of.used -= 1;
+        self.used -= 1;
+        if of.used == 0 {
+            self.unused += 1;
+            self.give_back(page);
+        }
+    }
+
+    /// Gives a page back that nobody needs, unless it is one of those kept.
+    fn give_back(&mut self, page: usize) {
+        if self.unused > IDLE_PAGES_KEPT && self.pages[page].is_idle() && !self.pages[page].nodes.is_empty() {
+            self.pages[page] = Page::absent();
+            self.unused -= 1;
+            self.present -= 1;
+        }
+    }
+
+    /// A number waits to be looked at for a join; whether it did not already.
+    pub(super) fn queue(&mut self, id: NodeId) -> bool {
+        let (page, at) = split(id);
+        let (word, bit) = bit(at);
+        let queued = &mut self.pages[page].queued[word];
+        let is_new = *queued & bit == 0;
+        *queued |= bit;
+        is_new
+    }
+
+    /// It has been looked at.
+    pub(super) fn unqueue(&mut self, id: NodeId) {
+        let (page, at) = split(id);
+        let (word, bit) = bit(at);
+        self.pages[page].queued[word] &= !bit;
+        self.give_back(page);
+    }
+
+    /// Numbers in use are below this.
+    pub(super) fn end(&self) -> u32 {
+        (self.pages.len() * PAGE_NODES) as u32
+    }
+
+    /// The first number from this one on that may be in use: numbers of pages that are not there are passed over.
+    pub(super) fn from(&self, id: NodeId) -> NodeId {
+        let (page, at) = split(id);
+        match self.pages.get(page..).and_then(|pages| pages.iter().position(|page| page.used > 0)) {
+            None => NodeId(self.end()),
+            Some(0) => NodeId((page * PAGE_NODES + at) as u32),
+            Some(more) => NodeId(((page + more) * PAGE_NODES) as u32),
+        }
+    }
+
+    pub(super) fn is_used(&self, id: NodeId) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(super) fn prefetch(&self, id: NodeId) {
+        let (page, at) = split(id);
+        if let Some(node) = self.pages.get(page).and_then(|page| page.nodes.get(at)) {
+            super::prefetch::prefetch(std::ptr::from_ref(node).cast());
+        }
+    }
+
+    pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
+        let (page, at) = split(id);
+        self.pages.get(page)?.nodes.get(at).filter(|node| node.used)
+    }
+
+    /// Nodes in use, the root not counted.
+    pub(super) const fn len(&self) -> usize {
+        self.used - 1
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let lists = self.pages.capacity() * size_of::<Page>() + self.open.len() * 2 * size_of::<u32>();
+        (self.present * PAGE_NODES * size_of::<Node>() + lists) as u64 + self.side_bytes
+    }
+
+    /// What [`bytes`](Self::bytes) may become more with so many more nodes.
+    pub(super) const fn growth_bytes(&self, more: usize) -> u64 {
+        let pages = more.div_ceil(PAGE_NODES) + 1;
+        (pages * (PAGE_NODES * size_of::<Node>()) + self.pages.capacity() * size_of::<Page>()) as u64
+    }
+
+    /// The nodes directly below one.
+    pub(super) fn children(&self, of: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        let some = |id: NodeId| Some(id).filter(|id| id.is_some());
+        std::iter::successors(some(self[of].first_child), move |child| some(self[*child].next))
+    }
+
+    /// Puts a node first among the children of its parent.
+    pub(super) fn link(&mut self, id: NodeId) {
+        let parent = self[id].parent;
+        let first = std::mem::replace(&mut self[parent].first_child, id);
+        (self[id].next, self[id].previous) = (first, NodeId::NONE);
+        if first.is_some() {
+            self[first].previous = id;
+        }
+    }
+
+    /// Takes a node from among the children of its parent.
+    pub(super) fn unlink(&mut self, id: NodeId) {
+        let (parent, next, previous) = (self[id].parent, self[id].next, self[id].previous);
+        if previous.is_some() {
+            self[previous].next = next;
+        } else {
+            self[parent].first_child = next;
+        }
+        if next.is_some() {
+            self[next].previous = previous;
+        }
+    }
+
+    /// Puts `new` where `old` is among the children of their parent.
+    pub(super) fn relink(&mut self, old: NodeId, new: NodeId) {
+        let (parent, next, previous) = (self[old].parent, self[old].next, self[old].previous);
+        (self[new].parent, self[new].next, self[new].previous) = (parent, next, previous);
+        if previous.is_some() {
+            self[previous].next = new;
+        } else {
+            self[parent].first_child = new;
+        }
+        if next.is_some() {
+            self[next].previous = new;
+        }
+    }
+}
+
+impl std::ops::Index<NodeId> for Nodes {
+    type Output = Node;
+
+    fn index(&self, id: NodeId) -> &Node {
+        let (page, at) = split(id);
+        &self.pages[page].nodes[at]
+    }
+}
+
+impl std::ops::IndexMut<NodeId> for Nodes {
+    fn index_mut(&mut self, id: NodeId) -> &mut Node {
+        let (page, at) = split(id);
+        &mut self.pages[page].nodes[at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> Node {
+        Node { used: true, ..Node::EMPTY }
+    }
+
+    #[test]
+    fn pages_come_one_at_a_time_and_go_with_their_last_node() {
+        let mut nodes = Nodes::new();
+        let page_bytes = (PAGE_NODES * size_of::<Node>()) as u64;
+        let at_first = nodes.bytes();
+        let mut before = at_first;
+        let ids: Vec<NodeId> = (0..20 * PAGE_NODES).map(|_| nodes.add(node())).collect();
+        assert!(ids.iter().enumerate().all(|(at, id)| id.0 as usize == at + 1), "the lowest comes first");
+        assert!(nodes.bytes() - before >= 20 * page_bytes);
+        for id in ids.iter().rev() {
+            before = nodes.bytes();
+            nodes.drop(*id);
+            assert!(before.saturating_sub(nodes.bytes()) <= page_bytes);
+        }
+        assert_eq!(nodes.len(), 0);
+        assert!(nodes.bytes() <= at_first + 2 * page_bytes, "{} after {at_first}", nodes.bytes());
+    }
+
+    #[test]
+    fn a_page_stays_while_one_of_its_numbers_is_waited_for() {
+        let mut nodes = Nodes::new();
+        let ids: Vec<NodeId> = (0..5 * PAGE_NODES).map(|_| nodes.add(node())).collect();
+        let last = ids[ids.len() - 1];
+        assert!(nodes.queue(last) && !nodes.queue(last));
+        ids.iter().for_each(|id| nodes.drop(*id));
+        let before = nodes.bytes();
+        assert!(!nodes.is_used(last) && nodes.from(NodeId(PAGE_NODES as u32)).0 == nodes.end());
+        nodes.unqueue(last);
+        assert!(nodes.bytes() < before, "the page went when nobody waited any more");
+        let again: Vec<NodeId> = ids.iter().map(|_| nodes.add(node())).collect();
+        assert_eq!((again, nodes.len()), (ids, 5 * PAGE_NODES));
+    }
+}

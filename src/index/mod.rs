@@ -26,8 +26,9 @@
 //!
 //! # Consistency
 //!
-//! Every call of a [`ShardWriter`] is one event. Let `S(s)` be the sequence of states of shard `s` after its
-//! events, starting with the empty one, and let a query run from `t0` to `t1`.
+//! Every call of a [`ShardWriter`] is one event, and so is each slice of a sweep that gives places to blocks which a
+//! store [deferred](StoreOutcome::deferred); until then those count for nothing. Let `S(s)` be the sequence of states
+//! of shard `s` after its events, starting with the empty one, and let a query run from `t0` to `t1`.
 //!
 //! * For every shard there is one state in `S(s)`, the newest at some moment between `t0` and `t1`, such that
 //!   the depths of all workers of the shard are those of that state. Never something between two events.

@@ -166,7 +166,8 @@ impl Tree {
     pub(super) fn resolve(&self, word: u32) -> Option<(Place, u16)> {
         let mut id = NodeId(self.arena.owner(word));
         while id != NodeId::ROOT && id.is_some() {
-            let node = &self.nodes[id];
+            // A word whose name has just been forgotten may be marked as a node's that has gone.
+            let node = self.nodes.get(id)?;
             if let Some((column, at)) = node.named_at(word) {
                 return Some((Place { node: id, at }, column));
             }

@@ -20,6 +20,7 @@ mod dump;
 mod formats;
 mod loaded;
 mod lossy;
+mod offload_property;
 mod offloaded;
 mod replayed;
 pub(super) mod sidecar;

@@ -114,7 +114,8 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let sources = Arc::new(Sources::new(&shared, views, core_metrics, &counters, (&snapshots.stats, heard)));
     let doctor = Arc::new(Doctor::new(&sources));
     let shown = (&sources, &doctor);
-    let muster = Muster::new((config, descriptors), (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
+    let muster =
+        Muster::new((config, descriptors), (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
     let administration = Administration::new(&shared, shown, &roster, &streams, &snapshots, config.metrics.port);
     let metrics = start_metrics(scrapes, shown)?;
     let mut http = Http::start(config, http, (&shared, core_count), (&sources, metrics.pages()), &streams)?;
@@ -289,7 +290,10 @@ fn descriptors_for(config: &Config, cores: usize) -> Result<Descriptors> {
     let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
     if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {
         tracing::warn!(
-            limit, connections_max, lanes_max, publishers_max,
+            limit,
+            connections_max,
+            lanes_max,
+            publishers_max,
             "too few open files for all that may come: fewer connections, lanes and workers are let in; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
         );
     }

@@ -19,9 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, Places, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
-use crate::ingest::{
-    Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView,
-};
+use crate::ingest::{Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView};
 use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, MUSTER_REST_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};

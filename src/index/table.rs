@@ -47,14 +47,14 @@
 mod lines;
 mod view;
 
+pub(super) use lines::Found;
 #[cfg(all(test, kvrouted_loom))]
 pub(super) use lines::Table;
-pub(super) use lines::Found;
 pub(super) use view::{Head, Segments, TableView};
 
+use lines::Keys;
 #[cfg(not(all(test, kvrouted_loom)))]
 use lines::Table;
-use lines::Keys;
 
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE};
 use super::sync::Arc;

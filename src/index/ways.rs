@@ -279,7 +279,12 @@ impl Reach {
                 let end_depth = depth + u32::from(end);
                 let is_windowed = self.tier == 0 && worker.has_windows();
                 if is_windowed {
-                    self.see_windows(header, more, worker, (depth, windowed_blocks_max.unwrap_or(u32::MAX).min(end_depth)));
+                    self.see_windows(
+                        header,
+                        more,
+                        worker,
+                        (depth, windowed_blocks_max.unwrap_or(u32::MAX).min(end_depth)),
+                    );
                 }
                 if end == header.len {
                     break;

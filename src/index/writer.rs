@@ -119,7 +119,7 @@ impl ShardWriter {
     #[must_use]
     pub fn refers_to(&self, slot: WorkerSlot, tier: Tier, hash: EngineHash) -> bool {
         let Some(worker) = self.worker(slot) else { return false };
-        worker.references().any(|(of, lane)| of == tier && worker.refers(&self.tree, lane, hash))
+        worker.references().any(|(of, lane)| of == tier.into() && worker.refers(&self.tree, lane, hash))
     }
 
     /// Says what later events of the batch are about: the first block of the event that comes a dozen events

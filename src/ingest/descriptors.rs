@@ -63,7 +63,8 @@ pub fn divide(limit: u64, takers: Takers) -> Result<Descriptors> {
     let connections = (CONNECTIONS_MAX - CONNECTIONS_MIN) as u64 * DESCRIPTORS_PER_CONNECTION;
     let lanes = takers.lanes as u64 * DESCRIPTORS_PER_LANE;
     let fits = connections + lanes <= rest;
-    let [connections, lanes] = if fits { [connections, lanes] } else { [connections.min(rest / 2), lanes.min(rest / 4)] };
+    let [connections, lanes] =
+        if fits { [connections, lanes] } else { [connections.min(rest / 2), lanes.min(rest / 4)] };
     let (more, lanes) = (connections / DESCRIPTORS_PER_CONNECTION, lanes / DESCRIPTORS_PER_LANE);
     let left = spare - more * DESCRIPTORS_PER_CONNECTION - lanes * DESCRIPTORS_PER_LANE;
     Ok(Descriptors {
@@ -84,9 +85,7 @@ pub fn needed(takers: Takers) -> u64 {
 
 /// What the daemon has open before anybody connects, and keeps for everybody whose number is fixed.
 const fn own(takers: Takers) -> u64 {
-    DESCRIPTORS_RESERVED
-        + takers.cores as u64 * DESCRIPTORS_PER_CORE
-        + takers.shards as u64 * DESCRIPTORS_PER_SHARD
+    DESCRIPTORS_RESERVED + takers.cores as u64 * DESCRIPTORS_PER_CORE + takers.shards as u64 * DESCRIPTORS_PER_SHARD
 }
 
 /// The soft limit to ask for; `None` = unlimited.

@@ -228,7 +228,7 @@ impl Stream {
                 self.another_rank(scratch.batch.info(), seq, now);
                 // The refused batch may have held removals of this worker's blocks: its publisher may have got
                 // another rank.
-                self.empty(home);
+                self.empty(home, TrustInput::Found(Finding::RankConflict), now);
             }
             Ok(()) if !self.is_of_generation(home, scratch.batch.info(), (seq, payload), now) => return,
             Ok(()) => {

@@ -178,7 +178,9 @@ impl Client {
     fn open(endpoint: &str, role: Role, opening: Opening) -> Self {
         let poll = Poll::new().expect("an event loop");
         let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
-        let peer = Peer::open(&endpoint.parse().expect("an endpoint"), (role, BOUNDS, opening), (registry, Token(0)), 0).expect("well formed");
+        let peer =
+            Peer::open(&endpoint.parse().expect("an endpoint"), (role, BOUNDS, opening), (registry, Token(0)), 0)
+                .expect("well formed");
         Self { poll, started: Instant::now(), peer }
     }
 
@@ -259,7 +261,8 @@ fn who_does_not_speak_zmtp_or_ends_the_handshake_is_no_publisher() {
 
 /// A bound end that is served by a thread until it is dropped.
 fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super::Message)>) -> bool) -> ServerCounts {
-    let mut server = Server::bind(&BoundEndpoint::parse("tcp://127.0.0.1:0").expect("an endpoint"), plan).expect("a free port");
+    let mut server =
+        Server::bind(&BoundEndpoint::parse("tcp://127.0.0.1:0").expect("an endpoint"), plan).expect("a free port");
     let (started, mut received) = (Instant::now(), Vec::new());
     while each(&mut server, std::mem::take(&mut received)) {
         assert!(started.elapsed() < PATIENCE, "it never came to its end");

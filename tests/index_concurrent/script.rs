@@ -64,7 +64,9 @@ impl Script {
     /// Of workers whose engines have sliding windows.
     pub(crate) fn windowed(style: Style, limits: ShardLimits, seed: u64, events: usize, windows: Windows) -> Self {
         let (groups, blocks) = windows;
-        Self::streamed(style, limits, seed, |stream| with_windows(stream.events(events), style.of.workers, groups, blocks))
+        Self::streamed(style, limits, seed, |stream| {
+            with_windows(stream.events(events), style.of.workers, groups, blocks)
+        })
     }
 
     /// The events that a stream gives, and some of the prompts that it knows.
@@ -79,12 +81,7 @@ impl Script {
     }
 
     /// These events, and what is asked beside them.
-    pub(crate) fn of(
-        limits: ShardLimits,
-        workers: usize,
-        events: Vec<Event>,
-        queries: Vec<Vec<LocalHash>>,
-    ) -> Self {
+    pub(crate) fn of(limits: ShardLimits, workers: usize, events: Vec<Event>, queries: Vec<Vec<LocalHash>>) -> Self {
         // A removed worker can only come back into the slot it had.
         let limits = ShardLimits { workers_max: workers, ..limits };
         let timelines = (0..workers).map(|_| queries.iter().map(|_| Timeline::new()).collect()).collect();

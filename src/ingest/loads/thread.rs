@@ -221,10 +221,10 @@ impl Heard {
             if let LinkEvent::Refused(refusal) = event {
                 counters.bump(LoadReportCounter::ConnectionsCut);
                 if counters.get(LoadReportCounter::ConnectionsCut).is_power_of_two() {
-                    tracing::warn!(%worker, endpoint, %refusal, "the connection of the worker's load was cut");
+                    tracing::warn!(%worker, %endpoint, %refusal, "the connection of the worker's load was cut");
                 }
             } else {
-                tracing::debug!(%worker, endpoint, ?event, "the connection of the worker's load");
+                tracing::debug!(%worker, %endpoint, ?event, "the connection of the worker's load");
             }
         }
     }

@@ -3,6 +3,7 @@
 mod transfers;
 
 use super::*;
+use crate::endpoint::Endpoint;
 use crate::fleet::{DeviceClass, EventSource, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, Worker};
 use crate::index::{self, Depths, IndexReader, Reclaimer, ShardLimits, StoreBlocks};
@@ -102,7 +103,12 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         member.stream.connected(&mut shard.homes[home], Now { unix_ms: 1, uptime_ms: 1_000 });
         let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
         assert!(member.stream.ask_replay(asked).is_some() && member.stream.awaits_replay());
-        let client = ReplayClient::ask(&nobody, crate::ids::EventSeq(0), (&shard.registry, Token(0)), 1_000);
+        let client = ReplayClient::ask(
+            &Endpoint::unparsed(&nobody),
+            crate::ids::EventSeq(0),
+            (&shard.registry, Token(0)),
+            1_000,
+        );
         let client = client.expect("well formed");
         member.replay = Some(Replay { client, bytes, reckoned_bytes: 0, asked_ms: asked.uptime_ms });
         let now = Now { unix_ms: 1, uptime_ms: asked.uptime_ms + later_ms };

@@ -128,9 +128,8 @@ impl Engine {
 
     fn holds(&self, prompt: &Block) -> (u32, u32) {
         let mut rest = chain_of(prompt).peekable();
-        let mut run = |of: &BTreeSet<Block>| {
-            std::iter::from_fn(|| rest.next_if(|block| of.contains(block))).count() as u32
-        };
+        let mut run =
+            |of: &BTreeSet<Block>| std::iter::from_fn(|| rest.next_if(|block| of.contains(block))).count() as u32;
         (run(&self.device), run(&self.pool))
     }
 }

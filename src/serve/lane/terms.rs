@@ -80,15 +80,27 @@ impl Lanes {
         let refused = |counter, what| {
             (
                 counter,
-                Error::new(Kind::Overloaded, what, "let go of the memory of lanes that have ended, raise serve.lanes_max or serve.user_share_percent, or go without"),
+                Error::new(
+                    Kind::Overloaded,
+                    what,
+                    "let go of the memory of lanes that have ended, raise serve.lanes_max or serve.user_share_percent, or go without",
+                ),
             )
         };
-        let full = || refused(LaneCounter::RefusedFull, format!("{} lanes are open, or ended and still held by their gateways", self.lanes_max));
+        let full = || {
+            refused(
+                LaneCounter::RefusedFull,
+                format!("{} lanes are open, or ended and still held by their gateways", self.lanes_max),
+            )
+        };
         if self.open() >= self.lanes_max {
             return Err(full());
         }
         let of_user = self.users.take(uid, Scarce::Lanes, 1, self.lanes_max).ok_or_else(|| {
-            let what = format!("{} lanes of this user are open, or ended and still held by it", self.users.share_of(self.lanes_max));
+            let what = format!(
+                "{} lanes of this user are open, or ended and still held by it",
+                self.users.share_of(self.lanes_max)
+            );
             refused(LaneCounter::RefusedUser, what)
         })?;
         let more = |open| (open < self.lanes_max).then_some(open + 1);

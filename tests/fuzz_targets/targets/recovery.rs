@@ -143,6 +143,7 @@ impl Rig {
                     _ => self.gate = SequenceGate::default(),
                 }
             }
+            Ended::NothingSent => assert!(needs.is_none() && self.gate.last().is_none()),
             Ended::Recovered | Ended::ProbeUnanswered | Ended::RenewalUnanswered => {
                 assert!(!self.recovery.is_proving())
             }

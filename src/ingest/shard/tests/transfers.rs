@@ -80,7 +80,11 @@ impl Side {
             worker: Worker::new(1, 0),
             space: SpaceId(0),
             slot,
-            source: EventSource { endpoint: engine.endpoint.parse().expect("an endpoint"), replay: None, topic: String::new() },
+            source: EventSource {
+                endpoint: engine.endpoint.parse().expect("an endpoint"),
+                replay: None,
+                topic: String::new(),
+            },
             scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
             scheme_configured: true,
             salts_possible: false,

@@ -133,6 +133,34 @@ fn an_engine_cannot_send_the_daemon_elsewhere() {
 }
 
 #[test]
+fn engines_that_answer_without_end_or_never_are_named_and_hold_nobody_up() {
+    let (huge, _) = answering(|_| http("200 OK", &" ".repeat(8 << 20)));
+    let (endless, _) = answering(|_| {
+        let mut answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+        (0..1 << 10).for_each(|_| answer.extend([b"2000\r\n".as_slice(), &[b' '; 0x2000], b"\r\n"].concat()));
+        answer
+    });
+    let (silent, _) = answering(|_| {
+        std::thread::park();
+        Vec::new()
+    });
+    let mut daemon = Daemon::configured("");
+    let before = memory_peak_bytes(daemon.process.id());
+    for (id, port) in [(1, huge), (2, endless), (3, silent)] {
+        daemon.worker_ok(&["add", &format!("id={id},url=http://127.0.0.1:{port}")]);
+    }
+    for port in [huge, endless, silent] {
+        until("it is named", || {
+            problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("/server_info fails"))
+        });
+    }
+    let taken = memory_peak_bytes(daemon.process.id()) - before;
+    assert!(taken < FILE_MEMORY_BYTES_MAX, "answers took {} MiB", taken >> 20);
+    // One of them is asked again and again.
+    assert_eq!(daemon.process.end("-TERM"), Some(0));
+}
+
+#[test]
 fn an_engine_that_is_named_no_more_is_no_finding_any_more() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = free.local_addr().expect("an address").port();
@@ -153,7 +181,7 @@ fn memory_peak_bytes(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") << 10
 }
 
-/// What a file of 1 MiB may take while it is read.
+/// What a file of 1 MiB, or an engine's answer, may take while it is read.
 const FILE_MEMORY_BYTES_MAX: u64 = 32 << 20;
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvrouted::endpoint::Endpoint;
 use kvrouted::fleet::{DeviceClass, EventSource, Fleet, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
 use kvrouted::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, shard};
@@ -42,7 +43,7 @@ impl Ours {
         let (mut writer, reader) = shard(SHARD, ShardLimits::default());
         let slot = writer.add_worker().ok_or_else(|| Failure::Contract("no room for a worker".to_owned()))?;
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
-        let parsed = endpoint.parse().map_err(|fault| Failure::Contract(format!("{endpoint}: {fault}")))?;
+        let parsed = Endpoint::parse(endpoint).map_err(|fault| Failure::Contract(format!("{endpoint}: {fault}")))?;
         let publisher = Publisher {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),

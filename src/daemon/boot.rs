@@ -160,7 +160,7 @@ mod tests {
     }
 
     /// What an empty writer may take: there is one for each shard and space.
-    const EMPTY_SHARD_BYTES_MAX: u64 = 256 << 10;
+    const EMPTY_SHARD_BYTES_MAX: u64 = 288 << 10;
 
     #[test]
     fn a_shard_without_workers_takes_little_memory() {

@@ -340,7 +340,7 @@ fn another_scheme_is_refused_until_nobody_holds_anything() {
 #[test]
 fn stores_before_the_scheme_is_known_are_counted_not_bound() {
     let mut rig = Rig::new(&Options::default());
-    rig.send(0, &Batch::new(0).stored_with(None, &[1], &vllm::tokens(&[1]), BLOCK_SIZE, Some("CPU"), &[]));
+    rig.send(0, &Batch::new(0).stored_with(None, &[1], &vllm::tokens(&[1]), BLOCK_SIZE, Some("CPU_PINNED"), &[]));
     rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot], 0);
     assert_eq!((rig.count(C::StoresSchemeUnknown), rig.home.scheme.get()), (1, None));
 }

@@ -163,7 +163,7 @@ fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_
     rig.send(1, &Batch::new(1).stored(None, &[21], &[7]));
     assert_eq!(rig.trust().level, TrustLevel::Unproven, "the engine does not hold it");
     rig.send(2, &Batch::new(2).cleared().stored(None, &[31], &[8]));
-    rig.expect(TrustLevel::Exact, &[], 2);
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 2);
     assert_eq!((rig.device(&[7]), rig.device(&[8]), rig.device(&[1])), (0, 1, 0));
     assert_eq!((rig.count(C::Gaps), rig.count(C::Restarts), rig.count(C::Resets)), (0, 0, 1));
     // Told twice, it is as harmless.

@@ -3,7 +3,7 @@
 //! A message's payload is the memory it was received into: small messages share the block of one read, a large one gets
 //! a block of its own that doubles as its bytes arrive. A connection between two messages holds no memory.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,9 +19,46 @@ use crate::limits::ZMQ_READ_BYTES;
 /// Pieces that one system call sends.
 const WRITE_PIECES: usize = 16;
 
+/// Blocks that a thread keeps to receive into again. New memory costs a page fault for every 4 KiB.
+const BLOCKS_KEPT: usize = 8;
+
 thread_local! {
     /// A block that was taken for a read and got nothing.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// Blocks whose messages may still be in use; one that nobody else holds any more is received into again.
+    static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes a block readable, and remembers it unless it is a large message's own.
+fn seal(block: Vec<u8>) -> Bytes {
+    let is_usual = block.capacity() == ZMQ_READ_BYTES;
+    let block = Bytes::from(block);
+    if is_usual {
+        BLOCKS.with_borrow_mut(|blocks| {
+            if blocks.len() < BLOCKS_KEPT {
+                blocks.push(block.clone());
+            }
+        });
+    }
+    block
+}
+
+/// A block to receive into, empty, with room for one read.
+fn block() -> Vec<u8> {
+    let spare = SPARE.take();
+    if spare.capacity() > 0 {
+        return spare;
+    }
+    let free = BLOCKS.with_borrow_mut(|blocks| {
+        let free = blocks.iter().position(Bytes::is_unique)?;
+        Some(blocks.swap_remove(free))
+    });
+    let Some(mut free) = free else { return Vec::with_capacity(ZMQ_READ_BYTES) };
+    // What is left of it is moved to its front: next to nothing.
+    free.advance(free.len().saturating_sub(1));
+    let mut block = Vec::from(free);
+    block.clear();
+    block
 }
 
 /// A stream of either transport.
@@ -159,7 +196,7 @@ impl Wire {
                 Some(read) => *budget_bytes = budget_bytes.saturating_sub(read),
             }
             if self.filling.len() >= self.needed_bytes {
-                self.input = Bytes::from(std::mem::take(&mut self.filling));
+                self.input = seal(std::mem::take(&mut self.filling));
             }
         }
     }
@@ -168,7 +205,7 @@ impl Wire {
     fn begin_fill(&mut self) {
         self.needed_bytes = self.input.len() + self.decoder.missing_bytes();
         if !self.input.is_empty() {
-            self.filling.reserve(ZMQ_READ_BYTES.max(self.input.len()));
+            self.filling = block();
             self.filling.extend_from_slice(&self.input);
             self.input = Bytes::new();
         }
@@ -177,7 +214,7 @@ impl Wire {
     /// Reads once; `None` = there is nothing.
     fn fill(&mut self) -> Result<Option<usize>, Broken> {
         if self.filling.capacity() == 0 {
-            self.filling = SPARE.take();
+            self.filling = block();
         }
         let held = self.filling.len();
         if self.filling.capacity() == held {

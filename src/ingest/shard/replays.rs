@@ -12,6 +12,8 @@ use crate::limits::REPLAY_RECEIVE_EVERY_MS;
 #[derive(Default)]
 pub(super) struct Replays {
     pub(super) held_bytes: HeldBytes,
+    /// How many are under way.
+    pub(super) open: usize,
     /// When replays were last received between two turns, milliseconds.
     received_ms: u64,
     /// Whether somebody may have to be asked who was not when it was last looked.
@@ -47,6 +49,7 @@ impl Shard {
             Ok(client) => {
                 tracing::debug!(worker = %member.stream.worker, %endpoint, %from, "replay asked for");
                 member.replay = Some(Replay { client, bytes: 0, reckoned_bytes, asked_ms: now.uptime_ms });
+                self.replays.open += 1;
                 self.enqueue(at);
             }
             Err(error) => {
@@ -65,7 +68,7 @@ impl Shard {
 
     /// Receives what replays have, between the turns of publishers: an engine drops what its socket cannot take.
     pub(super) fn receive_replays(&mut self) {
-        if self.members.iter().all(|member| member.replay.is_none()) {
+        if self.replays.open == 0 {
             return;
         }
         let now_ms = self.clock.now().uptime_ms;
@@ -102,6 +105,7 @@ impl Shard {
             return;
         }
         let Some(replay) = member.replay.take() else { return };
+        self.replays.open -= 1;
         // A probe brings next to nothing, and what follows it may bring everything.
         let before = member.replayed_bytes.unwrap_or_default();
         member.replayed_bytes = Some(replay.bytes.max(before / 2));

@@ -132,6 +132,7 @@ impl Shard {
         self.transfers.refuse_of(member.stream.worker);
         home.slots.retain(|slot| *slot != member.stream.slot);
         // Its replay, if it had one, leaves a place.
+        self.replays.open -= usize::from(member.replay.is_some());
         self.replays.look = true;
         let last = self.members.len();
         self.ready.retain(|queued| *queued != at);

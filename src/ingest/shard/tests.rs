@@ -111,6 +111,7 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         );
         let client = client.expect("well formed");
         member.replay = Some(Replay { client, bytes, reckoned_bytes: 0, asked_ms: asked.uptime_ms });
+        shard.replays.open = 1;
         let now = Now { unix_ms: 1, uptime_ms: asked.uptime_ms + later_ms };
         // What comes of it comes often enough.
         member.stream.excuse_replay(now);

@@ -63,6 +63,7 @@ pub mod route;
 pub mod schema_generated;
 pub mod serve;
 pub mod shadow;
+pub mod shares;
 pub mod wire;
 
 // The process, and those who talk to it.

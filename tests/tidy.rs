@@ -21,6 +21,7 @@ const LAYERS: &[&[&str]] = &[
         "metrics",
         "reasons",
         "schema_generated",
+        "shares",
         "sync",
         "radix",
         "zmtp",

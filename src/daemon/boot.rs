@@ -44,6 +44,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
             max_ns: config.booking.back_off_ms_max * 1_000_000,
         },
         reported_load_ms_max: config.booking.reported_load_ms_max,
+        user_share_percent: config.serve.user_share_percent,
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);

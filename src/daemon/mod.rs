@@ -88,9 +88,7 @@ pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
 
 async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
-    // The one call that sees every processor: a pinned thread sees only its own.
-    let cpus = core_affinity::get_core_ids().unwrap_or_default();
-    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+    let (cpus, core_count) = processors(config);
     let descriptors = descriptors_for(config, core_count)?;
     let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -279,6 +277,14 @@ fn start_ingest(
         streams.0.push((shard, stream));
     }
     Ok(streams)
+}
+
+/// The processors there are, and how many serving threads run on them.
+fn processors(config: &Config) -> (Vec<CoreId>, usize) {
+    // The one call that sees every processor: a pinned thread sees only its own.
+    let cpus = core_affinity::get_core_ids().unwrap_or_default();
+    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+    (cpus, core_count)
 }
 
 /// Raises the limit of open files, divides what there may be, and says so where not everybody has all.

@@ -174,14 +174,14 @@ impl CoreService {
         }
         decision.booking = Some(booked.handle);
         self.predict(request, decision, now_ns / 1_000_000);
-        self.bind(request, decision, now_ns);
+        self.bind(request, decision, booked.uid, now_ns);
         Ok(Routed::Decided)
     }
 }
 
 impl CoreService {
     /// Binds the request's session to the worker that was just booked.
-    fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, now_ns: u64) {
+    fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, uid: u32, now_ns: u64) {
         let (Some(session), Some(chosen)) = (request.affinity_session, decision.candidates.first()) else { return };
         let counter = match decision.affinity {
             Affinity::None => return,
@@ -194,7 +194,7 @@ impl CoreService {
         };
         self.metrics.counters.bump(counter);
         let ttl_s = self.shared.policies.load().of(request.space).affinity.ttl_s;
-        match self.shared.affinities.bind(request.space, session, chosen.worker, seconds(now_ns), ttl_s) {
+        match self.shared.affinities.bind(request.space, session, (chosen.worker, uid), seconds(now_ns), ttl_s) {
             Bound::Done => {}
             Bound::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
             Bound::Skipped => self.metrics.counters.bump(CoreCounter::AffinitySkipped),

@@ -64,6 +64,7 @@ impl Shared {
         let users = Arc::new(Users::new(user_share_percent));
         let lanes = Lanes::new(descriptors.lanes_max, lane_ring_bytes_max);
         let room = WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
+        let affinities = Affinities::new(config.policy.affinity_sessions_max, rand::rng().random());
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),
             admin_socket: config.serve.admin_socket.clone(),
@@ -74,7 +75,7 @@ impl Shared {
             policies: Arc::new(ArcSwap::from_pointee(reload::policies(config, 1))),
             turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
-            affinities: Arc::new(Affinities::new(config.policy.affinity_sessions_max, rand::rng().random())),
+            affinities: Arc::new(affinities.shared_by(user_share_percent)),
             lanes: Arc::new(lanes.shared_by(Arc::clone(&users))),
             room: Arc::new(room.shared_by(Arc::clone(&users))),
             users,

@@ -5,6 +5,7 @@ use hashbrown::HashTable;
 use super::active::BLOCK_PARTS;
 use super::names::{Ended, Name};
 use super::prefill::PrefillId;
+use super::users::UserPlace;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 
 /// An opaque name of a booking.
@@ -170,6 +171,10 @@ struct Links {
     younger: u32,
     /// Its place in its session's list.
     session_place: u32,
+    /// Prompt blocks that it has in the tree of prompts.
+    prompt_blocks: u32,
+    /// Where its user is kept.
+    user: Option<UserPlace>,
 }
 
 /// Bookings by slot and by name. Slots are reused, generations never are.
@@ -239,13 +244,18 @@ impl Bookings {
     }
 
     /// Keeps `booking`, whose name no other that is alive has, giving it its generation, at a place in its session's
-    /// list. Answers with its slot and generation.
+    /// list, for a user. Answers with its slot and generation.
     #[inline]
-    pub(super) fn insert(&mut self, mut booking: Booking, session_place: u32) -> (u32, u64) {
+    pub(super) fn insert(
+        &mut self,
+        mut booking: Booking,
+        (session_place, prompt_blocks): (u32, u32),
+        user: Option<UserPlace>,
+    ) -> (u32, u64) {
         self.generations += 1;
         booking.generation = self.generations;
         let (generation, hash) = (booking.generation, booking.name.hash());
-        let links = Links { older: self.youngest, younger: NO_SLOT, session_place };
+        let links = Links { older: self.youngest, younger: NO_SLOT, session_place, prompt_blocks, user };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.links.push(links);
@@ -293,6 +303,16 @@ impl Bookings {
     /// The place in its session's list of the booking that is or was last in `slot`.
     pub(super) fn session_place(&self, slot: u32) -> u32 {
         self.links[slot as usize].session_place
+    }
+
+    /// The user of the booking that is or was last in `slot`, and the blocks it has in the tree of prompts.
+    pub(super) fn held_of(&self, slot: u32) -> (Option<UserPlace>, u32) {
+        (self.links[slot as usize].user, self.links[slot as usize].prompt_blocks)
+    }
+
+    /// The blocks of the booking in `slot` are no longer in the tree of prompts. Answers how many they were.
+    pub(super) fn take_prompt_blocks(&mut self, slot: u32) -> u32 {
+        std::mem::take(&mut self.links[slot as usize].prompt_blocks)
     }
 
     /// The booking in `slot` has another place in its session's list.

@@ -8,12 +8,14 @@ use super::failures::Failures;
 use super::names::Name;
 use super::prefill::{Prefill, PrefillId, Prefills};
 use super::session::{SessionId, Sessions};
+use super::table::LoadsConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ids::WorkerIndex;
-use crate::limits::{BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
+use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
+use crate::shares::share;
 
 /// Everything that only one thread at a time may change.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Books {
     pub(super) sessions: Sessions,
     pub(super) bookings: Bookings,
@@ -22,6 +24,8 @@ pub(super) struct Books {
     pub(super) failures: Failures,
     /// What names are hashed by.
     pub(super) secret: u64,
+    /// Of what there may be, one user may have so much, percent.
+    user_share_percent: u8,
 }
 
 /// Milliseconds of the configuration as nanoseconds of the bookings' clock.
@@ -30,6 +34,19 @@ pub(super) const fn ns(ms: u64) -> u64 {
 }
 
 impl Books {
+    /// Nothing booked, by a configuration.
+    pub(super) fn new(config: &LoadsConfig) -> Self {
+        Self {
+            sessions: Sessions::new(config.user_share_percent),
+            bookings: Bookings::default(),
+            active: ActiveWriter::default(),
+            prefills: Prefills::new(config.prefill),
+            failures: Failures::default(),
+            secret: config.secret,
+            user_share_percent: config.user_share_percent,
+        }
+    }
+
     /// Adds what a booking has to prefill, the tokens to compute and the cached ones, to its worker's; `None` if
     /// there is nothing.
     pub(super) fn begin_prefill(
@@ -47,15 +64,28 @@ impl Books {
 
     /// Whether one more booking of `session` fits; one that takes another's place always does.
     pub(super) fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
-        let held = self.sessions.get_mut(session).map_or(0, |held| held.bookings.len());
-        if !replaces && held >= BOOKINGS_PER_SESSION_MAX {
+        if replaces {
+            return Ok(());
+        }
+        let session = self.sessions.get_mut(session);
+        let (held, user) = session.map_or((0, None), |session| (session.bookings.len(), Some(session.user)));
+        if held >= BOOKINGS_PER_SESSION_MAX {
             return Err(Error::new(
                 Kind::TooManyBookings,
                 format!("the session holds {BOOKINGS_PER_SESSION_MAX} bookings"),
                 "free requests when they end",
             ));
         }
-        if !replaces && self.bookings.live() >= BOOKINGS_MAX {
+        let user_max = share(self.user_share_percent, BOOKINGS_MAX);
+        let of_user = user.map_or(0, |user| self.sessions.users.get(user).bookings);
+        if of_user >= user_max && self.bookings.live() < BOOKINGS_MAX {
+            return Err(Error::new(
+                Kind::TooManyBookings,
+                format!("{user_max} bookings of this user are live"),
+                "free requests when they end, or raise serve.user_share_percent",
+            ));
+        }
+        if self.bookings.live() >= BOOKINGS_MAX {
             return Err(Error::new(
                 Kind::Overloaded,
                 format!("{BOOKINGS_MAX} bookings are live"),
@@ -63,6 +93,24 @@ impl Books {
             ));
         }
         Ok(())
+    }
+
+    /// Whether the blocks of one more prompt of `session` may go into the tree of prompts. A user whose prompts could take
+    /// more than its share of it, if they had no block in common, leaves what is beyond that share to others.
+    pub(super) fn may_share(&mut self, session: SessionId, blocks: usize) -> bool {
+        let user_max = share(self.user_share_percent, ACTIVE_WORDS_MAX) as u64;
+        let user = self.sessions.get_mut(session).map(|session| session.user);
+        let of_user = user.map_or(0, |user| self.sessions.users.get(user).prompt_blocks);
+        let (blocks, used) = (blocks as u64, u64::from(self.active.words_used()));
+        of_user + blocks <= user_max || used + blocks <= user_max
+    }
+
+    /// The blocks of the booking in `slot` are no longer in the tree of prompts.
+    pub(super) fn unshare(&mut self, slot: u32) {
+        let blocks = u64::from(self.bookings.take_prompt_blocks(slot));
+        if let (Some(user), _) = self.bookings.held_of(slot) {
+            self.sessions.users.get_mut(user).prompt_blocks -= blocks;
+        }
     }
 
     /// The handle of a booking of `session`. Its upper half shows whom it was given to, long after the booking has
@@ -106,15 +154,19 @@ impl Books {
         }
     }
 
-    /// Keeps a new booking, in its session's list too. Answers with its slot and generation.
+    /// Keeps a new booking with so many blocks in the tree of prompts, in its session's list too. Answers with its slot and
+    /// generation.
     #[inline]
-    pub(super) fn keep(&mut self, booking: Booking) -> (u32, u64) {
-        let (session, is_prefill_half) = (self.sessions.get_mut(booking.name.session()), booking.is_prefill_half);
-        let place = session.as_ref().map_or(0, |session| session.bookings.len() as u32);
-        let (slot, generation) = self.bookings.insert(booking, place);
-        if let Some(session) = session {
-            session.bookings.push(slot);
-            session.prefill_halves += u32::from(is_prefill_half);
+    pub(super) fn keep(&mut self, booking: Booking, prompt_blocks: usize) -> (u32, u64) {
+        let (id, is_prefill_half) = (booking.name.session(), booking.is_prefill_half);
+        let session = self.sessions.get_mut(id);
+        let (place, user) = session.map_or((0, None), |session| (session.bookings.len() as u32, Some(session.user)));
+        let (slot, generation) = self.bookings.insert(booking, (place, prompt_blocks as u32), user);
+        if let Some(user) = user {
+            self.sessions.add_booking(id, slot, is_prefill_half);
+            let user = self.sessions.users.get_mut(user);
+            user.bookings += 1;
+            user.prompt_blocks += prompt_blocks as u64;
         }
         (slot, generation)
     }
@@ -123,16 +175,15 @@ impl Books {
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.bookings.end(slot)?;
-        if let Some(session) = self.sessions.get_mut(booking.name.session()) {
-            session.prefill_halves -= u32::from(booking.is_prefill_half);
-            let place = self.bookings.session_place(slot);
-            // A session that is abandoned has let go of it already.
-            if (place as usize) < session.bookings.len() {
-                session.bookings.swap_remove(place as usize);
-                if let Some(&moved) = session.bookings.get(place as usize) {
-                    self.bookings.move_in_session(moved, place);
-                }
-            }
+        let (id, place) = (booking.name.session(), self.bookings.session_place(slot));
+        if let Some(moved) = self.sessions.take_booking(id, place as usize, booking.is_prefill_half) {
+            self.bookings.move_in_session(moved, place);
+        }
+        if let (Some(user), blocks) = self.bookings.held_of(slot) {
+            let held = self.sessions.users.get_mut(user);
+            held.bookings -= 1;
+            held.prompt_blocks -= u64::from(blocks);
+            self.sessions.users.settle(user);
         }
         Some(booking)
     }

@@ -21,6 +21,7 @@ mod prefill;
 mod reports;
 mod session;
 mod table;
+mod users;
 
 #[cfg(test)]
 mod tests;

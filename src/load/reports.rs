@@ -181,6 +181,7 @@ impl Loads {
             } else {
                 held_there = Held::Alone(blocks_to(&self.tree, node));
                 left_parts += books.active.remove(&self.tree, node, from);
+                books.unshare(slot);
                 unshared = true;
             }
         }

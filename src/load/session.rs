@@ -1,9 +1,13 @@
 //! Who bookings belong to: a gateway, however many connections it has.
 
+use std::collections::BTreeSet;
+
 use hashbrown::HashMap;
 
+use super::users::{UserPlace, UserTable};
 use crate::error::{Error, Kind, Result};
-use crate::limits::SESSIONS_MAX;
+use crate::limits::{SESSIONS_ENDED_PER_TURN_MAX, SESSIONS_MAX};
+use crate::shares::share;
 
 /// What a gateway's connections show to belong together; drawn by the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -23,6 +27,8 @@ pub struct SessionId(pub u32);
 pub(super) struct Session {
     token: Option<SessionToken>,
     uid: u32,
+    /// Where its user is kept.
+    pub(super) user: UserPlace,
     connections: u32,
     /// When the last connection went; meaningless while there is one.
     left_at_ns: u64,
@@ -33,18 +39,38 @@ pub(super) struct Session {
 }
 
 /// Every session, by id and by token.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sessions {
     by_id: HashMap<SessionId, Session>,
     by_token: HashMap<SessionToken, SessionId>,
     next: u32,
+    /// Those without a connection, by when the last one went.
+    left: BTreeSet<(u64, SessionId)>,
+    /// Of those, the ones without a booking.
+    idle: BTreeSet<(u64, SessionId)>,
+    pub(super) users: UserTable,
+    /// How many sessions one user may have.
+    user_sessions_max: usize,
 }
 
 impl Sessions {
+    /// None, of which one user may have so many percent of all there may be.
+    pub(super) fn new(user_share_percent: u8) -> Self {
+        Self {
+            by_id: HashMap::default(),
+            by_token: HashMap::default(),
+            next: 0,
+            left: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            users: UserTable::default(),
+            user_sessions_max: share(user_share_percent, SESSIONS_MAX),
+        }
+    }
+
     /// Adds a connection of `uid` to the session of `token`, or to a new one.
     ///
     /// # Errors
-    /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions.
+    /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions, of this user or of all.
     pub(super) fn open(&mut self, token: Option<SessionToken>, uid: u32) -> Result<SessionId> {
         if let Some(id) = token.and_then(|token| self.by_token.get(&token).copied())
             && let Some(session) = self.by_id.get_mut(&id)
@@ -57,17 +83,18 @@ impl Sessions {
                 ));
             }
             session.connections += 1;
+            if session.connections == 1 {
+                let (at, user) = ((session.left_at_ns, id), session.user);
+                self.left.remove(&at);
+                self.idle.remove(&at);
+                self.users.get_mut(user).idle.remove(&at);
+            }
             return Ok(id);
         }
-        if self.by_id.len() >= SESSIONS_MAX {
-            self.forget_idle();
-        }
-        if self.by_id.len() >= SESSIONS_MAX {
-            return Err(Error::new(
-                Kind::Overloaded,
-                format!("{SESSIONS_MAX} sessions are open"),
-                "share one session token among the connections of a gateway",
-            ));
+        let user = self.users.place_of(uid);
+        if let Err(error) = self.make_room(user) {
+            self.users.settle(user);
+            return Err(error);
         }
         // After a wrap, a session that has been there ever since keeps its number.
         while self.by_id.contains_key(&SessionId(self.next)) {
@@ -78,54 +105,137 @@ impl Sessions {
         if let Some(token) = token {
             self.by_token.insert(token, id);
         }
-        let session = Session { token, uid, connections: 1, left_at_ns: 0, bookings: Vec::new(), prefill_halves: 0 };
+        let session =
+            Session { token, uid, user, connections: 1, left_at_ns: 0, bookings: Vec::new(), prefill_halves: 0 };
         self.by_id.insert(id, session);
+        self.users.get_mut(user).sessions += 1;
         Ok(id)
+    }
+
+    /// Makes room for one more session of a user: of those that have neither a connection nor a booking, the one that was
+    /// left first is forgotten before its grace is over. Looks at no other session, however many there are.
+    fn make_room(&mut self, user: UserPlace) -> Result<()> {
+        if self.users.get(user).sessions >= self.user_sessions_max {
+            let oldest = self.users.get(user).idle.first().copied();
+            oldest
+                .map(|(_, id)| self.remove(id))
+                .ok_or_else(|| too_many(format!("{} sessions of this user are open", self.user_sessions_max)))?;
+        }
+        if self.by_id.len() >= SESSIONS_MAX {
+            let oldest = self.idle.first().copied();
+            oldest
+                .map(|(_, id)| self.remove(id))
+                .ok_or_else(|| too_many(format!("{SESSIONS_MAX} sessions are open")))?;
+        }
+        Ok(())
     }
 
     /// Takes a connection away. What nobody can come back to and holds nothing is gone at once, so that
     /// clients that come and go cannot fill the table.
     pub(super) fn close(&mut self, id: SessionId, now_ns: u64) {
         let Some(session) = self.by_id.get_mut(&id) else { return };
-        session.connections = session.connections.saturating_sub(1);
-        session.left_at_ns = now_ns;
-        if session.connections == 0 && session.token.is_none() && session.bookings.is_empty() {
-            self.by_id.remove(&id);
+        if session.connections == 0 {
+            return;
         }
+        session.connections -= 1;
+        if session.connections > 0 {
+            return;
+        }
+        session.left_at_ns = now_ns;
+        let (has_token, is_empty) = (session.token.is_some(), session.bookings.is_empty());
+        self.left.insert((now_ns, id));
+        if !is_empty {
+            return;
+        }
+        if has_token { self.note_idle(id) } else { self.remove(id) }
     }
 
-    /// Makes room: forgets every session that has neither a connection nor a booking before its grace is over.
-    fn forget_idle(&mut self) {
-        let by_token = &mut self.by_token;
-        self.by_id.retain(|_, session| {
-            let idle = session.connections == 0 && session.bookings.is_empty();
-            if idle && let Some(token) = session.token {
-                by_token.remove(&token);
-            }
-            !idle
-        });
+    /// A session that nobody is connected to has lost its last booking.
+    fn note_idle(&mut self, id: SessionId) {
+        let Some(session) = self.by_id.get(&id) else { return };
+        let (at, user) = ((session.left_at_ns, id), session.user);
+        self.idle.insert(at);
+        self.users.get_mut(user).idle.insert(at);
+    }
+
+    /// Forgets a session that holds nothing.
+    fn remove(&mut self, id: SessionId) {
+        let Some(session) = self.by_id.remove(&id) else { return };
+        let at = (session.left_at_ns, id);
+        self.left.remove(&at);
+        self.idle.remove(&at);
+        if let Some(token) = session.token {
+            self.by_token.remove(&token);
+        }
+        let user = self.users.get_mut(session.user);
+        user.idle.remove(&at);
+        user.sessions -= 1;
+        self.users.settle(session.user);
+    }
+
+    /// The user of a session; 0 if there is no such session.
+    pub(super) fn uid_of(&self, id: SessionId) -> u32 {
+        self.by_id.get(&id).map_or(0, |session| session.uid)
     }
 
     pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.by_id.get_mut(&id)
     }
 
+    /// A session has one booking more, in a slot.
+    pub(super) fn add_booking(&mut self, id: SessionId, slot: u32, is_prefill_half: bool) {
+        let Some(session) = self.by_id.get_mut(&id) else { return };
+        session.bookings.push(slot);
+        session.prefill_halves += u32::from(is_prefill_half);
+        if session.connections == 0 && session.bookings.len() == 1 {
+            let (at, user) = ((session.left_at_ns, id), session.user);
+            self.idle.remove(&at);
+            self.users.get_mut(user).idle.remove(&at);
+        }
+    }
+
+    /// A booking at a place in a session's list has ended. Gives the slot of the booking that is at that place now.
+    pub(super) fn take_booking(&mut self, id: SessionId, place: usize, is_prefill_half: bool) -> Option<u32> {
+        let session = self.by_id.get_mut(&id)?;
+        session.prefill_halves -= u32::from(is_prefill_half);
+        // A session that is abandoned has let go of it already.
+        if place >= session.bookings.len() {
+            return None;
+        }
+        session.bookings.swap_remove(place);
+        let moved = session.bookings.get(place).copied();
+        if session.connections == 0 && session.bookings.is_empty() {
+            self.note_idle(id);
+        }
+        moved
+    }
+
     /// Takes at most `bookings_max` slots of bookings from the sessions whose last connection went `grace_ns`
     /// ago; a session ends with its last one. Nobody comes back to it meanwhile: its token is free at once.
     pub(super) fn end_abandoned(&mut self, now_ns: u64, grace_ns: u64, bookings_max: usize) -> Vec<u32> {
-        let (by_token, mut slots) = (&mut self.by_token, Vec::new());
-        self.by_id.retain(|_, session| {
-            if session.connections > 0 || now_ns.saturating_sub(session.left_at_ns) < grace_ns {
-                return true;
+        let mut slots = Vec::new();
+        for _ in 0..SESSIONS_ENDED_PER_TURN_MAX {
+            let Some((left_at_ns, id)) = self.left.first().copied() else { break };
+            if now_ns.saturating_sub(left_at_ns) < grace_ns {
+                break;
             }
+            let Some(session) = self.by_id.get_mut(&id) else { break };
             if let Some(token) = session.token.take() {
-                by_token.remove(&token);
+                self.by_token.remove(&token);
             }
             let kept = session.bookings.len().saturating_sub(bookings_max - slots.len());
             // From the end: the places of those that stay do not change.
             slots.extend(session.bookings.drain(kept..));
-            kept > 0
-        });
+            if kept > 0 {
+                break;
+            }
+            self.remove(id);
+        }
         slots
     }
+}
+
+fn too_many(what: String) -> Error {
+    let remedy = "share one session token among the connections of a gateway, or raise serve.user_share_percent";
+    Error::new(Kind::Overloaded, what, remedy)
 }

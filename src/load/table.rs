@@ -9,7 +9,7 @@ use super::cell::{Load, LoadCells, Passing};
 use super::changes::ChangesSeen;
 use super::failures::BackOff;
 use super::names::Name;
-use super::prefill::{PrefillFigures, PrefillModel, Prefills};
+use super::prefill::{PrefillFigures, PrefillModel};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
@@ -32,6 +32,8 @@ pub struct LoadsConfig {
     pub back_off: BackOff,
     /// What a worker says of its load is forgotten at this age.
     pub reported_load_ms_max: u64,
+    /// Of the sessions, the bookings and the memory for their prompts, one user may have so much, percent.
+    pub user_share_percent: u8,
 }
 
 impl Default for LoadsConfig {
@@ -45,6 +47,7 @@ impl Default for LoadsConfig {
             track_output_blocks: false,
             back_off: BackOff::default(),
             reported_load_ms_max: 5_000,
+            user_share_percent: 100,
         }
     }
 }
@@ -58,6 +61,8 @@ pub struct Booked {
     pub superseded: bool,
     /// Whether its blocks, which others may share, are counted in full for want of memory.
     pub unshared: bool,
+    /// The user whose session it is.
+    pub uid: u32,
 }
 
 /// How a look-up of active blocks went.
@@ -119,8 +124,7 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
-        let books = Books { prefills: Prefills::new(config.prefill), secret: config.secret, ..Books::default() };
-        Self { cells, tree, books: Mutex::new(books), config }
+        Self { cells, tree, books: Mutex::new(Books::new(&config)), config }
     }
 
     /// A worker's load as it was booked, without a lock: every prefill under way counts in full.
@@ -262,7 +266,7 @@ impl Loads {
     ///
     /// # Errors
     /// `InvalidArgument` for an empty or overlong request id; `BookingExists` if this or a later attempt
-    /// is booked already; `TooManyBookings` and `Overloaded` at the bounds; `Overloaded` too if the worker has left.
+    /// is booked already; `TooManyBookings` at the bounds of a session and of a user, `Overloaded` at that of all; `Overloaded` too if the worker has left.
     pub fn book(
         &self,
         session: SessionId,
@@ -297,9 +301,13 @@ impl Loads {
         if let Some(slot) = superseded {
             self.end(&mut books, slot, now_ns);
         }
-        let placed = self.place(&mut books, worker, &demand);
+        let placed = self.place(&mut books, (session, worker), &demand);
         let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
-        let (slot, generation) = books.keep(Booking {
+        let prompt_blocks = match (placed.held, demand.blocks) {
+            (Held::Shared(_), PromptBlocks::Shared(locals)) => locals.len(),
+            _ => 0,
+        };
+        let booking = Booking {
             generation: 0,
             name,
             attempt,
@@ -312,7 +320,8 @@ impl Loads {
             prefilling: true,
             is_prefill_half: request_id.ends_with(PREFILL_BOOKING_SUFFIX),
             booked_at_ns: now_ns,
-        });
+        };
+        let (slot, generation) = books.keep(booking, prompt_blocks);
         let handle = books.handle(session, slot, generation);
         let backlog = books.prefills.backlog(worker);
         self.cells.change(worker, |record| {
@@ -320,7 +329,8 @@ impl Loads {
             record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
-        Ok(Booked { handle, superseded: superseded.is_some(), unshared: placed.unshared })
+        let uid = books.sessions.uid_of(session);
+        Ok(Booked { handle, superseded: superseded.is_some(), unshared: placed.unshared, uid })
     }
 
     /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
@@ -340,12 +350,13 @@ impl Loads {
         expired
     }
 
-    fn place(&self, books: &mut Books, worker: WorkerIndex, demand: &Demand<'_>) -> Counted {
+    fn place(&self, books: &mut Books, (session, worker): (SessionId, WorkerIndex), demand: &Demand<'_>) -> Counted {
         let alone =
             |blocks, unshared| Counted { held: Held::Alone(blocks), added_parts: blocks * BLOCK_PARTS, unshared };
         match demand.blocks {
             PromptBlocks::Alone(blocks) => alone(blocks, false),
             PromptBlocks::Shared([]) => alone(0, false),
+            PromptBlocks::Shared(locals) if !books.may_share(session, locals.len()) => alone(locals.len() as u64, true),
             PromptBlocks::Shared(locals) => match books.active.add(&self.tree, demand.space, locals, worker) {
                 Some(Placed { node, added_parts }) => {
                     Counted { held: Held::Shared(node), added_parts, unshared: false }

@@ -20,6 +20,8 @@ struct Lane {
     workers: Arc<[WorkerIndex]>,
     /// The first is served first.
     order: BTreeMap<Rank, Ticket>,
+    /// Requests of each user who has some.
+    users: FxHashMap<u32, usize>,
 }
 
 /// Lanes by their set of workers. A lane without requests is nobody's.
@@ -29,6 +31,8 @@ pub(super) struct Lanes {
     unused: Vec<LaneId>,
     by_set: FxHashMap<Arc<[WorkerIndex]>, LaneId>,
     by_worker: FxHashMap<WorkerIndex, Vec<LaneId>>,
+    /// Lanes in which a user has a request, by user.
+    by_user: FxHashMap<u32, usize>,
 }
 
 impl Lanes {
@@ -42,11 +46,44 @@ impl Lanes {
         self.by_set.contains_key(workers)
     }
 
-    /// Adds a request to the lane of `workers`, which are ascending and without repetition.
-    pub(super) fn insert(&mut self, workers: &[WorkerIndex], rank: Rank, ticket: Ticket) -> LaneId {
+    /// Lanes in which a user has requests.
+    pub(super) fn used_by(&self, user: u32) -> usize {
+        self.by_user.get(&user).copied().unwrap_or_default()
+    }
+
+    /// Whether a user has a request in the lane of this set.
+    pub(super) fn has_of(&self, user: u32, workers: &[WorkerIndex]) -> bool {
+        self.by_set.get(workers).is_some_and(|id| self.lanes[id.0 as usize].users.contains_key(&user))
+    }
+
+    /// Adds a request of a user to the lane of `workers`, which are ascending and without repetition.
+    pub(super) fn insert(&mut self, workers: &[WorkerIndex], (rank, user): (Rank, u32), ticket: Ticket) -> LaneId {
         let id = self.by_set.get(workers).copied().unwrap_or_else(|| self.open(workers));
-        self.lanes[id.0 as usize].order.insert(rank, ticket);
+        let lane = &mut self.lanes[id.0 as usize];
+        lane.order.insert(rank, ticket);
+        let requests = lane.users.entry(user).or_default();
+        *requests += 1;
+        if *requests == 1 {
+            *self.by_user.entry(user).or_default() += 1;
+        }
         id
+    }
+
+    /// A user has one request less in a lane.
+    fn leave(&mut self, id: LaneId, user: u32) {
+        let users = &mut self.lanes[id.0 as usize].users;
+        let Some(requests) = users.get_mut(&user) else { return };
+        *requests -= 1;
+        if *requests > 0 {
+            return;
+        }
+        users.remove(&user);
+        if let Some(lanes) = self.by_user.get_mut(&user) {
+            *lanes -= 1;
+            if *lanes == 0 {
+                self.by_user.remove(&user);
+            }
+        }
     }
 
     fn open(&mut self, workers: &[WorkerIndex]) -> LaneId {
@@ -63,8 +100,9 @@ impl Lanes {
         id
     }
 
-    /// Takes a request out of its lane.
-    pub(super) fn remove(&mut self, id: LaneId, rank: &Rank) {
+    /// Takes a request of a user out of its lane.
+    pub(super) fn remove(&mut self, id: LaneId, rank: &Rank, user: u32) {
+        self.leave(id, user);
         let lane = &mut self.lanes[id.0 as usize];
         lane.order.remove(rank);
         if !lane.order.is_empty() {

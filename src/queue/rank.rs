@@ -50,6 +50,8 @@ pub struct Claim {
     pub prefill_tokens: u64,
     /// Memory that what waits takes.
     pub bytes: usize,
+    /// The user who asks.
+    pub user: u32,
 }
 
 /// A place in the order: `a < b` = `a` is first. No two requests have the same.
@@ -104,6 +106,7 @@ mod tests {
         ends_ns: u64::MAX,
         prefill_tokens: 100,
         bytes: 0,
+        user: 0,
     };
 
     /// Claims in the order they come, a second apart; the order they are served in.

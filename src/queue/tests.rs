@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ids::WorkerIndex;
 
-const BOUNDS: Bounds = Bounds { requests_max: 12, bytes_max: 60, sets_max: 5 };
+const BOUNDS: Bounds = Bounds { requests_max: 12, bytes_max: 60, sets_max: 5, user_sets_max: 3 };
 const WORKERS: u32 = 5;
 
 #[derive(Clone, Debug)]
@@ -24,8 +24,8 @@ enum Step {
 fn claims() -> impl Strategy<Value = Claim> {
     let deadlines = prop_oneof![2 => Just(None), 1 => (0..60_u64).prop_map(Some)];
     let discipline = prop::sample::select(Discipline::ALL.to_vec());
-    (discipline, -1..2_i32, 0..3_u32, deadlines, 1..80_u64, 0..3_u64, 0..12_usize).prop_map(
-        |(discipline, priority, jump, deadline_ns, ends_ns, prefill_tokens, bytes)| Claim {
+    (discipline, -1..2_i32, 0..3_u32, deadlines, 1..80_u64, 0..3_u64, (0..12_usize, 0..3_u32)).prop_map(
+        |(discipline, priority, jump, deadline_ns, ends_ns, prefill_tokens, (bytes, user))| Claim {
             discipline,
             priority,
             jump: f64::from(jump),
@@ -33,6 +33,7 @@ fn claims() -> impl Strategy<Value = Claim> {
             ends_ns: deadline_ns.map_or(ends_ns, |deadline| deadline.min(ends_ns)),
             prefill_tokens,
             bytes,
+            user,
         },
     )
 }
@@ -82,14 +83,20 @@ impl Model {
     }
 
     fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<Full> {
-        let mut sets: Vec<_> = self.waiting.iter().map(|entry| entry.workers.as_slice()).collect();
-        sets.sort_unstable();
-        sets.dedup();
+        let sets_where = |holds: &dyn Fn(&Entry) -> bool| {
+            let mut sets: Vec<_> =
+                self.waiting.iter().filter(|entry| holds(entry)).map(|entry| entry.workers.as_slice()).collect();
+            sets.sort_unstable();
+            sets.dedup();
+            sets
+        };
+        let (sets, of_user) = (sets_where(&|_| true), sets_where(&|entry| entry.claim.user == claim.user));
         match () {
             () if self.is_closed => Some(Full::Closed),
             () if self.waiting.len() == BOUNDS.requests_max => Some(Full::Requests),
             () if self.bytes() + claim.bytes > BOUNDS.bytes_max => Some(Full::Bytes),
             () if sets.len() >= BOUNDS.sets_max && !sets.contains(&workers) => Some(Full::Sets),
+            () if of_user.len() >= BOUNDS.user_sets_max && !of_user.contains(&workers) => Some(Full::UserSets),
             () => None,
         }
     }
@@ -229,6 +236,7 @@ const CLAIM: Claim = Claim {
     ends_ns: u64::MAX,
     prefill_tokens: 1,
     bytes: 1,
+    user: 0,
 };
 
 #[test]

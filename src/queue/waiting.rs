@@ -22,6 +22,8 @@ pub struct Bounds {
     pub bytes_max: usize,
     /// Different sets of workers.
     pub sets_max: usize,
+    /// Of those, the ones that the requests of one user may wait for.
+    pub user_sets_max: usize,
 }
 
 /// Why a request may not wait.
@@ -33,6 +35,8 @@ pub enum Full {
     Bytes,
     /// Those that wait may have too many different sets of workers.
     Sets,
+    /// Those of the same user may have as many of them as those of one user may.
+    UserSets,
     /// Nothing waits any more: [`Queue::drain`].
     Closed,
 }
@@ -61,6 +65,7 @@ pub struct Taken<T> {
     pub what: T,
     rank: Rank,
     bytes: usize,
+    user: u32,
 }
 
 #[derive(Debug)]
@@ -70,6 +75,7 @@ struct Waiting<T> {
     since_ns: u64,
     ends_ns: u64,
     bytes: usize,
+    user: u32,
     what: T,
 }
 
@@ -138,46 +144,48 @@ impl<T> Queue<T> {
     /// Which bound is reached, and `what` itself.
     pub fn push(&mut self, now_ns: u64, claim: &Claim, workers: &[WorkerIndex], what: T) -> Result<Ticket, (Full, T)> {
         let workers = set_of(workers);
-        if let Some(full) = self.full_for(claim.bytes, &workers) {
+        if let Some(full) = self.full_for(claim, &workers) {
             return Err((full, what));
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         let rank = Rank::new(claim, now_ns, ticket.0);
-        let (ends_ns, bytes) = (claim.ends_ns, claim.bytes);
-        self.enter(&workers, Taken { ticket, since_ns: now_ns, ends_ns, what, rank, bytes });
+        let (ends_ns, bytes, user) = (claim.ends_ns, claim.bytes, claim.user);
+        self.enter(&workers, Taken { ticket, since_ns: now_ns, ends_ns, what, rank, bytes, user });
         Ok(ticket)
     }
 
-    fn full_for(&self, bytes: usize, workers: &[WorkerIndex]) -> Option<Full> {
-        let Bounds { requests_max, bytes_max, sets_max } = self.bounds;
+    fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<Full> {
+        let (Bounds { requests_max, bytes_max, sets_max, user_sets_max }, user) = (self.bounds, claim.user);
         if self.is_closed {
             Some(Full::Closed)
         } else if self.waiting.len() >= requests_max {
             Some(Full::Requests)
-        } else if self.bytes.saturating_add(bytes) > bytes_max {
+        } else if self.bytes.saturating_add(claim.bytes) > bytes_max {
             Some(Full::Bytes)
         } else if self.lanes.used() >= sets_max && !self.lanes.has(workers) {
             Some(Full::Sets)
+        } else if self.lanes.used_by(user) >= user_sets_max && !self.lanes.has_of(user, workers) {
+            Some(Full::UserSets)
         } else {
             None
         }
     }
 
     fn enter(&mut self, workers: &[WorkerIndex], taken: Taken<T>) {
-        let Taken { ticket, since_ns, ends_ns, what, rank, bytes } = taken;
-        let lane = self.lanes.insert(workers, rank, ticket);
+        let Taken { ticket, since_ns, ends_ns, what, rank, bytes, user } = taken;
+        let lane = self.lanes.insert(workers, (rank, user), ticket);
         self.by_end.insert((ends_ns, ticket));
         self.bytes += bytes;
-        self.waiting.insert(ticket, Waiting { lane, rank, since_ns, ends_ns, bytes, what });
+        self.waiting.insert(ticket, Waiting { lane, rank, since_ns, ends_ns, bytes, user, what });
     }
 
     fn leave(&mut self, ticket: Ticket) -> Option<Taken<T>> {
-        let Waiting { lane, rank, since_ns, ends_ns, bytes, what } = self.waiting.remove(&ticket)?;
-        self.lanes.remove(lane, &rank);
+        let Waiting { lane, rank, since_ns, ends_ns, bytes, user, what } = self.waiting.remove(&ticket)?;
+        self.lanes.remove(lane, &rank, user);
         self.by_end.remove(&(ends_ns, ticket));
         self.bytes -= bytes;
-        Some(Taken { ticket, since_ns, ends_ns, what, rank, bytes })
+        Some(Taken { ticket, since_ns, ends_ns, what, rank, bytes, user })
     }
 
     fn take(&mut self, ticket: Ticket) -> Option<Taken<T>> {

@@ -12,7 +12,8 @@
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
-use crate::sync::{AtomicU64, Ordering, fence, spin};
+use crate::shares::share;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin};
 
 /// Entries of one bucket. The model checker gets a small world.
 const WAYS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
@@ -35,6 +36,8 @@ pub enum Bound {
 pub struct Affinities {
     buckets: Box<[Bucket]>,
     secret: u64,
+    /// Entries of a bucket that one user does not lose to others.
+    user_ways: usize,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +46,8 @@ struct Bucket {
     /// Odd while an entry is written.
     sequence: AtomicU64,
     entries: [Entry; WAYS],
+    /// Who bound each entry last.
+    users: [AtomicU32; WAYS],
 }
 
 #[derive(Debug, Default)]
@@ -136,7 +141,13 @@ impl Affinities {
     #[must_use]
     pub fn new(sessions_max: usize, secret: u64) -> Self {
         let buckets = sessions_max.div_ceil(WAYS).max(1);
-        Self { buckets: (0..buckets).map(|_| Bucket::default()).collect(), secret }
+        Self { buckets: (0..buckets).map(|_| Bucket::default()).collect(), secret, user_ways: WAYS }
+    }
+
+    /// The same where the sessions of one user leave the others' bound beyond so many percent of a bucket.
+    #[must_use]
+    pub fn shared_by(self, user_share_percent: u8) -> Self {
+        Self { user_ways: share(user_share_percent, WAYS), ..self }
     }
 
     fn place(&self, space: SpaceId, session: &str) -> ([u64; 2], &Bucket) {
@@ -157,19 +168,39 @@ impl Affinities {
         found.map(|entry| entry.worker)
     }
 
-    /// Binds a session to a worker, or notes that it is used.
-    pub fn bind(&self, space: SpaceId, session: &str, worker: Worker, now_s: u32, ttl_s: u32) -> Bound {
+    /// Binds a session to a worker for a user, or notes that it is used.
+    pub fn bind(&self, space: SpaceId, session: &str, (worker, user): (Worker, u32), now_s: u32, ttl_s: u32) -> Bound {
         let (key, bucket) = self.place(space, session);
         let now = now_s.saturating_add(1);
         let Some(opened) = bucket.open() else { return Bound::Skipped };
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
-        // What holds no more has been used before all that does.
-        let oldest = || (0..WAYS).min_by_key(|way| entries[*way].used).unwrap_or(0);
-        let way = own.unwrap_or_else(oldest);
+        // Relaxed: only who has opened the bucket looks at its users.
+        let users: [u32; WAYS] = std::array::from_fn(|way| bucket.users[way].load(Ordering::Relaxed));
+        let holds = |way: usize| entries[way].holds(now, ttl_s);
+        let way = own.unwrap_or_else(|| self.given_up((&entries, &users), holds, user));
         bucket.entries[way].write(&Binding { key, worker, used: now });
+        bucket.users[way].store(user, Ordering::Relaxed);
         bucket.close(opened);
-        if own.is_none() && entries[way].holds(now, ttl_s) { Bound::Evicted } else { Bound::Done }
+        if own.is_none() && holds(way) { Bound::Evicted } else { Bound::Done }
+    }
+
+    /// Which entry of a bucket makes way for a new one of `user`: one that holds no more; else, where the user has its
+    /// share, its own that was used least recently; else that of a user who has more; else that of anybody.
+    fn given_up(
+        &self,
+        (entries, users): (&[Binding; WAYS], &[u32; WAYS]),
+        holds: impl Fn(usize) -> bool,
+        user: u32,
+    ) -> usize {
+        let oldest =
+            |may: &dyn Fn(usize) -> bool| (0..WAYS).filter(|way| may(*way)).min_by_key(|way| entries[*way].used);
+        let held_by = |user: u32| (0..WAYS).filter(|way| holds(*way) && users[*way] == user).count();
+        oldest(&|way| !holds(way))
+            .or_else(|| oldest(&|way| users[way] == user && held_by(user) >= self.user_ways))
+            .or_else(|| oldest(&|way| held_by(users[way]) > self.user_ways))
+            .or_else(|| oldest(&|_| true))
+            .unwrap_or(0)
     }
 
     /// Bytes that it takes, however many are bound.
@@ -194,7 +225,7 @@ mod loom {
     }
 
     fn bind(table: &Affinities, number: u32) -> Bound {
-        table.bind(SPACE, "s", worker(number), 0, 10)
+        table.bind(SPACE, "s", (worker(number), 0), 0, 10)
     }
 
     #[test]
@@ -260,7 +291,7 @@ mod tests {
                 prop_assert!(living.count() <= evictions, "nothing is lost but what was given up");
                 if binds {
                     let worker = Worker::new(worker, session);
-                    evictions += usize::from(table.bind(space, &name, worker, now_s, TTL_S) == Bound::Evicted);
+                    evictions += usize::from(table.bind(space, &name, (worker, session % 3), now_s, TTL_S) == Bound::Evicted);
                     prop_assert_eq!(table.worker_of(space, &name, now_s, TTL_S), Some(worker));
                     model.insert((space, session), (worker, now_s));
                 }
@@ -274,19 +305,45 @@ mod tests {
         let worker = Worker::new(3, 1);
         let names: Vec<String> = (0..=WAYS as u32).map(|n| n.to_string()).collect();
         for (now_s, name) in names[..WAYS].iter().enumerate() {
-            assert_eq!(table.bind(SPACE, name, worker, now_s as u32, 100), Bound::Done);
+            assert_eq!(table.bind(SPACE, name, (worker, 0), now_s as u32, 100), Bound::Done);
         }
-        assert_eq!(table.bind(SPACE, &names[0], worker, 50, 100), Bound::Done);
-        assert_eq!(table.bind(SPACE, &names[WAYS], worker, 51, 100), Bound::Evicted);
+        assert_eq!(table.bind(SPACE, &names[0], (worker, 0), 50, 100), Bound::Done);
+        assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), Bound::Evicted);
         let is_bound = |name: &String| table.worker_of(SPACE, name, 51, 100).is_some();
         assert_eq!(names.iter().filter(|name| !is_bound(name)).collect::<Vec<_>>(), [&names[1]]);
-        assert_eq!(table.bind(SPACE, "late", worker, 200, 100), Bound::Done, "what is over was nobody's");
+        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), Bound::Done, "what is over was nobody's");
+    }
+
+    #[test]
+    fn a_user_who_binds_without_end_leaves_the_sessions_of_others_bound() {
+        let table = Affinities::new(1, 0).shared_by(75);
+        let (worker, held) =
+            (Worker::new(3, 1), |table: &Affinities, name: &str| table.worker_of(SPACE, name, 5_000, 10_000).is_some());
+        let flood = |from: u32| {
+            for n in from..from + 1000 {
+                table.bind(SPACE, &format!("greedy{n}"), (worker, 7), n, 10_000);
+            }
+        };
+        // Alone it has all there is.
+        flood(0);
+        assert_eq!((0..1000).filter(|n| held(&table, &format!("greedy{n}"))).count(), WAYS);
+        for name in ["a", "b"] {
+            table.bind(SPACE, name, (worker, 8), 1000, 10_000);
+        }
+        flood(1001);
+        assert!(held(&table, "a") && held(&table, "b"), "a quarter of the bucket");
+        let all = Affinities::new(1, 0);
+        all.bind(SPACE, "a", (worker, 8), 0, 10_000);
+        for n in 1..1000 {
+            all.bind(SPACE, &n.to_string(), (worker, 7), n, 10_000);
+        }
+        assert!(!held(&all, "a"), "where one may have everything");
     }
 
     #[test]
     fn spaces_share_nothing_and_memory_is_as_stated() {
         let table = Affinities::new(65_536, 9);
-        table.bind(SPACE, "s", Worker::new(1, 0), 0, TTL_S);
+        table.bind(SPACE, "s", (Worker::new(1, 0), 0), 0, TTL_S);
         assert_eq!(table.worker_of(SpaceId(1), "s", 0, TTL_S), None);
         assert_eq!(table.worker_of(SPACE, "t", 0, TTL_S), None);
         assert!(table.bytes() <= 65_536 * 40, "{}", table.bytes());
@@ -302,7 +359,7 @@ mod tests {
                     for n in 0..20_000_u64 {
                         let worker = Worker::new(n * 2 + thread, (n * 2 + thread) as u32);
                         let session = (n % 3).to_string();
-                        table.bind(SPACE, &session, worker, 0, TTL_S);
+                        table.bind(SPACE, &session, (worker, 0), 0, TTL_S);
                     }
                 });
             }

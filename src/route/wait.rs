@@ -56,6 +56,7 @@ impl QueuePolicy {
             ends_ns,
             prefill_tokens: observation.asked.prompt_tokens.saturating_sub(held_tokens),
             bytes: 0,
+            user: 0,
         };
         Some(Wait { claim, workers: running().map(|observed| observed.index).collect() })
     }

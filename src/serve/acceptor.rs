@@ -13,11 +13,12 @@ use super::admission::Admission;
 use super::log_quota::LogQuota;
 use super::mailbox::CoreHandle;
 use super::socket_file::BoundSocket;
-use super::users::{Scarce, Users};
+use super::users::Users;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::ACCEPT_REST_MS;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::shares::Scarce;
 use crate::wire::ReplyEncoder;
 
 /// Accepts on the routing socket and hands every connection to the core that has fewest.

@@ -78,7 +78,7 @@ impl<S: Service> RoutingResponder<S> {
         let (core, uid, places, body_kept) = (parking.core, peer.uid, None, body.into());
         let parked = Parked { core, connection, session, id, uid, places, space, prompt_tokens, body: body_kept };
         let bytes = body.len() + size_of::<Parked>() + size_of_val(wait.workers.as_slice());
-        let ticket = parking.room.park(&Claim { bytes, ..wait.claim }, &wait.workers, parked)?;
+        let ticket = parking.room.park(&Claim { bytes, user: peer.uid, ..wait.claim }, &wait.workers, parked)?;
         parking.tickets.entry(connection).or_default().insert(ticket);
         self.look_again(ticket, wait.workers.clone());
         Ok(())

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::users::share;
 use crate::limits::CORE_RECEIVE_BYTES_MAX;
 use crate::metrics::{CoreCounter, CounterSet};
+use crate::shares::share;
 
 /// The room that is left.
 #[derive(Debug)]

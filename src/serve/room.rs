@@ -17,13 +17,14 @@ use tokio::sync::Notify;
 
 use super::awaited::Awaited;
 use super::late::{Booked, Late, LateBox};
-use super::users::{Scarce, UserPlace, Users};
+use super::users::{UserPlace, Users};
 use crate::error::{Error, Kind};
 use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
 use crate::load::SessionId;
 use crate::metrics::{CounterSet, Latency, QueueCounter};
 use crate::queue::{Bounds, Claim, Full, PutBack, Queue, Taken, Ticket};
+use crate::shares::Scarce;
 use crate::wire::ReplyEncoder;
 
 /// A request that waits, with all that is needed to answer it from any core.
@@ -68,7 +69,12 @@ impl WaitingRoom {
     /// A room for up to `requests_max` requests of `cores` cores, by a clock that began at `started`.
     #[must_use]
     pub fn new(cores: usize, requests_max: usize, started: Instant) -> Self {
-        let bounds = Bounds { requests_max, bytes_max: QUEUE_BYTES_MAX, sets_max: QUEUE_SETS_MAX };
+        let bounds = Bounds {
+            requests_max,
+            bytes_max: QUEUE_BYTES_MAX,
+            sets_max: QUEUE_SETS_MAX,
+            user_sets_max: QUEUE_SETS_MAX,
+        };
         Self {
             started,
             bounds,
@@ -86,7 +92,8 @@ impl WaitingRoom {
     /// The same with so much of it for each user as `users` say.
     #[must_use]
     pub fn shared_by(self, users: Arc<Users>) -> Self {
-        Self { users, ..self }
+        let bounds = Bounds { user_sets_max: users.share_of(self.bounds.sets_max), ..self.bounds };
+        Self { users, bounds, queue: Mutex::new(Queue::new(bounds)), ..self }
     }
 
     /// What is counted.
@@ -218,6 +225,10 @@ impl WaitingRoom {
             Full::Requests => (QueueCounter::RefusedRequests, "as many requests wait as may"),
             Full::Bytes => (QueueCounter::RefusedBytes, "the requests that wait take as much memory as they may"),
             Full::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
+            Full::UserSets => {
+                let what = "requests of this user wait for as many different sets of workers as serve.user_share_percent allows";
+                (QueueCounter::RefusedUser, what)
+            }
         };
         self.counters.bump(counter);
         queue_full(what, retry_after_ns)

@@ -5,21 +5,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// Of what there is a bounded amount for all users together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scarce {
-    /// Connections to the routing socket.
-    Connections,
-    /// Lanes.
-    Lanes,
-    /// Requests that wait for a worker.
-    WaitingRequests,
-    /// Bytes of those requests.
-    WaitingBytes,
-}
+use crate::shares::{Scarce, share};
 
 /// How many sorts there are of what is scarce.
-const SORTS: usize = 4;
+const SORTS: usize = Scarce::ALL.len();
 
 /// What every user has, and how much that may be. Locked only where a connection, a lane or a wait begins or ends.
 #[derive(Debug)]
@@ -56,11 +45,6 @@ impl Users {
         held.entry(uid).or_default()[what as usize] = wanted;
         Some(UserPlace { users: Arc::clone(self), uid, what, amount })
     }
-}
-
-/// So many percent of `all`, rounded up.
-pub(super) const fn share(percent: u8, all: usize) -> usize {
-    (all as u128 * percent as u128).div_ceil(100) as usize
 }
 
 /// What a user has taken, given back when it is dropped.

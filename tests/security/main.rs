@@ -31,10 +31,9 @@
 //! | `MEDIA_HASHES_MAX`, `ALLOW_LIST_MAX`, `REQUEST_TAINTS_MAX`, `SHARED_HITS_MAX` | `bounds::as_much_as_may_be_…` |
 //! | `CANDIDATES_MAX`, `WORKERS_PAGE_MAX`, `WORKER_FIELDS_MAX` | `bounds::names_and_reasons_elsewhere_…` |
 //! | `BOOKINGS_PER_SESSION_MAX` | `bookings::who_books_and_never_frees_…` |
-//! | `SESSIONS_MAX`, `ACTIVE_WORDS_MAX` | unit tests of `load` |
-//! | `BOOKINGS_MAX` | looked at where `BOOKINGS_PER_SESSION_MAX` is; no test makes so many |
+//! | `SESSIONS_MAX`, `ACTIVE_WORDS_MAX`, `BOOKINGS_MAX` | one user's share of them in `users`; unit tests of `load` |
 //! | `QUEUE_REQUESTS_…`, `QUEUE_BYTES_MAX`, `QUEUE_SETS_MAX` | unit tests of `queue`; test `queue` |
-//! | `serve.user_share_percent` of connections, receive memory, lanes and waiting requests | `users` |
+//! | `serve.user_share_percent` of everything in `shares::Scarce` | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |

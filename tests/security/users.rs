@@ -5,13 +5,18 @@ use std::net::Shutdown;
 use std::path::Path;
 
 use kvrouted::error::Kind;
-use kvrouted::ids::CorrelationId;
-use kvrouted::limits::{CONNECTIONS_MAX, CORE_RECEIVE_BYTES_MAX, FRAME_BODY_BYTES_MAX_DEFAULT};
-use kvrouted::route::BookingRequest;
+use kvrouted::ids::{CorrelationId, Worker};
+use kvrouted::limits::{
+    ACTIVE_WORDS_MAX, BOOKINGS_MAX, CONNECTIONS_MAX, CORE_RECEIVE_BYTES_MAX, FRAME_BODY_BYTES_MAX_DEFAULT,
+    QUEUE_SETS_MAX, SESSIONS_MAX,
+};
+use kvrouted::load::SessionToken;
+use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+use kvrouted::shares::Scarce;
 use kvrouted::wire::{FrameKind, LaneAsked};
 
 use crate::identity::{GATEWAY, MEMBER, Someone, daemon};
-use crate::process::until;
+use crate::process::{until, until_ok};
 use crate::raw::{Raw, encoded, header, question};
 
 /// What one user may have, percent.
@@ -30,7 +35,35 @@ fn share_of(all: usize) -> usize {
     (all * SHARE).div_ceil(100)
 }
 
+/// What shows that one user leaves a share of something to others.
+const fn attack_on(scarce: Scarce) -> fn() {
+    match scarce {
+        Scarce::Connections => the_connections_of_one_user_leave_some_for_others,
+        Scarce::ReceiveBytes => the_large_frames_of_one_user_leave_room_for_those_of_others,
+        Scarce::Lanes => the_lanes_of_one_user_leave_some_for_others,
+        Scarce::WaitingRequests | Scarce::WaitingBytes => {
+            the_waiting_requests_of_one_user_leave_places_for_those_of_others
+        }
+        Scarce::WaitingSets => the_sets_of_workers_that_one_user_waits_for_leave_some_for_others,
+        Scarce::Sessions => the_sessions_of_one_user_leave_some_for_others,
+        Scarce::Bookings => the_bookings_of_one_user_leave_some_for_others,
+        Scarce::PromptMemory => the_prompts_of_one_user_leave_memory_for_those_of_others,
+        Scarce::AffinityBindings => the_bound_sessions_of_one_user_leave_those_of_others_bound,
+    }
+}
+
 #[test]
+fn of_everything_countable_one_user_leaves_a_share_to_others() {
+    let mut done: Vec<fn()> = Vec::new();
+    for scarce in Scarce::ALL {
+        let attack = attack_on(scarce);
+        if !done.iter().any(|other| std::ptr::fn_addr_eq(*other, attack)) {
+            attack();
+            done.push(attack);
+        }
+    }
+}
+
 fn the_connections_of_one_user_leave_some_for_others() {
     let Some((daemon, socket)) = daemon(&configured("cores = 2"), "") else { return };
     let held: Vec<Raw> = (0..share_of(CONNECTIONS_MAX)).map(|_| connected(GATEWAY, &socket)).collect();
@@ -44,7 +77,6 @@ fn the_connections_of_one_user_leave_some_for_others() {
     daemon.assert_recovered();
 }
 
-#[test]
 fn the_large_frames_of_one_user_leave_room_for_those_of_others() {
     let Some((daemon, socket)) = daemon(&configured("cores = 1\nframe_timeout_ms = 600000"), "") else { return };
     // The most that a frame may have, but for its end: of one user two such fit.
@@ -68,7 +100,6 @@ fn the_large_frames_of_one_user_leave_room_for_those_of_others() {
     daemon.assert_recovered();
 }
 
-#[test]
 fn the_lanes_of_one_user_leave_some_for_others() {
     let Some((daemon, socket)) = daemon(&configured("lanes_max = 100"), "") else { return };
     let asked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 4096 };
@@ -93,12 +124,132 @@ fn the_lanes_of_one_user_leave_some_for_others() {
 
 /// A request of 160 tokens that is booked, or waits.
 fn booking(name: &str) -> Vec<u8> {
-    let (tokens, book) = (vec![1; 640], Some(BookingRequest { request_id: name, attempt: 0 }));
-    let request = kvrouted::route::RouteRequest { book, ..question(&tokens) };
+    booking_as(name, |request| request)
+}
+
+/// The same with something else about it.
+fn booking_as<'a>(name: &'a str, change: impl FnOnce(RouteRequest<'a>) -> RouteRequest<'a>) -> Vec<u8> {
+    let book = Some(BookingRequest { request_id: name, attempt: 0 });
+    let request = change(RouteRequest { book, ..question(&[1; 640]) });
     encoded(|encoder, out| encoder.route(CorrelationId(9), &request, out).expect("encoded"))
 }
 
-#[test]
+/// Long enough for sessions to be held by what they have booked.
+const LONG_GRACE: &str = "[booking]\nsession_grace_s = 600";
+
+fn the_sessions_of_one_user_leave_some_for_others() {
+    let Some((daemon, socket)) = daemon(&configured(""), LONG_GRACE) else { return };
+    let token = |lo| Some(SessionToken { hi: 7, lo });
+    for lo in 0..share_of(SESSIONS_MAX) as u64 {
+        // The connections before it may still be counted.
+        let greeted = || GATEWAY.greets(&socket, token(lo)).map_err(|kind| format!("{kind:?}"));
+        let mut raw = until_ok("a session", greeted);
+        raw.send(&booking("held"));
+        assert!(raw.decided(9).booking.is_some());
+    }
+    until("nobody but us is connected", || daemon.open().0 <= 1);
+    assert!(matches!(GATEWAY.greets(&socket, None), Err(Kind::Overloaded)));
+    assert!(GATEWAY.greets(&socket, token(0)).is_ok(), "its own sessions stay");
+    connected(MEMBER, &socket).assert_served();
+    // What holds nothing makes way.
+    let mut raw = GATEWAY.greets(&socket, token(1)).expect("a session");
+    raw.send(&encoded(|encoder, out| {
+        let booking = kvrouted::load::BookingRef::Request { request_id: "held", attempt: 0 };
+        encoder.free(CorrelationId(9), &booking, out);
+    }));
+    raw.reply();
+    drop(raw);
+    until("an idle session makes way", || GATEWAY.greets(&socket, None).is_ok());
+    assert_eq!(daemon.counter("bookings_live"), share_of(SESSIONS_MAX) as u64 - 1);
+}
+
+fn the_bookings_of_one_user_leave_some_for_others() {
+    let Some((daemon, socket)) = daemon(&configured(""), "") else { return };
+    let mut greedy = connected(GATEWAY, &socket);
+    let all: Vec<usize> = (0..share_of(BOOKINGS_MAX)).collect();
+    for some in all.chunks(100) {
+        let frames: Vec<u8> = some.iter().flat_map(|at| booking(&at.to_string())).collect();
+        greedy.send(&frames);
+        some.iter().for_each(|_| assert!(greedy.decided(9).booking.is_some()));
+    }
+    // Not by another session either.
+    for mut raw in [greedy, connected(GATEWAY, &socket)] {
+        raw.send(&booking("one more"));
+        assert_eq!(raw.error(9), Kind::TooManyBookings);
+        let mut other = connected(MEMBER, &socket);
+        other.send(&booking("another's"));
+        assert!(other.decided(9).booking.is_some());
+    }
+    daemon.greeted().assert_served();
+}
+
+fn the_prompts_of_one_user_leave_memory_for_those_of_others() {
+    let Some((daemon, socket)) = daemon(&configured(""), "") else { return };
+    let blocks = share_of(ACTIVE_WORDS_MAX) / 5;
+    let prompt =
+        |seed: u32| -> Vec<u8> { (0..blocks as u32 * 16).flat_map(|at| (at ^ (seed << 24)).to_le_bytes()).collect() };
+    let ask = |raw: &mut Raw, name: &str, seed| {
+        let tokens = prompt(seed);
+        raw.send(&booking_as(name, |request| RouteRequest { prompt: Prompt::Tokens(&tokens), ..request }));
+        assert!(raw.decided(9).booking.is_some());
+    };
+    let (mut greedy, mut other) = (connected(GATEWAY, &socket), connected(MEMBER, &socket));
+    for seed in 0..6 {
+        ask(&mut greedy, &seed.to_string(), seed);
+    }
+    assert!(daemon.counter("bookings_unshared") >= 1, "those beyond the share are counted in full");
+    let before = daemon.counter("bookings_unshared");
+    ask(&mut other, "another's", 100);
+    assert_eq!(daemon.counter("bookings_unshared"), before);
+}
+
+fn the_bound_sessions_of_one_user_leave_those_of_others_bound() {
+    let policy = "[policy]\naffinity = \"soft\"\naffinity_sessions_max = 8";
+    let Some((daemon, socket)) = daemon(&configured(""), policy) else { return };
+    let (mut greedy, mut other) = (connected(GATEWAY, &socket), connected(MEMBER, &socket));
+    let bind = |raw: &mut Raw, session: &str| {
+        raw.send(&booking_as(session, |request| RouteRequest { affinity_session: Some(session), ..request }));
+        assert!(raw.decided(9).booking.is_some());
+    };
+    (0..50).for_each(|at| bind(&mut greedy, &format!("greedy {at}")));
+    bind(&mut other, "another's");
+    (50..100).for_each(|at| bind(&mut greedy, &format!("greedy {at}")));
+    let book = BookingRequest { request_id: "again", attempt: 0 };
+    other.send(&booking_as("another's", |request| RouteRequest {
+        book: Some(book),
+        affinity_session: Some("another's"),
+        ..request
+    }));
+    assert!(other.decided(9).booking.is_some());
+    assert_eq!(["affinity_new", "affinity_kept"].map(|name| daemon.counter(name)), [101, 1]);
+}
+
+fn the_sets_of_workers_that_one_user_waits_for_leave_some_for_others() {
+    let workers: String = (2..=6).map(|id| format!("[[worker]]\nid = {id}\nbatched_tokens_max = 100\n")).collect();
+    let tables =
+        format!("batched_tokens_max = 100\n{workers}[policy]\nqueue_threshold = 0.5\nqueue_requests_max = 60000");
+    let Some((daemon, socket)) = daemon(&configured(""), &tables) else { return };
+    let mut holder = connected(MEMBER, &socket);
+    for at in 0..6 {
+        holder.send(&booking(&at.to_string()));
+        assert!(holder.decided(9).booking.is_some(), "every worker has one");
+    }
+    let wait = |raw: &mut Raw, set: u64| {
+        let allow: Vec<Worker> = (0..6).filter(|bit| set >> bit & 1 == 1).map(|bit| Worker::new(bit + 1, 0)).collect();
+        let name = format!("set {set}");
+        raw.send(&booking_as(&name, |request| RouteRequest { allow: Some(&allow), ..request }));
+    };
+    let (mut greedy, mut other) = (connected(GATEWAY, &socket), connected(MEMBER, &socket));
+    let sets = share_of(QUEUE_SETS_MAX) as u64;
+    (1..=sets).for_each(|set| wait(&mut greedy, set));
+    until("all wait", || daemon.counter("queue_waiting") == sets);
+    wait(&mut greedy, sets + 1);
+    assert_eq!(greedy.error(9), Kind::QueueFull);
+    wait(&mut other, sets + 2);
+    until("another user's waits, too", || daemon.counter("queue_waiting") == sets + 1);
+    assert_eq!(["queue_refused_user", "queue_refused_sets"].map(|name| daemon.counter(name)), [1, 0]);
+}
+
 fn the_waiting_requests_of_one_user_leave_places_for_those_of_others() {
     let policy = "batched_tokens_max = 100\n[policy]\nqueue_threshold = 0.5\nqueue_requests_max = 100";
     let Some((daemon, socket)) = daemon(&configured(""), policy) else { return };

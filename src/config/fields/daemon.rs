@@ -149,8 +149,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             "percent",
             Value("75"),
             Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
-            "How much of the connections, the memory for large frames, the lanes and the places of requests that wait the processes of one\n\
-             # user may take, so that something is left for others. 100: all. Who asks by HTTP counts as the daemon's own user.",
+            "How much of everything that clients can hold (connections, memory for large frames, lanes, requests that wait, sessions, bookings)\n\
+             # the processes of one user may take, so that something is left for others. 100: all. All who ask by HTTP are one user.",
         ),
         field(
             "drain_ms_max",

@@ -213,7 +213,7 @@ impl Simulation {
             self.live.push(handle);
             decision.booking = Some(handle);
             let ttl_s = self.policy.affinity.ttl_s;
-            self.affinities.bind(SpaceId(0), &session, chosen.worker, seconds(now_ns), ttl_s);
+            self.affinities.bind(SpaceId(0), &session, (chosen.worker, 0), seconds(now_ns), ttl_s);
         }
         decision
     }

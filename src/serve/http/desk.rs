@@ -18,6 +18,7 @@ use crate::serve::connection::{Carried, Peer, Phase, Respond};
 use crate::serve::late::{Booked, Late, LateBox};
 use crate::serve::responder::RoutingResponder;
 use crate::serve::service::Service;
+use crate::shares::HTTP_USER;
 use crate::wire::{FrameHeader, Reply, RequestEncoder, decode_reply};
 
 /// What answers, beside frames.
@@ -83,8 +84,7 @@ impl Desk {
         let late = Arc::<LateBox>::default();
         let responder = RoutingResponder::new(service, Arc::clone(&core_counters), FRAME_BODY_BYTES_CEILING);
         let mut answering: Box<dyn Answering> = Box::new(responder.on_core(core, &late));
-        let uid = rustix::process::getuid().as_raw();
-        let mut peer = peer_of(0, uid, Phase::HelloAwaited);
+        let mut peer = peer_of(0, HTTP_USER, Phase::HelloAwaited);
         let mut frame = Vec::new();
         RequestEncoder::default().hello(CorrelationId(0), "http", None, &mut frame);
         let (header, body) = split(&frame)?;

@@ -7,7 +7,8 @@ use crate::error::{Error, Kind};
 use crate::lane::Reclaimer;
 use crate::limits::{LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
 use crate::metrics::{CounterSet, LaneCounter};
-use crate::serve::users::{Scarce, UserPlace, Users};
+use crate::serve::users::{UserPlace, Users};
+use crate::shares::Scarce;
 
 /// The lanes of a daemon.
 #[derive(Debug)]

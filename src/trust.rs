@@ -120,8 +120,8 @@ reasons! {
     ReadContended(15) = "read_contended", TrustLevel::Unproven, Harm::Warning, "retry; if it persists spread workers over more shards (ingest.shards)";
     /// Sequences are, or may be, missing and are being fetched.
     Recovering(16) = "recovering", TrustLevel::Unproven, Harm::Note, "wait; recovery is bounded in time";
-    /// The engine's wire cannot say that a prompt was salted.
-    IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine";
+    /// The engine's wire cannot say that a prompt was salted, or says salts in two forms.
+    IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine; where some salts have the prefix dynamo-cache-salt: and some have not, use one form";
     /// Something was said that cannot be read, and it may have been a removal.
     UnknownEvents(18) = "unknown_events", TrustLevel::Unproven, Harm::Warning, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
     /// The engine's block hashes cover tokens after the block, so a block may fit a prompt only in part.

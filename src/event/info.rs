@@ -23,6 +23,10 @@ pub struct BatchInfo {
     pub heartbeat_last_seq: Option<EventSeq>,
     /// Which part of a snapshot the batch is (relays only).
     pub snapshot: Option<Snapshot>,
+    /// A salt came as a gateway's users say it.
+    pub has_plain_salts: bool,
+    /// A salt came with the prefix that some gateways put before it, which was taken off.
+    pub has_prefixed_salts: bool,
     /// What was passed over or could not be used, counted by reason.
     pub oddities: Oddities,
 }

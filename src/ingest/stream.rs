@@ -107,6 +107,8 @@ pub(super) struct Stream {
     pub(super) unchained: bool,
     /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
+    /// Whether salts came without and with a gateway's prefix.
+    salt_forms: (bool, bool),
     /// What connectors say of tiers below device memory.
     pub(super) offloaded: Offloaded,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
@@ -155,6 +157,7 @@ impl Stream {
             unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
+            salt_forms: (false, false),
             offloaded: Offloaded::default(),
             groups: Vec::new(),
             copies: Copies::default(),
@@ -422,6 +425,7 @@ impl Stream {
         self.unchained = false;
         self.conflicted = Conflicted::default();
         self.offloaded = Offloaded::default();
+        self.salt_forms = (false, false);
     }
 
     fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {
@@ -440,6 +444,12 @@ impl Stream {
         batch.unruled().for_each(|(of, name, times)| self.unruled(of, name, times));
         if let Some(source) = info.source {
             self.input(TrustInput::Source(source), now);
+        }
+        self.salt_forms.0 |= info.has_plain_salts;
+        self.salt_forms.1 |= info.has_prefixed_salts;
+        if self.salt_forms == (true, true) {
+            // The engine keeps `x` and the prefixed `x` apart, and here they are one.
+            self.found(Finding::IsolationUnknown, now);
         }
         for (oddity, times) in info.oddities.iter() {
             let times = u64::from(times);

@@ -147,7 +147,10 @@ impl<'p> Decoder<'p, '_> {
             Field::SpecKind => draft.group_kind = Some(self.cursor.str_bytes()?),
             Field::SlidingWindow => draft.window_tokens = self.window_tokens()?,
             Field::Locality => draft.remote = self.cursor.str_bytes()?.eq_ignore_ascii_case(b"REMOTE"),
-            Field::CacheSalt => draft.salt = salt_of(self.cursor.str()?),
+            Field::CacheSalt => {
+                let said = self.cursor.str()?;
+                draft.salt = self.salt(said);
+            }
             Field::ExtraKeys => draft.extra_keys = Some(self.set_aside()?),
             Field::BlockMedia => draft.block_media = Some(self.set_aside()?),
             Field::MediaKeys => draft.media_keys = Some(self.set_aside()?),
@@ -241,13 +244,23 @@ impl<'p> Decoder<'p, '_> {
         Ok(true)
     }
 
+    /// The salt as a gateway knows it; in which form it came is noted.
+    fn salt(&mut self, said: &'p str) -> Option<&'p str> {
+        let salt = salt_of(said)?;
+        let info = self.writer.info_mut();
+        let form = if salt.len() < said.len() { &mut info.has_prefixed_salts } else { &mut info.has_plain_salts };
+        *form = true;
+        Some(salt)
+    }
+
     fn metadata(&mut self, draft: &mut Draft<'p>) -> Result<()> {
         for _ in 0..self.cursor.map()? {
             if self.cursor.str_bytes()? != b"cache_salt" {
                 self.writer.count(Oddity::UnknownKey);
                 self.cursor.skip()?;
             } else if !self.cursor.take_nil()? {
-                draft.salt = salt_of(self.cursor.str()?);
+                let said = self.cursor.str()?;
+                draft.salt = self.salt(said);
             }
         }
         Ok(())
@@ -299,7 +312,7 @@ impl<'p> Decoder<'p, '_> {
         start: Cursor<'p>,
     ) -> Result<(Option<Text>, SaltText)> {
         let too_long = |name: Option<&str>| name.is_some_and(|name| name.len() > NAME_BYTES_MAX);
-        let salt = said.map(|salt| draft.salt.or(salt.and_then(salt_of)));
+        let salt = said.map(|said| draft.salt.or_else(|| said.and_then(|said| self.salt(said))));
         let salt = match salt {
             _ if draft.lora.is_none() && draft.lora_id => Err(Oddity::NamelessLora),
             Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(Oddity::OversizedName),

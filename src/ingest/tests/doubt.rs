@@ -112,6 +112,24 @@ fn a_wire_without_a_place_for_salts_is_believed_only_where_there_are_none() {
 }
 
 #[test]
+fn a_salt_with_and_without_the_prefix_of_a_gateway_is_not_believed() {
+    use super::formats::{say, stored};
+    use serde_json::json;
+    let salted = |hash: u64, content: u32, salt: &str| stored(None, &[hash], &[content], &json!({"cache_salt": salt}));
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([salted(11, 1, "dynamo-cache-salt:x"), salted(12, 2, "dynamo-cache-salt:y")]));
+    rig.expect(TrustLevel::Exact, &[], 0);
+    // To the engine `x` and `dynamo-cache-salt:x` are two salts, to a gateway they may be one.
+    say(&mut rig, 1, &json!([salted(13, 3, "x")]));
+    rig.expect(TrustLevel::Unproven, &[R::IsolationUnknown], 1);
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([salted(11, 1, "x"), salted(12, 2, "y")]));
+    rig.expect(TrustLevel::Exact, &[], 0);
+    say(&mut rig, 1, &json!([salted(13, 3, "dynamo-cache-salt:y")]));
+    rig.expect(TrustLevel::Unproven, &[R::IsolationUnknown], 1);
+}
+
+#[test]
 fn a_connection_that_breaks_is_not_believed_while_its_rest_is_taken() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));

@@ -35,8 +35,8 @@ import faults  # noqa: E402
 
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 # Versions whose own cache the modules here drive.
-CACHES_DRIVEN = {"vllm": ("0.20.0", "0.24.0", "0.33.0"), "sglang": ("0.5.23",)}
-WINDOWS_DRIVEN = ("0.33.0",)
+CACHES_DRIVEN = {"vllm": ("0.20.0", "0.22.0", "0.24.0", "0.28.0", "0.33.0"), "sglang": ("0.5.23",)}
+WINDOWS_DRIVEN = ("0.22.0", "0.24.0", "0.28.0", "0.33.0")
 BIND_PATIENCE_S = 10
 SAMPLES = 48
 ASKED_KEPT = 4096

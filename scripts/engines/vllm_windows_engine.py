@@ -1,5 +1,7 @@
 """vLLM's own KVCacheManager of a model with sliding windows beside full attention, driven as its scheduler drives it."""
 
+import inspect
+
 import loader
 import vllm_engine
 from vllm_engine import Adapter
@@ -44,9 +46,11 @@ class Engine(vllm_engine.Engine):
         specs = [window] * WINDOW_GROUPS + [FullAttentionSpec(**common)]
         groups = [KVCacheGroupSpec([f"layer.{at}"], spec) for at, spec in enumerate(specs)]
         config = KVCacheConfig(num_blocks=options.capacity, kv_cache_tensors=[], kv_cache_groups=groups)
-        self.manager = KVCacheManager(
-            config, max_model_len=1 << 20, scheduler_block_size=options.block_size, hash_block_size=options.block_size,
-            enable_caching=True, enable_kv_cache_events=True)
+        # Versions differ in what they ask for.
+        sizes = {"hash_block_size": options.block_size, "scheduler_block_size": options.block_size}
+        known = inspect.signature(KVCacheManager.__init__).parameters
+        self.manager = KVCacheManager(config, max_model_len=1 << 20, enable_caching=True, enable_kv_cache_events=True,
+                                      **{name: size for name, size in sizes.items() if name in known})
         self.pool = self.manager.block_pool
         self.numbers = 0
 
@@ -62,7 +66,7 @@ class Engine(vllm_engine.Engine):
 
     def _prefill(self, request):
         """The prompt in chunks; the window leaves blocks behind between two."""
-        found, computed, _ = self.manager.get_computed_blocks(request)
+        found, computed = self.manager.get_computed_blocks(request)[:2]
         while request.num_computed_tokens < request.num_tokens:
             is_first = request.num_computed_tokens == 0
             fresh = min(request.num_tokens - request.num_computed_tokens - computed, self.options.chunk)

@@ -3,13 +3,15 @@
 //! | kind | which blocks the engine looks for, to reuse a prompt up to a block | proved |
 //! |---|---|---|
 //! | full, MLA, sink-full attention | all | vLLM and SGLang, every version of the tests |
-//! | sliding window of `w` tokens | the last `ceil((w - 1) / block size)` | vLLM 0.32.0 and 0.33.0 |
+//! | sliding window of `w` tokens | the last `ceil((w - 1) / block size)` | vLLM 0.22.0, 0.24.0, 0.28.0, 0.33.0 |
 //! | sliding window over MLA | the same | no |
 //! | Mamba | the last | no |
 //! | chunked local attention | those of the last chunk; events do not say how long a chunk is | no rule |
 //! | encoder-only, cross attention | – | no rule |
 //!
-//! *Proved* means that prompts were asked of such an engine's own cache and the answers were the same. What a rule says
+//! *Proved* means that prompts were asked of such an engine's own cache and the answers were the same: by
+//! `scripts/engines/scoreboard`. No event says which version an engine is; those tried begin with the first that names
+//! its groups' kinds, and have every form that events have had since. What a rule says
 //! that is not proved is used, and the worker is `unproven` (`hybrid`). The rules are those of vLLM's
 //! `find_longest_cache_hit` where all groups have blocks of one size and no draft model takes part.
 

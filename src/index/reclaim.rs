@@ -27,9 +27,11 @@
 //!
 //! # Who frees what is left
 //!
-//! The stack is owned by the writer's `Garbage` and by every batch under way. A dropped `Garbage` flushes; whatever
-//! comes back later lands on the stack, and the last batch takes the stack down with it. What is still in
-//! a thread's batch when the last [`Reclaimer`] goes is given back by `seize` then.
+//! The stack is owned by the writer's `Garbage` and by every batch under way. A dropped `Garbage` flushes; if batches
+//! are still under way then, its stack becomes an **orphan**: the reclaimer owns it too, so that the reader who lets
+//! the last batch go frees nothing on its own thread. What has come back to orphans is freed by the next writer of the
+//! reclaimer that collects, or with the last [`Reclaimer`]. What is still in a thread's batch by then is given back by
+//! `seize`.
 
 #![expect(unsafe_code, reason = "seize takes raw pointers, and what comes back goes onto an intrusive stack")]
 
@@ -41,7 +43,9 @@ pub(super) use garbage::Garbage;
 pub(super) use stack::{Node, Stack};
 
 use seize::Guard as _;
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads that can be inside at once without delaying what is freed.
 pub(super) const GUARDS_MAX: usize = 64;
@@ -50,13 +54,45 @@ pub(super) const GUARDS_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Reclaimer {
     collector: Arc<seize::Collector>,
+    orphans: Arc<Orphans>,
+}
+
+/// Stacks whose writer is gone and to which batches still come back. Only writers look here.
+#[derive(Debug, Default)]
+struct Orphans {
+    stacks: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    /// Whether there are any.
+    any: AtomicBool,
+}
+
+impl Orphans {
+    fn adopt(&self, stack: Arc<dyn Any + Send + Sync>) {
+        self.stacks.lock().unwrap_or_else(PoisonError::into_inner).push(stack);
+        // Relaxed: who is late looks the next time; the lock orders the rest.
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    /// Frees the stacks to which everything has come back.
+    fn free(&self) {
+        // Relaxed: as above.
+        if !self.any.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut stacks = self.stacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let (whole, waiting) =
+            std::mem::take(&mut *stacks).into_iter().partition(|stack| Arc::strong_count(stack) == 1);
+        *stacks = waiting;
+        self.any.store(!stacks.is_empty(), Ordering::Relaxed);
+        drop(stacks);
+        drop::<Vec<Arc<dyn Any + Send + Sync>>>(whole);
+    }
 }
 
 impl Reclaimer {
     /// A new one, with nobody inside.
     #[must_use]
     pub fn new() -> Self {
-        Self { collector: Arc::new(seize::Collector::new().batch_size(GUARDS_MAX)) }
+        Self { collector: Arc::new(seize::Collector::new().batch_size(GUARDS_MAX)), orphans: Arc::default() }
     }
 
     /// A handle to enter by.

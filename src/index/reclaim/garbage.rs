@@ -93,6 +93,7 @@ impl<T: Send + 'static> Garbage<T> {
             self.waiting_items -= batch.items.len();
             batch.items.into_iter().for_each(&mut give);
         }
+        self.reclaimer.orphans.free();
     }
 
     /// What was pushed and has not been given back, in bytes.
@@ -110,6 +111,10 @@ impl<T: Send + 'static> Garbage<T> {
 impl<T: Send + 'static> Drop for Garbage<T> {
     fn drop(&mut self) {
         self.flush_now();
+        // This writer and nobody else: everything has come back, and goes with the writer.
+        if Arc::strong_count(&self.bin) > 1 {
+            self.reclaimer.orphans.adopt(Arc::clone(&self.bin) as Arc<dyn std::any::Any + Send + Sync>);
+        }
     }
 }
 
@@ -124,7 +129,7 @@ unsafe fn passed<T>(node: *mut Node<Batch<T>>, _: &seize::Collector) {
     if let Some(bin) = bin {
         // SAFETY: as above; it is the stack's from here on.
         unsafe { bin.returned.push(node) };
-        // If the writer is gone and this was the last batch, the bin goes now and frees what is in it.
+        // Where the writer is gone, the reclaimer has the bin too, so that nothing is freed here.
         drop(bin);
     }
 }

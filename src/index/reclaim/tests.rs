@@ -156,7 +156,31 @@ fn the_writer_goes_first() {
     // Relaxed, here and below: one thread.
     assert_eq!(drops.load(Ordering::Relaxed), 0);
     drop(guard);
+    drop(reader);
     assert_eq!(drops.load(Ordering::Relaxed), 100);
+}
+
+#[test]
+fn a_reader_that_leaves_last_frees_nothing_of_a_writer_that_is_gone() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let reclaimer = Reclaimer::new();
+    let reader = reclaimer.reader();
+    let guard = reader.enter();
+    let mut garbage = Garbage::new(&reclaimer);
+    for _ in 0..200 {
+        garbage.push(Counted::new(&drops), 1);
+        garbage.flush();
+    }
+    drop(garbage);
+    let mut next: Garbage<u8> = Garbage::new(&reclaimer);
+    next.collect(drop);
+    drop(guard);
+    // Relaxed, here and below: one thread.
+    assert_eq!(drops.load(Ordering::Relaxed), 0, "freed where a reader left");
+    // The writer after it does it.
+    next.collect(drop);
+    assert_eq!(drops.load(Ordering::Relaxed), 200);
+    assert!(!reclaimer.orphans.any.load(Ordering::Relaxed));
 }
 
 #[test]

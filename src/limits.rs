@@ -130,6 +130,16 @@ pub const SHARDS_MAX: usize = 64;
 /// Blocks bound for one worker over all tiers, unless its record says otherwise. A block that no other worker holds
 /// takes about 30 bytes of the index (perf/results): its two hashes, the way from its name to it, slack and nodes.
 pub const WORKER_BLOCKS_MAX_DEFAULT: u64 = 16 << 20;
+/// Memory of the index that a worker's blocks may take for each of the blocks it is allowed, bytes: about twice what
+/// blocks take in chains of usual lengths. Blocks without any chain take some 500 bytes each.
+pub const WORKER_BYTES_PER_BLOCK_MAX: u64 = 64;
+/// Memory of the index that the blocks of one worker may take, bytes, unless its record allows more blocks than usual.
+pub const WORKER_BYTES_MAX_DEFAULT: u64 = WORKER_BLOCKS_MAX_DEFAULT * WORKER_BYTES_PER_BLOCK_MAX;
+/// What a block is reckoned to take of the index, bytes: its two hashes, the way from its name to it, and slack.
+pub const INDEX_BLOCK_BYTES: u64 = 32;
+/// What a node of the index is reckoned to take beside its blocks, bytes: its record, its line with the room that goes
+/// with it, and what is left of the two cache lines in which its hashes end.
+pub const INDEX_NODE_BYTES: u64 = 480;
 /// Blocks that a worker's record may claim or allow.
 pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
 /// Tokens one worker may batch in a step.

@@ -164,6 +164,7 @@ impl Worker {
         if self.bound() + new as u64 > self.blocks_max {
             return Some(Refusal::CapacityBound);
         }
+        let is_wide = new > 0 && self.bytes_with(tree, new) > self.bytes_max;
         let mut parent = store.parent;
         for (name, local) in store.hashes.iter().zip(store.locals) {
             if !is_bound(*name) && self.names_of(tree, parent, *local) >= limits.aliases_max.clamp(1, ALIASES_CEILING) {
@@ -190,6 +191,9 @@ impl Worker {
         let moved = (new + self.waiting.len()) as u64;
         if new > 0 && tree.arena.unopened_words() < moved * BLOCK_WORDS_MAX + ARENA_SPARE_WORDS {
             return Some(Refusal::PositionBound);
+        }
+        if is_wide {
+            return Some(Refusal::BytesBound);
         }
         let ceiling = limits.memory_bytes_max;
         let bytes = || tree.bytes_with(new as u64) + self.growth_bytes(new) + self.waiting.growth_bytes(new);

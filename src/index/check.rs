@@ -33,6 +33,12 @@ impl ShardWriter {
         let placed: u64 = self.all_workers().map(|worker| worker.bound() - worker.waiting.len() as u64).sum();
         let bytes: u64 = self.all_workers().map(Worker::bytes).sum();
         assert_eq!((tree.placed, tree.workers_bytes), (placed, bytes), "totals over all workers");
+        let mut nodes: BTreeMap<Lane, u32> = BTreeMap::new();
+        let entries = tree.used().flat_map(|id| &tree.nodes[id].entries);
+        entries.for_each(|entry| *nodes.entry(entry.lane).or_insert(0) += 1);
+        for (lane, nodes) in nodes {
+            assert_eq!(tree.lanes.record(lane).nodes, nodes, "nodes that know {lane:?}");
+        }
         for id in tree.used() {
             for entry in &tree.nodes[id].entries {
                 let record = tree.lanes.record(entry.lane);

@@ -130,6 +130,7 @@ impl Tree {
         let node = &mut self.nodes[id];
         node.columns.push(Column { names, len, users: 1, seed: told.seed });
         node.entries = smallvec![Entry { cut: len, ..Entry::anchor(lane, 0) }];
+        self.lanes.add_nodes(lane, 1);
         self.own_all(&names, id);
         Ok(id)
     }
@@ -181,7 +182,7 @@ impl Tree {
             Some(column) => column,
             None => self.new_column(id, told, Homonyms::Allowed)?,
         };
-        self.nodes[id].enter(lane, column);
+        self.enter(id, lane, column);
         Ok(())
     }
 
@@ -201,6 +202,9 @@ impl Tree {
         self.take_names(&names.names, 0, names.len);
         self.arena.free(names.names.base, u32::from(names.names.room));
         self.arena.free(locals.base, u32::from(locals.room));
+        for entry in &self.nodes[id].entries {
+            self.lanes.drop_node(entry.lane);
+        }
         self.nodes.unlink(id);
         self.nodes.drop(id);
     }

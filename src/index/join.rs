@@ -182,6 +182,7 @@ impl Tree {
     fn join_entries(&mut self, upper: NodeId, lower: NodeId) {
         let (mut entries, len) = (std::mem::take(&mut self.nodes[upper].entries), self.nodes[upper].len);
         let node = &mut self.nodes[lower];
+        node.entries.iter().for_each(|entry| self.lanes.drop_node(entry.lane));
         for entry in &mut entries {
             if let Some(high) = node.entry(entry.lane) {
                 let high = high.clone();

@@ -43,6 +43,8 @@ pub(super) struct LaneRecord {
     pub(super) state: LaneState,
     /// Of what windows have: how many of the last blocks of a prompt they must.
     pub(super) window_blocks: u32,
+    /// Nodes that know it.
+    pub(super) nodes: u32,
 }
 
 /// What readers know of the lanes. Replaced as a whole when a lane is given out or retired.
@@ -99,7 +101,7 @@ impl Lanes {
     /// A lane that no node knows; `None` when the numbers are used up. The lowest are given out first, so
     /// that few workers need few words.
     pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Layer, state: LaneState) -> Option<Lane> {
-        let record = LaneRecord { slot, life, tier, state, window_blocks: 0 };
+        let record = LaneRecord { slot, life, tier, state, window_blocks: 0, nodes: 0 };
         if let Some(lane) = self.free.pop_first() {
             self.records[usize::from(lane.0)] = record;
             return Some(lane);
@@ -107,6 +109,16 @@ impl Lanes {
         let lane = Lane(u16::try_from(self.records.len()).ok().filter(|lane| *lane < Lane::NONE.0)?);
         self.records.push(record);
         Some(lane)
+    }
+
+    /// So many nodes more know a lane.
+    pub(super) fn add_nodes(&mut self, lane: Lane, nodes: u32) {
+        self.records[usize::from(lane.0)].nodes += nodes;
+    }
+
+    /// One node no longer knows a lane.
+    pub(super) fn drop_node(&mut self, lane: Lane) {
+        self.records[usize::from(lane.0)].nodes -= 1;
     }
 
     pub(super) fn record(&self, lane: Lane) -> &LaneRecord {

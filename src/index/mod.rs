@@ -140,6 +140,8 @@ use crate::limits;
 pub struct ShardLimits {
     /// Blocks bound for one worker over all tiers.
     pub worker_blocks_max: u64,
+    /// Memory that the blocks of one worker may take, bytes, as if no other worker held any of them.
+    pub worker_bytes_max: u64,
     /// Blocks of one worker that wait for a parent; also the removed blocks of one worker that are
     /// remembered because others hang under them: while there are more, it can store nothing that is not bound.
     pub dormant_blocks_max: usize,
@@ -171,6 +173,7 @@ impl Default for ShardLimits {
     fn default() -> Self {
         Self {
             worker_blocks_max: limits::WORKER_BLOCKS_MAX_DEFAULT,
+            worker_bytes_max: limits::WORKER_BYTES_MAX_DEFAULT,
             dormant_blocks_max: limits::WORKER_DORMANT_BLOCKS_MAX,
             aliases_max: limits::ALIASES_MAX,
             workers_max: limits::WORKERS_MAX,
@@ -286,6 +289,8 @@ pub enum Refusal {
     DormantBound,
     /// More references to one block than can be counted.
     ReferenceBound,
+    /// More memory for the worker's blocks than `worker_bytes_max`.
+    BytesBound,
     /// The shard might grow beyond `memory_bytes_max`.
     MemoryBound,
     /// More blocks would have to move than `event_moves_max`, or more would wait than `dormant_blocks_max`. The worker
@@ -295,7 +300,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::UnknownWorker,
         Self::LengthMismatch,
         Self::SelfParent,
@@ -306,6 +311,7 @@ impl Refusal {
         Self::AliasBound,
         Self::DormantBound,
         Self::ReferenceBound,
+        Self::BytesBound,
         Self::MemoryBound,
         Self::WorkBound,
     ];
@@ -324,6 +330,7 @@ impl Refusal {
             Self::AliasBound => "alias_bound",
             Self::DormantBound => "dormant_bound",
             Self::ReferenceBound => "reference_bound",
+            Self::BytesBound => "bytes_bound",
             Self::MemoryBound => "memory_bound",
             Self::WorkBound => "work_bound",
         }

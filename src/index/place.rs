@@ -74,7 +74,7 @@ impl Worker {
             return None;
         }
         tree.extend_column(place.node, at, told, Homonyms::Allowed).ok()?;
-        tree.nodes[place.node].enter(lane, at);
+        tree.enter(place.node, lane, at);
         Some(place)
     }
 

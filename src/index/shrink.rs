@@ -51,7 +51,9 @@ impl Tree {
     /// Takes an entry out of a node, and its column if nobody else uses it.
     pub(super) fn remove_entry(&mut self, id: NodeId, at: usize) {
         let node = &mut self.nodes[id];
-        let column = usize::from(node.entries.remove(at).column);
+        let entry = node.entries.remove(at);
+        self.lanes.drop_node(entry.lane);
+        let column = usize::from(entry.column);
         node.columns[column].users -= 1;
         if node.columns[column].users == 0 {
             self.drop_unused_columns(id);
@@ -60,9 +62,13 @@ impl Tree {
 
     /// Takes entries out of a node, and the columns that nobody else uses.
     fn remove_entries(&mut self, id: NodeId, mut goes: impl FnMut(&Entry) -> bool) {
-        let Node { entries, columns, .. } = &mut self.nodes[id];
+        let Self { nodes, lanes, .. } = self;
+        let Node { entries, columns, .. } = &mut nodes[id];
         entries.retain(|entry| {
             let stays = !goes(entry);
+            if !stays {
+                lanes.drop_node(entry.lane);
+            }
             columns[usize::from(entry.column)].users -= u16::from(!stays);
             stays
         });

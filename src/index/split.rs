@@ -9,7 +9,10 @@ impl Tree {
     /// No word moves. Readers see the whole edge, or the two: the rest is there under its new key before
     /// the old key says that the edge is shorter.
     pub(super) fn split(&mut self, id: NodeId, at: u16) -> NodeId {
+        self.nodes[id].entries.iter().for_each(|entry| self.lanes.drop_node(entry.lane));
         let prefix = self.nodes[id].take_first(at);
+        let parts = prefix.entries.iter().chain(&self.nodes[id].entries);
+        parts.for_each(|entry| self.lanes.add_nodes(entry.lane, 1));
         let prefix_id = self.nodes.add(prefix);
         self.nodes.relink(id, prefix_id);
         self.nodes[prefix_id].first_child = id;

@@ -65,7 +65,8 @@ impl Worker {
         let told = Told { locals: store.locals, names: store.hashes, seed: store.seed };
         let usual = self.waiting.is_empty() && !self.forked && blocks > 0 && blocks == store.locals.len();
         let countable = self.extras_most < u32::MAX;
-        if !usual || !countable || self.bound() + blocks as u64 > self.blocks_max {
+        let fits = self.bound() + blocks as u64 <= self.blocks_max && self.bytes_with(tree, blocks) <= self.bytes_max;
+        if !usual || !countable || !fits {
             return Err(Odd::Unusual);
         }
         let tier = self.layer(store.tier, store.group);
@@ -237,7 +238,7 @@ impl Worker {
             };
             match named {
                 Ok(column) => {
-                    tree.nodes[found.node].enter(lane, column);
+                    tree.enter(found.node, lane, column);
                 }
                 Err(odd) => {
                     undo_naming(tree, lane, &path[..step]);

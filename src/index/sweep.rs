@@ -68,12 +68,12 @@ impl Pass {
             tree.nodes[id].entries.iter().map(|entry| entry.lane).filter(|lane| self.wants(*lane)).collect();
         for lane in &retired {
             let record = *tree.lanes.record(*lane);
-            let node = &mut tree.nodes[id];
+            let node = &tree.nodes[id];
             if let Some(worker) = worker_of(record.slot, record.life).filter(|_| node.has_children())
                 && let Some(heir) = worker.references().map(|(_, lane)| lane).next()
                 && let Some(column) = node.entry(*lane).map(|entry| entry.column)
             {
-                node.enter(heir, column);
+                tree.enter(id, heir, column);
             }
             if let Ok(at) = tree.nodes[id].find(*lane) {
                 tree.remove_entry(id, at);

@@ -396,6 +396,35 @@ fn a_clear_sweeps_no_more_than_a_slice_however_many_lanes_wait() {
 }
 
 #[test]
+fn chains_of_one_block_are_bounded_by_the_memory_that_they_take() {
+    const BYTES_MAX: u64 = 4 << 20;
+    let limits = ShardLimits { worker_bytes_max: BYTES_MAX, ..ShardLimits::default() };
+    let (mut writer, _reader) = shard(ShardId(0), limits);
+    let slots = [(); 2].map(|()| writer.add_worker().expect("room"));
+    let at_first = writer.memory().bytes();
+    let mut stored = 0;
+    let refused = loop {
+        let name = 1 + stored;
+        match store(&mut writer, slots[0], None, &[name], &[name]).refused {
+            None => stored += 1,
+            refused => break refused,
+        }
+    };
+    assert_eq!(refused, Some(super::Refusal::BytesBound));
+    // The memory comes in pieces of 2 MiB.
+    let taken = writer.memory().bytes() - at_first;
+    assert!((BYTES_MAX / 2..BYTES_MAX + (4 << 20)).contains(&taken), "{taken} bytes for {stored} blocks");
+    // The bound is the worker's own, and what is given back may be taken again.
+    assert_eq!(store(&mut writer, slots[1], None, &[1, 2, 3], &[1, 2, 3]).stored, 3);
+    (1..=stored / 2).for_each(|name| remove(&mut writer, slots[0], &[name]));
+    assert_eq!(store(&mut writer, slots[0], None, &[1 << 40, 1 << 41], &[7, 8]).stored, 2);
+    // In long chains as many bytes are many more blocks.
+    let chain: Vec<u64> = (1 << 50..(1 << 50) + 20_000).collect();
+    assert_eq!(store(&mut writer, slots[0], None, &chain, &chain).stored, 20_000);
+    writer.check(true);
+}
+
+#[test]
 fn what_removes_leave_behind_is_bounded() {
     let limits = ShardLimits { dormant_blocks_max: 100, node_blocks_max: 8, ..ShardLimits::default() };
     let (mut writer, reader) = shard(ShardId(0), limits);

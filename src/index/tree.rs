@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "records beside headers are boxes that headers have the addresses of")]
 
 use super::arena::{Arena, CHUNK_WORDS};
+use super::cover::Entry;
 use super::head::Head;
 use super::header::Header;
 use super::lanes::{Lane, LaneTable, Lanes};
@@ -219,9 +220,18 @@ impl Tree {
         words
     }
 
+    /// The entry of a lane at a node, made with this column if it is not there.
+    pub(super) fn enter(&mut self, id: NodeId, lane: Lane, column: u16) -> &mut Entry {
+        let node = &mut self.nodes[id];
+        if node.find(lane).is_err() {
+            self.lanes.add_nodes(lane, 1);
+        }
+        node.enter(lane, column)
+    }
+
     /// A lane covers a block from now on, once the node is published.
     pub(super) fn cover(&mut self, place: Place, lane: Lane, column: u16) {
-        self.nodes[place.node].enter(lane, column).add(place.at, place.at + 1);
+        self.enter(place.node, lane, column).add(place.at, place.at + 1);
     }
 
     /// A lane no longer covers a block, once the node is published.

@@ -9,6 +9,7 @@ use super::tree::Tree;
 use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
+use crate::limits::{INDEX_BLOCK_BYTES, INDEX_NODE_BYTES};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -45,6 +46,7 @@ pub(super) struct Worker {
     pub(super) slot: WorkerSlot,
     pub(super) life: u64,
     pub(super) blocks_max: u64,
+    pub(super) bytes_max: u64,
     pub(super) batch: u64,
     pub(super) tiers: [TierLanes; Layer::COUNT],
     /// Every lane by which nodes may know the worker: of groups, shown, or retired in this life.
@@ -100,11 +102,12 @@ pub(super) fn digest_of(names: &[u64]) -> u64 {
 }
 
 impl Worker {
-    pub(super) fn new(slot: WorkerSlot, life: u64, blocks_max: u64) -> Self {
+    pub(super) fn new(slot: WorkerSlot, life: u64, (blocks_max, bytes_max): (u64, u64)) -> Self {
         Self {
             slot,
             life,
             blocks_max,
+            bytes_max,
             batch: 0,
             tiers: std::array::from_fn(|_| TierLanes::default()),
             kin: SmallVec::new(),
@@ -308,6 +311,16 @@ impl Worker {
     /// Bound blocks.
     pub(super) fn bound(&self) -> u64 {
         self.population.iter().sum()
+    }
+
+    /// What the worker's blocks may take of the index with so many more, if none of them are others' too: what each
+    /// block takes, and what each node at which the worker is takes beside.
+    pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
+        let nodes = self.references().map(|(_, lane)| u64::from(tree.lanes.record(lane).nodes)).sum::<u64>();
+        // The last of them may be nodes of their own, each.
+        let (blocks, nodes) =
+            (self.bound() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
+        blocks * INDEX_BLOCK_BYTES + nodes * INDEX_NODE_BYTES + self.bytes()
     }
 
     pub(super) fn figures(&self) -> WorkerBlocks {

@@ -10,7 +10,9 @@ use super::{
     Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks,
 };
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
-use crate::limits::{INDEX_EVENT_SWEEP_MAX, INDEX_GARBAGE_BYTES_STRAINED, INDEX_IDLE_SHRINKS_MAX};
+use crate::limits::{
+    INDEX_EVENT_SWEEP_MAX, INDEX_GARBAGE_BYTES_STRAINED, INDEX_IDLE_SHRINKS_MAX, WORKER_BYTES_PER_BLOCK_MAX,
+};
 
 /// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
 #[derive(Debug)]
@@ -62,7 +64,8 @@ impl ShardWriter {
         };
         let slot = WorkerSlot(at as u16);
         self.lives += 1;
-        let mut worker = Box::new(Worker::new(slot, self.lives, self.limits.worker_blocks_max));
+        let bounds = (self.limits.worker_blocks_max, self.limits.worker_bytes_max);
+        let mut worker = Box::new(Worker::new(slot, self.lives, bounds));
         worker.account(&mut self.tree);
         self.workers[at] = Slot::Used(worker);
         self.tree.workers = self.workers.len();
@@ -75,10 +78,12 @@ impl ShardWriter {
         self.limits.counts_copies
     }
 
-    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`.
+    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`; more blocks than usual may take
+    /// more bytes than usual, in proportion.
     pub fn bound_worker(&mut self, slot: WorkerSlot, blocks_max: u64) {
+        let bytes_max = self.limits.worker_bytes_max.max(blocks_max.saturating_mul(WORKER_BYTES_PER_BLOCK_MAX));
         if let Some(worker) = self.worker_mut(slot) {
-            worker.blocks_max = blocks_max;
+            (worker.blocks_max, worker.bytes_max) = (blocks_max, bytes_max);
         }
     }
 
@@ -237,7 +242,7 @@ impl ShardWriter {
     fn empty(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         self.lives += 1;
-        let fresh = Worker::new(slot, self.lives, worker.blocks_max);
+        let fresh = Worker::new(slot, self.lives, (worker.blocks_max, worker.bytes_max));
         let mut old = std::mem::replace(&mut **worker, fresh);
         old.unaccount(&mut self.tree);
         worker.batch = old.batch;

@@ -218,6 +218,7 @@ impl Stream {
                 | Refusal::PositionBound
                 | Refusal::AliasBound
                 | Refusal::DormantBound
+                | Refusal::BytesBound
                 | Refusal::ReferenceBound),
             ) => self.bounded(refusal, now),
             // The plan gives every publisher a slot of its own writer; were it not so, nothing would be counted.

@@ -19,7 +19,14 @@ const SLOT_WAITS_MAX: usize = 10_000;
 
 /// Reasons that follow from how the index is built, which the model does not know. They come last.
 pub(crate) fn is_the_writers_own(refusal: Refusal) -> bool {
-    matches!(refusal, Refusal::DormantBound | Refusal::PositionBound | Refusal::MemoryBound | Refusal::WorkBound)
+    matches!(
+        refusal,
+        Refusal::DormantBound
+            | Refusal::PositionBound
+            | Refusal::BytesBound
+            | Refusal::MemoryBound
+            | Refusal::WorkBound
+    )
 }
 
 /// A slot for a worker. That of a removed one is free again once its blocks have been swept and no reader

@@ -277,7 +277,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "blocks",
             Value("16777216"),
             Integer { min: 1, max: limits::WORKER_BLOCKS_CEILING, set: |c, v| c.blocks_max = v },
-            "Blocks remembered of it over all tiers. Beyond it blocks are refused, which lowers trust.",
+            "Blocks remembered of it over all tiers. Beyond it, or beyond 64 bytes of memory for each (1 GiB at least), blocks are refused, which lowers trust.",
         ),
         field(
             "batched_tokens_max",

@@ -25,10 +25,6 @@ impl Head {
         self.keys
     }
 
-    pub(super) fn segments(&self) -> usize {
-        self.tables.len()
-    }
-
     /// Twice how often a segment was replaced; `None` while one is being replaced. Load it before a walk and compare
     /// it after the walk.
     #[inline]
@@ -57,7 +53,7 @@ impl Head {
     /// # Safety
     ///
     /// As [`segment`](Self::segment).
-    #[cfg(test)]
+    #[cfg(all(test, kvrouted_loom))]
     pub(in crate::index) unsafe fn table(&self) -> &Table {
         // SAFETY: the caller's, word for word.
         unsafe { self.segment(0) }

@@ -4,7 +4,7 @@ use super::vllm::Batch;
 use super::{C, Options, R, Rig, chain};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier};
 use crate::index::{self, ShardLimits, StoreBlocks};
-use crate::limits::SHARD_MEMORY_BYTES_MIN;
+use crate::limits::{INDEX_EVENT_MOVES_MAX, SHARD_MEMORY_BYTES_MIN};
 use crate::trust::TrustLevel;
 
 /// Room for some hundreds of small chains.
@@ -57,5 +57,24 @@ fn a_full_space_refuses_what_is_new_and_lowers_trust_until_a_clear() {
     assert_eq!((rig.device(&[1, 2, 3]), rig.count(C::StoresMemoryBound)), (3, 1), "there is room again");
     rig.send(3, &Batch::new(3).cleared().stored(None, &[11], &[1]));
     rig.expect(TrustLevel::Exact, &[], 3);
+    assert_eq!(rig.device(&[1]), 1);
+}
+
+#[test]
+fn a_worker_of_which_one_event_would_move_too_much_is_emptied_and_says_so_until_a_clear() {
+    let mut rig = Rig::new(&Options::default());
+    rig.send(0, &chain(0));
+    let below = 14..14 + INDEX_EVENT_MOVES_MAX as u64 + 1000;
+    let (hashes, contents): (Vec<u64>, Vec<u32>) = below.map(|hash| (hash, hash as u32 - 10)).unzip();
+    rig.send(1, &Batch::new(1).stored(Some(13), &hashes, &contents));
+    assert_eq!(rig.device(&[1, 2, 3, 4, 5, 6]), 6);
+    // The place of the first block becomes another's, and what hangs below the first would have to go.
+    rig.send(2, &Batch::new(2).removed(&[11]).stored(None, &[9], &[1]));
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 2);
+    assert_eq!((rig.count(C::StoresBounded), rig.count(C::Emptied), rig.device(&[1, 2, 3])), (1, 1, 0));
+    rig.send(3, &Batch::new(3).stored(None, &[9], &[1]));
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 3);
+    rig.send(4, &Batch::new(4).cleared().stored(None, &[11], &[1]));
+    rig.expect(TrustLevel::Exact, &[], 4);
     assert_eq!(rig.device(&[1]), 1);
 }

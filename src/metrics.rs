@@ -109,6 +109,7 @@ counters! {
         Dumps = "dumps", "Dumps of the worker that reached their end.";
         Loads = "loads", "Dumps loaded into the worker to their end.";
         Resets = "resets", "Times the worker was emptied because somebody asked for it.";
+        Rebuilds = "rebuilds", "Times the worker was emptied because the thread that takes its events in panicked.";
     }
 }
 

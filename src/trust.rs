@@ -144,6 +144,8 @@ reasons! {
     OffloadUnbound(27) = "offload_unbound", TrustLevel::LowerBound, Harm::Note, "none needed: it ends when the engine loads or drops those blocks; start kvrouted, or a relay, before the engine to have none";
     /// Part of what is held below device memory is not known: a clear did not say whether it went, or its store says too little.
     LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "none needed where device memory is what counts; otherwise restart the engine after kvrouted: a clear of its prefix cache does not speak of a connector's tiers";
+    /// The thread that takes its events in panicked; its shard of the index was discarded and is built anew.
+    IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic that the log has; a worker whose events make the thread panic again and again is left out: change its endpoint, or remove it and add it again";
 }
 
 /// A set of [`TrustReason`]s.

@@ -7,14 +7,14 @@
 //! | (at first) | joining | |
 //! | no event source | no_events | joining |
 //! | joined, or restarted, at sequence 0 | | everything but no_events and isolation_unknown; a relay's word |
-//! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed |
+//! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed, ingest_failed |
 //! | restarted at a later sequence | joined_late | what a restart at 0 takes away |
 //! | restarted, and nothing of it is known yet | joining | the same |
 //! | asked from 0 on, the publisher has sent nothing | | the same |
-//! | gap | gap | recovering, disconnected, silent, misframed |
+//! | gap | gap | recovering, disconnected, silent, misframed, ingest_failed |
 //! | disconnected | disconnected | joining, silent, misframed |
 //! | lost batches are fetched again | recovering | |
-//! | none is missing any more, or none was ever sent | (joining, where none was ever sent) | recovering, disconnected, silent, misframed |
+//! | none is missing any more, or none was ever sent | (joining, where none was ever sent) | recovering, disconnected, silent, misframed, ingest_failed |
 //! | a message without the frames of a batch | misframed | |
 //! | batch in its place: nothing is missing before it | | silent, misframed |
 //! | batch seen before | | silent |
@@ -31,6 +31,7 @@
 //! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
 //! | emptied because somebody asked for it | joined_late | |
+//! | emptied because its ingest thread panicked | ingest_failed | |
 //! | somebody says that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device | | clear_awaited |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound |
@@ -99,6 +100,8 @@ pub enum TrustInput {
     ClearTold,
     /// The engine says that it has cleared its device cache.
     ClearPublished,
+    /// The thread that took its events in panicked, and the worker was emptied.
+    IngestFailed,
 }
 
 /// What a batch or one of its events can show that lowers trust.
@@ -169,11 +172,21 @@ impl Finding {
 /// Reasons that only the record or the wire's format can take away.
 const LASTING: [TrustReason; 2] = [TrustReason::NoEvents, TrustReason::IsolationUnknown];
 /// Reasons that any batch of a connection takes away.
-const UNTIL_A_BATCH: [TrustReason; 4] =
-    [TrustReason::Joining, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
+const UNTIL_A_BATCH: [TrustReason; 5] = [
+    TrustReason::Joining,
+    TrustReason::Disconnected,
+    TrustReason::Silent,
+    TrustReason::Misframed,
+    TrustReason::IngestFailed,
+];
 /// Reasons that are moot once nothing is missing, or what is missing is given up.
-const UNTIL_WHOLE: [TrustReason; 4] =
-    [TrustReason::Recovering, TrustReason::Disconnected, TrustReason::Silent, TrustReason::Misframed];
+const UNTIL_WHOLE: [TrustReason; 5] = [
+    TrustReason::Recovering,
+    TrustReason::Disconnected,
+    TrustReason::Silent,
+    TrustReason::Misframed,
+    TrustReason::IngestFailed,
+];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
 const UNTIL_CLEARED: [TrustReason; 11] = [
     TrustReason::JoinedLate,
@@ -283,6 +296,7 @@ impl WorkerTrust {
             TrustInput::Reset => self.reasons.insert(TrustReason::JoinedLate),
             TrustInput::ClearTold => self.reasons.insert(TrustReason::ClearAwaited),
             TrustInput::ClearPublished => self.take(&[TrustReason::ClearAwaited]),
+            TrustInput::IngestFailed => self.reasons.insert(TrustReason::IngestFailed),
         }
     }
 

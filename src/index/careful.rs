@@ -90,6 +90,8 @@ impl Worker {
         let mut outcome = StoreOutcome { stored: blocks, ..StoreOutcome::default() };
         let mut parent = store.parent;
         for (name, local) in store.hashes.iter().zip(store.locals) {
+            #[cfg(test)]
+            super::mishap::at_block(*name);
             let binding = Binding { parent, local: *local, seed: store.seed };
             let (already, waits) = self.store_block(tree, goal, *name, binding);
             outcome.already += u32::from(already);

@@ -26,9 +26,9 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(epoch: u64) -> Self {
         let lanes = Box::into_raw(Box::new(LaneTable::default()));
-        Self { structure: AtomicU64::new(0), lanes: AtomicPtr::new(lanes), epoch: AtomicU64::new(0) }
+        Self { structure: AtomicU64::new(0), lanes: AtomicPtr::new(lanes), epoch: AtomicU64::new(epoch) }
     }
 
     /// The writer begins something that must be seen as a whole.

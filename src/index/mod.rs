@@ -38,6 +38,9 @@
 //!   states. That takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that
 //!   the query walks, or one change of many parts whose writer was stopped in the middle.
 //!
+//! Where a writer's thread panics, its index is not repaired: an empty one takes its place under the readers, and
+//! `sight` says what they can see of that.
+//!
 //! "Exact" means exact over 64-bit local hashes.
 //!
 //! # How it is stored
@@ -80,8 +83,6 @@
 //! the middle of what they touched walks again. The memory orderings are argued in `header`, `table`,
 //! `head` and `reclaim`, each with its partners, and run under a model checker by the tests of `index::loom`.
 
-#![expect(unsafe_code, reason = "a shard's garbage and its tables have one reclaimer")]
-
 mod arena;
 mod bits;
 mod careful;
@@ -99,6 +100,8 @@ mod lanes;
 mod layer;
 #[cfg(all(test, kvrouted_loom))]
 mod loom;
+#[cfg(test)]
+pub(crate) mod mishap;
 mod more;
 mod names;
 mod node;
@@ -111,6 +114,7 @@ mod reclaim;
 mod record;
 mod remove;
 mod shrink;
+mod sight;
 mod slots;
 mod split;
 mod store;
@@ -134,6 +138,7 @@ pub use writer::ShardWriter;
 
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier};
 use crate::limits;
+use std::sync::Arc;
 
 /// What bounds one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,11 +203,10 @@ pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
 /// them all at once.
 #[must_use]
 pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
-    let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret);
-    // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
-    let table = unsafe { table::TableView::new(tree.table.head().clone(), reclaimer.clone()) };
-    let reader = ShardReader::new(id, tree.head.clone(), table, tree.arena.view(), reclaimer.reader());
-    (ShardWriter::new(limits, tree), reader)
+    let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret, 0);
+    let place = Arc::new(sight::Place::new(tree.sight(reclaimer), reclaimer.clone()));
+    let reader = ShardReader::new(id, Arc::clone(&place), reclaimer.reader());
+    (ShardWriter::new(limits, tree, place, reclaimer.clone()), reader)
 }
 
 /// Does something while somebody is inside, as a lookup that takes that long would be.

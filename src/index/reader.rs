@@ -1,11 +1,12 @@
 //! The read half: what a serving core asks.
 
-use super::arena::ArenaView;
+#![expect(unsafe_code, reason = "the lanes are replaced behind a pointer")]
+
 use super::head::Head;
 use super::lanes::Lane;
 use super::reclaim::{Guard, Reader};
+use super::sight::Place;
 use super::sync::{Ordering, fence, spin};
-use super::table::TableView;
 use super::walk::{View, Walk};
 use super::words;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
@@ -16,9 +17,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct ShardReader {
     id: ShardId,
-    head: Arc<Head>,
-    table: TableView,
-    arena: ArenaView,
+    place: Arc<Place>,
     reader: Reader,
 }
 
@@ -26,8 +25,8 @@ pub struct ShardReader {
 const TORN_SPINS_MAX: u32 = 256;
 
 impl ShardReader {
-    pub(super) const fn new(id: ShardId, head: Arc<Head>, table: TableView, arena: ArenaView, reader: Reader) -> Self {
-        Self { id, head, table, arena, reader }
+    pub(super) const fn new(id: ShardId, place: Arc<Place>, reader: Reader) -> Self {
+        Self { id, place, reader }
     }
 
     /// The shard that is read.
@@ -41,31 +40,33 @@ impl ShardReader {
     fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
         let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
         let guard = own.as_ref().unwrap_or(guard);
-        let epoch = self.head.epoch();
+        let epoch = self.place.load(guard).head.epoch();
         for attempt in 0..=LOOKUP_TRIES_MAX {
             let last = attempt == LOOKUP_TRIES_MAX;
-            let structure = match self.settled() {
+            // Anew for each try: another index may have taken the place of one that is never whole again.
+            let sight = self.place.load(guard);
+            let structure = match settled(&sight.head) {
                 Some(structure) => structure,
                 None if last => 0,
                 None => continue,
             };
-            let generation = match self.table.generation() {
+            let generation = match sight.table.generation() {
                 Some(generation) => generation,
                 None if last => 0,
                 None => continue,
             };
-            let table = self.table.load(guard);
+            let table = sight.table.load(guard);
             // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
-            let lanes = unsafe { self.head.lanes() };
-            let view = View { table, arena: &self.arena, lanes };
+            let lanes = unsafe { sight.head.lanes() };
+            let view = View { table, arena: &sight.arena, lanes };
             let whole = walk.run(&view, locals, out);
             // Orders every load of the walk before the loads below: what they would have seen of a change, the
             // version or the word that announces it would be seen here.
             fence(Ordering::Acquire);
             let unchanged = whole
                 && walk.is_unchanged(table)
-                && self.head.is_still(structure)
-                && self.table.generation() == Some(generation);
+                && sight.head.is_still(structure)
+                && sight.table.generation() == Some(generation);
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }
@@ -86,26 +87,28 @@ impl ShardReader {
         guard: &'a super::reclaim::Guard<'_>,
         lanes: &'a super::lanes::LaneTable,
     ) -> View<'a> {
-        View { table: self.table.load(guard), arena: &self.arena, lanes }
+        let sight = self.place.load(guard);
+        View { table: sight.table.load(guard), arena: &sight.arena, lanes }
     }
 
     /// The lanes of the moment; nothing may change meanwhile.
     #[cfg(test)]
     pub(super) fn lanes_now(&self) -> super::lanes::LaneTable {
+        let guard = self.reader.enter();
         // SAFETY: tests that ask for it change nothing while this call lasts.
-        unsafe { self.head.lanes() }.clone()
+        unsafe { self.place.load(&guard).head.lanes() }.clone()
     }
+}
 
-    /// What to compare later, once no change of many parts is under way; `None` if that takes too long.
-    fn settled(&self) -> Option<u64> {
-        for _ in 0..TORN_SPINS_MAX {
-            if let Some(structure) = self.head.structure() {
-                return Some(structure);
-            }
-            spin();
+/// What to compare later, once no change of many parts is under way; `None` if that takes too long.
+fn settled(head: &Head) -> Option<u64> {
+    for _ in 0..TORN_SPINS_MAX {
+        if let Some(structure) = head.structure() {
+            return Some(structure);
         }
-        None
+        spin();
     }
+    None
 }
 
 /// A reader of every shard of a space.

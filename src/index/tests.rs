@@ -292,6 +292,104 @@ fn a_lookup_takes_steps_in_proportion_to_its_blocks_where_they_have_second_names
     }
 }
 
+/// What panics on purpose leave behind: a torn shard, and a header with an odd version.
+const MISHAPS: [(EngineHash, LocalHash); 2] =
+    [(super::mishap::TORN, LocalHash(1)), (EngineHash(77), super::mishap::ODD)];
+
+#[test]
+fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_readers() {
+    for (at, (name, content)) in MISHAPS.into_iter().enumerate() {
+        let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+        let slots: Vec<WorkerSlot> = (0..3).map(|_| writer.add_worker().expect("room")).collect();
+        writer.bound_worker(slots[1], 2);
+        for slot in &slots {
+            store(&mut writer, *slot, None, &[1, 2], &[1, 2]);
+        }
+        store(&mut writer, slots[0], None, &[5], &[content.0 ^ 1]);
+        writer.publish();
+        let readers = super::IndexReader::new(vec![reader.clone()]);
+        let mut depths = super::Depths::new();
+        let before = readers.lookup(&[LocalHash(1), LocalHash(2)], &mut depths);
+        assert!(!before.contended && depths.device(ShardId(0), slots[2]) == 2);
+        // A second name for a content is told the careful way; a second worker's node is written again.
+        let stored = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            store(&mut writer, slots[0], None, &[name.0], &[content.0]);
+            store(&mut writer, slots[2], None, &[name.0], &[content.0]);
+        }));
+        assert!(stored.is_err(), "mishap {at}");
+        // Nobody waits for ever, and what cannot be told is said to be so.
+        let torn = readers.lookup(&[content, LocalHash(2)], &mut depths);
+        assert!(torn.contended, "mishap {at}");
+
+        // Somebody is inside all the while, and reads what was.
+        let inside = reader.enter();
+        let lanes = reader.lanes_now();
+        let view = reader.view_with(&inside, &lanes);
+        assert!(writer.begin_anew(), "all of it is freed");
+        let mut out = super::reader::ShardDepths::default();
+        super::walk::Walk::default().run(&view, &[1, 2], &mut out);
+        drop(inside);
+        writer.reclaim();
+
+        for locals in [[LocalHash(1), LocalHash(2)], [content, LocalHash(2)]] {
+            let anew = readers.lookup(&locals, &mut depths);
+            assert!(!anew.contended && anew.epoch > before.epoch, "mishap {at}: the epoch goes on");
+            assert!(slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 0), "mishap {at}");
+        }
+        writer.check(true);
+        assert_eq!(
+            store(&mut writer, slots[1], None, &[1, 2, 3], &[1, 2, 3]).refused,
+            Some(super::Refusal::CapacityBound)
+        );
+        for slot in &slots {
+            assert_eq!(store(&mut writer, *slot, None, &[1, 2], &[1, 2]).stored, 2);
+        }
+        writer.publish();
+        let after = readers.lookup(&[LocalHash(1), LocalHash(2)], &mut depths);
+        assert!(!after.contended && slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 2));
+        assert_eq!(writer.add_worker(), Some(WorkerSlot(3)), "slots are kept");
+        writer.check(true);
+    }
+}
+
+#[test]
+fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_again_and_again() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let slots: Vec<WorkerSlot> = (0..3).map(|_| writer.add_worker().expect("room")).collect();
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let readers = super::IndexReader::new(vec![reader.clone()]);
+            let (ends, slots) = (&ends, &slots);
+            scope.spawn(move || {
+                let (mut depths, mut epoch) = (super::Depths::new(), 0);
+                // Relaxed: nothing else hangs on it.
+                while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                    let lookup = readers.lookup(&[LocalHash(1), LocalHash(2), LocalHash(3)], &mut depths);
+                    assert!(lookup.epoch >= epoch);
+                    epoch = lookup.epoch;
+                    if !lookup.contended {
+                        assert!(depths.device(ShardId(0), slots[0]) <= 2, "what was never stored is not counted");
+                    }
+                }
+            });
+        }
+        for _ in 0..50 {
+            for slot in &slots {
+                store(&mut writer, *slot, None, &[1, 2], &[1, 2]);
+                writer.publish();
+            }
+            let mishap = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                store(&mut writer, slots[0], Some(2), &[3, super::mishap::TORN.0, 3], &[3, 4, 5]);
+                store(&mut writer, slots[0], None, &[super::mishap::TORN.0], &[1]);
+            }));
+            assert!(mishap.is_err() && writer.begin_anew());
+        }
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    writer.check(true);
+}
+
 #[test]
 fn references_end_before_they_overflow() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());

@@ -3,7 +3,10 @@
 //! Every change of a node ends with its header being published; until then readers see the node as it was.
 //! What a change means for readers is said where the change is made.
 
-#![expect(unsafe_code, reason = "records beside headers are boxes that headers have the addresses of")]
+#![expect(
+    unsafe_code,
+    reason = "records beside headers are boxes that headers have the addresses of, and a table's garbage has one reclaimer"
+)]
 
 use super::arena::{Arena, CHUNK_WORDS};
 use super::cover::Entry;
@@ -14,8 +17,9 @@ use super::more::{More, encode};
 use super::node::{Column, Extent, GRANULE_WORDS, NodeId, Place};
 use super::nodes::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
+use super::sight::Sight;
 use super::slots::SlotMap;
-use super::table::{Retired, SEGMENT_BITS, TableWriter};
+use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;
 use hashbrown::HashMap;
@@ -31,6 +35,7 @@ pub(super) enum Waste {
     More(#[expect(dead_code, reason = "dropped after the grace period")] Box<More>),
     Lanes(#[expect(dead_code, reason = "dropped after the grace period")] Box<LaneTable>),
     Table(#[expect(dead_code, reason = "dropped after the grace period")] Retired),
+    Sight(#[expect(dead_code, reason = "dropped after the grace period")] Box<Sight>),
 }
 
 /// The tree of one shard, and everything it is made of.
@@ -69,7 +74,8 @@ const TOUCHED_KEPT: usize = 1024;
 pub(super) const AHEAD: usize = 16;
 
 impl Tree {
-    pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64) -> Self {
+    /// An empty tree; `epoch` is how many batches had ended before it.
+    pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
         Self {
             arena: Arena::new(),
             slots: SlotMap::new(secret),
@@ -83,11 +89,18 @@ impl Tree {
             touched: Vec::new(),
             unswept: Vec::new(),
             sweeping: false,
-            head: Arc::new(Head::new()),
+            head: Arc::new(Head::new(epoch)),
             workers: 0,
             workers_bytes: 0,
             placed: 0,
         }
+    }
+
+    /// What readers of this tree hold.
+    pub(super) fn sight(&self, reclaimer: &Reclaimer) -> Sight {
+        // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
+        let table = unsafe { TableView::new(self.table.head().clone(), reclaimer.clone()) };
+        Sight { head: Arc::clone(&self.head), table, arena: self.arena.view() }
     }
 
     /// Shows readers the lanes as they are.
@@ -294,6 +307,8 @@ impl Tree {
         }
         let line = self.line(id).expect("a node has a header");
         self.nodes[id].line = line as u32;
+        #[cfg(test)]
+        super::mishap::at_line(self.nodes[id].first, || self.table.open(line));
         let header = self.header(id);
         self.table.update(line, &header);
     }

@@ -2,9 +2,11 @@
 
 use super::lanes::{Lane, LaneState};
 use super::layer::Layer;
+use super::reclaim::Reclaimer;
 use super::remove::Removal;
+use super::sight::{Place, Sight};
 use super::sweep::Pass;
-use super::tree::Tree;
+use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{
     Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks,
@@ -13,6 +15,8 @@ use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use crate::limits::{
     INDEX_EVENT_SWEEP_MAX, INDEX_GARBAGE_BYTES_STRAINED, INDEX_IDLE_SHRINKS_MAX, WORKER_BYTES_PER_BLOCK_MAX,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
 #[derive(Debug)]
@@ -27,6 +31,9 @@ pub struct ShardWriter {
     /// Workers of which blocks wait for places that there are.
     homeward: Vec<WorkerSlot>,
     removal: Removal,
+    /// Where readers find the tree.
+    place: Arc<Place>,
+    reclaimer: Reclaimer,
 }
 
 #[derive(Debug)]
@@ -38,17 +45,59 @@ enum Slot {
 }
 
 impl ShardWriter {
-    pub(super) const fn new(limits: ShardLimits, tree: Tree) -> Self {
+    pub(super) fn new(limits: ShardLimits, tree: Tree, place: Arc<Place>, reclaimer: Reclaimer) -> Self {
+        let (workers, leaving) = (Vec::new(), Vec::new());
+        let homeward = Vec::new();
         Self {
             limits,
             tree,
-            workers: Vec::new(),
+            workers,
             lives: 0,
             pass: None,
-            leaving: Vec::new(),
-            homeward: Vec::new(),
+            leaving,
+            homeward,
             removal: Removal::EMPTY,
+            place,
+            reclaimer,
         }
+    }
+
+    /// Begins with an empty index in place of this one, whatever state a panic left that in. Workers keep their slots and
+    /// bounds and hold nothing; readers see the empty index from their next try on. Slots whose worker was being swept
+    /// out are free.
+    ///
+    /// Of the old index only what no event changes in steps is looked at: bounds, slots, and the epoch. Answers whether
+    /// all of its memory could be let go of.
+    pub fn begin_anew(&mut self) -> bool {
+        let ShardLimits { node_blocks_max, secret, .. } = self.limits;
+        let mut tree = Tree::new(&self.reclaimer, node_blocks_max, secret, self.tree.head.epoch() + 1);
+        let mut workers = Vec::with_capacity(self.workers.len());
+        for (at, slot) in self.workers.iter().enumerate() {
+            workers.push(match slot {
+                Slot::Used(worker) => {
+                    self.lives += 1;
+                    let mut fresh =
+                        Box::new(Worker::new(WorkerSlot(at as u16), self.lives, (worker.blocks_max, worker.bytes_max)));
+                    fresh.account(&mut tree);
+                    Slot::Used(fresh)
+                }
+                Slot::Free | Slot::Leaving => Slot::Free,
+            });
+        }
+        tree.workers = workers.len();
+        // Readers first: what the old tree lets go of may still be named by its headers.
+        let sight = self.place.replace(tree.sight(&self.reclaimer));
+        tree.garbage.push(Waste::Sight(sight), size_of::<Sight>() as u64);
+        let old = (
+            std::mem::replace(&mut self.tree, tree),
+            std::mem::replace(&mut self.workers, workers),
+            std::mem::replace(&mut self.removal, Removal::EMPTY),
+        );
+        (self.pass, self.leaving, self.homeward) = (None, Vec::new(), Vec::new());
+        // What cannot be let go of, because the panic left it inconsistent, is leaked.
+        let is_freed = catch_unwind(AssertUnwindSafe(|| drop(old))).is_ok();
+        self.tree.reclaim(true);
+        is_freed
     }
 
     /// A slot for one more worker, the lowest that is free; `None` when the shard is full. The slot of a

@@ -6,6 +6,7 @@
 
 mod choke;
 mod member;
+mod rebuild;
 mod replays;
 mod roll;
 mod transfers;
@@ -17,10 +18,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mio::{Events, Poll, Registry, Token, Waker};
 
 use crossbeam::queue::ArrayQueue;
+use tokio::sync::oneshot;
 
 use super::inbox::{Inbox, RefusedPublisher, system};
 use super::link::{Link, LinkChange, move_state};
 use super::republish::Republisher;
+use super::roll::Admitted;
 use super::stream::{Home, Now, Scratch};
 use super::subscription::Subscription;
 use super::{IngestConfig, Publisher, ShardPlan};
@@ -37,6 +40,7 @@ use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 
 use member::Member;
+use rebuild::Panics;
 use replays::Replays;
 use roll::Leaving;
 use transfers::Transfers;
@@ -66,6 +70,17 @@ pub(super) struct Shard {
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
+    /// Every publisher that is to be heard, as it was named last: what the sockets are opened from again.
+    plans: Vec<Publisher>,
+    /// Whose events or sockets are being handled.
+    hand: Option<WorkerIndex>,
+    /// Who is to be told what comes of the admission (`true`) or amendment that is being made.
+    answering: Option<(WorkerIndex, bool, oneshot::Sender<Result<Admitted>>)>,
+    panics: Panics,
+    /// When the sockets are opened again that a panic closed.
+    reopen_at_ms: Option<u64>,
+    /// Whether what it holds is said once more, by a relay.
+    republishes: bool,
 }
 
 impl Shard {
@@ -98,15 +113,31 @@ impl Shard {
             leaving: Leaving::default(),
             fleet,
             changes: Vec::new(),
+            plans: publishers.clone(),
+            hand: None,
+            answering: None,
+            panics: Panics::default(),
+            reopen_at_ms: None,
+            republishes: false,
         };
         let mut refused = Vec::new();
         for publisher in &publishers {
-            if let Err(error) = this.admit(publisher) {
+            if let Err(error) = this.admit(publisher, None) {
                 tracing::error!(worker = %publisher.worker, %error, "worker refused: its events cannot be received");
+                this.plans.retain(|other| other.index != publisher.index);
                 refused.push(RefusedPublisher { worker: publisher.worker, error });
             }
         }
         Ok((this, refused))
+    }
+
+    /// Logical CPU to run on.
+    pub(super) const fn core(&self) -> Option<usize> {
+        self.config.core
+    }
+
+    pub(super) const fn id(&self) -> ShardId {
+        self.id
     }
 
     pub(super) fn inbox(&self) -> Arc<Inbox> {
@@ -116,6 +147,7 @@ impl Shard {
     /// Says what is done to its only worker.
     pub(super) fn republish(&mut self, republisher: Republisher) {
         let now = self.clock.now();
+        self.republishes = true;
         if let Some(member) = self.members.first_mut() {
             member.stream.republish(republisher, &self.homes[member.home], now);
         }
@@ -142,6 +174,7 @@ impl Shard {
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
+            self.hand = None;
             self.see_off();
             let now = self.clock.now();
             if !self.transfers.come_first() {
@@ -154,6 +187,7 @@ impl Shard {
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
             self.ask_replays(now);
+            self.hand = None;
             self.tell_fleet();
             unswept = false;
             for home in &mut self.homes {
@@ -193,17 +227,20 @@ impl Shard {
                 continue;
             }
             let home = &mut self.homes[member.home];
+            self.hand = Some(member.index);
             if !member.turn(home, scratch, &mut self.changes, now) {
                 self.enqueue(at);
             }
             self.receive_replays();
             self.replays.look |= self.members[at].stream.wants_replay(now).is_some();
             self.close_replay(at);
+            self.hand = None;
         }
     }
 
     fn tick(&mut self, now: Now) {
         for member in &mut self.members {
+            self.hand = Some(member.index);
             if let Some(change) = member.link.tick(now.uptime_ms, self.config.down_after_ms) {
                 member.say(change);
                 self.changes.push((member.index, change));
@@ -219,6 +256,8 @@ impl Shard {
             }
             self.see_overdue(at, now);
         }
+        self.hand = None;
+        self.see_reopening(now);
         self.replays.look = true;
     }
 

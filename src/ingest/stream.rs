@@ -145,7 +145,15 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn new(publisher: &Publisher, now: Now) -> Self {
-        let trust = WorkerTrust::new(now.unix_ms);
+        Self::begun_with(publisher, None, now)
+    }
+
+    /// A stream whose trust begins with an input, which readers see from the first.
+    pub(super) fn begun_with(publisher: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
+        let mut trust = WorkerTrust::new(now.unix_ms);
+        if let Some(input) = input {
+            trust.apply(input, now.unix_ms);
+        }
         let shown = trust.trust();
         publisher.view.trust.store(shown);
         Self {

@@ -25,7 +25,7 @@ pub(super) fn signs(facts: &Facts) -> Vec<Sign> {
 }
 
 /// Reasons by which a worker's blocks are rightly not found.
-const EXPLAINED: [TrustReason; 7] = [
+const EXPLAINED: [TrustReason; 8] = [
     TrustReason::Joining,
     TrustReason::Disconnected,
     TrustReason::Undecodable,
@@ -33,6 +33,7 @@ const EXPLAINED: [TrustReason; 7] = [
     TrustReason::Hybrid,
     TrustReason::Recovering,
     TrustReason::UnchainedHashes,
+    TrustReason::IngestFailed,
 ];
 
 /// Prompts never match what workers hold.

@@ -13,7 +13,7 @@ use crate::metrics::{CounterName, RouteCounter, WorkerCounter as C};
 use crate::trust::{TrustLevel, TrustReason};
 
 /// Every rule about one worker but that of foreign hashes, which looks at a whole space.
-const RULES: [fn(&WorkerFacts) -> Option<Sign>; 10] = [
+const RULES: [fn(&WorkerFacts) -> Option<Sign>; 11] = [
     unreachable,
     unbounded,
     refused,
@@ -24,6 +24,7 @@ const RULES: [fn(&WorkerFacts) -> Option<Sign>; 10] = [
     messages_wait,
     replay_silent,
     recovery_fails,
+    ingest_panicked,
 ];
 
 /// Everything that is wrong with one worker.
@@ -129,6 +130,13 @@ fn recovery_fails(worker: &WorkerFacts) -> Option<Sign> {
     is_told.then(|| sign(Symptom::RecoveryFails, worker, C::ReplaysUnfillable, failed)).flatten()
 }
 
+fn ingest_panicked(worker: &WorkerFacts) -> Option<Sign> {
+    let rebuilds = worker.recent.get(C::Rebuilds);
+    // While it lasts, the reason of its trust says it.
+    let is_over = rebuilds > 0 && !worker.trust.reasons.contains(TrustReason::IngestFailed);
+    is_over.then(|| sign(Symptom::IngestPanicked, worker, C::Rebuilds, rebuilds)).flatten()
+}
+
 /// A reason of its trust, with what is known beside it.
 fn because(worker: &WorkerFacts, space: Option<&SpaceFacts>, reason: TrustReason) -> Sign {
     let sign = Sign::new(Cause::Reason(reason), Some(worker.worker));
@@ -222,6 +230,7 @@ const fn counter_of(reason: TrustReason) -> Option<C> {
         TrustReason::UnchainedHashes => C::StoresUnchained,
         TrustReason::OffloadUnbound => C::BlocksUnresolved,
         TrustReason::LowerTiersUnknown => C::EventsNeverRemoved,
+        TrustReason::IngestFailed => C::Rebuilds,
         _ => return None,
     })
 }

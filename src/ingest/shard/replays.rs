@@ -45,6 +45,7 @@ impl Shard {
         // Only a worker with a replay endpoint is asked.
         let Some(endpoint) = member.replay_endpoint.clone() else { return };
         let Some(from) = member.stream.ask_replay(now) else { return };
+        self.hand = Some(member.index);
         match ReplayClient::ask(&endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
                 tracing::debug!(worker = %member.stream.worker, %endpoint, %from, "replay asked for");

@@ -23,12 +23,28 @@ impl Shard {
     pub(super) fn call_roll(&mut self, roll: Roll, now: Now) {
         // Whoever asked may have gone: what was asked for is done all the same.
         match roll {
-            Roll::Admit(admission, answer) => drop(answer.send(self.come(admission))),
-            Roll::Amend(amendment, answer) => drop(answer.send(self.change(amendment, now))),
-            Roll::Depart(departure, answer) => {
-                self.go(departure.index, now);
-                self.leaving.push((departure, answer));
+            Roll::Admit(admission, answer) => {
+                self.answering = Some((admission.record.index, true, answer));
+                let done = self.come(admission);
+                self.answer(done);
             }
+            Roll::Amend(amendment, answer) => {
+                self.answering = Some((amendment.record.index, false, answer));
+                let done = self.change(amendment, now);
+                self.answer(done);
+            }
+            Roll::Depart(departure, answer) => {
+                // First: whatever becomes of the rest, the worker has left.
+                self.leaving.push((departure, answer));
+                self.go(departure.index, now);
+            }
+        }
+    }
+
+    fn answer(&mut self, done: Result<Admitted>) {
+        if let Some((_, _, answer)) = self.answering.take() {
+            // Whoever asked may have gone.
+            let _ = answer.send(done);
         }
     }
 
@@ -51,7 +67,11 @@ impl Shard {
         let publisher = Publisher { slot, ..publisher };
         self.homes[home].take_in(&publisher, self.config.shards);
         let at = self.members.len();
-        let unheard = self.admit(&publisher).err();
+        self.plans.push(publisher.clone());
+        let unheard = self.admit(&publisher, None).err();
+        if unheard.is_some() {
+            self.plans.retain(|other| other.index != publisher.index);
+        }
         if let (Some(load), None) = (load, &unheard) {
             self.members[at].loads_first = true;
             self.wait_for_load(load);
@@ -64,6 +84,14 @@ impl Shard {
         let Amendment { mut record, blocks_max, restream } = amendment;
         let home = self.home_of(record.space)?;
         self.homes[home].writer.bound_worker(record.slot, blocks_max);
+        let is_open = self.member_of(record.index).is_some();
+        if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == record.index) {
+            plan.capacity_blocks = record.capacity_blocks;
+            // One that waits to be opened again is opened where it is now.
+            if let Some(source) = record.events.as_ref().filter(|_| restream && !is_open) {
+                plan.source.clone_from(source);
+            }
+        }
         let mut unheard = None;
         if let Some(at) = self.member_of(record.index) {
             self.members[at].stream.set_capacity(record.capacity_blocks);
@@ -92,6 +120,7 @@ impl Shard {
 
     /// Subscribes to another publisher for the same worker.
     fn restream(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
+        self.hand = Some(self.members[at].index);
         let opened = self.subscribe(source, at, now);
         let member = &mut self.members[at];
         member.redirect(source.replay.as_ref(), &mut self.homes[member.home], &mut self.scratch, now);
@@ -99,6 +128,10 @@ impl Shard {
         let member = &mut self.members[at];
         match opened {
             Ok(subscription) => {
+                self.panics.forgive(member.index);
+                if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == member.index) {
+                    plan.source.clone_from(source);
+                }
                 member.subscription = subscription;
                 member.endpoint.clone_from(&source.endpoint);
                 member.link = Link::new(now.uptime_ms);
@@ -118,6 +151,8 @@ impl Shard {
 
     /// Closes the sockets of a worker, if it has any.
     fn go(&mut self, index: WorkerIndex, now: Now) {
+        self.plans.retain(|plan| plan.index != index);
+        self.panics.forgive(index);
         if let Some(at) = self.member_of(index) {
             self.dismiss(at, now);
         }
@@ -126,6 +161,7 @@ impl Shard {
     /// Takes a member out. The last one moves to its place and is waited for under that number.
     fn dismiss(&mut self, at: usize, now: Now) {
         let mut member = self.members.swap_remove(at);
+        self.plans.retain(|plan| plan.index != member.index);
         let home = &mut self.homes[member.home];
         member.stream.break_hold(home, AbortReason::WorkerRemoved, now);
         member.stream.end(TrustInput::Disconnected, now);
@@ -184,9 +220,11 @@ impl Shard {
             .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {space}", self.id), ""))
     }
 
-    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so.
-    pub(super) fn admit(&mut self, publisher: &Publisher) -> Result<()> {
+    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so. Its trust begins with
+    /// `input`.
+    pub(super) fn admit(&mut self, publisher: &Publisher, input: Option<TrustInput>) -> Result<()> {
         let at = self.members.len();
+        self.hand = Some(publisher.index);
         let now = self.clock.now();
         let home = self.home_of(publisher.space);
         let opened = home.and_then(|home| Ok((home, self.subscribe(&publisher.source, at, now)?)));
@@ -197,7 +235,8 @@ impl Shard {
                 return Err(error);
             }
         };
-        let mut stream = Stream::new(publisher, now);
+        self.hand = None;
+        let mut stream = Stream::begun_with(publisher, input, now);
         stream.share_held_bytes(&self.replays.held_bytes);
         self.members.push(Member {
             index: publisher.index,

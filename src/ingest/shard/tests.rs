@@ -1,5 +1,6 @@
 //! What a shard makes of a connection that ends, of an index that is choked, and of time alone.
 
+mod rebuilt;
 mod transfers;
 
 use super::*;
@@ -13,11 +14,11 @@ use crate::trust::Trust;
 const DOWN_AFTER_MS: u64 = 1_000;
 
 /// A shard whose worker has the state, and whose publisher is nowhere.
-fn shard(state: WorkerState, endpoint: String) -> Shard {
+fn shard(state: WorkerState, endpoint: &str) -> Shard {
     shard_in(state, endpoint, ShardLimits::default(), &Reclaimer::new()).0
 }
 
-fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer: &Reclaimer) -> (Shard, IndexReader) {
+fn shard_in(state: WorkerState, endpoint: &str, limits: ShardLimits, reclaimer: &Reclaimer) -> (Shard, IndexReader) {
     let (mut writer, reader) = index::shard_in(ShardId(0), limits, reclaimer);
     let trust = Arc::new(TrustCell::new(Trust::default()));
     let publisher = Publisher {
@@ -61,7 +62,7 @@ fn shard_in(state: WorkerState, endpoint: String, limits: ShardLimits, reclaimer
 /// The worker's state once its connection ended while its link was so, just before and just after the time is up.
 fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut shard = shard(state, format!("ipc://{}/nobody", folder.path().display()));
+    let mut shard = shard(state, &format!("ipc://{}/nobody", folder.path().display()));
     let was_up = link == Link::Up;
     shard.members[0].link = link;
     shard.members[0].subscription.break_up();
@@ -96,7 +97,7 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         (REPLAY_SNAPSHOT_BYTES_MAX, 1, false),
         (REPLAY_SNAPSHOT_BYTES_MAX + 1, 1, true),
     ] {
-        let mut shard = shard(WorkerState::Ready, nobody.clone());
+        let mut shard = shard(WorkerState::Ready, &nobody);
         let home = shard.members[0].home;
         let member = &mut shard.members[0];
         member.stream.let_replay(true);
@@ -123,7 +124,7 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
 
 fn quiet_shard() -> (tempfile::TempDir, Shard) {
     let folder = tempfile::tempdir().expect("a folder");
-    let shard = shard(WorkerState::Joining, format!("ipc://{}/nobody", folder.path().display()));
+    let shard = shard(WorkerState::Joining, &format!("ipc://{}/nobody", folder.path().display()));
     (folder, shard)
 }
 
@@ -132,7 +133,7 @@ fn narrow_shard(reclaimer: &Reclaimer) -> (tempfile::TempDir, Shard, IndexReader
     let folder = tempfile::tempdir().expect("a folder");
     let endpoint = format!("ipc://{}/nobody", folder.path().display());
     let limits = ShardLimits { garbage_bytes_max: 0, ..ShardLimits::default() };
-    let (shard, reader) = shard_in(WorkerState::Joining, endpoint, limits, reclaimer);
+    let (shard, reader) = shard_in(WorkerState::Joining, &endpoint, limits, reclaimer);
     (folder, shard, reader)
 }
 

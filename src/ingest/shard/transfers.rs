@@ -154,12 +154,14 @@ impl Shard {
         };
         let member = &mut self.members[at];
         let home = &mut self.homes[member.home];
+        self.hand = Some(member.index);
         let step = match transfer {
             Transfer::Dump(sending) => sending.step(&mut member.stream, home, now),
             // What it stores is events like any other.
             Transfer::Load(_) if home.choked => Step::Waits,
             Transfer::Load(loading) => loading.step(&mut member.stream, home, now),
         };
+        self.hand = None;
         self.transfers.stands = step == Step::Waits;
         if step == Step::Over {
             let was_load = matches!(transfer, Transfer::Load(_));

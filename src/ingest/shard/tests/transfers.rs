@@ -23,10 +23,10 @@ use std::sync::Arc;
 
 /// Far beyond what anything here takes: reached only by a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
-const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
+pub(super) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 
 #[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
@@ -35,13 +35,13 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// An engine's publisher. XPUB, to know when a subscription has arrived.
-struct Engine {
+pub(super) struct Engine {
     socket: zmq::Socket,
-    endpoint: String,
+    pub(super) endpoint: String,
 }
 
 impl Engine {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
         socket.set_linger(0).expect("no linger");
         socket.set_sndhwm(0).expect("no mark");
@@ -53,11 +53,12 @@ impl Engine {
         Self { socket, endpoint }
     }
 
-    fn subscribed(&self) {
-        assert_eq!(self.socket.recv_bytes(0).expect("a subscription").first(), Some(&1));
+    pub(super) fn subscribed(&self) {
+        // One that left is told, too.
+        while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
     }
 
-    fn send(&self, seq: u64, batch: &Batch) {
+    pub(super) fn send(&self, seq: u64, batch: &Batch) {
         self.socket.send_multipart([b"".as_slice(), &seq.to_be_bytes(), &batch.payload()], 0).expect("sent");
     }
 }

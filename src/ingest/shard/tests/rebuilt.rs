@@ -1,0 +1,167 @@
+//! A thread that panics in the middle of an event: its shard is built anew, the others of the daemon go on, and nobody
+//! is believed too much meanwhile. Over real sockets.
+
+use super::transfers::{Engine, SCHEME, until};
+use super::*;
+use crate::hash;
+use crate::index::mishap;
+use crate::ingest::roll::Departure;
+use crate::ingest::tests::vllm::{self, Batch};
+use crate::ingest::{IngestHandle, spawn};
+use crate::limits::INGEST_PANICS_PER_WORKER_MAX;
+use crate::trust::TrustLevel;
+
+/// Two workers of one shard, each with an engine of its own.
+struct Pair {
+    handle: IngestHandle,
+    fleet: Arc<Fleet>,
+    reader: IndexReader,
+    publishers: Vec<Publisher>,
+    engines: [Engine; 2],
+}
+
+impl Pair {
+    fn start() -> Self {
+        let engines = [Engine::new(), Engine::new()];
+        let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
+        let publisher = |(at, engine): (usize, &Engine)| {
+            let trust = Arc::new(TrustCell::new(Trust::default()));
+            Publisher {
+                index: WorkerIndex(at as u32),
+                worker: Worker::new(at as u64, 0),
+                space: SpaceId(0),
+                slot: writer.add_worker().expect("room"),
+                source: EventSource {
+                    endpoint: engine.endpoint.parse().expect("an endpoint"),
+                    replay: None,
+                    topic: String::new(),
+                },
+                scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
+                scheme_configured: true,
+                salts_possible: false,
+                capacity_blocks: 0,
+                view: Arc::new(WorkerView::new(trust)),
+                loads: None,
+            }
+        };
+        let publishers: Vec<Publisher> = engines.iter().enumerate().map(publisher).collect();
+        let record = |publisher: &Publisher| WorkerRecord {
+            index: publisher.index,
+            worker: publisher.worker,
+            space: publisher.space,
+            name: String::from("w"),
+            shard: ShardId(0),
+            slot: publisher.slot,
+            capacity_blocks: 0,
+            batched_tokens_max: 8192,
+            device_class: DeviceClass::Gpu,
+            weight: 1.0,
+            taints: Vec::new(),
+            loras: Vec::new(),
+            state: WorkerState::Joining,
+            trust: Arc::clone(&publisher.view.trust),
+            events: Some(publisher.source.clone()),
+        };
+        let workers = publishers.iter().map(record).collect();
+        let fleet = Arc::new(Fleet::new(FleetTable { workers, ..FleetTable::default() }));
+        let writers = vec![(SpaceId(0), writer)];
+        let plan = ShardPlan { shard: ShardId(0), writers, publishers: publishers.clone() };
+        let handle = spawn(plan, IngestConfig::default(), Arc::clone(&fleet)).expect("ingest runs");
+        engines.iter().for_each(Engine::subscribed);
+        Self { handle, fleet, reader: IndexReader::new(vec![reader]), publishers, engines }
+    }
+
+    fn trust(&self, worker: usize) -> Trust {
+        self.publishers[worker].view.trust.load()
+    }
+
+    fn rebuilds(&self, worker: usize) -> u64 {
+        self.publishers[worker].view.counters.get(WorkerCounter::Rebuilds)
+    }
+
+    /// What a worker's device holds, and whether that is certain.
+    fn device(&self, worker: usize, contents: &[u32]) -> (u32, bool) {
+        let (mut locals, mut depths) = (Vec::new(), Depths::new());
+        let tokens = vllm::tokens(contents);
+        hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(&tokens), &[], &mut locals);
+        let lookup = self.reader.lookup(&locals, &mut depths);
+        (depths.of(ShardId(0), self.publishers[worker].slot).device, !lookup.contended)
+    }
+
+    /// Has the thread panic over a worker's batch, while the shard is torn.
+    fn harm(&self, worker: usize, seq: u64) {
+        // A second name of a content is stored the careful way.
+        let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[mishap::TORN.0], &[1]);
+        self.engines[worker].send(seq, &batch);
+    }
+}
+
+#[test]
+fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_left_out() {
+    let pair = Pair::start();
+    for (worker, engine) in pair.engines.iter().enumerate() {
+        engine.send(0, &Batch::new(0).stored(None, &[1, 2, 3], &[1, 2, 3]));
+        until("it is exact", || pair.trust(worker).level == TrustLevel::Exact);
+        assert_eq!(pair.device(worker, &[1, 2, 3]), (3, true));
+    }
+    for times in 1..=u64::from(INGEST_PANICS_PER_WORKER_MAX) {
+        pair.harm(1, times);
+        until("the panic is noted", || pair.rebuilds(0) == times && pair.rebuilds(1) == times);
+        // The one that is innocent is heard again, and is not believed for what it said before.
+        pair.engines[0].subscribed();
+        assert!(pair.handle.is_running());
+        let trust = pair.trust(0);
+        assert_eq!((trust.level, trust.as_of_seq), (TrustLevel::None, None));
+        assert!(trust.reasons.contains(TrustReason::IngestFailed), "{trust:?}");
+        assert_eq!(pair.device(0, &[1, 2, 3]), (0, true), "an empty index is whole");
+        pair.engines[0].send(times, &Batch::new(1).stored(None, &[1, 2], &[1, 2]));
+        until("it is heard", || pair.trust(0).as_of_seq == Some(crate::ids::EventSeq(times)));
+        let trust = pair.trust(0);
+        assert_eq!(trust.level, TrustLevel::LowerBound);
+        assert!(!trust.reasons.contains(TrustReason::IngestFailed), "{trust:?}");
+        assert_eq!(pair.device(0, &[1, 2, 3]), (2, true), "what it said since, and no more");
+        if times < u64::from(INGEST_PANICS_PER_WORKER_MAX) {
+            pair.engines[1].subscribed();
+        }
+    }
+    let left_out = pair.trust(1);
+    assert_eq!(left_out.level, TrustLevel::None);
+    assert!(left_out.reasons.contains(TrustReason::NoEvents) && left_out.reasons.contains(TrustReason::IngestFailed));
+    assert_eq!(pair.device(1, &[1]), (0, true));
+
+    // Its thread takes commands, as any.
+    pair.fleet.update(|table| table.take(WorkerIndex(1)).is_some());
+    let departure = Departure {
+        index: WorkerIndex(1),
+        space: SpaceId(0),
+        slot: pair.publishers[1].slot,
+        gone_since: pair.fleet.load().version,
+    };
+    let gone = pair.handle.depart(departure).expect("a command waits");
+    gone.blocking_recv().expect("it is gone");
+    assert!(pair.handle.stop().is_ok());
+}
+
+#[test]
+fn a_relays_shard_is_not_built_anew() {
+    let (_folder, mut shard) = quiet_shard();
+    assert!(shard.can_be_rebuilt());
+    shard.republishes = true;
+    assert!(!shard.can_be_rebuilt());
+}
+
+#[test]
+fn an_admission_that_panics_is_answered_and_its_worker_left_out() {
+    let (_folder, mut shard) = quiet_shard();
+    let (answer, mut answered) = oneshot::channel();
+    (shard.hand, shard.answering) = (Some(WorkerIndex(0)), Some((WorkerIndex(0), true, answer)));
+    shard.discard();
+    let admitted = answered.try_recv().expect("an answer").expect("it is in the table");
+    assert!(admitted.unheard.is_some_and(|error| error.to_string().contains("panicked")));
+    shard.reopen();
+    assert!(shard.members.is_empty(), "it is not opened again");
+    let (answer, mut answered) = oneshot::channel();
+    shard.answering = Some((WorkerIndex(9), true, answer));
+    shard.discard();
+    assert!(answered.try_recv().expect("an answer").is_err(), "it never came into the table");
+}

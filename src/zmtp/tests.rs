@@ -250,8 +250,6 @@ fn a_message_that_breaks_a_bound_as_it_comes_ends_its_connection() {
 
 #[test]
 fn who_does_not_speak_zmtp_or_ends_the_handshake_is_no_publisher() {
-    let mut half = publisher();
-    half.truncate(70);
     for bytes in [b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(10), [greeting().to_vec(), ready_as("PULL")].concat()] {
         let (endpoint, hostile) = says(bytes, Vec::new(), 0);
         assert_eq!(Client::subscribe(&endpoint).next(), Err(LinkEvent::HandshakeFailed));

@@ -19,7 +19,7 @@ use crate::ids::{ShardId, Worker};
 use crate::ingest::{DumpBegin, DumpPart};
 use crate::limits::SNAPSHOT_BUFFER_BYTES;
 use crate::metrics::SnapshotCounter as C;
-use crate::trust::Trust;
+use crate::trust::{Trust, TrustReason};
 
 /// Asks the shard of a worker for a dump of it.
 pub type AskDump = Box<dyn Fn(ShardId, Worker) -> Result<Receiver<DumpPart>> + Send>;
@@ -226,7 +226,8 @@ impl Writing {
             DumpPart::Begin(begin) => begin,
             other => return Err(broken_off(&other)),
         };
-        if begin.watermark.is_none() {
+        // A dump has no windows: only the engine's own replay brings a hybrid worker back as it was.
+        if begin.watermark.is_none() || begin.trust.reasons.contains(TrustReason::Hybrid) {
             return Ok(None);
         }
         let file = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, partial.file());

@@ -87,7 +87,7 @@ pub(in crate::serve) async fn serve(
             () = told(&mut ending) => break,
         };
         counters.bump(HttpCounter::Connections);
-        let router = if place.is_reserved { reserve_router.clone() } else { router.clone() };
+        let router = if place.activity.is_reserved { reserve_router.clone() } else { router.clone() };
         let connection = Connection { stream, peer, place, counters: Arc::clone(&counters), ending: ending.clone() };
         open.spawn(connection.serve(router, terms.patience));
         while let Some(ended) = open.try_join_next() {
@@ -136,7 +136,7 @@ impl Connection {
         let activity = &place.activity;
         let reader = Watched::new(stream, patience.write, Arc::clone(activity), Arc::clone(&counters));
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(patience.head).keep_alive(!place.is_reserved);
+        builder.timer(TokioTimer::new()).header_read_timeout(patience.head).keep_alive(!place.activity.is_reserved);
         builder.max_headers(HTTP_HEADERS_MAX).max_buf_size(HTTP_HEAD_BYTES_MAX);
         let router = TowerToHyperService::new(router);
         let service = service_fn(|request| answer(&router, Caller(peer), activity, request));

@@ -41,6 +41,8 @@ struct State {
 pub(super) struct Activity {
     state: Mutex<State>,
     displaced: Notify,
+    /// Whether its place is one of those that are kept for who watches the daemon.
+    pub(super) is_reserved: bool,
 }
 
 impl Default for Activity {
@@ -52,7 +54,7 @@ impl Default for Activity {
             reply_deadline: None,
             is_displaced: false,
         };
-        Self { state: Mutex::new(state), displaced: Notify::new() }
+        Self { state: Mutex::new(state), displaced: Notify::new(), is_reserved: false }
     }
 }
 
@@ -120,8 +122,6 @@ pub(super) struct Places {
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) activity: Arc<Activity>,
-    /// Whether it is one of those that are kept for who watches the daemon.
-    pub(super) is_reserved: bool,
     open: Arc<Mutex<Vec<Arc<Activity>>>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -140,20 +140,15 @@ impl Places {
 
     /// A place for a new connection. `displaced` is called for each connection that gives way to it.
     pub(super) async fn take(&self, displaced: impl Fn()) -> Place {
-        let [free, reserve] = [&self.free, &self.reserve].map(|places| || Arc::clone(places).acquire_owned());
         loop {
             if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
                 return self.place(permit, false);
             }
-            if self.displace(Instant::now()) {
+            if let Some(is_reserved) = self.displace(Instant::now()) {
                 displaced();
-                // The connection that gives way may have had a place of either kind. The semaphores are never closed.
-                let (permit, is_reserved) = tokio::select! {
-                    biased;
-                    permit = free() => (permit, false),
-                    permit = reserve() => (permit, true),
-                };
-                if let Ok(permit) = permit {
+                let places = if is_reserved { &self.reserve } else { &self.free };
+                // The semaphores are never closed.
+                if let Ok(permit) = Arc::clone(places).acquire_owned().await {
                     return self.place(permit, is_reserved);
                 }
             }
@@ -166,19 +161,19 @@ impl Places {
     }
 
     fn place(&self, permit: OwnedSemaphorePermit, is_reserved: bool) -> Place {
-        let activity = Arc::<Activity>::default();
+        let activity = Arc::new(Activity { is_reserved, ..Activity::default() });
         self.open.lock().push(Arc::clone(&activity));
-        Place { activity, is_reserved, open: Arc::clone(&self.open), _permit: permit }
+        Place { activity, open: Arc::clone(&self.open), _permit: permit }
     }
 
-    /// Ends the connection whose peer has been waited for longest, if there is one.
-    fn displace(&self, now: Instant) -> bool {
+    /// Ends the connection whose peer has been waited for longest, if there is one. Answers whether its place is reserved.
+    fn displace(&self, now: Instant) -> Option<bool> {
         let open = self.open.lock();
         let waited = open.iter().filter_map(|activity| Some((activity.may_go_since(now)?, activity)));
-        let Some((_, longest)) = waited.min_by_key(|(since, _)| *since) else { return false };
+        let Some((_, longest)) = waited.min_by_key(|(since, _)| *since) else { return None };
         longest.state.lock().is_displaced = true;
         longest.displaced.notify_one();
-        true
+        Some(longest.is_reserved)
     }
 }
 
@@ -198,15 +193,16 @@ mod tests {
         idle.activity.began();
         idle.activity.handed_over();
         let later = Instant::now() + HELD_UP;
-        assert!(places.displace(later), "the body that does not come has been waited for longest");
+        assert_eq!(places.displace(later), Some(false), "the body that does not come has been waited for longest");
         sending.activity.displaced().await;
-        assert!(places.displace(later), "then the connection that is idle");
+        assert_eq!(places.displace(later), Some(false), "then the connection that is idle");
         idle.activity.displaced().await;
-        assert!(!places.displace(later), "and nobody is told twice");
+        assert_eq!(places.displace(later), None, "and nobody is told twice");
         let reserved = places.take(|| panic!("nobody gives way")).await;
-        assert!(reserved.is_reserved);
+        assert!(reserved.activity.is_reserved);
         drop(idle);
-        assert!(!places.take(|| panic!("there is a place")).await.is_reserved);
+        assert!(!places.take(|| panic!("there is a place")).await.activity.is_reserved);
+        assert_eq!(places.displace(later), Some(true), "who came to a reserved place gives way, too");
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -218,9 +214,22 @@ mod tests {
         reading.activity.reader_is_behind(Some(Instant::now()));
         sending.activity.began();
         sending.activity.awaits_body(true);
-        assert!(!places.displace(now));
+        assert_eq!(places.displace(now), None);
         let later = Instant::now() + HELD_UP;
-        assert!(places.displace(later) && places.displace(later));
-        assert!(!places.displace(later));
+        assert!(places.displace(later).is_some() && places.displace(later).is_some());
+        assert_eq!(places.displace(later), None);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_comes_gets_the_place_of_who_gives_way_and_not_a_reserved_one() {
+        let places = Places::new(1, 1);
+        let idle = places.take(|| {}).await;
+        let ending = tokio::spawn(async move {
+            let held = idle;
+            held.activity.displaced().await;
+        });
+        let next = places.take(|| {}).await;
+        assert!(!next.activity.is_reserved);
+        ending.await.unwrap();
     }
 }

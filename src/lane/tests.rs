@@ -306,7 +306,7 @@ fn the_memory_of_a_lane_that_has_ended_is_given_back_once_its_gateway_lets_go_of
 
 fn by_path(path: &str) -> std::os::fd::OwnedFd {
     use rustix::fs::{Mode, OFlags};
-    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).expect("it is there")
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::raw::{Raw, encoded};
 /// Workers that are configured, and those that come later. Nobody is at their endpoints.
 const WORKERS: usize = 8;
 /// See [`WORKERS`].
-const LATER: usize = 24;
+const LATER: usize = 64;
 
 fn endpoint(worker: usize) -> String {
     format!("tcp://127.0.0.1:{}", worker + 1)

@@ -212,7 +212,7 @@ fn an_insert_moves_the_lines_of_one_segment_at_most() {
         drop(writer.insert(&node((1, first, 0), first as u32)));
         assert!(writer.generation() <= generation + 1);
     }
-    assert!(writer.moved_most <= 4 * NODES as usize >> SEGMENT_BITS, "{} lines were moved", writer.moved_most);
+    assert!(writer.moved_most <= (4 * NODES as usize) >> SEGMENT_BITS, "{} lines were moved", writer.moved_most);
     assert!(writer.bytes() <= 7 * 64 * NODES, "{} bytes for {NODES} nodes", writer.bytes());
     assert!((0..NODES).all(|first| writer.find(1, first, 0).is_some_and(|at| writer.id(at) == first as u32)));
     // What is emptied gives its lines back, a segment at a time.

@@ -69,10 +69,10 @@ fn chain_of((kind, path): &Block) -> impl Iterator<Item = Block> {
 }
 
 /// A stored event of one block as device memory says it.
-fn event(block: &Block, more: Value) -> Value {
+fn event(block: &Block, more: &Value) -> Value {
     let (kind, path) = block;
     let parent = (path.len() > 1).then(|| hash_of(&(*kind, path[..path.len() - 1].to_vec())));
-    let mut said = stored(parent, &[hash_of(block)], &path[path.len() - 1..], &more);
+    let mut said = stored(parent, &[hash_of(block)], &path[path.len() - 1..], more);
     if *kind == Kind::Adapter {
         said["lora_name"] = json!("l");
     }
@@ -99,7 +99,7 @@ impl Engine {
                         (Kind::Adapter, _) => json!([["l"]]),
                         _ => json!(null),
                     };
-                    event(&block, json!({"extra_keys": keys}))
+                    event(&block, &json!({"extra_keys": keys}))
                 })
                 .collect(),
             Step::Evict(block) => {
@@ -108,14 +108,14 @@ impl Engine {
             Step::Offload(prompt, full) => chain_of(prompt)
                 .filter(|block| pool.insert(block.clone()))
                 .map(|block| match full {
-                    true => event(&block, json!({"medium": "CPU"})),
+                    true => event(&block, &json!({"medium": "CPU"})),
                     false => placeholder(&[hash_of(&block)], "CPU"),
                 })
                 .collect(),
             Step::Drop(block) => {
                 pool.remove(block).then(|| removed(&[hash_of(block)], &json!({"medium": "CPU"}))).into_iter().collect()
             }
-            Step::Share(block) => vec![event(block, json!({"medium": "cpu", "lora_name": null}))],
+            Step::Share(block) => vec![event(block, &json!({"medium": "cpu", "lora_name": null}))],
             Step::Reset(with_pool) => {
                 device.clear();
                 if *with_pool {

@@ -25,6 +25,7 @@ mod offloaded;
 mod replayed;
 pub(super) mod sidecar;
 pub(super) mod vllm;
+mod window_copies;
 mod windows;
 use vllm::{BLOCK_SIZE, Batch};
 

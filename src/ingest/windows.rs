@@ -72,14 +72,34 @@ impl Stream {
             self.count(WorkerCounter::EventsOtherGroup, 1);
             return self.found(Finding::Hybrid, now);
         }
-        if stored.parent.is_none()
-            && stored.hashes.last().is_some_and(|last| self.is_in_window(home, stored.group, *last))
-        {
-            // A request that finds its last block here would not have stored the first anew; an engine that reports
-            // the prefix a request uses says the same, with blocks that the window has left behind.
+        if stored.parent.is_none() && !self.counts_copies(home) {
+            return self.window_stored_once(home, stored, now);
+        }
+        let is_repeated = stored.parent.is_none() && self.has_all_in_window(home, stored);
+        self.copies.has_counted |= is_repeated;
+        self.count(WorkerCounter::StoresCopied, u64::from(is_repeated));
+        self.place_in_window(home, stored.group, stored.hashes, now);
+    }
+
+    /// Takes a store at the root where second copies are not counted. A request that finds its last block in the window
+    /// does not store its first block again, but an engine that reports the prefix of a request says the same, with
+    /// blocks that the window has left behind. Where blocks of the engine may be missing here, a report may name blocks
+    /// that were never counted: only those get a reference.
+    fn window_stored_once(&mut self, home: &mut Home, stored: &Stored<'_>, now: Now) {
+        let is_held = |hash: &EngineHash| self.is_in_window(home, stored.group, *hash);
+        if stored.hashes.last().is_some_and(is_held) {
             return self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
         }
-        self.place_in_window(home, stored.group, stored.hashes, now);
+        if !self.may_miss_blocks() || !stored.hashes.iter().any(is_held) {
+            return self.place_in_window(home, stored.group, stored.hashes, now);
+        }
+        let missing: Vec<EngineHash> = stored.hashes.iter().filter(|hash| !is_held(hash)).copied().collect();
+        self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+        self.place_in_window(home, stored.group, &missing, now);
+    }
+
+    fn has_all_in_window(&self, home: &Home, stored: &Stored<'_>) -> bool {
+        !stored.hashes.is_empty() && stored.hashes.iter().all(|hash| self.is_in_window(home, stored.group, *hash))
     }
 
     fn is_in_window(&self, home: &Home, group: GroupId, hash: EngineHash) -> bool {
@@ -154,6 +174,10 @@ impl Stream {
             }
             outcome
         };
+        if outcome.removed > 0 {
+            // All groups have their blocks from one pool: a block of one is free for another.
+            self.copies.removed();
+        }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
     }

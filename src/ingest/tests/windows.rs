@@ -1,21 +1,23 @@
 //! Engines whose models have sliding windows beside full attention, from their events to answers.
 
+use super::formats::say;
 use super::{C, Options, R, Rig, SCHEME, vllm};
-use crate::event::msgpack::tests::packed;
 use crate::trust::TrustLevel;
 use serde_json::{Value, json};
 
-const FULL: u32 = 2;
+pub(super) const FULL: u32 = 2;
 
 /// Tokens that a window reaches back from the next one: two blocks, and the token itself.
-const WINDOW_TOKENS: usize = 2 * vllm::BLOCK_SIZE + 1;
-
-fn say(rig: &mut Rig, seq: u64, events: &Value) {
-    rig.send_bytes(0, seq, &packed(&json!([seq as f64 + 0.5, events, 0])));
-}
+pub(super) const WINDOW_TOKENS: usize = 2 * vllm::BLOCK_SIZE + 1;
 
 /// A store of a group that says what it serves.
-fn stored(group: u32, kind: &str, window: Option<usize>, parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
+pub(super) fn stored(
+    group: u32,
+    kind: &str,
+    window: Option<usize>,
+    parent: Option<u64>,
+    blocks: &[(u64, u32)],
+) -> Value {
     let hashes: Vec<u64> = blocks.iter().map(|(hash, _)| *hash).collect();
     let contents: Vec<u32> = blocks.iter().map(|(_, content)| *content).collect();
     json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent,
@@ -31,7 +33,7 @@ fn window(group: u32, parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
     stored(group, "sliding_window", Some(WINDOW_TOKENS), parent, blocks)
 }
 
-fn removed(group: u32, hashes: &[u64]) -> Value {
+pub(super) fn removed(group: u32, hashes: &[u64]) -> Value {
     json!({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
 }
 

@@ -12,7 +12,7 @@ use crate::ingest::held::{Held, Message, Overlap, Purpose};
 use crate::ingest::republish::Republisher;
 use crate::limits::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX};
 use crate::metrics::WorkerCounter;
-use crate::trust::{Trust, TrustReason};
+use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
 
 impl Stream {
     /// Whether messages wait, or what waited is being applied.
@@ -34,16 +34,23 @@ impl Stream {
     /// window groups have.
     pub(in crate::ingest) fn trust(&self) -> Trust {
         let mut trust = self.trust.trust();
-        if self.kinds.has_windows() {
-            trust.level = trust.level.min(TrustReason::Hybrid.cap());
-            trust.reasons.insert(TrustReason::Hybrid);
-        }
+        self.lack_windows(&mut trust.level, &mut trust.reasons);
         trust
     }
 
     /// How much its blocks are to be believed elsewhere.
     pub(in crate::ingest) fn view_of_blocks(&self) -> SourceTrust {
-        self.trust.view_of_blocks()
+        let mut view = self.trust.view_of_blocks();
+        self.lack_windows(&mut view.level, &mut view.reasons);
+        view
+    }
+
+    /// Lowers what is believed of a copy, which has no blocks of window groups.
+    fn lack_windows(&self, level: &mut TrustLevel, reasons: &mut TrustReasons) {
+        if self.kinds.has_windows() {
+            *level = TrustReason::Hybrid.cap().min(*level);
+            reasons.insert(TrustReason::Hybrid);
+        }
     }
 
     /// Lets messages wait from now on. Answers with the last batch applied and the payloads remembered.

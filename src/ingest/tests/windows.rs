@@ -1,5 +1,6 @@
 //! Engines whose models have sliding windows beside full attention, from their events to answers.
 
+use super::dump::begin_of;
 use super::formats::say;
 use super::{C, Options, R, Rig, SCHEME, vllm};
 use crate::trust::TrustLevel;
@@ -25,11 +26,11 @@ pub(super) fn stored(
         "lora_name": null, "group_idx": group, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window})
 }
 
-fn full(parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
+pub(super) fn full(parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
     stored(FULL, "full_attention", None, parent, blocks)
 }
 
-fn window(group: u32, parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
+pub(super) fn window(group: u32, parent: Option<u64>, blocks: &[(u64, u32)]) -> Value {
     stored(group, "sliding_window", Some(WINDOW_TOKENS), parent, blocks)
 }
 
@@ -37,7 +38,7 @@ pub(super) fn removed(group: u32, hashes: &[u64]) -> Value {
     json!({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
 }
 
-const PROMPT: [(u64, u32); 5] = [(11, 1), (12, 2), (13, 3), (14, 4), (15, 5)];
+pub(super) const PROMPT: [(u64, u32); 5] = [(11, 1), (12, 2), (13, 3), (14, 4), (15, 5)];
 const QUERY: [u32; 5] = [1, 2, 3, 4, 5];
 
 /// A worker that holds the prompt in two window groups, which speak first, and one of full attention.
@@ -177,4 +178,30 @@ fn another_engine_at_the_same_address_need_not_have_windows() {
     say(&mut rig, 0, &json!([plain]));
     assert_eq!(rig.device(&QUERY), 5);
     rig.expect(TrustLevel::Exact, &[], 0);
+}
+
+#[test]
+fn a_copy_of_a_worker_with_windows_is_unproven_and_the_worker_stays_exact() {
+    let mut rig = holding();
+    let parts = rig.dump();
+    let begin = begin_of(&parts);
+    assert_eq!(begin.trust.level, TrustLevel::Unproven);
+    assert!(begin.trust.reasons.iter().eq([R::Hybrid]), "{:?}", begin.trust);
+    rig.expect(TrustLevel::Exact, &[], 0);
+    // The engine's removals go on to be known in the worker that was dumped.
+    say(&mut rig, 1, &json!([removed(1, &[15])]));
+    assert_eq!(rig.device(&QUERY), 4);
+    rig.expect(TrustLevel::Exact, &[], 1);
+}
+
+#[test]
+fn what_loads_a_copy_of_a_worker_with_windows_is_never_exact() {
+    let mut rig = holding();
+    let mut reader = Rig::new(&Options::default());
+    reader.load(rig.dump()).expect("the dump is whole");
+    assert_eq!(reader.trust().level, TrustLevel::Unproven);
+    assert!(reader.trust().reasons.contains(R::Hybrid), "{:?}", reader.trust());
+    say(&mut reader, 1, &json!([removed(0, &[15]), removed(1, &[15])]));
+    assert_eq!(reader.trust().level, TrustLevel::Unproven);
+    assert!(reader.trust().reasons.contains(R::Hybrid), "{:?}", reader.trust());
 }

@@ -164,6 +164,22 @@ fn a_worker_without_a_batch_keeps_the_snapshot_it_has() {
 }
 
 #[test]
+fn a_hybrid_worker_keeps_no_new_snapshot() {
+    let hybrid = |_| {
+        let mut parts = dump(1);
+        if let DumpPart::Begin(begin) = &mut parts[0] {
+            begin.trust.level = TrustLevel::Unproven;
+            begin.trust.reasons.insert(TrustReason::Hybrid);
+        }
+        Some(parts)
+    };
+    let mut rig = Rig::new(vec![record(1, Some(1))], hybrid);
+    (0..2).for_each(|_| rig.writing.round());
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsBrokenOff)), (2, 0, 0));
+    assert!(rig.writing.plan.directory.kept().unwrap().is_empty());
+}
+
+#[test]
 fn a_stop_is_heard_while_a_dump_does_not_come_and_waits_no_longer_than_its_deadline() {
     let mut rig = Rig::new(vec![record(1, Some(1)), record(2, Some(1))], |_| None);
     rig.stop.send(Instant::now()).unwrap();

@@ -12,11 +12,12 @@ use crate::event::{EventBatch, KvEvent, flat};
 use crate::ids::EventSeq;
 use crate::ingest::republish::{Outlet, RelayName, Republished, Republisher};
 use crate::ingest::tests::vllm::Batch;
-use crate::ingest::tests::{Options, Rig, SCHEME};
+use crate::ingest::tests::{Options, Rig, SCHEME, formats, windows};
 use crate::ingest::{DumpPart, References};
 use crate::limits::RELAY_HEARTBEAT_MS;
 use crate::relay::ReplayBuffer;
-use crate::trust::TrustLevel;
+use crate::trust::{TrustLevel, TrustReason};
+use serde_json::json;
 
 const NAME: RelayName = RelayName { generation: 7, worker_id: None, dp_rank: None };
 
@@ -126,6 +127,25 @@ fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
     let heartbeats = std::mem::take(&mut relay.sent.lock().heartbeats);
     let beat = decoded(&heartbeats[0]);
     assert_eq!((heartbeats.len(), beat.info().heartbeat_last_seq, beat.len()), (1, Some(EventSeq(2)), 0));
+}
+
+#[test]
+fn a_relay_says_of_a_worker_with_windows_that_it_is_unproven() {
+    let mut relay = RelayRig::new(NAME, 100);
+    let events = json!([windows::window(0, None, &windows::PROMPT), windows::full(None, &windows::PROMPT)]);
+    formats::say(&mut relay.rig, 0, &events);
+    relay.rig.expect(TrustLevel::Exact, &[], 0);
+    let live = relay.take_live();
+    let batch = decoded(&live.last().expect("a batch").1);
+    let source = batch.info().source.expect("its own trust");
+    assert_eq!((source.level, batch.len()), (TrustLevel::Unproven, 1), "the window's blocks are not relayed");
+    assert!(source.reasons.contains(TrustReason::Hybrid), "{source:?}");
+    let mut follower = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    for (seq, payload) in &live {
+        follower.send_bytes(0, seq.0, payload);
+    }
+    assert_eq!(follower.trust().level, TrustLevel::Unproven);
+    assert!(follower.trust().reasons.contains(TrustReason::Hybrid), "{:?}", follower.trust());
 }
 
 #[test]

@@ -28,11 +28,15 @@ pub enum Scarce {
     PromptMemory,
     /// Bindings of sessions to workers, by bucket of their table.
     AffinityBindings,
+    /// Workers of a space that reports of failure keep requests away from.
+    WorkersKeptAway,
+    /// Workers of a space whose load is what a gateway reports.
+    WorkersWithReportedLoads,
 }
 
 impl Scarce {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Connections,
         Self::ReceiveBytes,
         Self::Lanes,
@@ -43,6 +47,8 @@ impl Scarce {
         Self::Bookings,
         Self::PromptMemory,
         Self::AffinityBindings,
+        Self::WorkersKeptAway,
+        Self::WorkersWithReportedLoads,
     ];
 }
 
@@ -53,4 +59,23 @@ pub const HTTP_USER: u32 = u32::MAX;
 #[must_use]
 pub const fn share(percent: u8, all: usize) -> usize {
     (all as u128 * percent as u128).div_ceil(100) as usize
+}
+
+/// `percent` of `all`, rounded down, and at least one: of workers, of which nobody may steer all that others use.
+#[must_use]
+pub const fn share_rounded_down(percent: u8, all: usize) -> usize {
+    let rounded_down = (all as u128 * percent as u128 / 100) as usize;
+    if rounded_down == 0 { 1 } else { rounded_down }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_workers_a_user_has_at_least_one_and_not_all_unless_the_share_is_all() {
+        let workers = [0, 1, 2, 3, 4, 4096];
+        assert_eq!(workers.map(|all| share_rounded_down(75, all)), [1, 1, 1, 2, 3, 3072]);
+        assert_eq!(workers.map(|all| share_rounded_down(100, all)), [1, 1, 2, 3, 4, 4096]);
+    }
 }

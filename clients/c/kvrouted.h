@@ -428,7 +428,8 @@ static inline kvr_status kvr_free_request(
 }
 
 /* Says that a worker failed a request (KVR_EVERY_RANK: every rank of it), and how, for the log. `back_off_ms`, which may
- * be NULL: how long it is left alone while others can run requests. */
+ * be NULL: how long it is left alone while others can run requests; 0 where reports of this user keep requests away from as
+ * many workers as the daemon's user_share_percent allows. */
 static inline kvr_status kvr_report_failure(kvr_client *client, uint32_t space_id, uint64_t worker_id, uint32_t dp_rank,
     const char *reason, uint32_t *back_off_ms) {
     kvr__table table = kvr__begin(&client->out, 3);
@@ -530,7 +531,8 @@ static inline kvr_status kvr_overlaps(kvr_client *client, const kvr_route_reques
     return view.bad ? kvr__fail(client, KVR_MALFORMED, "the overlaps cannot be read") : KVR_OK;
 }
 
-/* Says how busy a worker says it is. `accepted`, which may be NULL: 0 = the worker has just left. */
+/* Says how busy a worker says it is. `accepted`, which may be NULL: 0 = the worker has just left, or reports of
+ * this user are in force for as many workers as the daemon's user_share_percent allows. */
 static inline kvr_status kvr_report_load(kvr_client *client, uint32_t space_id, uint64_t worker_id, uint32_t dp_rank,
     const kvr_engine_load *load, int *accepted) {
     kvr_buffer *out = &client->out;

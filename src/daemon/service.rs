@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{DpRank, SpaceId, Worker, WorkerIndex};
 use crate::journal::{Noted, Recorder};
-use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
+use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
@@ -345,23 +345,44 @@ impl Service for CoreService {
         Ok(moved.outcome)
     }
 
-    fn report_load(&mut self, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
+    fn report_load(&mut self, session: SessionId, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
         let fleet = self.shared.fleet.load();
         let record = fleet.workers_of(space).find(|record| record.worker == worker);
         let record = record.ok_or_else(|| no_worker(worker))?;
-        Ok(self.shared.loads.report_load(record.index, load, self.shared.now_ns()))
+        let reporter = Reporter { session, space, workers: fleet.workers_of(space).count() };
+        let known = self.shared.loads.report_load_by(reporter, record.index, load, self.shared.now_ns());
+        Ok(known.unwrap_or_else(|BeyondShare| {
+            self.metrics.counters.bump(CoreCounter::LoadReportsRefusedUser);
+            false
+        }))
     }
 
-    fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+    fn report_failure(&mut self, session: SessionId, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
         let (fleet, now_ns) = (self.shared.fleet.load(), self.shared.now_ns());
         let failed = |record: &&WorkerRecord| {
             record.worker == worker || (record.worker.id == worker.id && worker.rank == DpRank(u32::MAX))
         };
-        let back_offs = fleet.workers_of(space).filter(failed);
-        let longest = back_offs.map(|record| self.shared.loads.report_failure(record.index, now_ns)).max();
-        let back_off_ms = longest.ok_or_else(|| no_worker(worker))?.div_ceil(1_000_000);
+        let reporter = Reporter { session, space, workers: fleet.workers_of(space).count() };
+        let (mut longest_ns, mut is_refused) = (None, false);
+        for record in fleet.workers_of(space).filter(failed) {
+            let back_off_ns = self.shared.loads.report_failure(reporter, record.index, now_ns);
+            is_refused |= back_off_ns.is_err();
+            longest_ns = longest_ns.max(Some(back_off_ns.unwrap_or(0)));
+        }
+        let back_off_ms = longest_ns.ok_or_else(|| no_worker(worker))?.div_ceil(1_000_000);
+        if is_refused {
+            self.metrics.counters.bump(CoreCounter::FailureReportsRefusedUser);
+        }
         if let Some(withheld) = self.failures_logged.take(Instant::now()) {
-            tracing::info!(%worker, reason, back_off_ms, withheld, "a gateway reports that the worker failed");
+            let beyond_user_share = is_refused;
+            tracing::info!(
+                %worker,
+                reason,
+                back_off_ms,
+                beyond_user_share,
+                withheld,
+                "a gateway reports that the worker failed"
+            );
         }
         Ok(u32::try_from(back_off_ms).unwrap_or(u32::MAX))
     }

@@ -7,12 +7,13 @@ use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Booking
 use super::failures::Failures;
 use super::names::Name;
 use super::prefill::{Prefill, PrefillId, Prefills};
+use super::reporters::{Reporter, Reporters};
 use super::session::{SessionId, Sessions};
 use super::table::LoadsConfig;
 use crate::error::{Error, Kind, Result};
-use crate::ids::WorkerIndex;
+use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
-use crate::shares::share;
+use crate::shares::{share, share_rounded_down};
 
 /// Everything that only one thread at a time may change.
 #[derive(Debug)]
@@ -22,6 +23,10 @@ pub(super) struct Books {
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
     pub(super) failures: Failures,
+    /// The users whose reports of failure keep workers away.
+    pub(super) failure_reporters: Reporters,
+    /// The users whose reports of load count for workers.
+    pub(super) load_reporters: Reporters,
     /// What names are hashed by.
     pub(super) secret: u64,
     /// Of what there may be, one user may have so much, percent.
@@ -42,6 +47,8 @@ impl Books {
             active: ActiveWriter::default(),
             prefills: Prefills::new(config.prefill),
             failures: Failures::default(),
+            failure_reporters: Reporters::default(),
+            load_reporters: Reporters::default(),
             secret: config.secret,
             user_share_percent: config.user_share_percent,
         }
@@ -93,6 +100,17 @@ impl Books {
             ));
         }
         Ok(())
+    }
+
+    /// The user of a reporter with the space, and at how many of its workers reports of the user may be in force at a time:
+    /// at all of them while no other user has sessions.
+    pub(super) fn user_of(&self, reporter: Reporter) -> ((u32, SpaceId), usize) {
+        let uid = self.sessions.uid_of(reporter.session);
+        let workers_max = match self.sessions.users.has_others(uid) {
+            true => share_rounded_down(self.user_share_percent, reporter.workers),
+            false => usize::MAX,
+        };
+        ((uid, reporter.space), workers_max)
     }
 
     /// Whether the blocks of one more prompt of `session` may go into the tree of prompts. A user whose prompts could take

@@ -52,6 +52,11 @@ impl Failures {
         failed.until_ns
     }
 
+    /// Until when a worker is left alone, if it is at this time.
+    pub(super) fn in_force(&self, worker: WorkerIndex, now_ns: u64) -> Option<u64> {
+        self.0.get(&worker).map(|failed| failed.until_ns).filter(|until_ns| now_ns < *until_ns)
+    }
+
     /// Forgets a worker that has left.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
         self.0.remove(&worker);

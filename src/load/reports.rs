@@ -2,9 +2,10 @@
 
 use super::active::blocks_to;
 use super::booking::{BookingOutcome, BookingRef, Held};
-use super::books::Books;
+use super::books::{Books, ns};
 use super::cell::EngineLoad;
 use super::names::Name;
+use super::reporters::{BeyondShare, Reporter};
 use super::session::SessionId;
 use super::table::Loads;
 use crate::error::{Error, Kind, Result};
@@ -205,21 +206,60 @@ impl Loads {
         Ok(Moved { outcome: BookingOutcome::Applied, unshared })
     }
 
-    /// A worker, or who watches it, says how busy it is. `false` = the worker has left.
+    /// A worker says itself how busy it is, whatever gateways reported of it before. `false` = the worker has left.
     pub fn report_load(&self, worker: WorkerIndex, load: EngineLoad, now_ns: u64) -> bool {
-        let _one_writer = self.books.lock();
+        let mut books = self.books.lock();
+        books.load_reporters.end(worker);
         self.cells.change(worker, |record| record.said = Some((load, now_ns)));
         self.cells.is_of(worker)
     }
 
-    /// A request failed on a worker. Returns for how many nanoseconds the worker is left alone from now on.
-    pub fn report_failure(&self, worker: WorkerIndex, now_ns: u64) -> u64 {
+    /// A gateway says how busy a worker is. `false` = the worker has left.
+    ///
+    /// # Errors
+    /// [`BeyondShare`]: the load counts for nothing.
+    pub fn report_load_by(
+        &self,
+        reporter: Reporter,
+        worker: WorkerIndex,
+        load: EngineLoad,
+        now_ns: u64,
+    ) -> Result<bool, BeyondShare> {
         let mut books = self.books.lock();
         if !self.cells.is_of(worker) {
-            return 0;
+            return Ok(false);
+        }
+        let (user, workers_max) = books.user_of(reporter);
+        if !books.load_reporters.admits(user, worker, workers_max, now_ns) {
+            return Err(BeyondShare);
+        }
+        books.load_reporters.put(user, worker, now_ns.saturating_add(ns(self.config.reported_load_ms_max)));
+        self.cells.change(worker, |record| record.said = Some((load, now_ns)));
+        Ok(true)
+    }
+
+    /// A gateway says that a request failed on a worker. Returns for how many nanoseconds the worker is left alone from
+    /// now on. While a worker is left alone, a report adds nothing, and is answered whoever sends it.
+    ///
+    /// # Errors
+    /// [`BeyondShare`]: the worker is not left alone.
+    pub fn report_failure(&self, reporter: Reporter, worker: WorkerIndex, now_ns: u64) -> Result<u64, BeyondShare> {
+        let mut books = self.books.lock();
+        if !self.cells.is_of(worker) {
+            return Ok(0);
+        }
+        if let Some(until_ns) = books.failures.in_force(worker, now_ns) {
+            return Ok(until_ns - now_ns);
+        }
+        let (user, workers_max) = books.user_of(reporter);
+        if !books.failure_reporters.admits(user, worker, workers_max, now_ns) {
+            return Err(BeyondShare);
         }
         let until_ns = books.failures.add(worker, self.config.back_off, now_ns);
+        if until_ns > now_ns {
+            books.failure_reporters.put(user, worker, until_ns);
+        }
         self.cells.change(worker, |record| record.back_off_until_ns = until_ns);
-        until_ns.saturating_sub(now_ns)
+        Ok(until_ns.saturating_sub(now_ns))
     }
 }

@@ -213,6 +213,8 @@ impl Loads {
         self.cells.take(worker);
         books.prefills.forget(worker);
         books.failures.forget(worker);
+        books.failure_reporters.end(worker);
+        books.load_reporters.end(worker);
     }
 
     /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.

@@ -326,3 +326,48 @@ fn who_leaves_takes_its_bookings_along_and_who_comes_next_has_none() {
     loads.leave(leaver);
     assert!(loads.is_admitted(next) && !loads.is_admitted(leaver));
 }
+
+/// The session of a user, reporting on a worker of a space of four.
+fn reporter(session: SessionId) -> Reporter {
+    Reporter { session, space: SpaceId(0), workers: 4 }
+}
+
+#[test]
+fn reports_of_a_user_who_is_alone_hold_for_all_workers_and_beside_another_for_its_share() {
+    let config = LoadsConfig { user_share_percent: 75, reported_load_ms_max: 1, ..LoadsConfig::default() };
+    let loads = Loads::new(4, config);
+    let workers = [0, 1, 2, 3].map(WorkerIndex);
+    let first = loads.open_session(None, 7).unwrap();
+    let fail = |session, worker, now_ns| loads.report_failure(reporter(session), worker, now_ns);
+    let load = |session, worker, now_ns| loads.report_load_by(reporter(session), worker, EngineLoad::default(), now_ns);
+    let second_ns = 1_000_000_000;
+    // Alone, also with a session more.
+    let more = loads.open_session(None, 7).unwrap();
+    assert_eq!(workers.map(|worker| fail(first, worker, 0)), [Ok(second_ns / 2); 4]);
+    assert_eq!(workers.map(|worker| load(more, worker, 0)), [Ok(true); 4]);
+    // Beside another user, once those have ended: three of four, whichever session reports.
+    let other = loads.open_session(None, 8).unwrap();
+    assert_eq!(load(first, workers[0], 1), Err(BeyondShare), "what it reported alone, it renews no more");
+    let later_ns = 100 * second_ns;
+    let told = [first, more, first, more].into_iter().zip(workers);
+    let told: Vec<_> = told.map(|(session, worker)| fail(session, worker, later_ns)).collect();
+    let back_off = Ok(second_ns / 2);
+    assert_eq!(told, [back_off, back_off, back_off, Err(BeyondShare)]);
+    assert_eq!(workers.map(|worker| load(first, worker, later_ns)), [Ok(true), Ok(true), Ok(true), Err(BeyondShare)]);
+    assert_eq!(loads.read_at(workers[3], later_ns).engine, None);
+    assert_eq!(loads.read_at(workers[3], later_ns).back_off_until_ns, second_ns / 2, "of before");
+    // A worker that is left alone is so whoever asks; that one is the other user's.
+    assert_eq!(fail(other, workers[3], later_ns), back_off);
+    assert_eq!(fail(first, workers[3], later_ns), back_off);
+    // What a worker says itself is nobody's, and one that has left is not counted.
+    assert!(loads.report_load(workers[0], EngineLoad::default(), later_ns));
+    loads.leave(workers[1]);
+    assert_eq!(load(first, workers[3], later_ns), Ok(true));
+    assert_eq!(load(first, workers[0], later_ns), Ok(true));
+    assert_eq!((fail(first, workers[1], later_ns), load(first, workers[1], later_ns)), (Ok(0), Ok(false)));
+    // The other user has gone.
+    loads.close_session(other, later_ns);
+    loads.leave(workers[3]);
+    loads.admit(workers[3]);
+    assert_eq!((fail(first, workers[3], later_ns), load(first, workers[3], later_ns)), (back_off, Ok(true)));
+}

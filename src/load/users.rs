@@ -48,6 +48,11 @@ impl UserTable {
         place
     }
 
+    /// Whether any user but this one has something.
+    pub(super) fn has_others(&self, uid: u32) -> bool {
+        self.by_uid.len() > usize::from(self.by_uid.contains_key(&uid))
+    }
+
     pub(super) fn get(&self, place: UserPlace) -> &User {
         &self.users[place.0 as usize]
     }

@@ -39,6 +39,8 @@ counters! {
         BookingsMoved = "bookings_moved", "Bookings moved to another worker, which their gateway had chosen.";
         LoadsReported = "loads_reported", "Loads that were reported of workers.";
         FailuresReported = "failures_reported", "Failures that gateways reported of workers.";
+        FailureReportsRefusedUser = "failure_reports_refused_user", "Reports of failure that did not take a worker, or not every rank of it, out of the running, because those of the same user did so to as many workers of the space as one user may while others have sessions.";
+        LoadReportsRefusedUser = "load_reports_refused_user", "Reported loads that were not taken because those of the same user were in force for as many workers of the space as one user may have while others have sessions.";
         WatchesTold = "watches_told", "Changes of the fleet that watching connections were told.";
         WatchPages = "watch_pages", "Pages of the fleet that watching connections were sent behind the first.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";

@@ -165,12 +165,12 @@ impl<S: Service> RoutingResponder<S> {
                 self.on_room(left);
             }
             Request::ReportLoad { space, worker, load } => {
-                let accepted = self.service.report_load(*space, *worker, *load)?;
+                let accepted = self.service.report_load(session, *space, *worker, *load)?;
                 self.counters.bump(CoreCounter::LoadsReported);
                 self.encoder.report_load(id, accepted, out);
             }
             Request::ReportFailure { space, worker, reason } => {
-                let back_off_ms = self.service.report_failure(*space, *worker, reason)?;
+                let back_off_ms = self.service.report_failure(session, *space, *worker, reason)?;
                 self.counters.bump(CoreCounter::FailuresReported);
                 self.encoder.report_failure(id, back_off_ms, out);
             }

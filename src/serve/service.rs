@@ -141,17 +141,19 @@ pub trait Service {
     /// As [`Service::prefill_complete`], and if there is no such worker in the booking's space.
     fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome>;
 
-    /// What a worker says of its own load. `false` = it has just left.
+    /// What a gateway says of a worker's load. `false` = the worker has just left, or the gateway's user reports on as many
+    /// workers of the space as one user may.
     ///
     /// # Errors
     /// If there is no such worker in the space.
-    fn report_load(&mut self, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool>;
+    fn report_load(&mut self, session: SessionId, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool>;
 
-    /// A worker, or every rank of it, failed a request. Answers with how long it is left alone, milliseconds.
+    /// A worker, or every rank of it, failed a request. Answers with how long it is left alone, milliseconds: 0 where the
+    /// gateway's user keeps requests away from as many workers of the space as one user may.
     ///
     /// # Errors
     /// If there is no such worker in the space.
-    fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32>;
+    fn report_failure(&mut self, session: SessionId, space: SpaceId, worker: Worker, reason: &str) -> Result<u32>;
 
     /// A booked request is done.
     ///

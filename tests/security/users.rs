@@ -2,19 +2,21 @@
 //! while.
 
 use std::net::Shutdown;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use kvrouted::client::Reply;
 use kvrouted::error::Kind;
-use kvrouted::ids::{CorrelationId, Worker};
+use kvrouted::ids::{CorrelationId, SpaceId, Worker};
 use kvrouted::limits::{
     ACTIVE_WORDS_MAX, BOOKINGS_MAX, CONNECTIONS_MAX, CORE_RECEIVE_BYTES_MAX, FRAME_BODY_BYTES_MAX_DEFAULT,
     QUEUE_SETS_MAX, SESSIONS_MAX,
 };
-use kvrouted::load::SessionToken;
+use kvrouted::load::{EngineLoad, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::shares::Scarce;
 use kvrouted::wire::{FrameKind, LaneAsked};
 
+use crate::besieged::Besieged;
 use crate::identity::{GATEWAY, MEMBER, Someone, daemon};
 use crate::process::{until, until_ok};
 use crate::raw::{Raw, encoded, header, question};
@@ -49,6 +51,8 @@ const fn attack_on(scarce: Scarce) -> fn() {
         Scarce::Bookings => the_bookings_of_one_user_leave_some_for_others,
         Scarce::PromptMemory => the_prompts_of_one_user_leave_memory_for_those_of_others,
         Scarce::AffinityBindings => the_bound_sessions_of_one_user_leave_those_of_others_bound,
+        Scarce::WorkersKeptAway => the_failures_that_one_user_reports_keep_few_workers_from_others,
+        Scarce::WorkersWithReportedLoads => the_loads_that_one_user_reports_are_those_of_few_workers,
     }
 }
 
@@ -273,4 +277,62 @@ fn the_waiting_requests_of_one_user_leave_places_for_those_of_others() {
     until("their places are free", || daemon.counter("queue_waiting") == 1);
     refused.send(&booking("e"));
     until("it waits", || daemon.counter("queue_waiting") == 2);
+}
+
+/// A space of this many workers, whose reports of failure and of load hold for longer than a test runs.
+const REPORTED_WORKERS: u64 = 10;
+
+fn with_reported_workers() -> Option<(Besieged, PathBuf)> {
+    let workers: String = (2..=REPORTED_WORKERS).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
+    let booking = "[booking]\nback_off_ms = 60000\nback_off_ms_max = 60000\nreported_load_ms_max = 60000";
+    let policy = "[policy]\nbusy_prefill_tokens = 1000";
+    daemon(&configured(""), &format!("{workers}{booking}\n{policy}"))
+}
+
+/// How many workers a gateway may choose among.
+fn eligible(raw: &mut Raw) -> usize {
+    let request = RouteRequest { candidates_max: REPORTED_WORKERS as usize, ..question(&[1; 640]) };
+    raw.send(&encoded(|encoder, out| encoder.route(CorrelationId(9), &request, out).expect("encoded")));
+    raw.decided(9).candidates.len()
+}
+
+fn the_failures_that_one_user_reports_keep_few_workers_from_others() {
+    let Some((daemon, socket)) = with_reported_workers() else { return };
+    let (mut greedy, mut other) = (connected(GATEWAY, &socket), connected(MEMBER, &socket));
+    let report = |raw: &mut Raw, id: u64| {
+        raw.send(&encoded(|encoder, out| {
+            encoder.report_failure(CorrelationId(3), (SpaceId(0), Worker::new(id, 0)), "a lie", out);
+        }));
+        let (3, Reply::ReportFailure(back_off_ms)) = raw.reply() else { panic!("no answer to a report of failure") };
+        back_off_ms
+    };
+    // Where every worker backs off, none does: one is left out.
+    let told: Vec<u32> = (1..REPORTED_WORKERS).map(|id| report(&mut greedy, id)).collect();
+    assert_eq!((eligible(&mut other), told), (9, [vec![60_000], vec![0; 8]].concat()));
+    // Nor by another session; the other user's own reports are heard.
+    assert_eq!(report(&mut connected(GATEWAY, &socket), 2), 0);
+    assert_eq!((report(&mut other, 2), eligible(&mut other)), (60_000, 8));
+    assert_eq!(["failures_reported", "failure_reports_refused_user"].map(|name| daemon.counter(name)), [11, 9]);
+}
+
+fn the_loads_that_one_user_reports_are_those_of_few_workers() {
+    let Some((daemon, socket)) = with_reported_workers() else { return };
+    let (mut greedy, mut other) = (connected(GATEWAY, &socket), connected(MEMBER, &socket));
+    let report = |raw: &mut Raw, id: u64, prefill_tokens| {
+        let load = EngineLoad { prefill_tokens, ..EngineLoad::default() };
+        raw.send(&encoded(|encoder, out| {
+            encoder.report_load(CorrelationId(3), (SpaceId(0), Worker::new(id, 0)), &load, out);
+        }));
+        let (3, Reply::ReportLoad(accepted)) = raw.reply() else { panic!("no answer to a report of load") };
+        accepted
+    };
+    let told: Vec<bool> = (1..=REPORTED_WORKERS).map(|id| report(&mut greedy, id, 2000)).collect();
+    assert_eq!((eligible(&mut other), told), (9, [vec![true], vec![false; 9]].concat()));
+    assert!(report(&mut greedy, 1, 3000), "the worker that it reports on already");
+    assert!(!report(&mut connected(GATEWAY, &socket), 2, 2000), "nor by another session");
+    // The other user's word on the same worker takes the place of the first one's, who may report on another then.
+    assert!(report(&mut other, 1, 0));
+    assert_eq!(eligible(&mut other), REPORTED_WORKERS as usize);
+    assert!(report(&mut greedy, 2, 2000));
+    assert_eq!(["loads_reported", "load_reports_refused_user"].map(|name| daemon.counter(name)), [14, 10]);
 }

@@ -149,11 +149,11 @@ impl Service for FakeService {
         Ok(if worker.id.0 == 0 { BookingOutcome::AlreadyApplied } else { outcome(booking) })
     }
 
-    fn report_load(&mut self, _: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
+    fn report_load(&mut self, _: SessionId, _: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
         Ok(worker.rank.0 == load.running)
     }
 
-    fn report_failure(&mut self, _: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
+    fn report_failure(&mut self, _: SessionId, _: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
         Ok(worker.rank.0 + reason.len() as u32)
     }
 

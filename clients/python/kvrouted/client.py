@@ -191,7 +191,9 @@ class Client:
         role: PoolRole | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Reports that a worker failed a request (EVERY_RANK: every rank of it). How long it is left alone, milliseconds."""
+        """Reports that a worker failed a request (EVERY_RANK: every rank of it). How long it is left alone, milliseconds.
+
+        0 where reports of this user keep requests away from as many workers as the daemon's user_share_percent allows."""
 
         def say(correlation_id: int) -> bytes:
             space = self._core.space(model, namespace, role)
@@ -209,7 +211,10 @@ class Client:
         role: PoolRole | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """Passes on what a worker says of its own load. Whether that was taken."""
+        """Passes on what a worker says of its own load. Whether that was taken.
+
+        Not where the worker has just left, or where reports of this user are in force for as many workers as the daemon's
+        user_share_percent allows."""
 
         def say(correlation_id: int) -> bytes:
             space = self._core.space(model, namespace, role)

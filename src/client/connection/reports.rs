@@ -33,7 +33,8 @@ impl Client {
         }
     }
 
-    /// Reports how busy a worker says it is. `false` = the worker has just left.
+    /// Reports how busy a worker says it is. `false` = the worker has just left, or reports of this user
+    /// are in force for as many workers as `serve.user_share_percent` allows.
     ///
     /// # Errors
     /// The daemon's, or the connection's.
@@ -47,7 +48,8 @@ impl Client {
     }
 
     /// Reports that a worker failed a request, rank 2³² - 1 = every rank of it. Answers with how long it is left alone
-    /// while others can run requests, milliseconds.
+    /// while others can run requests, milliseconds; 0 where reports of this user keep requests away from as many workers as
+    /// `serve.user_share_percent` allows.
     ///
     /// # Errors
     /// The daemon's, or the connection's.

@@ -150,7 +150,9 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             Value("75"),
             Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
             "How much of everything that clients can hold (connections, memory for large frames, lanes, requests that wait, sessions, bookings)\n\
-             # the processes of one user may take, so that something is left for others. 100: all. All who ask by HTTP are one user.",
+             # the processes of one user may take, so that something is left for others. 100: all. All who ask by HTTP are one user.\n\
+             # While another user has sessions, one user's reports of failure, and of load, hold for at most this share of a space's\n\
+             # workers at a time, rounded down, at least one.",
         ),
         field(
             "drain_ms_max",

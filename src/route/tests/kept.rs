@@ -4,7 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
-use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, PrefillModel, SessionId};
+use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, PrefillModel, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -141,7 +141,8 @@ impl Happening {
                 self.world.loads.report_load(index, load, self.now_ns);
             }
             13 => {
-                self.world.loads.report_failure(index, self.now_ns);
+                let reporter = Reporter { session: self.session, space: SpaceId(0), workers: WORKERS as usize };
+                self.world.loads.report_failure(reporter, index, self.now_ns).unwrap();
             }
             14 => {
                 let level = TrustLevel::from_u8(self.rng.random_range(0..5)).unwrap();

@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use mutator::Mutator;
+use vllm::Batch;
 
 const MUTATIONS: u64 = 3000;
 
@@ -87,4 +88,25 @@ fn what_engines_mean_is_counted() {
         (counted, meant) = (counted + of_seed, meant + could_be);
     }
     assert!(counted > 100 && counted * 10 >= meant * 8, "{counted} of {meant} blocks");
+}
+
+/// A connector's copy counts from when device memory says what it is, and not once it is dropped.
+#[test]
+fn copies_of_a_connector_are_what_engines_mean() {
+    let described = |batch: Batch, medium| {
+        batch.stored_with(None, &[11, 12], &vllm::tokens(&[1, 2]), vllm::BLOCK_SIZE, Some(medium), &[])
+    };
+    for offloaded_first in [true, false] {
+        let media = if offloaded_first { ["CPU", "GPU"] } else { ["GPU", "CPU"] };
+        let batches = [
+            described(Batch::new(0), media[0]),
+            described(Batch::new(1), media[1]),
+            Batch::new(2).removed(&[12]),
+            Batch::new(3).removed_from(&[12], Some("CPU")),
+            described(Batch::new(4), "FS"),
+        ];
+        let payloads = batches.map(|batch| (targets::apply::Step::Next, batch.payload()));
+        let (counted, meant) = targets::apply::overlap(&targets::apply::messages(&payloads));
+        assert!(counted > 0 && counted == meant, "{counted} of {meant} blocks");
+    }
 }

@@ -3,8 +3,11 @@
 //! Every store counts, under every seed that could be meant; a hash keeps every content it was ever said to have
 //! while anything refers to it. Removals take what is there. So the index, which refuses what is doubtful, can hold
 //! less than this and never more.
+//!
+//! A connector's store says no more than its hashes. Its references wait until another store gives the hash a meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use kvrouted::event::{BatchInfo, Content, EventBatch, KvEvent, Medium, Salt, Stored};
 use kvrouted::hash;
@@ -22,6 +25,8 @@ struct Meaning {
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     references: BTreeMap<(EngineHash, Tier, GroupId), u64>,
+    /// References of connectors to hashes without a meaning.
+    waiting: BTreeMap<(EngineHash, Tier, GroupId), u64>,
     meanings: BTreeMap<EngineHash, BTreeSet<Meaning>>,
 }
 
@@ -29,18 +34,20 @@ impl Engine {
     pub(crate) fn apply(&mut self, batch: &EventBatch) {
         for event in batch.events() {
             match event {
-                KvEvent::Stored(stored) => {
-                    if let Medium::Tier(tier) = stored.medium {
-                        self.store(batch.info(), &stored, tier);
-                    }
-                }
-                KvEvent::Removed(removed) => {
-                    if let Medium::Tier(tier) = removed.medium {
+                KvEvent::Stored(stored) => match stored.medium {
+                    Medium::Tier(tier) => self.store(batch.info(), &stored, tier),
+                    Medium::Offloaded(tier) => self.offload(&stored, tier),
+                    Medium::NeverRemoved | Medium::Unknown | Medium::Remote => {}
+                },
+                KvEvent::Removed(removed) => match removed.medium {
+                    Medium::Tier(tier) | Medium::Offloaded(tier) => {
                         removed.hashes.iter().for_each(|hash| self.remove(*hash, tier, removed.group));
                     }
-                }
+                    Medium::NeverRemoved | Medium::Unknown | Medium::Remote => {}
+                },
                 KvEvent::Cleared(cleared) => {
                     self.references.retain(|(_, tier, _), _| cleared.tier.is_some_and(|of| of != *tier));
+                    self.waiting.retain(|(_, tier, _), _| cleared.tier.is_some_and(|of| of != *tier));
                     self.forget_unreferenced();
                 }
             }
@@ -62,6 +69,26 @@ impl Engine {
         }
         for hash in stored.hashes {
             *self.references.entry((*hash, tier, stored.group)).or_default() += 1;
+            self.count_waiting(*hash);
+        }
+    }
+
+    /// Counts what a connector says of hashes that have a meaning; the others wait.
+    fn offload(&mut self, stored: &Stored<'_>, tier: Tier) {
+        for hash in stored.hashes {
+            let of = if self.meanings.contains_key(hash) { &mut self.references } else { &mut self.waiting };
+            *of.entry((*hash, tier, stored.group)).or_default() += 1;
+        }
+    }
+
+    /// Counts what waits for a hash to have a meaning, if it has one.
+    fn count_waiting(&mut self, hash: EngineHash) {
+        if !self.meanings.contains_key(&hash) {
+            return;
+        }
+        let waiting: Vec<_> = self.waiting.extract_if(all_of(hash), |_, _| true).collect();
+        for (of, count) in waiting {
+            *self.references.entry(of).or_default() += count;
         }
     }
 
@@ -83,6 +110,13 @@ impl Engine {
                 self.references.remove(&(hash, tier, group));
                 self.forget_unreferenced();
             }
+            return;
+        }
+        if let Some(count) = self.waiting.get_mut(&(hash, tier, group)) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiting.remove(&(hash, tier, group));
+            }
         }
     }
 
@@ -92,8 +126,7 @@ impl Engine {
     }
 
     fn holds(&self, hash: EngineHash, tiers: &[Tier]) -> bool {
-        let all = (hash, Tier::Device, GroupId(0))..=(hash, Tier::External, GroupId(u32::MAX));
-        self.references.range(all).any(|((_, tier, _), _)| tiers.contains(tier))
+        self.references.range(all_of(hash)).any(|((_, tier, _), _)| tiers.contains(tier))
     }
 
     /// How many leading blocks of a prompt some chain of blocks in these tiers can have.
@@ -145,6 +178,11 @@ impl Engine {
     pub(crate) fn blocks(&self) -> u64 {
         self.references.keys().map(|(hash, _, _)| *hash).collect::<BTreeSet<_>>().len() as u64
     }
+}
+
+/// The keys of all references to a block.
+fn all_of(hash: EngineHash) -> RangeInclusive<(EngineHash, Tier, GroupId)> {
+    (hash, Tier::Device, GroupId(0))..=(hash, Tier::External, GroupId(u32::MAX))
 }
 
 fn locals_of(info: &BatchInfo, stored: &Stored<'_>, seed: Seed) -> Vec<LocalHash> {

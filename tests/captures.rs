@@ -10,6 +10,7 @@ use kvrouted::event::{self, Content, EventBatch, GroupKind, KvEvent, Medium, Rea
 use kvrouted::ids::{DpRank, Tier};
 use proptest::prelude::*;
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 #[path = "../src/ingest/tests/sidecar.rs"]
@@ -161,10 +162,39 @@ fn check(capture: &Path) -> usize {
 #[test]
 fn the_fixtures_decode_to_what_their_sidecars_say() {
     let captures = captures_in(&fixtures());
-    assert_eq!(captures.len(), 2);
+    assert_eq!(captures.len(), 3);
     for capture in captures {
         assert!(check(&capture) >= 15, "{}", capture.display());
     }
+}
+
+/// What makes its tokens insufficient: an offloaded copy of a salted prompt says the same as one of a plain prompt.
+#[test]
+fn a_connector_s_stores_have_neither_salts_nor_extra_keys() {
+    let (mut batch, mut paths, mut offloaded) = (EventBatch::new(), BTreeMap::new(), 0);
+    let capture = fixtures().join("vllm_0_33_offloading.bin");
+    for message in messages(&capture) {
+        event::msgpack::decode(&message.payload, &mut batch).unwrap();
+        let rows = sidecar::events_of(&message.row);
+        for (event, row) in batch.events().zip(&rows) {
+            let KvEvent::Stored(stored) = event else { continue };
+            if row["medium"] == "GPU" {
+                continue;
+            }
+            assert!(row["cache_salt"].is_null() && row["extra_keys"].is_null(), "{row}");
+            assert_eq!((stored.salt, stored.media.len()), (Salt::Inherited, 0), "{row}");
+            let expected = if row["medium"] == "CPU" { Medium::Offloaded(Tier::Host) } else { Medium::NeverRemoved };
+            assert_eq!(stored.medium, expected, "{row}");
+            if row["medium"] == "CPU" {
+                offloaded += 1;
+                let said = (stored.parent.is_none(), row["token_ids"].to_string(), stored.lora.map(str::to_owned));
+                paths.entry(said).or_insert_with(BTreeSet::new).insert(stored.hashes[0]);
+            }
+        }
+    }
+    assert_eq!(offloaded, 9);
+    let named_alike = paths.values().filter(|hashes| hashes.len() == 2).count();
+    assert_eq!(named_alike, 3, "each block of the salted prompt looks like one of the plain prompt");
 }
 
 #[test]

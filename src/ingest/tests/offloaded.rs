@@ -1,8 +1,13 @@
 //! Copies below device memory, as connectors announce them, and what a clear says of them.
 
+use std::path::Path;
+
 use super::formats::{placeholder, removed, say, stored, tiers};
+use super::sidecar::messages;
 use super::{C, Options, R, Rig, SCHEME};
-use crate::ids::TierBlocks;
+use crate::hash;
+use crate::ids::{ShardId, TierBlocks};
+use crate::index::Depths;
 use crate::trust::TrustLevel;
 use serde_json::{Value, json};
 
@@ -177,4 +182,46 @@ fn a_clear_of_sglang_speaks_of_its_host_tier_too() {
     say(&mut rig, 4, &json!([{"type": "AllBlocksCleared"}, stored(None, &[12], &[2], &host)]));
     rig.expect(TrustLevel::Exact, &[], 4);
     assert_eq!((rig.depth(0, &[1]), rig.depth(0, &[2])), (NOTHING, tiers(0, 1, 0)));
+}
+
+/// What vLLM's own connector and block pool said: `tests/fixtures/events/README.md`.
+#[test]
+fn of_a_recorded_connector_only_the_hashes_are_used() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/events");
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    let mut seen = Vec::new();
+    for message in messages(&fixtures.join("vllm_0_33_offloading.bin")) {
+        rig.send_bytes(0, message.seq, &message.payload);
+        let of = |lora, salt| {
+            let depth = recorded_depth(&rig, lora, salt);
+            (depth.device, depth.host)
+        };
+        seen.push((of(None, None), of(None, Some("tenant")), of(Some("adapter-1"), None), rig.trust().level));
+    }
+    let (nothing, exact, lower) = ((0, 0), TrustLevel::Exact, TrustLevel::LowerBound);
+    let expected = [
+        // The salted prompt is offloaded before device memory says what it is.
+        (nothing, nothing, nothing, lower),
+        ((3, 0), nothing, nothing, lower),
+        ((3, 0), (3, 0), nothing, exact),
+        ((3, 0), (3, 0), (3, 0), exact),
+        // All three are in the connector's pool, and device memory evicts them.
+        ((3, 0), (3, 0), (3, 0), exact),
+        ((0, 3), (0, 3), (0, 3), exact),
+        ((0, 2), (0, 3), (0, 3), exact),
+        // A copy in storage, and a clear that does not speak of the pool.
+        ((0, 2), (0, 3), (0, 3), lower),
+    ];
+    assert_eq!(seen[..expected.len()], expected);
+    assert!(seen.len() == 9 && seen[8].3 != TrustLevel::Exact, "{:?}", seen[8]);
+    assert_eq!((rig.count(C::StoresHashConflict), rig.count(C::RemovesUnknown)), (0, 0));
+}
+
+fn recorded_depth(rig: &Rig, lora: Option<&str>, salt: Option<&str>) -> TierBlocks {
+    let tokens: Vec<u32> = (100..112).collect();
+    let mut locals = Vec::new();
+    hash::local_hashes(SCHEME, hash::seed(lora, salt), hash::token_bytes(&tokens), &[], &mut locals);
+    let mut depths = Depths::new();
+    rig.reader.lookup(&locals, &mut depths);
+    depths.of(ShardId(0), rig.streams[0].slot)
 }

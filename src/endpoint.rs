@@ -1,18 +1,15 @@
 //! The only way from text to an endpoint: whatever names one is parsed here before anything connects or binds.
 //!
 //! Endpoints come from strangers: HTTP callers, engines' answers, workers' files, administration requests. They end in
-//! libzmq and in the resolver, which are not made for strangers. So an [`Endpoint`] exists only after [`Endpoint::parse`]
-//! has accepted it, and sockets take nothing else.
+//! sockets and in the resolver, which are not made for strangers. So an [`Endpoint`] exists only after
+//! [`Endpoint::parse`] has accepted it, and sockets take nothing else.
 //!
 //! # Calls of dependencies that can panic, and what guards each
 //!
 //! | call | panics on | guard |
 //! |---|---|---|
-//! | `zmq::Socket::connect`, `bind` | a NUL byte (`CString::new().unwrap()`) | they get an [`Endpoint`] or a [`BoundEndpoint`] |
-//! | `zmq::Socket::monitor` | a NUL byte | the name is made of a number |
-//! | `zmq::Message::with_size` and sends | memory that is refused | sizes are bounded before; nothing else helps there |
-//! | `zmq::Context::new` | nothing: it answers with a null context where descriptors ran short | `ingest::contexts` keeps no context that has opened no socket |
-//! | `zmq::SocketEvent::from_raw` | an unknown number | the daemon compares numbers and never calls it |
+//! | `zmq::Socket::connect`, `bind` | a NUL byte (`CString::new().unwrap()`) | only the demo and tests use them, with names of their own |
+//! | sockets of [`crate::zmtp`] | nothing: what cannot be opened is an error, and is tried again | |
 //! | `std::time::Instant` + a duration | a sum beyond what it holds | durations are configured below a year (`limits`) |
 //! | `core_affinity`, `notify`, `ureq`, `toml_edit`, `serde_json` | nothing that input decides, as far as their sources and the fuzz targets tell | parsers and requests run on threads whose panic is an error (`spawn_blocking`) |
 //! | `flatbuffers` readers | offsets of a buffer that was not verified | every buffer is verified before it is read |

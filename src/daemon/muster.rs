@@ -286,7 +286,7 @@ impl Muster {
         trust.store(Trust { level: TrustLevel::None, reasons, ..trust.load() });
     }
 
-    /// Why there is no room for one more publisher's sockets: libzmq ends the process where there is none.
+    /// Why there is no room for one more publisher's connections.
     fn too_few_descriptors(&self) -> Option<Error> {
         let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count() + 1;
         let room = self.descriptors;

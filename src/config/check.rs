@@ -122,7 +122,7 @@ fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {
     metrics
 }
 
-/// Writes names of hosts as they are compared. What is wrong with one of them, if so.
+/// Puts host names into lower case, as they are compared; returns what is wrong with one of them, if anything.
 fn names(hosts: &mut [String]) -> Option<String> {
     hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
     let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));

@@ -99,7 +99,7 @@ mod tests {
             ("0.0.0.0/0", "tcp://[2001:db8::1]:1", false),
             ("fd00::/8", "tcp://[fd12::1]:1", true),
             ("fd00::/8", "tcp://[fe80::1]:1", false),
-            // What libzmq would resolve to an address by itself is a name.
+            // A name that a resolver reads as an address is a name here.
             ("127.0.0.0/8", "tcp://2130706433:1", false),
             ("127.0.0.0/8", "tcp://localhost:1", false),
             ("127.0.0.0/8", "tcp://127.0.0.1;evil.example:1", false),

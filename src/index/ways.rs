@@ -6,8 +6,9 @@
 //! known where it leaves. A way ends where nobody holds anything of it any more. So a lookup takes a number of steps
 //! in proportion to the nodes that it meets, however often the ways fork.
 //!
-//! A worker with sliding windows can use as much of its device run as ends with enough blocks that the windows have. Its
-//! lower tiers count only where that is the whole run: what they add to a run that was cut back no engine tells.
+//! A worker with sliding windows can use its device run up to the last place where the windows have enough blocks. Its
+//! lower tiers count only where that place is the end of the run: no engine's rule says what a lower tier adds to a run
+//! that the windows cut back.
 
 use super::bits::{Bits, Run};
 use super::compare::common_prefix;
@@ -302,8 +303,8 @@ impl Reach {
         self
     }
 
-    /// Takes the blocks of a node into account that the windows have, up to a depth: a prefix can be used that ends where the
-    /// windows have as many blocks without a gap as they must, or all blocks there are.
+    /// Adds the blocks of a node that the windows have, up to a depth. A prefix can be used if, at its end, the windows have
+    /// `window_blocks` blocks without a gap, or every block from the root.
     fn see_windows(&mut self, header: &Header, more: Option<&More>, worker: &TieredWorker, (depth, end): (u32, u32)) {
         for held in window_runs(header, more, worker.lanes[Layer::Windows.index()]) {
             let (from, to) = ((depth + u32::from(held.from)).min(end), (depth + u32::from(held.to)).min(end));

@@ -227,7 +227,7 @@ impl Oracle {
         let mut at = (0..=device.min(usable_max)).rev().find(is_usable).expect("0 is usable");
         let mut depths = [at as u32, 0, 0, 0];
         if at < device {
-            // What lower tiers add to a run that the windows cut back no engine tells.
+            // No engine's rule says what a lower tier adds to a run that the windows cut back.
             return depths;
         }
         for tier in [Tier::Host, Tier::Disk, Tier::External] {

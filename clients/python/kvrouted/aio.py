@@ -401,7 +401,7 @@ class AsyncClient:
             correlation_id = min(self._waiting)
         if correlation_id in self._watching:
             told = self._watching[correlation_id]
-            # Of fleets that nobody has looked at yet the last one says it all.
+            # A newer fleet replaces one that the caller has not read yet.
             if not told.empty():
                 told.get_nowait()
             told.put_nowait(reply)

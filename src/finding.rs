@@ -106,7 +106,7 @@ reasons! {
     SchemeUnknown = "scheme_unknown", Harm::Warning, "decisions of the space are by load alone", "set block_size in the [[space]] (kvrouted serve --block-size) to the engine's: vLLM --block-size, SGLang --page-size";
     /// Messages of the worker wait behind a dump, load or recovery and are near their bound.
     MessagesWait = "messages_wait", Harm::Warning, "what is known of the worker is older every moment; beyond the bound the dump or load is given up, and a recovery drops the oldest", "give whoever receives the dump more room, or take it when the fleet is quieter; in a recovery, see why the engine's replay socket is slow";
-    /// The thread that takes the worker's events in panicked of late, and its shard of the index was built anew.
+    /// The ingest thread of the worker panicked lately; its shard of the index was built anew.
     IngestPanicked = "ingest_panicked", Harm::Severe, "the workers of the shard were not believed until their events were heard again, and what they published before counts only where they replay it", "report the panic that the log has, with the lines before it";
     /// The worker's replay endpoint does not answer.
     ReplaySilent = "replay_silent", Harm::Warning, "events that get lost cannot be fetched again, and the worker is emptied then", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or leave it out";

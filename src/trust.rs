@@ -136,15 +136,15 @@ reasons! {
     UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
     /// A relay or a snapshot of another version gives a reason that this version does not know.
     UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update kvrouted here to the version of the worker's relay; the level is what the relay says, at most lower_bound";
-    /// Somebody said that the engine's cache was cleared, and the engine has not published it yet.
-    ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this stays, that had come before: clear once more and send one request";
-    /// More copies were announced than can be, as by full reports, which the space says that nobody can ask for; the worker was emptied.
-    FullReports(26) = "full_reports", TrustLevel::LowerBound, Harm::Severe, "find who sends the engine kv_cache_report_mode=full and strip it there, or set full_reports = \"possible\" in the worker's [[space]]; then clear the engine's prefix cache once and send it one request";
+    /// A caller reported that the engine's cache was cleared; the engine has not published the clear yet.
+    ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this reason stays, the clear was published before the report: clear once more and send one request";
+    /// The engine announced more copies than it can hold, as full reports do, although the space rules these out; the worker was emptied.
+    FullReports(26) = "full_reports", TrustLevel::LowerBound, Harm::Severe, "find the caller that sends the engine kv_cache_report_mode=full and strip the field there, or set full_reports = \"possible\" in the worker's [[space]]; then clear the engine's prefix cache once and send it one request";
     /// Offloaded blocks are known by their hashes only, and device memory has not said what they are; they were not bound.
     OffloadUnbound(27) = "offload_unbound", TrustLevel::LowerBound, Harm::Note, "none needed: it ends when the engine loads or drops those blocks; start kvrouted, or a relay, before the engine to have none";
     /// Part of what is held below device memory is not known: a clear did not say whether it went, or its store says too little.
     LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "none needed where device memory is what counts; otherwise restart the engine after kvrouted: a clear of its prefix cache does not speak of a connector's tiers";
-    /// The thread that takes its events in panicked; its shard of the index was discarded and is built anew.
+    /// The ingest thread of the worker panicked; its shard of the index was discarded and is built anew.
     IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic that the log has; a worker whose events make the thread panic again and again is left out: change its endpoint, or remove it and add it again";
 }
 

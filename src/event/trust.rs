@@ -32,6 +32,8 @@
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
 //! | emptied because somebody asked for it | joined_late | |
 //! | emptied because its ingest thread panicked | ingest_failed | |
+//! | the index has blocks wait for their places | (capacity_bound, beside one that was found) | |
+//! | none waits any more | | (that one, not one that was found) |
 //! | somebody says that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device | | clear_awaited |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound |
@@ -102,6 +104,10 @@ pub enum TrustInput {
     ClearPublished,
     /// The thread that took its events in panicked, and the worker was emptied.
     IngestFailed,
+    /// Blocks of the worker wait for their places in the index.
+    Deferred,
+    /// All of them have their places, or the worker was emptied.
+    DeferralEnded,
 }
 
 /// What a batch or one of its events can show that lowers trust.
@@ -219,6 +225,8 @@ const NOT_OF_A_DUMP: [TrustReason; 7] = [
 #[derive(Clone, Debug)]
 pub struct WorkerTrust {
     reasons: TrustReasons,
+    /// Blocks wait for their places in the index.
+    is_deferring: bool,
     source: Option<SourceTrust>,
     since_unix_ms: u64,
     as_of: Option<(EventSeq, u64)>,
@@ -229,7 +237,7 @@ impl WorkerTrust {
     #[must_use]
     pub fn new(now_unix_ms: u64) -> Self {
         let reasons = [TrustReason::Joining].into_iter().collect();
-        Self { reasons, source: None, since_unix_ms: now_unix_ms, as_of: None }
+        Self { reasons, is_deferring: false, source: None, since_unix_ms: now_unix_ms, as_of: None }
     }
 
     /// Takes an input at a time (milliseconds of Unix time). Answers whether the level fell.
@@ -298,6 +306,8 @@ impl WorkerTrust {
             TrustInput::ClearTold => self.reasons.insert(TrustReason::ClearAwaited),
             TrustInput::ClearPublished => self.take(&[TrustReason::ClearAwaited]),
             TrustInput::IngestFailed => self.reasons.insert(TrustReason::IngestFailed),
+            TrustInput::Deferred => self.is_deferring = true,
+            TrustInput::DeferralEnded => self.is_deferring = false,
         }
     }
 
@@ -333,7 +343,7 @@ impl WorkerTrust {
     /// cannot mend.
     #[must_use]
     pub fn view_of_blocks(&self) -> SourceTrust {
-        let mut of_blocks = Self { reasons: self.reasons(), ..self.clone() };
+        let mut of_blocks = Self { reasons: self.reasons(), is_deferring: false, ..self.clone() };
         of_blocks.take(&NOT_OF_A_DUMP);
         let mut own = self.clone();
         own.take(&NOT_OF_A_DUMP);
@@ -349,7 +359,7 @@ impl WorkerTrust {
     /// The level its reasons allow.
     #[must_use]
     pub fn level(&self) -> TrustLevel {
-        let own = self.reasons.cap();
+        let own = self.own_reasons().cap();
         self.source.map_or(own, |source| own.min(source.level).min(source.reasons.cap()))
     }
 
@@ -365,15 +375,25 @@ impl WorkerTrust {
     /// Why not more, but for what a relay says of itself.
     #[must_use]
     pub const fn own_reasons(&self) -> TrustReasons {
-        self.reasons
+        let mut reasons = self.reasons;
+        if self.is_deferring {
+            reasons.insert(TrustReason::CapacityBound);
+        }
+        reasons
+    }
+
+    /// Whether blocks wait for their places in the index.
+    #[must_use]
+    pub const fn is_deferring(&self) -> bool {
+        self.is_deferring
     }
 
     /// Why not more.
     #[must_use]
     pub const fn reasons(&self) -> TrustReasons {
         match self.source {
-            Some(source) => self.reasons.union(source.reasons),
-            None => self.reasons,
+            Some(source) => self.own_reasons().union(source.reasons),
+            None => self.own_reasons(),
         }
     }
 

@@ -13,7 +13,7 @@ use super::store::Goal;
 use super::tree::Tree;
 use super::waiting::Waiter;
 use super::worker::{Allowance, GroupLane, Worker, stirred};
-use super::{Binding, Refusal, ShardLimits, StoreBlocks, StoreOutcome};
+use super::{Binding, Refusal, ShardLimits, Shortfall, StoreBlocks, StoreOutcome};
 use crate::ids::{EngineHash, GroupId, LocalHash};
 use crate::limits::GROUPS_MAX;
 use hashbrown::HashSet;
@@ -31,6 +31,7 @@ impl Worker {
         tree: &mut Tree,
         limits: &ShardLimits,
         store: &StoreBlocks<'_>,
+        before_shortfall: &mut dyn FnMut(Shortfall),
     ) -> StoreOutcome {
         if store.hashes.len() != store.locals.len() {
             return StoreOutcome::refused(Refusal::LengthMismatch);
@@ -52,8 +53,11 @@ impl Worker {
         tree.head.tear();
         let mut outcome = self.store_blocks(tree, store);
         if self.allowance.overwhelmed {
+            before_shortfall(Shortfall::Emptied);
             self.hide(tree);
             outcome = StoreOutcome::refused(Refusal::WorkBound);
+        } else if outcome.deferred {
+            before_shortfall(Shortfall::Deferred);
         }
         tree.head.mend();
         outcome

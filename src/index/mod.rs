@@ -270,6 +270,15 @@ impl StoreOutcome {
     }
 }
 
+/// Why answers about a worker are too low from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortfall {
+    /// Blocks wait for their places until a sweep is [through with them](ShardWriter::is_deferring).
+    Deferred,
+    /// The worker is emptied, because more of its blocks would have to move than may.
+    Emptied,
+}
+
 /// Why a store was refused, whole. Where several reasons apply the first of this list is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {

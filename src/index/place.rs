@@ -222,7 +222,7 @@ impl Worker {
         let from = self.homeward.len();
         for child in children {
             if !self.plant(tree, name, child) {
-                // Without words for it, it stays where it is; so would the others.
+                // The parent lost its place meanwhile, or there are no words for the child; so it is for the others.
                 return;
             }
             self.homeward.push(child);
@@ -238,6 +238,8 @@ impl Worker {
         let Some(waiter) = self.waiting.remove(child) else { return true };
         let after = Place { at: place.at + 1, ..place };
         let Ok(place) = self.place(tree, waiter.lanes[0], after, child, waiter.local, waiter.seed) else {
+            // A block without a place would wait for ever, and the worker would count for too little.
+            self.allowance.overwhelmed = true;
             self.waiting.insert(child, waiter);
             return false;
         };

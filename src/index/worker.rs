@@ -73,6 +73,8 @@ pub(super) struct Worker {
     pub(super) forked: bool,
     /// How many of the last blocks of a prompt its window groups must have.
     pub(super) window_blocks: u32,
+    /// A sweep has emptied the worker, and nobody has asked for that yet.
+    pub(super) emptied_by_sweep: bool,
 }
 
 /// What one event, or one slice of a sweep, may move of a worker's blocks: out of their places, or to places.
@@ -122,6 +124,7 @@ impl Worker {
             allowance: Allowance::default(),
             forked: false,
             window_blocks: 0,
+            emptied_by_sweep: false,
         }
     }
 

@@ -9,7 +9,8 @@ use super::sweep::Pass;
 use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{
-    Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, StoreBlocks, StoreOutcome, TierDigest, WorkerBlocks,
+    Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, Shortfall, StoreBlocks, StoreOutcome, TierDigest,
+    WorkerBlocks,
 };
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use crate::limits::{
@@ -187,6 +188,17 @@ impl ShardWriter {
     /// Counts one reference of a tier and group to each block, binding those that are not bound. All of
     /// the store is applied or none of it.
     pub fn store(&mut self, slot: WorkerSlot, blocks: &StoreBlocks<'_>) -> StoreOutcome {
+        self.store_announced(slot, blocks, &mut |_| {})
+    }
+
+    /// The same. `before_shortfall` is called before readers can see answers about the worker that are too low, so that
+    /// the worker's trust falls first. Readers wait meanwhile: it must be short.
+    pub fn store_announced(
+        &mut self,
+        slot: WorkerSlot,
+        blocks: &StoreBlocks<'_>,
+        before_shortfall: &mut dyn FnMut(Shortfall),
+    ) -> StoreOutcome {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else {
             return StoreOutcome::refused(Refusal::UnknownWorker);
         };
@@ -196,7 +208,7 @@ impl ShardWriter {
         let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
         let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
         let quick = if fits && tidy { worker.store_quickly(tree, limits, blocks).ok() } else { None };
-        let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks));
+        let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks, before_shortfall));
         worker.account_for(tree, names);
         if outcome.deferred && !self.homeward.contains(&slot) {
             self.homeward.push(slot);
@@ -331,8 +343,40 @@ impl ShardWriter {
         worker.account_for(tree, names);
         if overwhelmed {
             self.empty(slot);
+            if let Some(worker) = self.worker_mut(slot) {
+                worker.emptied_by_sweep = true;
+            }
         }
         done.max(1)
+    }
+
+    /// Whether blocks that a store [deferred](StoreOutcome::deferred) still wait for their places.
+    #[must_use]
+    pub fn is_deferring(&self, slot: WorkerSlot) -> bool {
+        self.worker(slot).is_some_and(|worker| !worker.homeward.is_empty())
+    }
+
+    /// Whether a sweep has emptied a worker because more of its blocks would have to move than may: `true` once. That
+    /// happens to workers of which a store was [deferred](StoreOutcome::deferred), and to no others.
+    pub fn take_emptied_by_sweep(&mut self, slot: WorkerSlot) -> bool {
+        self.worker_mut(slot).is_some_and(|worker| std::mem::take(&mut worker.emptied_by_sweep))
+    }
+
+    /// How many references of a tier and group there are to a block.
+    #[must_use]
+    pub fn references_to(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> u64 {
+        let Some(worker) = self.worker(slot) else { return 0 };
+        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return 0 };
+        if !worker.refers(&self.tree, lane, hash) {
+            return 0;
+        }
+        1 + worker.extras.get(&(hash, lane)).copied().map_or(0, u64::from)
+    }
+
+    /// Whether there is more than one reference to any block of a worker.
+    #[must_use]
+    pub fn has_copies(&self, slot: WorkerSlot) -> bool {
+        self.worker(slot).is_some_and(|worker| !worker.extras.is_empty())
     }
 
     /// Ends a batch: the epoch goes on, and memory that nobody can be looking at is used again.

@@ -101,9 +101,9 @@ impl Stream {
 
     /// Counts a reference to blocks whose place and content are known.
     pub(super) fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
-        let mut outcome = home.writer.store(self.slot, blocks);
+        let mut outcome = self.store_in_index(home, blocks, now);
         if outcome.refused == Some(Refusal::HashConflict) && self.release_to_device(home, blocks, now) {
-            outcome = home.writer.store(self.slot, blocks);
+            outcome = self.store_in_index(home, blocks, now);
         }
         let counts_copies = self.counts_copies(home);
         let is_repeated = is_repeated(blocks, &outcome);
@@ -197,10 +197,6 @@ impl Stream {
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if outcome.ambiguous {
             self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
-        }
-        if outcome.deferred {
-            // For some turns the answers are too low.
-            self.found(Finding::CapacityBound, now);
         }
         match outcome.refused {
             // A conflict is seen to by `conflict`.
@@ -394,7 +390,7 @@ impl Stream {
         }
     }
 
-    fn bounded(&mut self, refusal: Refusal, now: Now) {
+    pub(super) fn bounded(&mut self, refusal: Refusal, now: Now) {
         self.refuse(WorkerCounter::StoresBounded, Finding::CapacityBound, now);
         let times = self.view.counters.get(WorkerCounter::StoresBounded);
         if times.is_power_of_two() {

@@ -63,6 +63,7 @@ impl Feed {
             slots: vec![slot],
             unswept: false,
             choked: false,
+            deferring: false,
         };
         let now = Now::default();
         let stream = Stream::new(&publisher, now);
@@ -104,5 +105,6 @@ impl Feed {
     fn end_turn(&mut self) {
         self.stream.show(&mut self.home);
         self.home.writer.sweep(INGEST_SWEEP_BLOCKS);
+        self.stream.swept(&mut self.home, self.now);
     }
 }

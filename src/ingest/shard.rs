@@ -193,6 +193,7 @@ impl Shard {
             for home in &mut self.homes {
                 unswept |= home.sweep(ticks);
             }
+            self.see_deferred(now);
             self.see_choked();
         }
     }
@@ -261,6 +262,17 @@ impl Shard {
         self.replays.look = true;
     }
 
+    /// Has the streams take note of what a sweep did with blocks that waited for their places.
+    fn see_deferred(&mut self, now: Now) {
+        for (number, home) in self.homes.iter_mut().enumerate().filter(|(_, home)| home.deferring) {
+            home.deferring = false;
+            for member in self.members.iter_mut().filter(|member| member.home == number) {
+                let waits = member.stream.swept(home, now);
+                home.deferring |= waits;
+            }
+        }
+    }
+
     fn tell_fleet(&mut self) {
         if !self.changes.is_empty() {
             let changes = std::mem::take(&mut self.changes);
@@ -314,6 +326,7 @@ fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards:
             slots: Vec::new(),
             unswept: false,
             choked: false,
+            deferring: false,
         };
         let of_space = publishers.iter().filter(|publisher| publisher.space == space);
         of_space.for_each(|publisher| home.take_in(publisher, shards));

@@ -23,6 +23,7 @@
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
 mod conflicted;
+mod deferred;
 mod hold;
 mod losses;
 mod lower;
@@ -83,6 +84,8 @@ pub(super) struct Home {
     pub(super) unswept: bool,
     /// Whether events wait until the index has got memory back.
     pub(super) choked: bool,
+    /// Whether a sweep may have more to say of a worker of which blocks waited for their places.
+    pub(super) deferring: bool,
 }
 
 /// Memory that is used again from batch to batch.
@@ -362,13 +365,8 @@ impl Stream {
 
     /// Moves the trust. A fall is shown at once, before the index changes; a rise waits for [`Stream::show`].
     pub(super) fn input(&mut self, input: TrustInput, now: Now) {
-        if self.trust.apply(input, now.unix_ms) {
-            let fallen = self.trust.trust();
-            self.shown.level = self.shown.level.min(fallen.level);
-            self.shown.reasons = self.shown.reasons.union(fallen.reasons);
-            self.shown.since_unix_ms = fallen.since_unix_ms;
-            self.view.trust.store(self.shown);
-        }
+        let Self { trust, shown, view, .. } = self;
+        move_trust((trust, shown), view, input, now);
     }
 
     /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
@@ -512,5 +510,16 @@ impl Stream {
     #[cfg(test)]
     pub(super) fn reasons(&self) -> crate::trust::TrustReasons {
         self.trust.reasons()
+    }
+}
+
+/// Moves a trust, and shows it at once where it falls.
+fn move_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView, input: TrustInput, now: Now) {
+    if trust.apply(input, now.unix_ms) {
+        let fallen = trust.trust();
+        shown.level = shown.level.min(fallen.level);
+        shown.reasons = shown.reasons.union(fallen.reasons);
+        shown.since_unix_ms = fallen.since_unix_ms;
+        view.trust.store(*shown);
     }
 }

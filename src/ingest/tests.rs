@@ -105,6 +105,7 @@ impl Rig {
             slots,
             unswept: false,
             choked: false,
+            deferring: false,
         };
         Self { home, reader: IndexReader::new(vec![reader]), streams, scratch: Scratch::default(), now: Now::default() }
     }
@@ -129,6 +130,9 @@ impl Rig {
     /// What the idle turns of a shard do until nothing is left to do.
     fn settle(&mut self) {
         while self.home.writer.sweep(INGEST_SWEEP_BLOCKS) {}
+        for stream in &mut self.streams {
+            stream.swept(&mut self.home, self.now);
+        }
         self.home.writer.reclaim();
         self.home.writer.publish();
     }

@@ -126,7 +126,7 @@ impl Stream {
             }
             let (hashes, behind) = rest.split_at(locals.len());
             let blocks = StoreBlocks { parent, hashes, locals: &locals, tier: Tier::Device, group, seed };
-            let outcome = home.writer.store(self.slot, &blocks);
+            let outcome = self.store_in_index(home, &blocks, now);
             self.count_stored(home, &outcome, now);
             rest = behind;
         }

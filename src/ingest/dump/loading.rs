@@ -105,7 +105,7 @@ impl Loading {
                 *number += 1;
                 blocks += store.hashes.len().max(1);
                 self.stored.add(&store);
-                stream.load_store(home, &store)?;
+                stream.load_store(home, &store, now)?;
                 continue;
             }
             match (self.parts.try_recv(), self.begin.is_some()) {

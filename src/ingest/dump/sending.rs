@@ -40,10 +40,10 @@ impl Sending {
             }
             return Step::Waits;
         }
-        self.patience.renew();
         if !self.begun {
             return self.begin(stream, home, now);
         }
+        self.patience.renew();
         let (mut chunk, sent) = (DumpChunk::default(), &mut self.sent);
         let more = home.writer.dump(stream.slot, &mut self.cursor, DUMP_SLICE_BLOCKS, &mut |store| {
             chunk.push(&store);
@@ -68,6 +68,11 @@ impl Sending {
         // What waited for the dump before this one comes first.
         if stream.is_held() {
             return Step::Waits;
+        }
+        // What moves to its place while it is walked might be given out twice, or not at all.
+        if home.writer.is_deferring(stream.slot) {
+            let is_over = self.patience.is_over(now.uptime_ms);
+            return if is_over { self.abort(stream, home, AbortReason::Stalled, now) } else { Step::Waits };
         }
         self.begun = true;
         let (watermark, remembered) = stream.hold_for_dump();

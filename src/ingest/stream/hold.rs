@@ -212,12 +212,13 @@ impl Stream {
         &mut self,
         home: &mut Home,
         store: &StoreBlocks<'_>,
+        now: Now,
     ) -> Result<(), AbortReason> {
         if home.scheme.get().is_none() {
             return Err(AbortReason::SchemeMismatch);
         }
         self.changed = true;
-        let outcome = home.writer.store(self.slot, store);
+        let outcome = self.store_in_index(home, store, now);
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if let Some(refusal) = outcome.refused {

@@ -57,7 +57,7 @@ impl Stream {
         }
         let taken = match part.phase {
             SnapshotPhase::Begin => self.begin_snapshot(home, &scratch.batch, (part, generation), now),
-            SnapshotPhase::Chunk => self.take_chunk(home, &scratch.batch, part),
+            SnapshotPhase::Chunk => self.take_chunk(home, &scratch.batch, part, now),
             SnapshotPhase::End => self.end_snapshot(home, part, now),
         };
         if let Err(reason) = taken {
@@ -119,7 +119,7 @@ impl Stream {
         Ok(())
     }
 
-    fn take_chunk(&mut self, home: &mut Home, batch: &EventBatch, part: Snapshot) -> Result<(), AbortReason> {
+    fn take_chunk(&mut self, home: &mut Home, batch: &EventBatch, part: Snapshot, now: Now) -> Result<(), AbortReason> {
         // Out of its place while its stores are put in: whatever empties the worker meanwhile ends it.
         let Some(mut taking) = self.relayed.taking.take() else { return Err(AbortReason::Corrupt) };
         if (part.id, part.chunk) != (taking.id, taking.chunks) {
@@ -129,7 +129,7 @@ impl Stream {
             let KvEvent::Stored(stored) = event else { return Err(AbortReason::Corrupt) };
             let blocks = hashed(&stored).ok_or(AbortReason::Corrupt)?;
             taking.stored.add(&blocks);
-            self.load_store(home, &blocks)?;
+            self.load_store(home, &blocks, now)?;
         }
         taking.chunks += 1;
         self.relayed.taking = Some(taking);

@@ -78,3 +78,80 @@ fn a_worker_of_which_one_event_would_move_too_much_is_emptied_and_says_so_until_
     rig.expect(TrustLevel::Exact, &[], 4);
     assert_eq!(rig.device(&[1]), 1);
 }
+
+/// Stores a long chain that waits for its parent, and then the parent: the index gives places to a part of the chain,
+/// and to the rest in slices. The hashes of the chain.
+fn defer(rig: &mut Rig, first: u64, last: &[u64]) -> (Vec<u64>, Vec<u32>) {
+    let blocks = first + 1..first + INDEX_EVENT_MOVES_MAX as u64 + 1000;
+    let hashes: Vec<u64> = blocks.chain(last.iter().copied()).collect();
+    let contents: Vec<u32> = hashes.iter().map(|hash| *hash as u32).collect();
+    let seq = rig.trust().as_of_seq.map_or(0, |seq| seq.0 + 1);
+    rig.send(seq, &Batch::new(seq as u32).stored(Some(first), &hashes, &contents));
+    rig.send(seq + 1, &Batch::new(seq as u32 + 1).stored(None, &[first], &[first as u32]));
+    (hashes, contents)
+}
+
+#[test]
+fn a_worker_is_exact_again_once_all_that_waited_has_its_place() {
+    let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
+    rig.send(0, &chain(0));
+    let (_, contents) = defer(&mut rig, 1000, &[]);
+    let whole: Vec<u32> = std::iter::once(1000).chain(contents).collect();
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 2);
+    assert!((1..whole.len() as u32).contains(&rig.device(&whole)), "{} have their place", rig.device(&whole));
+    rig.settle();
+    assert_eq!(rig.device(&whole), whole.len() as u32);
+    rig.expect(TrustLevel::Exact, &[], 2);
+    // A bound that was reached meanwhile stays.
+    let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
+    rig.send(0, &chain(0));
+    defer(&mut rig, 1000, &[]);
+    rig.home.writer.bound_worker(rig.streams[0].slot, 1);
+    rig.send(3, &Batch::new(3).stored(None, &[9], &[9]));
+    rig.settle();
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 3);
+}
+
+/// A worker that the index empties in a slice of its sweep: a block that waits gets its place, and more hangs where it
+/// was before than one slice may move.
+pub(super) fn overwhelm_later(rig: &mut Rig) {
+    let below: Vec<u64> = (100_000..100_000 + INDEX_EVENT_MOVES_MAX as u64 + 1000).collect();
+    let contents: Vec<u32> = below.iter().map(|hash| *hash as u32).collect();
+    rig.send(0, &chain(0).stored(None, &[99], &[99]).stored(Some(99), &below, &contents).removed(&[99]));
+    rig.expect(TrustLevel::Exact, &[], 0);
+    defer(rig, 1000, &[99]);
+}
+
+#[test]
+fn a_worker_that_the_index_empties_in_a_slice_says_so_until_a_clear() {
+    let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
+    overwhelm_later(&mut rig);
+    assert_eq!((rig.device(&[1, 2, 3]), rig.count(C::Emptied)), (3, 0));
+    rig.settle();
+    assert_eq!((rig.device(&[1, 2, 3]), rig.count(C::Emptied), rig.count(C::StoresBounded)), (0, 1, 1));
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 2);
+    rig.send(3, &Batch::new(3).stored(None, &[9], &[9]));
+    rig.settle();
+    rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 3);
+    rig.send(4, &Batch::new(4).cleared().stored(None, &[9], &[9]));
+    rig.expect(TrustLevel::Exact, &[], 4);
+}
+
+/// A worker of which the index empties a store that would move too much.
+fn overwhelm(rig: &mut Rig) {
+    rig.send(0, &chain(0));
+    let below = 14..14 + INDEX_EVENT_MOVES_MAX as u64 + 1000;
+    let (hashes, contents): (Vec<u64>, Vec<u32>) = below.map(|hash| (hash, hash as u32 - 10)).unzip();
+    rig.send(1, &Batch::new(1).stored(Some(13), &hashes, &contents));
+    rig.expect(TrustLevel::Exact, &[], 1);
+    rig.take(0, 2, &Batch::new(2).removed(&[11]).stored(None, &[9], &[1]).payload());
+}
+
+#[test]
+fn trust_has_fallen_when_readers_see_that_the_index_has_emptied_a_worker() {
+    let mut rig = Rig::new(&Options::default());
+    overwhelm(&mut rig);
+    assert_eq!(rig.count(C::Emptied), 1);
+    let levels: Vec<_> = rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
+    assert_eq!(levels, [TrustLevel::LowerBound], "what readers see once the index is empty");
+}

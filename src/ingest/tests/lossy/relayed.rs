@@ -65,7 +65,11 @@ struct RelayRig {
 
 impl RelayRig {
     fn new(name: RelayName, buffer_batches_max: usize) -> Self {
-        let mut rig = Rig::new(&Options::default());
+        Self::with(name, buffer_batches_max, &Options::default())
+    }
+
+    fn with(name: RelayName, buffer_batches_max: usize, options: &Options) -> Self {
+        let mut rig = Rig::new(options);
         let sent = Arc::new(Mutex::new(Sent {
             buffer: ReplayBuffer::new(buffer_batches_max, usize::MAX),
             live: Vec::new(),
@@ -95,6 +99,19 @@ fn decoded(payload: &[u8]) -> EventBatch {
     let mut batch = EventBatch::new();
     flat::decode(payload, &mut batch).expect("our own wire");
     batch
+}
+
+#[test]
+fn a_relay_says_that_the_index_has_emptied_its_worker_in_a_slice() {
+    let mut relay = RelayRig::with(NAME, 100, &Options { salts_possible: false, ..Options::default() });
+    crate::ingest::tests::bounds::overwhelm_later(&mut relay.rig);
+    relay.take_live();
+    relay.rig.settle();
+    let live = relay.take_live();
+    let said: Vec<_> = live.iter().map(|(_, payload)| decoded(payload)).collect();
+    let clears = said.iter().flat_map(|batch| batch.events()).filter(|event| matches!(event, KvEvent::Cleared(_)));
+    assert_eq!((said.len(), clears.count()), (1, 1));
+    assert_eq!(said[0].info().source.map(|source| source.level), Some(TrustLevel::LowerBound));
 }
 
 #[test]

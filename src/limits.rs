@@ -205,6 +205,10 @@ pub const GATE_REPLAYED_REMEMBERED_MAX: usize = 1 << 14;
 /// References of one worker's sliding-window groups to blocks of which no event has said yet what they are. Such an
 /// event comes in the same batch.
 pub const WINDOW_REFERENCES_UNPLACED_MAX: usize = 1 << 16;
+/// Blocks of one worker of which it is remembered that a removal left copies of blocks behind them.
+pub const COPIES_LEFT_MAX: usize = 1 << 12;
+/// Blocks behind one block of which it is remembered that a removal left copies.
+pub const COPIES_LEFT_OF_ONE_MAX: usize = 8;
 /// KV groups of one worker of which it is remembered what they serve.
 pub const GROUP_KINDS_MAX: usize = 256;
 /// Names that no rule covers, of one event batch; the others of it are counted together.
@@ -450,7 +454,13 @@ pub const SERVER_INFO_BYTES_MAX: u64 = 4 << 20;
 pub const SERVER_INFO_MS_MAX: u64 = 5_000;
 /// How long to wait before an engine that did not say is asked again: at first, and at most, milliseconds.
 pub const SERVER_INFO_REST_MS: [u64; 2] = [250, 30_000];
-/// Engines that are asked at once.
+/// How long an engine that has said where it publishes is left before it is looked at again, milliseconds.
+pub const SERVER_LOOK_REST_MS: u64 = 2_000;
+/// How long an engine may take to answer a look, milliseconds.
+pub const SERVER_LOOK_MS_MAX: u64 = 2_000;
+/// Looks at an engine that fail in a row before its workers are left alone.
+pub const SERVER_LOOKS_FAILED_MAX: u32 = 3;
+/// Engines that are asked at once, and engines that are looked at at once.
 pub const SERVERS_ASKED_MAX: usize = 8;
 /// How long to wait after a file of workers changed before it is looked at: often more follows, milliseconds.
 pub const DISCOVERY_SETTLE_MS: u64 = 20;

@@ -72,6 +72,7 @@ counters! {
         StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";
         StoresCopied = "stores_copied", "Root chains announced again, counted as one more copy.";
         FullReports = "full_reports", "Times that announcements showed a full report where full_reports is none.";
+        LastCopyRemovals = "last_copy_removals", "Times that events showed one removal for all copies of a block.";
         StoresBounded = "stores_bounded", "Stored events refused because a bound was reached.";
         StoresMemoryBound = "stores_memory_bound", "Stored events refused because the space's memory ceiling was reached.";
         StoresSchemeUnknown = "stores_scheme_unknown", "Stored events before the space's hash scheme was known, not bound.";
@@ -164,6 +165,7 @@ counters! {
         DiscoveryFilesUnusable = "discovery_files_unusable", "Times a file of workers was found unreadable or wrong; what it said before holds.";
         DiscoveryFilesRead = "discovery_files_read", "Times a file of workers was read after a change.";
         DiscoveryFilesGone = "discovery_files_gone", "Files of workers whose workers were removed because the file had gone.";
+        ServerLooksFailed = "server_looks_failed", "Times an engine named by its URL did not answer a look.";
         ServerInfoFailed = "server_info_failed", "Times an engine named by its URL did not say where it publishes.";
         ConfigReloads = "config_reloads", "Times the configuration was read again and used.";
         ConfigReloadsRefused = "config_reloads_refused", "Times the configuration was read again and could not be used.";

@@ -146,6 +146,8 @@ reasons! {
     LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "none needed where device memory is what counts; otherwise restart the engine after kvrouted: a clear of its prefix cache does not speak of a connector's tiers";
     /// The ingest thread of the worker panicked; its shard of the index was discarded and is built anew.
     IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic that the log has; a worker whose events make the thread panic again and again is left out: change its endpoint, or remove it and add it again";
+    /// The engine announces one removal for all copies of a block, which were counted each; the worker was emptied.
+    LastCopyRemovals(30) = "last_copy_removals", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request; the daemon has noticed how this engine removes, and from now on takes each removal for all copies of a block";
 }
 
 /// A set of [`TrustReason`]s.

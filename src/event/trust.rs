@@ -36,7 +36,7 @@
 //! | none waits any more | | (that one, not one that was found) |
 //! | somebody says that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device | | clear_awaited |
-//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound, last_copy_removals |
 //!
 //! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
 //! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
@@ -147,6 +147,8 @@ pub enum Finding {
     OffloadUnbound,
     /// Tiers below device memory that are not known in full.
     LowerTiersUnknown,
+    /// Removals that speak of all copies of a block.
+    LastCopyRemovals,
 }
 
 impl Finding {
@@ -171,6 +173,7 @@ impl Finding {
             Self::UnchainedHashes => TrustReason::UnchainedHashes,
             Self::OffloadUnbound => TrustReason::OffloadUnbound,
             Self::LowerTiersUnknown => TrustReason::LowerTiersUnknown,
+            Self::LastCopyRemovals => TrustReason::LastCopyRemovals,
         }
     }
 }
@@ -194,7 +197,7 @@ const UNTIL_WHOLE: [TrustReason; 5] = [
     TrustReason::IngestFailed,
 ];
 /// Reasons that speak of what the engine held, moot once it holds nothing.
-const UNTIL_CLEARED: [TrustReason; 11] = [
+const UNTIL_CLEARED: [TrustReason; 12] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
     TrustReason::Undecodable,
@@ -206,6 +209,7 @@ const UNTIL_CLEARED: [TrustReason; 11] = [
     TrustReason::MemoryBound,
     TrustReason::UnknownEvents,
     TrustReason::OffloadUnbound,
+    TrustReason::LastCopyRemovals,
 ];
 /// Reasons by which events were not applied.
 const MISSED_EVENTS: [TrustReason; 4] =

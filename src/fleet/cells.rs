@@ -153,27 +153,32 @@ const fn pack_trust(trust: &Trust) -> u64 {
 const _: () = assert!(TrustReasons::KNOWN_BITS < 1 << LEVEL_SHIFT, "a reason would reach the level");
 
 /// A space's hash scheme: configured, or learnt from the first worker that shows it. Zero = unknown.
+/// Beside it, in which forms the salts of the space's workers came.
 #[derive(Debug, Default)]
-pub struct SchemeCell(AtomicU64);
+pub struct SchemeCell {
+    scheme: AtomicU64,
+    /// Bits of the forms in which salts came.
+    salt_forms: AtomicU64,
+}
 
 impl SchemeCell {
     /// A cell that holds `scheme`, or none yet.
     #[must_use]
     pub fn new(scheme: Option<Scheme>) -> Self {
-        Self(AtomicU64::new(scheme.map_or(0, pack)))
+        Self { scheme: AtomicU64::new(scheme.map_or(0, pack)), salt_forms: AtomicU64::new(0) }
     }
 
     /// The scheme, once known.
     #[must_use]
     pub fn get(&self) -> Option<Scheme> {
         // Relaxed: the number is all there is; no other memory hangs on it.
-        unpack(self.0.load(Ordering::Relaxed))
+        unpack(self.scheme.load(Ordering::Relaxed))
     }
 
     /// Takes `scheme` if none is known; either way, answers with the one that holds now.
     pub fn learn(&self, scheme: Scheme) -> Scheme {
         // Relaxed: see `get`.
-        match self.0.compare_exchange(0, pack(scheme), Ordering::Relaxed, Ordering::Relaxed) {
+        match self.scheme.compare_exchange(0, pack(scheme), Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => scheme,
             Err(held) => unpack(held).unwrap_or(scheme),
         }
@@ -181,12 +186,25 @@ impl SchemeCell {
 
     /// Holds `scheme` instead of whatever it held.
     pub fn set(&self, scheme: Scheme) {
-        self.0.store(pack(scheme), Ordering::Relaxed);
+        self.scheme.store(pack(scheme), Ordering::Relaxed);
     }
 
     /// Forgets a learnt scheme, so that it can be learnt again.
     pub fn forget(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        self.scheme.store(0, Ordering::Relaxed);
+    }
+
+    /// Salts came without, or with, the prefix that some gateways put before them.
+    pub fn note_salts(&self, plain: bool, prefixed: bool) {
+        // Relaxed: the bits are all there is.
+        self.salt_forms.fetch_or(u64::from(plain) | u64::from(prefixed) << 1, Ordering::Relaxed);
+    }
+
+    /// Whether salts of both forms came, from whichever workers.
+    #[must_use]
+    pub fn has_salts_of_two_forms(&self) -> bool {
+        // Relaxed: see `note_salts`.
+        self.salt_forms.load(Ordering::Relaxed) == 0b11
     }
 }
 

@@ -11,7 +11,7 @@ use super::stream::{Conflicted, Home, Now, Scratch, Stream};
 use crate::event::trust::{Finding, TrustInput};
 use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, Unruled};
 use crate::hash;
-use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Tier, WorkerSlot};
+use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier, WorkerSlot};
 use crate::index::{Binding, Refusal, StoreBlocks, StoreOutcome};
 use crate::limits::LOOK_AHEAD_EVENTS;
 use crate::metrics::WorkerCounter;
@@ -101,13 +101,19 @@ impl Stream {
 
     /// Counts a reference to blocks whose place and content are known.
     pub(super) fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
+        if self.computes_what_is_left(home, blocks) {
+            return self.removals_are_for_all(home, now);
+        }
         let mut outcome = self.store_in_index(home, blocks, now);
         if outcome.refused == Some(Refusal::HashConflict) && self.release_to_device(home, blocks, now) {
             outcome = self.store_in_index(home, blocks, now);
         }
-        let counts_copies = self.counts_copies(home);
+        let counts_once = self.last_copies.for_all && blocks.tier == Tier::Device;
+        let counts_copies = self.counts_copies(home) && !counts_once;
         let is_repeated = is_repeated(blocks, &outcome);
-        if !counts_copies && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
+        // A chain that is said again changes nothing where each block is counted once.
+        outcome.ambiguous &= !counts_once;
+        if !counts_copies && !counts_once && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
             // One reference less of what was held before, and readers see no difference.
             home.writer.take_back_repeated(self.slot, blocks.tier, blocks.group, blocks.hashes);
             self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
@@ -123,6 +129,9 @@ impl Stream {
         }
         if outcome.stored > 0 {
             self.said(|republisher| republisher.stored(blocks));
+            if counts_once && outcome.already > 0 {
+                self.take_back_copies(home, blocks);
+            }
             self.note_group(blocks.tier, blocks.group);
             self.kinds.counted(blocks.group);
             self.place_unplaced(home, blocks.hashes, now);
@@ -140,7 +149,6 @@ impl Stream {
         let is_offloaded = matches!(stored.medium, Medium::Offloaded(_));
         let (mut rest, mut unresolved) = (stored.hashes, 0);
         while let Some((first, _)) = rest.split_first() {
-            locals.clear();
             let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
                 (rest, unresolved) = (&rest[1..], unresolved + 1);
                 if is_offloaded {
@@ -148,14 +156,7 @@ impl Stream {
                 }
                 continue;
             };
-            locals.push(local);
-            // Blocks that follow each other are shown at once, as those of any store are.
-            for pair in rest.windows(2) {
-                let next = self.binding_of(home, pair[1]);
-                let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
-                locals.push(next.local);
-            }
-            let (hashes, behind) = rest.split_at(locals.len());
+            let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), locals));
             if is_offloaded {
                 self.check_first_offloaded(home, tier, Binding { parent, local, seed }, now);
             }
@@ -168,6 +169,25 @@ impl Stream {
             let finding = if is_offloaded { Finding::OffloadUnbound } else { Finding::UnknownRoot };
             self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, finding, now);
         }
+    }
+
+    /// How many blocks from the first on follow each other as they are bound, and what is in them: they are shown at once,
+    /// as those of any store are. `first` is what is in the first block, and its seed.
+    pub(super) fn bound_run(
+        &self,
+        home: &Home,
+        hashes: &[EngineHash],
+        (first, seed): (LocalHash, Seed),
+        locals: &mut Vec<LocalHash>,
+    ) -> usize {
+        locals.clear();
+        locals.push(first);
+        for pair in hashes.windows(2) {
+            let next = self.binding_of(home, pair[1]);
+            let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
+            locals.push(next.local);
+        }
+        locals.len()
     }
 
     /// To what a hash that means one thing is bound.
@@ -228,6 +248,7 @@ impl Stream {
         if matches!(rule, Rule::Window { .. }) {
             return self.window_removed(home, removed);
         }
+        let copied = self.copied_before(home, removed, tier);
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
         if outcome.removed > 0 {
             if tier == Tier::Device {
@@ -240,6 +261,10 @@ impl Stream {
         let unknown = outcome.unknown.saturating_sub(waiting);
         self.count(WorkerCounter::RemovesUnknown, u64::from(unknown));
         self.check_unknown_removal(removed, unknown, now);
+        if tier == Tier::Device {
+            self.note_left_copies(home, removed, &copied);
+            self.check_removals_for_all(unknown, now);
+        }
     }
 
     fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
@@ -250,6 +275,7 @@ impl Stream {
         self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
         if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
             self.copies.cleared();
+            self.last_copies.cleared();
             self.input(TrustInput::ClearPublished, now);
             self.windows_emptied(home);
         }

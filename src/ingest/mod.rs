@@ -31,6 +31,7 @@ mod groups;
 mod handle;
 mod held;
 mod inbox;
+mod last_copies;
 mod link;
 mod loads;
 mod offloaded;

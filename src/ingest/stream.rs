@@ -46,6 +46,7 @@ use super::copies::Copies;
 use super::dump::AbortReason;
 use super::groups::Groups;
 use super::held::{Held, HeldBytes, Message};
+use super::last_copies::LastCopies;
 use super::offloaded::Offloaded;
 use super::republish::Republisher;
 use super::view::WorkerView;
@@ -112,12 +113,16 @@ pub(super) struct Stream {
     pub(super) conflicted: Conflicted,
     /// Whether salts came without and with a gateway's prefix.
     salt_forms: (bool, bool),
+    /// What all workers of the space share.
+    of_space: Arc<SchemeCell>,
     /// What connectors say of tiers below device memory.
     pub(super) offloaded: Offloaded,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
     pub(super) groups: Vec<(Tier, GroupId)>,
     /// How copies are told from full reports.
     pub(super) copies: Copies,
+    /// What removals have left of copies.
+    pub(super) last_copies: LastCopies,
     capacity_blocks: u64,
     gate: SequenceGate,
     pub(super) trust: WorkerTrust,
@@ -169,9 +174,11 @@ impl Stream {
             unchained: false,
             conflicted: Conflicted::default(),
             salt_forms: (false, false),
+            of_space: Arc::clone(&publisher.scheme),
             offloaded: Offloaded::default(),
             groups: Vec::new(),
             copies: Copies::default(),
+            last_copies: LastCopies::default(),
             capacity_blocks: publisher.capacity_blocks,
             gate: SequenceGate::default(),
             trust,
@@ -333,6 +340,8 @@ impl Stream {
 
     /// Time has passed. `silence_ms_max` 0 = silence means nothing.
     pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
+        // Another worker of the space may have been the one to bring the second form.
+        self.check_salt_forms(now);
         let silent_for = self.heard_at_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
         let silence_ms_max = self.silence_ms(silence_ms_max);
         if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
@@ -421,6 +430,7 @@ impl Stream {
     fn forget_blocks(&mut self, home: &mut Home) {
         self.offloaded.lose();
         self.copies.cleared();
+        self.last_copies.cleared();
         self.windows_emptied(home);
     }
 
@@ -432,6 +442,18 @@ impl Stream {
         self.conflicted = Conflicted::default();
         self.offloaded = Offloaded::default();
         self.salt_forms = (false, false);
+        self.last_copies = LastCopies::default();
+    }
+
+    /// To engines `x` and the prefixed `x` are two salts, and here they are one: where both forms come in a space, a
+    /// prompt with one may find blocks of the other at any worker that has blocks with a salt.
+    fn check_salt_forms(&mut self, now: Now) {
+        let is_salted = self.salt_forms.0 || self.salt_forms.1;
+        let is_said = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
+        if is_salted && !is_said && self.of_space.has_salts_of_two_forms() {
+            self.changed = true;
+            self.found(Finding::IsolationUnknown, now);
+        }
     }
 
     fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {
@@ -453,10 +475,10 @@ impl Stream {
         }
         self.salt_forms.0 |= info.has_plain_salts;
         self.salt_forms.1 |= info.has_prefixed_salts;
-        if self.salt_forms == (true, true) {
-            // The engine keeps `x` and the prefixed `x` apart, and here they are one.
-            self.found(Finding::IsolationUnknown, now);
+        if info.has_plain_salts || info.has_prefixed_salts {
+            self.of_space.note_salts(info.has_plain_salts, info.has_prefixed_salts);
         }
+        self.check_salt_forms(now);
         for (oddity, times) in info.oddities.iter() {
             let times = u64::from(times);
             self.view.oddities.add(oddity as usize, times);
@@ -502,6 +524,9 @@ impl Stream {
             );
             if self.copies.has_counted {
                 return self.full_report(home, now);
+            }
+            if self.has_left_copies() {
+                return self.removals_are_for_all(home, now);
             }
             self.empty_for(home, Finding::CapacityBound, now);
         }

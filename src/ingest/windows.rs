@@ -117,14 +117,7 @@ impl Stream {
                 rest = behind;
                 continue;
             };
-            locals.clear();
-            locals.push(local);
-            for pair in rest.windows(2) {
-                let next = self.binding_of(home, pair[1]);
-                let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
-                locals.push(next.local);
-            }
-            let (hashes, behind) = rest.split_at(locals.len());
+            let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), &mut locals));
             let blocks = StoreBlocks { parent, hashes, locals: &locals, tier: Tier::Device, group, seed };
             let outcome = self.store_in_index(home, &blocks, now);
             self.count_stored(home, &outcome, now);

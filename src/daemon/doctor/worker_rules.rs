@@ -156,7 +156,7 @@ fn because(worker: &WorkerFacts, space: Option<&SpaceFacts>, reason: TrustReason
 /// Blocks below others that are not counted have no chain: what is to be done is what the other reasons say. Where there
 /// is none, an engine has announced something that is not known here.
 fn unknown_root(sign: Sign, worker: &WorkerFacts) -> Sign {
-    const LEAVE_BLOCKS_OUT: [TrustReason; 12] = [
+    const LEAVE_BLOCKS_OUT: [TrustReason; 13] = [
         TrustReason::JoinedLate,
         TrustReason::Gap,
         TrustReason::Undecodable,
@@ -164,6 +164,7 @@ fn unknown_root(sign: Sign, worker: &WorkerFacts) -> Sign {
         TrustReason::HashConflict,
         TrustReason::AmbiguousStore,
         TrustReason::FullReports,
+        TrustReason::LastCopyRemovals,
         TrustReason::CapacityBound,
         TrustReason::MemoryBound,
         TrustReason::UnknownEvents,
@@ -218,6 +219,7 @@ const fn counter_of(reason: TrustReason) -> Option<C> {
         TrustReason::HashConflict => C::StoresHashConflict,
         TrustReason::AmbiguousStore => C::StoresAmbiguous,
         TrustReason::FullReports => C::FullReports,
+        TrustReason::LastCopyRemovals => C::LastCopyRemovals,
         TrustReason::UnknownRoot => C::StoresUnknownRoot,
         TrustReason::CapacityBound => C::StoresBounded,
         TrustReason::Hybrid => C::EventsOtherGroup,

@@ -3,7 +3,7 @@
 use super::*;
 use TrustReason as R;
 
-const ALL_FOUND: [Finding; 17] = [
+const ALL_FOUND: [Finding; 18] = [
     Finding::Undecodable,
     Finding::UnknownEvents,
     Finding::SchemeMismatch,
@@ -21,6 +21,7 @@ const ALL_FOUND: [Finding; 17] = [
     Finding::UnchainedHashes,
     Finding::OffloadUnbound,
     Finding::LowerTiersUnknown,
+    Finding::LastCopyRemovals,
 ];
 
 fn after(inputs: &[TrustInput]) -> WorkerTrust {
@@ -122,6 +123,7 @@ fn every_finding_lowers_and_a_clear_takes_away_only_the_past() {
                 | Finding::OffloadUnbound
                 | Finding::CapacityBound
                 | Finding::MemoryBound
+                | Finding::LastCopyRemovals
         );
         assert_eq!(cleared.reasons().is_empty(), of_the_past, "{finding:?}");
     }

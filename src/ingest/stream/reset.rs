@@ -30,6 +30,7 @@ impl Stream {
         self.said(|republisher| republisher.cleared(Some(Tier::Device)));
         self.groups.retain(|(tier, _)| *tier != Tier::Device);
         self.copies.cleared();
+        self.last_copies.cleared();
         self.show(home);
     }
 }

@@ -348,3 +348,55 @@ fn more_copies_than_the_device_has_blocks_are_reports() {
     rig.expect(TrustLevel::LowerBound, &[R::FullReports], 3);
     assert_eq!(rig.device(&contents), 0);
 }
+
+/// What is said of an engine that announces a removal only when the last copy of a block is gone.
+fn names_last_copies(rig: &Rig, as_of: u64) {
+    let trust = rig.trust();
+    let names: Vec<_> = trust.reasons.iter().map(R::name).collect();
+    assert_eq!((trust.level, names), (TrustLevel::LowerBound, vec!["last_copy_removals"]), "batch {as_of}");
+    assert_eq!(rig.device(&[1, 2, 3]), 0);
+}
+
+#[test]
+fn a_request_that_computes_what_a_copy_should_hold_shows_that_removals_speak_of_all_copies() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    // The last block of a prompt of whole blocks is computed again: two copies, and one removal for both.
+    rig.send(0, &chain(0));
+    rig.send(1, &Batch::new(1).stored(Some(12), &[13], &[3]).removed(&[13]));
+    // The engine would have found the other copy of the third block.
+    rig.expect(TrustLevel::Exact, &[], 1);
+    rig.send(2, &Batch::new(2).stored(Some(12), &[13, 14], &[3, 4]));
+    names_last_copies(&rig, 2);
+    // From then on a removal takes all copies, and a chain that is said again changes nothing.
+    rig.send(3, &Batch::new(3).cleared().stored(None, &[11, 12, 13], &[1, 2, 3]));
+    rig.send(4, &Batch::new(4).stored(Some(12), &[13], &[3]).stored(None, &[11, 12, 13], &[1, 2, 3]));
+    rig.expect(TrustLevel::Exact, &[], 4);
+    assert_eq!(rig.device(&[1, 2, 3]), 3);
+    rig.send(5, &Batch::new(5).removed(&[13]).removed(&[12]));
+    rig.expect(TrustLevel::Exact, &[], 5);
+    assert_eq!(rig.device(&[1, 2, 3]), 1);
+    // Removed once more, it was a copy of its own after all.
+    rig.send(6, &Batch::new(6).removed(&[13]));
+    rig.expect(TrustLevel::LowerBound, &[R::LastCopyRemovals], 6);
+    rig.send(7, &chain(7).cleared().stored(None, &[11, 12], &[1, 2]).stored(Some(11), &[12], &[2]).removed(&[12]));
+    rig.expect(TrustLevel::Exact, &[], 7);
+    assert_eq!(rig.device(&[1, 2]), 2);
+    // Alone, the third block is the last of a prompt of whole blocks.
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    rig.send(0, &chain(0));
+    rig.send(1, &Batch::new(1).stored(Some(12), &[13], &[3]).removed(&[13]));
+    rig.send(2, &Batch::new(2).stored(Some(12), &[13], &[3]));
+    rig.send(3, &Batch::new(3).removed(&[13]).removed(&[13]).removed(&[12]));
+    rig.expect(TrustLevel::Exact, &[], 3);
+    assert_eq!(rig.device(&[1, 2, 3]), 1);
+}
+
+#[test]
+fn more_copies_than_blocks_after_removals_that_left_some_are_those_of_removals_for_all_copies() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), capacity_blocks: 4, ..Options::default() });
+    rig.send(0, &chain(0));
+    rig.send(1, &Batch::new(1).stored(Some(12), &[13], &[3]).removed(&[13]));
+    rig.send(2, &Batch::new(2).stored(Some(12), &[13], &[3]).removed(&[13]));
+    rig.send(3, &Batch::new(3).stored(None, &[21, 22], &[7, 8]));
+    names_last_copies(&rig, 3);
+}

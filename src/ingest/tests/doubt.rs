@@ -2,7 +2,7 @@
 
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};
-use crate::trust::TrustLevel;
+use crate::trust::{TrustLevel, TrustReasons};
 
 /// A stored event of one block in short msgpack: a map with one key more, or an array of so many fields.
 pub(super) enum Shape {
@@ -127,6 +127,31 @@ fn a_salt_with_and_without_the_prefix_of_a_gateway_is_not_believed() {
     rig.expect(TrustLevel::Exact, &[], 0);
     say(&mut rig, 1, &json!([salted(13, 3, "dynamo-cache-salt:y")]));
     rig.expect(TrustLevel::Unproven, &[R::IsolationUnknown], 1);
+}
+
+#[test]
+fn salts_of_two_forms_are_seen_over_all_workers_of_a_space() {
+    use super::formats::stored;
+    use crate::event::msgpack::tests::packed;
+    use serde_json::json;
+    let told = |hash: u64, salt: &str| {
+        let event = stored(None, &[hash], &[hash as u32], &json!({"cache_salt": salt}));
+        packed(&json!([0.5, [event], 0]))
+    };
+    let mut rig = Rig::new(&Options { workers: 3, ..Options::default() });
+    rig.send_bytes(0, 0, &told(11, "x"));
+    rig.send_bytes(2, 0, &chain(0).payload());
+    rig.expect(TrustLevel::Exact, &[], 0);
+    rig.send_bytes(1, 0, &told(12, "dynamo-cache-salt:x"));
+    // The first worker may hold what a prompt with the second salt is not to find.
+    let now = rig.now;
+    for worker in 0..3 {
+        rig.streams[worker].tick(0, now);
+        rig.streams[worker].show(&mut rig.home);
+        let trust = rig.streams[worker].view.trust.load();
+        let reasons = if worker == 2 { TrustReasons::NONE } else { [R::IsolationUnknown].into_iter().collect() };
+        assert_eq!(trust.reasons, reasons, "worker {worker}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::reload::{self, ReadConfig};
 use super::roster::Roster;
 use super::shared::Shared;
 use super::streams::Streams;
-use super::{servers, watch};
+use super::{looks, servers, watch};
 use crate::config::Config;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::Admissions;
@@ -43,6 +43,7 @@ pub(super) async fn run(discovery: Discovery<'_>) -> &'static str {
         () = muster.run(roster, streams) => "the muster of workers",
         () = files => "discovery by files",
         () = servers::run(roster, counters) => "discovery by URL",
+        () = looks::run(roster, shared, counters) => "looks at engines",
         () = reload::run(hangup, read_again, config, reload) => "reload",
     }
 }

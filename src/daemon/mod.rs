@@ -12,6 +12,7 @@ mod doctor;
 mod evidence;
 mod exposition;
 mod http;
+mod looks;
 mod muster;
 mod orderly;
 mod pair;

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use super::roster::Roster;
 use crate::discovery::{ServerInfo, no_events};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVER_INFO_REST_MS, SERVERS_ASKED_MAX};
+use crate::limits::{
+    SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVER_INFO_REST_MS, SERVER_LOOK_MS_MAX, SERVERS_ASKED_MAX,
+};
 use crate::metrics::{CounterSet, DaemonCounter};
 
 /// One engine that has not said.
@@ -126,25 +128,41 @@ fn ask(url: &str) -> Result<ServerInfo> {
     }
 }
 
+/// `GET /health`: whether the engine's HTTP server serves requests.
+pub(super) fn look(url: &str) -> Result<()> {
+    let deadline = std::time::Instant::now() + Duration::from_millis(SERVER_LOOK_MS_MAX);
+    let response = request(url, "/health", deadline)?;
+    if response.status().is_server_error() { Err(refused(url, "/health", response.status().as_u16())) } else { Ok(()) }
+}
+
 /// The body of an answer; `None` where the server has no such page.
-///
-/// Redirects are not followed: an engine that is named by its host must not choose whom the daemon asks next.
 fn get(url: &str, path: &str, deadline: std::time::Instant) -> Result<Option<Vec<u8>>> {
-    let remedy = "start the engine, or correct the URL";
-    let unreached =
-        |error: ureq::Error| Error::new(Kind::Connection, format!("GET {url}{path} fails"), remedy).caused_by(error);
-    let rest = deadline.saturating_duration_since(std::time::Instant::now());
-    let config = ureq::Agent::config_builder().timeout_global(Some(rest)).max_redirects(0).http_status_as_error(false);
-    let agent: ureq::Agent = config.proxy(None).build().into();
-    let mut response = agent.get(format!("{url}{path}")).call().map_err(unreached)?;
+    let mut response = request(url, path, deadline)?;
     match response.status().as_u16() {
         200 => {}
         404 | 405 => return Ok(None),
-        status => {
-            let what = format!("GET {url}{path} is answered with status {status}");
-            return Err(Error::new(Kind::Connection, what, remedy));
-        }
+        status => return Err(refused(url, path, status)),
     }
-    let body = response.body_mut().with_config().limit(SERVER_INFO_BYTES_MAX).read_to_vec().map_err(unreached)?;
-    Ok(Some(body))
+    let body = response.body_mut().with_config().limit(SERVER_INFO_BYTES_MAX).read_to_vec();
+    Ok(Some(body.map_err(|error| unreached(url, path, error))?))
+}
+
+/// Asks, and answers with what comes before the body.
+///
+/// Redirects are not followed: an engine that is named by its host must not choose whom the daemon asks next.
+fn request(url: &str, path: &str, deadline: std::time::Instant) -> Result<ureq::http::Response<ureq::Body>> {
+    let rest = deadline.saturating_duration_since(std::time::Instant::now());
+    let config = ureq::Agent::config_builder().timeout_global(Some(rest)).max_redirects(0).http_status_as_error(false);
+    let agent: ureq::Agent = config.proxy(None).build().into();
+    agent.get(format!("{url}{path}")).call().map_err(|error| unreached(url, path, error))
+}
+
+const REMEDY: &str = "start the engine, or correct the URL";
+
+fn unreached(url: &str, path: &str, error: ureq::Error) -> Error {
+    Error::new(Kind::Connection, format!("GET {url}{path} fails"), REMEDY).caused_by(error)
+}
+
+fn refused(url: &str, path: &str, status: u16) -> Error {
+    Error::new(Kind::Connection, format!("GET {url}{path} is answered with status {status}"), REMEDY)
 }

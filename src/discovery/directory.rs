@@ -96,6 +96,31 @@ impl Directory {
         urls.filter(|url| !self.answers.contains_key(*url)).cloned().collect()
     }
 
+    /// The engines named by URL that have answered.
+    #[must_use]
+    pub fn answered_urls(&self) -> Vec<String> {
+        self.answers.keys().cloned().collect()
+    }
+
+    /// Whether an engine is named by this URL and has answered.
+    #[must_use]
+    pub fn has_answered(&self, url: &str) -> bool {
+        self.answers.contains_key(url)
+    }
+
+    /// The workers that an engine named by this URL is.
+    #[must_use]
+    pub fn workers_of_url(&self, url: &str) -> Vec<Worker> {
+        let Some(answer) = self.answers.get(url) else { return Vec::new() };
+        let of_source = |(source, named): (&Source, &Named)| {
+            let servers = named.servers.iter().filter(|server| server.url == url);
+            let workers = servers.flat_map(|server| answer.workers(&server.worker)).map(|config| config.worker);
+            let is_owner = |worker: &Worker| self.merged.workers.get(worker).is_some_and(|(owner, _)| owner == source);
+            workers.filter(is_owner).collect::<Vec<_>>()
+        };
+        self.said.iter().flat_map(of_source).collect()
+    }
+
     /// Whether some source names an engine by this URL.
     #[must_use]
     pub fn names_url(&self, url: &str) -> bool {

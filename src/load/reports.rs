@@ -259,7 +259,15 @@ impl Loads {
         if until_ns > now_ns {
             books.failure_reporters.put(user, worker, until_ns);
         }
-        self.cells.change(worker, |record| record.back_off_until_ns = until_ns);
+        self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
         Ok(until_ns.saturating_sub(now_ns))
+    }
+
+    /// The daemon itself saw that a worker's engine serves no requests: it is left alone until then.
+    pub fn leave_alone(&self, worker: WorkerIndex, until_ns: u64) {
+        let _books = self.books.lock();
+        if self.cells.is_of(worker) {
+            self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
+        }
     }
 }

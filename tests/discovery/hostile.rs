@@ -1,7 +1,7 @@
 //! Files and engines that mean no good: the daemon serves on, names them, and ends when it is told to.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,17 +26,22 @@ pub(crate) fn answering(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static
             counter.fetch_add(1, Ordering::Relaxed);
             let answer = Arc::clone(&answer);
             std::thread::spawn(move || {
-                let (mut request, mut byte) = (Vec::new(), [0_u8]);
-                while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
-                    request.push(byte[0]);
-                }
-                let line = String::from_utf8_lossy(&request).lines().next().unwrap_or_default().to_owned();
+                let line = first_line(&mut stream);
                 // The daemon may have hung up.
                 let _ = stream.write_all(&answer(&line));
             });
         }
     });
     (port, asked)
+}
+
+/// Reads the head of a request; its first line.
+pub(crate) fn first_line(stream: &mut TcpStream) -> String {
+    let (mut request, mut byte) = (Vec::new(), [0_u8]);
+    while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
+        request.push(byte[0]);
+    }
+    String::from_utf8_lossy(&request).lines().next().unwrap_or_default().to_owned()
 }
 
 /// A whole answer.

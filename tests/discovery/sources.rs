@@ -1,11 +1,15 @@
 //! Files, the configuration read again, and engines that say themselves where they publish.
 
-use std::net::TcpListener;
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvrouted::ids::Worker;
+use kvrouted::route::{Prompt, RouteRequest};
 
 use super::daemon::{problem, workers};
-use super::hostile::{answering, http};
+use super::hostile::{answering, first_line, http};
 use super::process::info::server;
 use super::process::publisher::Publisher;
 use super::process::{Daemon, prompt, replace, until};
@@ -120,6 +124,7 @@ fn a_vllm_server_named_by_its_url_says_where_its_ranks_publish() {
         let (port, _) = answering(move |line| match line {
             "GET /server_info HTTP/1.1" => info.clone(),
             "GET /kv_event_sources HTTP/1.1" => http("200 OK", &sources),
+            "GET /health HTTP/1.1" => http("200 OK", ""),
             other => panic!("asked {other}"),
         });
         let daemon = Daemon::configured("");
@@ -135,6 +140,103 @@ fn a_vllm_server_named_by_its_url_says_where_its_ranks_publish() {
         assert_eq!(workers(&daemon), ["9/0 ready admin", "9/2 ready admin"]);
         assert_eq!(problem(&daemon, &port.to_string()), None);
     }
+}
+
+/// An HTTP server of an engine that publishes at an endpoint, on this port until it is told to end.
+fn mortal(port: u16, endpoint: &str) -> (u16, impl FnOnce() + use<>) {
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (ends, sources) = (Arc::clone(&is_over), format!(r#"{{"0": {{"endpoint": "{endpoint}"}}}}"#));
+    let thread = std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            if ends.load(Ordering::Relaxed) {
+                return;
+            }
+            let Ok(mut stream) = stream else { continue };
+            let line = first_line(&mut stream);
+            let answer = match line.as_str() {
+                "GET /kv_event_sources HTTP/1.1" => http("200 OK", &sources),
+                "GET /health HTTP/1.1" => http("200 OK", ""),
+                _ => http("404 Not Found", ""),
+            };
+            // The daemon may have hung up.
+            let _ = stream.write_all(&answer);
+        }
+    });
+    let end = move || {
+        is_over.store(true, Ordering::Relaxed);
+        drop(TcpStream::connect(address));
+        thread.join().expect("the server ends");
+    };
+    (address.port(), end)
+}
+
+#[test]
+fn an_engine_whose_http_server_ends_while_it_publishes_on_is_named_and_not_chosen() {
+    let (mut publisher, mut other) = (Publisher::new(), Publisher::new());
+    let (port, end) = mortal(0, &publisher.endpoint());
+    let daemon = Daemon::configured(&format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", other.endpoint()));
+    daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}")]);
+    publisher.await_subscription();
+    other.await_subscription();
+    let tokens = prompt(1, 64);
+    publisher.store(&tokens);
+    other.store(&prompt(2, 64));
+    let chosen = || {
+        let mut client = daemon.client();
+        let space = client.space("m", None).expect("the space").id;
+        let reply = client.route(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).expect("a decision");
+        reply.chosen().expect("a candidate").worker.id.0
+    };
+    until("the worker that holds the prompt is chosen", || chosen() == 9);
+    end();
+    let named = |part: &str| problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains(part));
+    until("it is named", || named("does not answer"));
+    assert!(daemon.status().findings.iter().any(|finding| finding.name == "source_unusable"));
+    until("it is not chosen", || named("are not chosen") && chosen() == 1);
+    // The engine core publishes on, and what it says is still heard.
+    publisher.remove_last(&tokens, 1);
+    until("its events are heard", || daemon.device(&tokens, Worker::new(9, 0)) == Some(3));
+    let (_, end) = mortal(port, &publisher.endpoint());
+    until("nothing is the matter", || problem(&daemon, &port.to_string()).is_none());
+    until("it is chosen again", || chosen() == 9);
+    end();
+}
+
+#[test]
+fn an_engine_that_never_answers_a_look_holds_nobody_up() {
+    let mut publisher = Publisher::new();
+    let sources = format!(r#"{{"0": {{"endpoint": "{}"}}}}"#, publisher.endpoint());
+    let (silent, _) = answering(move |line| match line {
+        "GET /kv_event_sources HTTP/1.1" => http("200 OK", &sources),
+        "GET /health HTTP/1.1" => {
+            std::thread::park();
+            Vec::new()
+        }
+        _ => http("404 Not Found", ""),
+    });
+    let (failing, _) = answering(|line| match line {
+        "GET /kv_event_sources HTTP/1.1" => http("200 OK", r#"{"0": {"endpoint": "tcp://127.0.0.1:1"}}"#),
+        // What follows the head is not read.
+        "GET /health HTTP/1.1" => http("503 Service Unavailable", &"x".repeat(8 << 20)),
+        _ => http("404 Not Found", ""),
+    });
+    let mut daemon = Daemon::configured("");
+    for (id, port) in [(8, silent), (9, failing)] {
+        daemon.worker_ok(&["add", &format!("id={id},url=http://127.0.0.1:{port}")]);
+    }
+    publisher.await_subscription();
+    publisher.store(&prompt(1, 64));
+    let named = |port: u16, part: &str| problem(&daemon, &port.to_string()).is_some_and(|said| said.contains(part));
+    until("both are named", || named(silent, "/health fails") && named(failing, "status 503"));
+    // Where no other can be chosen, it is chosen all the same.
+    until("both are not chosen", || named(silent, "are not chosen") && named(failing, "are not chosen"));
+    let mut client = daemon.client();
+    let space = client.space("m", None).expect("the space").id;
+    let tokens = prompt(1, 64);
+    assert!(client.route(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).expect("a decision").chosen().is_ok());
+    assert_eq!(daemon.process.end("-TERM"), Some(0));
 }
 
 #[test]

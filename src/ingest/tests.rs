@@ -31,6 +31,26 @@ use vllm::{BLOCK_SIZE, Batch};
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 
+impl Publisher {
+    /// A publisher of the first space, of which nothing is known but where it is.
+    pub(in crate::ingest) fn at(endpoint: &str, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Self {
+        let endpoint = endpoint.parse().expect("an endpoint");
+        Self {
+            index,
+            worker,
+            space: SpaceId(0),
+            slot,
+            source: EventSource { endpoint, replay: None, topic: String::new() },
+            scheme: Arc::default(),
+            scheme_configured: false,
+            salts_possible: true,
+            capacity_blocks: 0,
+            view: Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default())))),
+            loads: None,
+        }
+    }
+}
+
 /// One space with its workers, as a shard holds them.
 struct Rig {
     home: Home,
@@ -76,22 +96,13 @@ impl Rig {
             .iter()
             .enumerate()
             .map(|(at, slot)| {
+                let (index, worker) = (WorkerIndex(at as u32), Worker::new(at as u64 + 1, 0));
                 let publisher = Publisher {
-                    index: WorkerIndex(at as u32),
-                    worker: Worker::new(at as u64 + 1, 0),
-                    space: SpaceId(0),
-                    slot: *slot,
-                    source: EventSource {
-                        endpoint: "ipc://@nobody".parse().expect("an endpoint"),
-                        replay: None,
-                        topic: String::new(),
-                    },
                     scheme: Arc::clone(&scheme),
                     scheme_configured: options.scheme.is_some(),
                     salts_possible: options.salts_possible,
                     capacity_blocks: options.capacity_blocks,
-                    view: Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default())))),
-                    loads: None,
+                    ..Publisher::at("ipc://@nobody", index, worker, *slot)
                 };
                 Stream::new(&publisher, Now::default())
             })

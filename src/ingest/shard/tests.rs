@@ -5,10 +5,9 @@ mod transfers;
 
 use super::*;
 use crate::endpoint::Endpoint;
-use crate::fleet::{DeviceClass, EventSource, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
+use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, Worker};
 use crate::index::{self, Depths, IndexReader, Reclaimer, ShardLimits, StoreBlocks};
-use crate::ingest::WorkerView;
 use crate::trust::Trust;
 
 const DOWN_AFTER_MS: u64 = 1_000;
@@ -18,40 +17,23 @@ fn shard(state: WorkerState, endpoint: &str) -> Shard {
     shard_in(state, endpoint, ShardLimits::default(), &Reclaimer::new()).0
 }
 
+/// A fleet of publishers whose workers have the state.
+fn fleet_of(publishers: &[Publisher], state: WorkerState) -> Arc<Fleet> {
+    let record = |publisher: &Publisher| WorkerRecord {
+        state,
+        trust: Arc::clone(&publisher.view.trust),
+        events: Some(publisher.source.clone()),
+        ..WorkerRecord::new(publisher.index, publisher.worker, publisher.slot)
+    };
+    let workers = publishers.iter().map(record).collect();
+    Arc::new(Fleet::new(FleetTable { workers, ..FleetTable::default() }))
+}
+
 fn shard_in(state: WorkerState, endpoint: &str, limits: ShardLimits, reclaimer: &Reclaimer) -> (Shard, IndexReader) {
     let (mut writer, reader) = index::shard_in(ShardId(0), limits, reclaimer);
-    let trust = Arc::new(TrustCell::new(Trust::default()));
-    let publisher = Publisher {
-        index: WorkerIndex(0),
-        worker: Worker::new(1, 0),
-        space: SpaceId(0),
-        slot: writer.add_worker().expect("room for a worker"),
-        source: EventSource { endpoint: endpoint.parse().expect("an endpoint"), replay: None, topic: String::new() },
-        scheme: Arc::new(SchemeCell::default()),
-        scheme_configured: false,
-        salts_possible: true,
-        capacity_blocks: 0,
-        view: Arc::new(WorkerView::new(Arc::clone(&trust))),
-        loads: None,
-    };
-    let record = WorkerRecord {
-        index: publisher.index,
-        worker: publisher.worker,
-        space: publisher.space,
-        name: String::from("w"),
-        shard: ShardId(0),
-        slot: publisher.slot,
-        capacity_blocks: 0,
-        batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
-        state,
-        trust,
-        events: Some(publisher.source.clone()),
-    };
-    let fleet = Arc::new(Fleet::new(FleetTable { workers: vec![record], ..FleetTable::default() }));
+    let slot = writer.add_worker().expect("room for a worker");
+    let publisher = Publisher::at(endpoint, WorkerIndex(0), Worker::new(1, 0), slot);
+    let fleet = fleet_of(std::slice::from_ref(&publisher), state);
     let plan = ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] };
     let config = IngestConfig { down_after_ms: DOWN_AFTER_MS, ..IngestConfig::default() };
     let (shard, refused) = Shard::open(plan, config, fleet).expect("an event loop");

@@ -25,45 +25,11 @@ impl Pair {
         let engines = [Engine::new(), Engine::new()];
         let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
         let publisher = |(at, engine): (usize, &Engine)| {
-            let trust = Arc::new(TrustCell::new(Trust::default()));
-            Publisher {
-                index: WorkerIndex(at as u32),
-                worker: Worker::new(at as u64, 0),
-                space: SpaceId(0),
-                slot: writer.add_worker().expect("room"),
-                source: EventSource {
-                    endpoint: engine.endpoint.parse().expect("an endpoint"),
-                    replay: None,
-                    topic: String::new(),
-                },
-                scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
-                scheme_configured: true,
-                salts_possible: false,
-                capacity_blocks: 0,
-                view: Arc::new(WorkerView::new(trust)),
-                loads: None,
-            }
+            let slot = writer.add_worker().expect("room");
+            engine.publisher(WorkerIndex(at as u32), Worker::new(at as u64, 0), slot)
         };
         let publishers: Vec<Publisher> = engines.iter().enumerate().map(publisher).collect();
-        let record = |publisher: &Publisher| WorkerRecord {
-            index: publisher.index,
-            worker: publisher.worker,
-            space: publisher.space,
-            name: String::from("w"),
-            shard: ShardId(0),
-            slot: publisher.slot,
-            capacity_blocks: 0,
-            batched_tokens_max: 8192,
-            device_class: DeviceClass::Gpu,
-            weight: 1.0,
-            taints: Vec::new(),
-            loras: Vec::new(),
-            state: WorkerState::Joining,
-            trust: Arc::clone(&publisher.view.trust),
-            events: Some(publisher.source.clone()),
-        };
-        let workers = publishers.iter().map(record).collect();
-        let fleet = Arc::new(Fleet::new(FleetTable { workers, ..FleetTable::default() }));
+        let fleet = fleet_of(&publishers, WorkerState::Joining);
         let writers = vec![(SpaceId(0), writer)];
         let plan = ShardPlan { shard: ShardId(0), writers, publishers: publishers.clone() };
         let handle = spawn(plan, IngestConfig::default(), Arc::clone(&fleet)).expect("ingest runs");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, bounded};
 
 use super::quiet_shard;
-use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
+use crate::fleet::{Fleet, FleetTable, SchemeCell};
 use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
@@ -58,6 +58,16 @@ impl Engine {
         while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
     }
 
+    /// What a shard is told of it: prompts are cut as here, and have no salts.
+    pub(super) fn publisher(&self, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Publisher {
+        Publisher {
+            scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
+            scheme_configured: true,
+            salts_possible: false,
+            ..Publisher::at(&self.endpoint, index, worker, slot)
+        }
+    }
+
     pub(super) fn send(&self, seq: u64, batch: &Batch) {
         self.socket.send_multipart([b"".as_slice(), &seq.to_be_bytes(), &batch.payload()], 0).expect("sent");
     }
@@ -74,25 +84,9 @@ struct Side {
 impl Side {
     fn start(engine: &Engine) -> Self {
         let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
-        let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
         let slot = writer.add_worker().expect("room");
-        let publisher = Publisher {
-            index: WorkerIndex(0),
-            worker: Worker::new(1, 0),
-            space: SpaceId(0),
-            slot,
-            source: EventSource {
-                endpoint: engine.endpoint.parse().expect("an endpoint"),
-                replay: None,
-                topic: String::new(),
-            },
-            scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
-            scheme_configured: true,
-            salts_possible: false,
-            capacity_blocks: 0,
-            view: Arc::clone(&view),
-            loads: None,
-        };
+        let publisher = engine.publisher(WorkerIndex(0), Worker::new(1, 0), slot);
+        let view = Arc::clone(&publisher.view);
         let plan = ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] };
         let fleet = Arc::new(Fleet::new(FleetTable::default()));
         let handle = spawn(plan, IngestConfig::default(), fleet).expect("ingest runs");

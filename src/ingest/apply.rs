@@ -44,6 +44,7 @@ impl Stream {
                 KvEvent::Cleared(cleared) => self.cleared(home, cleared, now),
             }
         }
+        self.check_first_offloaded(now);
         if self.kinds.lacks_main() {
             self.found(Finding::Hybrid, now);
         }
@@ -148,6 +149,9 @@ impl Stream {
     fn resolve(&mut self, home: &mut Home, stored: &Stored<'_>, tier: Tier, locals: &mut Vec<LocalHash>, now: Now) {
         let is_offloaded = matches!(stored.medium, Medium::Offloaded(_));
         let (mut rest, mut unresolved) = (stored.hashes, 0);
+        if is_offloaded {
+            self.check_naming(stored, tier, now);
+        }
         while let Some((first, _)) = rest.split_first() {
             let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
                 (rest, unresolved) = (&rest[1..], unresolved + 1);
@@ -158,7 +162,7 @@ impl Stream {
             };
             let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), locals));
             if is_offloaded {
-                self.check_first_offloaded(home, tier, Binding { parent, local, seed }, now);
+                self.note_offloaded(home, tier, Binding { parent, local, seed });
             }
             self.count(WorkerCounter::BlocksResolved, hashes.len() as u64);
             self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);

@@ -29,9 +29,45 @@ pub(super) struct Offloaded {
     pub(super) heard: bool,
     /// Device memory was cleared when older blocks may have been in tiers that had not been heard of.
     pub(super) may_hold_older: bool,
+    /// How the connector names the blocks of each tier.
+    naming: [Naming; Tier::ALL.len()],
+}
+
+/// How a connector names the blocks of one tier. A connector that moves chunks of several blocks names each block of
+/// a chunk in a store with tokens, and only the last block in a store without.
+#[derive(Clone, Copy, Debug, Default)]
+struct Naming {
+    /// Stores with tokens have come.
+    has_tokens: bool,
+    /// One of them named several blocks.
+    has_chunks: bool,
+    /// The tier was empty when this batch stored a block that is not the first of its chain, by hash alone, and no
+    /// first block of a chain has followed.
+    lacks_first: bool,
 }
 
 impl Offloaded {
+    /// Notes how a store names its blocks; whether it leaves out blocks of its chunk.
+    #[must_use]
+    pub(super) fn note_naming(&mut self, tier: Tier, has_tokens: bool, hashes: usize) -> bool {
+        let naming = &mut self.naming[tier.index()];
+        naming.has_tokens |= has_tokens;
+        naming.has_chunks |= has_tokens && hashes > 1;
+        naming.has_chunks && !has_tokens
+    }
+
+    /// Notes a block that counts in a tier from now on. `is_first`: of its chain.
+    pub(super) fn note_block(&mut self, tier: Tier, is_tier_empty: bool, is_first: bool) {
+        let naming = &mut self.naming[tier.index()];
+        naming.lacks_first = !is_first && (naming.lacks_first || is_tier_empty && !naming.has_tokens);
+    }
+
+    /// Ends a batch; whether a tier got blocks by hash alone and the first of no chain.
+    #[must_use]
+    pub(super) fn end_batch(&mut self) -> bool {
+        self.naming.iter_mut().fold(false, |lacks, naming| std::mem::take(&mut naming.lacks_first) || lacks)
+    }
+
     /// Whether no reference waits.
     pub(super) fn is_empty(&self) -> bool {
         self.unbound.is_empty()

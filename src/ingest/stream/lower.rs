@@ -6,7 +6,8 @@
 //! | a connector's store of any other hash | wait, bounded | offload_unbound |
 //! | a store that says what a waiting hash is | count there from then on | offload_unbound goes with the last |
 //! | a removal | taken from what counts or waits; unknown there | lower_tiers_unknown |
-//! | the first store of a tier that is no chain's first block: chunks may name only their last block | count | lower_tiers_unknown |
+//! | the first stores of a tier, by hash alone, in whose batch no chain's first block is: chunks may name only their last | count | lower_tiers_unknown |
+//! | a store by hash alone, where stores with tokens name chunks of several blocks | counts | lower_tiers_unknown |
 //! | a store that never says when its blocks go | do not count | lower_tiers_unknown |
 //! | an engine's clear, after a connector was heard of | every tier is emptied: it may hold them still | lower_tiers_unknown |
 //! | a connector's first event, after a clear that ended a doubt about the past | count | lower_tiers_unknown |
@@ -15,7 +16,7 @@
 use super::{Home, Now, Stream};
 use crate::event::format::Format;
 use crate::event::trust::{Finding, TrustInput};
-use crate::event::{Cleared, Medium, Removed};
+use crate::event::{Cleared, Content, Medium, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::index::{Binding, StoreBlocks};
 use crate::ingest::offloaded::References;
@@ -40,10 +41,24 @@ impl Stream {
         }
     }
 
-    /// Looks at the first block that a connector's tier gets. Where it is not the first of its chain, chunks of
-    /// several blocks may be announced by their last one alone.
-    pub(in crate::ingest) fn check_first_offloaded(&mut self, home: &Home, tier: Tier, binding: Binding, now: Now) {
-        if binding.parent.is_some() && home.writer.held(self.slot).references[tier.index()] == 0 {
+    /// Looks at the names that a connector's store gives its blocks.
+    pub(in crate::ingest) fn check_naming(&mut self, stored: &Stored<'_>, tier: Tier, now: Now) {
+        let has_tokens = stored.content != Content::Unusable;
+        if self.offloaded.note_naming(tier, has_tokens, stored.hashes.len()) {
+            self.found(Finding::LowerTiersUnknown, now);
+        }
+    }
+
+    /// Notes a block that a connector's tier gets. Blocks of one transfer come in any order, so the end of the batch
+    /// shows whether the first block of a chain is missing.
+    pub(in crate::ingest) fn note_offloaded(&mut self, home: &Home, tier: Tier, binding: Binding) {
+        let is_empty = home.writer.held(self.slot).references[tier.index()] == 0;
+        self.offloaded.note_block(tier, is_empty, binding.parent.is_none());
+    }
+
+    /// Ends a batch: chunks of several blocks may have been announced by their last one alone.
+    pub(in crate::ingest) fn check_first_offloaded(&mut self, now: Now) {
+        if self.offloaded.end_batch() {
             self.found(Finding::LowerTiersUnknown, now);
         }
     }
@@ -56,7 +71,7 @@ impl Stream {
         for hash in hashes {
             let Some(binding) = self.binding_of(home, *hash) else { continue };
             for waiting in self.offloaded.take_all(*hash) {
-                self.check_first_offloaded(home, waiting.tier, binding, now);
+                self.note_offloaded(home, waiting.tier, binding);
                 let Binding { parent, local, seed } = binding;
                 let (hashes, locals) = (&[*hash], &[local]);
                 let References { tier, group, count } = waiting;

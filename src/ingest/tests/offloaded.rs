@@ -36,7 +36,7 @@ fn offloaded_out(hashes: &[u64]) -> Value {
 fn an_offloaded_copy_of_a_salted_prompt_is_never_taken_for_a_plain_one() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     // A promotion after the eviction from device memory: the hashes are not held when the connector names them.
-    say(&mut rig, 0, &json!([described(None, &[11, 12], &[1, 2])]));
+    say(&mut rig, 0, &json!([described(None, &[11], &[1]), described(Some(11), &[12], &[2])]));
     assert_eq!(rig.depth(0, &[1, 2]), NOTHING, "the blocks may be salted, and the event cannot say so");
     rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 0);
     assert_eq!(rig.count(C::BlocksUnresolved), 2);
@@ -56,7 +56,8 @@ fn an_offloaded_copy_of_a_salted_prompt_is_never_taken_for_a_plain_one() {
 fn device_memory_is_believed_after_its_hashes_were_offloaded() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     let image = json!([[["aa", 0]], null]);
-    say(&mut rig, 0, &json!([described(None, &[21, 22], &[1, 2]), described(None, &[31], &[3])]));
+    let named = [described(None, &[21], &[1]), described(Some(21), &[22], &[2]), described(None, &[31], &[3])];
+    say(&mut rig, 0, &json!(named));
     say(
         &mut rig,
         1,
@@ -71,7 +72,8 @@ fn device_memory_is_believed_after_its_hashes_were_offloaded() {
 #[test]
 fn a_copy_that_goes_before_it_is_known_leaves_nothing_behind() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-    say(&mut rig, 0, &json!([described(None, &[11, 12], &[1, 2]), placeholder(&[12], "CPU")]));
+    let named = [described(None, &[11], &[1]), described(Some(11), &[12], &[2]), placeholder(&[12], "CPU")];
+    say(&mut rig, 0, &json!(named));
     say(&mut rig, 1, &json!([offloaded_out(&[11, 12])]));
     rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 1);
     say(&mut rig, 2, &json!([offloaded_out(&[12])]));
@@ -136,6 +138,27 @@ fn chunks_of_several_blocks_that_name_only_their_last_are_not_exact() {
 }
 
 #[test]
+fn a_connector_may_name_the_blocks_of_a_request_in_any_order() {
+    let on_device = on_device(None, &[11, 12, 13], &[1, 2, 3], &json!(null));
+    // vLLM keeps the blocks of a transfer in a set.
+    let whole = [described(Some(12), &[13], &[3]), described(None, &[11], &[1]), described(Some(11), &[12], &[2])];
+    let by_hash = [placeholder(&[13], "CPU"), placeholder(&[11], "CPU"), placeholder(&[12], "CPU")];
+    for named in [whole, by_hash] {
+        let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+        say(&mut rig, 0, &json!([on_device]));
+        say(&mut rig, 1, &json!(named));
+        rig.expect(TrustLevel::Exact, &[], 1);
+        say(&mut rig, 2, &json!([evicted(&[13, 12, 11])]));
+        assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 3, 0));
+        // The same where device memory says what they are only after them.
+        let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+        say(&mut rig, 0, &json!(named));
+        say(&mut rig, 1, &json!([on_device]));
+        rig.expect(TrustLevel::Exact, &[], 1);
+    }
+}
+
+#[test]
 fn copies_that_nobody_can_say_more_of_are_bounded() {
     use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
@@ -149,7 +172,8 @@ fn copies_that_nobody_can_say_more_of_are_bounded() {
 #[test]
 fn a_clear_speaks_of_device_memory_and_not_of_a_connector_s_pool() {
     let mut rig = Rig::new(&Options::default());
-    let both = json!([on_device(None, &[11, 12], &[1, 2], &json!(null)), described(None, &[11, 12], &[1, 2])]);
+    let offloaded = [described(None, &[11], &[1]), described(Some(11), &[12], &[2])];
+    let both = json!([on_device(None, &[11, 12], &[1, 2], &json!(null)), offloaded[0], offloaded[1]]);
     say(&mut rig, 0, &both);
     rig.expect(TrustLevel::Exact, &[], 0);
     let clear = json!({"type": "AllBlocksCleared"});

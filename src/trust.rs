@@ -124,8 +124,8 @@ reasons! {
     IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine; where some salts have the prefix dynamo-cache-salt: and some have not, use one form";
     /// Something was said that cannot be read, and it may have been a removal.
     UnknownEvents(18) = "unknown_events", TrustLevel::Unproven, Harm::Warning, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
-    /// The engine's block hashes cover tokens after the block, so a block may fit a prompt only in part.
-    LookaheadHash(19) = "lookahead_hash", TrustLevel::Unproven, Harm::Note, "none needed; a match may be too long by the last block, where the prompts part";
+    /// The engine's block hashes cover tokens after the block, or its connector moves chunks of several blocks, so a block may fit a prompt only in part.
+    LookaheadHash(19) = "lookahead_hash", TrustLevel::Unproven, Harm::Note, "none needed; a match may be too long by the last block, or chunk of offloaded blocks, where the prompts part";
     /// A message without the frames of a batch came; only the next batch shows whether it was one.
     Misframed(20) = "misframed", TrustLevel::Unproven, Harm::Warning, "give the worker a topic of its own, or check what else publishes at its endpoint";
     /// The space's memory ceiling was reached; blocks were refused.

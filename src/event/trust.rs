@@ -139,7 +139,7 @@ pub enum Finding {
     RankConflict,
     /// An engine whose wire cannot say that a prompt was salted.
     IsolationUnknown,
-    /// An engine whose block hashes cover tokens after the block.
+    /// An engine whose block hashes cover tokens after the block, or whose connector moves chunks of several blocks.
     LookaheadHash,
     /// An engine whose block hashes say nothing of what is before the block.
     UnchainedHashes,

@@ -34,7 +34,7 @@ pub(super) struct Offloaded {
 }
 
 /// How a connector names the blocks of one tier. A connector that moves chunks of several blocks names each block of
-/// a chunk in a store with tokens, and only the last block in a store without.
+/// a chunk in a store with tokens, and only the last block in a store without. Other connectors name one block a store.
 #[derive(Clone, Copy, Debug, Default)]
 struct Naming {
     /// Stores with tokens have come.
@@ -47,13 +47,13 @@ struct Naming {
 }
 
 impl Offloaded {
-    /// Notes how a store names its blocks; whether it leaves out blocks of its chunk.
+    /// Notes how a store names its blocks; whether the connector moves chunks of several blocks.
     #[must_use]
     pub(super) fn note_naming(&mut self, tier: Tier, has_tokens: bool, hashes: usize) -> bool {
         let naming = &mut self.naming[tier.index()];
         naming.has_tokens |= has_tokens;
         naming.has_chunks |= has_tokens && hashes > 1;
-        naming.has_chunks && !has_tokens
+        naming.has_chunks
     }
 
     /// Notes a block that counts in a tier from now on. `is_first`: of its chain.

@@ -7,7 +7,8 @@
 //! | a store that says what a waiting hash is | count there from then on | offload_unbound goes with the last |
 //! | a removal | taken from what counts or waits; unknown there | lower_tiers_unknown |
 //! | the first stores of a tier, by hash alone, in whose batch no chain's first block is: chunks may name only their last | count | lower_tiers_unknown |
-//! | a store by hash alone, where stores with tokens name chunks of several blocks | counts | lower_tiers_unknown |
+//! | a connector's store of several blocks: a chunk, which is loaded whole or not at all | count | lookahead_hash |
+//! | a store by hash alone of such a connector: only the last block of its chunk | counts | lower_tiers_unknown |
 //! | a store that never says when its blocks go | do not count | lower_tiers_unknown |
 //! | an engine's clear, after a connector was heard of | every tier is emptied: it may hold them still | lower_tiers_unknown |
 //! | a connector's first event, after a clear that ended a doubt about the past | count | lower_tiers_unknown |
@@ -41,10 +42,15 @@ impl Stream {
         }
     }
 
-    /// Looks at the names that a connector's store gives its blocks.
+    /// Looks at the names that a connector's store gives its blocks. A chunk of several blocks is loaded whole or not
+    /// at all, so where a prompt parts from the chunk, the blocks before are counted and cannot be used.
     pub(in crate::ingest) fn check_naming(&mut self, stored: &Stored<'_>, tier: Tier, now: Now) {
         let has_tokens = stored.content != Content::Unusable;
-        if self.offloaded.note_naming(tier, has_tokens, stored.hashes.len()) {
+        if !self.offloaded.note_naming(tier, has_tokens, stored.hashes.len()) {
+            return;
+        }
+        self.found(Finding::LookaheadHash, now);
+        if !has_tokens {
             self.found(Finding::LowerTiersUnknown, now);
         }
     }

@@ -158,6 +158,21 @@ fn a_connector_may_name_the_blocks_of_a_request_in_any_order() {
     }
 }
 
+/// vLLM's offloading connector with `blocks_per_chunk` above 1 loads a chunk whole or not at all.
+#[test]
+fn a_chunk_of_several_blocks_may_be_of_no_use_to_a_prompt_that_parts_in_it() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    say(&mut rig, 0, &json!([on_device(None, &[11, 12, 13, 14], &[1, 2, 3, 4], &json!(null))]));
+    rig.expect(TrustLevel::Exact, &[], 0);
+    say(&mut rig, 1, &json!([described(None, &[11, 12], &[1, 2]), described(Some(12), &[13, 14], &[3, 4])]));
+    say(&mut rig, 2, &json!([evicted(&[14, 13, 12, 11])]));
+    assert_eq!(rig.depth(0, &[1, 2, 3, 9]), tiers(0, 3, 0), "the engine finds two");
+    rig.expect(TrustLevel::Unproven, &[R::LookaheadHash], 2);
+    // Of a chunk without tokens only the last block is named.
+    say(&mut rig, 3, &json!([placeholder(&[12], "CPU")]));
+    rig.expect(TrustLevel::Unproven, &[R::LookaheadHash, R::LowerTiersUnknown], 3);
+}
+
 #[test]
 fn copies_that_nobody_can_say_more_of_are_bounded() {
     use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;

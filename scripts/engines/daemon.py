@@ -54,11 +54,11 @@ def listen(port):
 class Daemon:
     """`workers`: one --worker value each. `snapshot_every_s`: None = it keeps no snapshots."""
 
-    def __init__(self, folder, workers, block_size, salts="possible", snapshot_every_s=None):
+    def __init__(self, folder, workers, block_size, salts="possible", snapshot_every_s=None, full_reports="possible"):
         self.path, self.folder = binary(), folder
         self.socket = os.path.join(folder, "kvrouted.sock")
         self.command = [self.path, "serve", "--socket", self.socket, "--model", "m", "--block-size", str(block_size),
-                        "--salts", salts, "--log-level", "warn"]
+                        "--salts", salts, "--full-reports", full_reports, "--log-level", "warn"]
         for worker in workers:
             self.command += ["--worker", worker]
         if snapshot_every_s is not None:

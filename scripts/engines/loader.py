@@ -30,7 +30,7 @@ REAL = {
         "sglang.srt.mem_cache.utils", "sglang.srt.utils.network",
     },
 }
-INERT_ROOTS = {"torch", "triton", "transformers"}
+INERT_ROOTS = {"prometheus_client", "torch", "transformers", "triton"}
 
 
 class Unavailable(Exception):

@@ -12,8 +12,9 @@ It waits for subscribers, publishes --batches batches, writes what the engine's 
 keeps serving. On each SIGUSR1 it publishes --phase2 batches more and writes again.
 One JSON line on stdout per stage: {"stage": "listening" | "published", "last_seq", "cached_blocks", ...}.
 
-  --truth FILE    {"last_seq", "queries": [{"tokens", "salt", "lora", "device_blocks"}]}: for sampled prompts,
-                  the number of leading blocks in the engine's own cache. Earlier samples keep their places.
+  --truth FILE    {"last_seq", "queries": [{"tokens", "salt", "lora", "device_blocks", "host_blocks"}]}: for sampled
+                  prompts, the number of leading blocks in the engine's own cache, and of those that follow in its
+                  host memory. Earlier samples keep their places.
   --prompts FILE  the same prompts, one JSON object a line, as `kvrouted query --batch` reads them
 
 Run it with the environment that scripts/engines/fetch makes: .../venv/bin/python scripts/engines/publish.py.
@@ -37,6 +38,7 @@ VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 # Versions whose own cache the modules here drive.
 CACHES_DRIVEN = {"vllm": ("0.20.0", "0.22.0", "0.24.0", "0.28.0", "0.33.0"), "sglang": ("0.5.23",)}
 WINDOWS_DRIVEN = ("0.22.0", "0.24.0", "0.28.0", "0.33.0")
+OFFLOADING_DRIVEN = ("0.33.0",)
 BIND_PATIENCE_S = 10
 SAMPLES = 48
 ASKED_KEPT = 4096
@@ -72,6 +74,9 @@ def arguments():
     add("--cache", choices=("engine", "ours"), help="whose prefix cache decides (default: the engine's, where it is driven)")
     add("--window", type=int, default=0, metavar="TOKENS", help="a model with sliding windows of TOKENS tokens beside full attention (vLLM; default: full attention only)")
     add("--chunk", type=int, default=1 << 20, metavar="TOKENS", help="with --window: compute at most TOKENS tokens of a prompt in a step (default: all)")
+    add("--offload", type=int, default=0, metavar="N", help="vLLM's offloading connector, with room for N blocks in host memory; each third --clear-every clears them too (default: none)")
+    add("--offload-chunk", type=int, default=1, metavar="N", help="with --offload: blocks that are offloaded as one (default %(default)s)")
+    add("--offload-hashes-only", action="store_true", help="with --offload: without self_describing_kv_events")
     add("--bytes-hashes", action="store_true", help="whole digests as block hashes instead of 64 bits (vLLM)")
     add("--drop", type=int, default=0, metavar="N", help="lose so many batches on the way, not in the replay buffer (default %(default)s)")
     add("--drop-run", type=int, default=1, metavar="R", help="lose so many in a row (default %(default)s)")
@@ -92,6 +97,10 @@ def arguments():
         parser.error("--bytes-hashes: SGLang has none")
     if options.window and (options.engine != "vllm" or options.cache != "engine" or options.version not in WINDOWS_DRIVEN):
         parser.error(f"--window: only with vLLM's own cache, of {' or '.join(WINDOWS_DRIVEN)}")
+    if options.offload and (options.engine != "vllm" or options.cache != "engine" or options.version not in OFFLOADING_DRIVEN):
+        parser.error(f"--offload: only with vLLM's own cache, of {' or '.join(OFFLOADING_DRIVEN)}")
+    if options.offload and options.window:
+        parser.error("--offload is not driven with --window")
     if options.load_endpoint and (options.engine != "sglang" or options.cache != "engine" or options.restart):
         parser.error("--load-endpoint: only with SGLang's own cache, and without --restart")
     if options.restart and not options.restart < options.batches:
@@ -230,8 +239,9 @@ class Run:
 
     def write_truth(self):
         if self.options.truth:
-            queries = [{"tokens": p.tokens, "salt": p.salt, "lora": p.lora, "device_blocks": self.engine.held(p)}
-                       for p in self.sampled]
+            host_held = getattr(self.engine, "host_held", lambda _: 0)
+            queries = [{"tokens": p.tokens, "salt": p.salt, "lora": p.lora, "device_blocks": self.engine.held(p),
+                        "host_blocks": host_held(p)} for p in self.sampled]
             write(self.options.truth, json.dumps({"last_seq": self.batches - 1, "block_size": self.options.block_size,
                                                   "queries": queries}))
         if self.options.prompts:
@@ -248,7 +258,7 @@ def main():
     try:
         import loader
         from workload import Workload
-        driven = "vllm_windows" if options.window else options.engine
+        driven = "vllm_windows" if options.window else "vllm_offload" if options.offload else options.engine
         module = __import__(f"{driven}_engine" if options.cache == "engine" else "model_engine")
         see_subscriptions()
         workload = Workload(options)

@@ -12,6 +12,7 @@ class Must(Enum):
 
     EXACT = "0 wrong, exact"
     BOUNDED = "no over-count, not exact where wrong"
+    UNPROVEN = "unproven, on the device 0 wrong"
     # The engine names a page by its tokens alone: what it holds cannot be told from its events.
     NOTHING = "no over-count, not exact"
 
@@ -37,6 +38,8 @@ class Scenario:
     ranks: tuple = (0,)
     # Whether the daemon is told that no prompt has a salt: older events have no place for one.
     salts: str = "possible"
+    # Whether the daemon is told that nobody asks for full reports: it counts second copies then.
+    full_reports: str = "possible"
     must: Must = Must.EXACT
 
 
@@ -49,6 +52,7 @@ def sglang(name, options="", **more):
 
 
 LOSS = "--drop 20 --drop-run 2"
+OFFLOAD = "--offload 384 --capacity 128"
 NO_REPLAY = {"has_replay": False, "must": Must.BOUNDED}
 
 SCENARIOS = [
@@ -61,8 +65,21 @@ SCENARIOS = [
     vllm("duplicates", "--dup-ratio 0.2"),
     vllm("bytes-hashes", "--bytes-hashes"),
     vllm("windows", "--window 50"),
-    # A prefix of which a window has moved on is stored anew, in chunks of which some are held already: ambiguous.
-    vllm("windows-in-chunks", "--window 100 --chunk 48 --lora-ratio 0.2", must=Must.BOUNDED),
+    # A prefix of which a window has moved on is stored anew, in chunks of which some are held already: second copies.
+    vllm("windows-in-chunks", "--window 100 --chunk 48 --lora-ratio 0.2", full_reports="none"),
+    vllm("windows-reports", "--window 100 --chunk 48 --lora-ratio 0.2", must=Must.BOUNDED),
+    # The connector's events name no salt: equal tokens of other tenants are other blocks.
+    vllm("offload", OFFLOAD),
+    vllm("offload-salt-lora", OFFLOAD + " --salt-ratio 0.4 --lora-ratio 0.3"),
+    # A chunk is loaded whole or not at all, and its blocks are known one by one: a match may be a block too long.
+    vllm("offload-chunks", OFFLOAD + " --offload-chunk 2 --salt-ratio 0.4", must=Must.UNPROVEN),
+    vllm("offload-hashes-only", OFFLOAD + " --offload-hashes-only --salt-ratio 0.4"),
+    vllm("offload-lost", OFFLOAD + " --salt-ratio 0.4 " + LOSS),
+    vllm("offload-late", OFFLOAD + " --salt-ratio 0.4", daemon=Daemon.LIVE),
+    # Such a chunk is named by its last block alone.
+    vllm("offload-hashes-chunks", OFFLOAD + " --offload-chunk 2 --offload-hashes-only", must=Must.BOUNDED),
+    # A clear speaks of device memory; whether the blocks in host memory went with it no event says.
+    vllm("offload-clears", OFFLOAD + " --salt-ratio 0.4 --clear-every 20", must=Must.BOUNDED),
     vllm("windows-lost", "--window 50 --clear-every 30 " + LOSS),
     vllm("lost", LOSS),
     vllm("lost-no-replay", LOSS, **NO_REPLAY),

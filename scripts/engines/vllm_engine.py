@@ -70,16 +70,17 @@ class Engine:
             prompt, decode_blocks = self.workload.next()
             request = self._request(prompt)
             requests += 1
-            blocks = self._prefill(request)
-            yield from self._events()
+            blocks = yield from self._prefill(request)
             for _ in range(decode_blocks):
-                self._decode_one_block(request, blocks)
-                yield from self._events()
+                yield from self._decode_one_block(request, blocks)
             self._finish(request, blocks)
             self.asked.append(Prompt(request.all_token_ids, prompt.salt, prompt.lora))
             if self.options.clear_every and requests % self.options.clear_every == 0:
-                self.pool.reset_prefix_cache()
+                self._clear()
                 yield from self._events()
+
+    def _clear(self):
+        self.pool.reset_prefix_cache()
 
     def _finish(self, _, blocks):
         self.pool.free_blocks(reversed(blocks))
@@ -102,6 +103,7 @@ class Engine:
         return request
 
     def _prefill(self, request):
+        """Computes a prompt; yields the events of each step, and returns its blocks."""
         size = self.options.block_size
         cached = []
         # The last token is always computed, so a prompt's last whole block is never a hit when it ends there.
@@ -113,6 +115,7 @@ class Engine:
         self.pool.touch(cached)
         blocks = cached + self.pool.get_new_blocks(-(-request.num_tokens // size) - len(cached))
         self.pool.cache_full_blocks(request, blocks, len(cached), request.num_tokens // size, size, 0)
+        yield from self._events()
         return blocks
 
     def _decode_one_block(self, request, blocks):
@@ -124,6 +127,7 @@ class Engine:
         request.block_hashes.extend(self.hash_blocks(request))
         full = request.num_tokens // size
         self.pool.cache_full_blocks(request, blocks, full - 1, full, size, 0)
+        yield from self._events()
 
     def _events(self):
         events = self.pool.take_events()

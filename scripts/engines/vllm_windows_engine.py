@@ -11,7 +11,6 @@ MODULES = {
     "vllm.v1.core.kv_cache_coordinator", "vllm.v1.core.kv_cache_manager", "vllm.v1.core.single_type_kv_cache_manager",
     "vllm.v1.hisparse.block_pool",
 }
-WINDOW_GROUPS = 2
 RANDOM_LAYER = {"num_kv_heads": 1, "head_size": 1}
 
 
@@ -35,6 +34,9 @@ class Request(vllm_engine.Request):
 class Engine(vllm_engine.Engine):
     """A scheduler's part of one engine core: groups of windows first, as where a model's first layer has one."""
 
+    window_groups = 2
+    request_class = Request
+
     def __init__(self, options, workload):
         loader.REAL["vllm"] |= MODULES
         super().__init__(options, workload)
@@ -42,8 +44,8 @@ class Engine(vllm_engine.Engine):
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
         common = {"block_size": options.block_size, "dtype": torch.float16, **RANDOM_LAYER}
-        window = SlidingWindowSpec(**common, sliding_window=options.window)
-        specs = [window] * WINDOW_GROUPS + [FullAttentionSpec(**common)]
+        windows = [SlidingWindowSpec(**common, sliding_window=options.window)] if self.window_groups else []
+        specs = windows * self.window_groups + [FullAttentionSpec(**common)]
         groups = [KVCacheGroupSpec([f"layer.{at}"], spec) for at, spec in enumerate(specs)]
         config = KVCacheConfig(num_blocks=options.capacity, kv_cache_tensors=[], kv_cache_groups=groups)
         # Versions differ in what they ask for.
@@ -60,7 +62,7 @@ class Engine(vllm_engine.Engine):
 
     def _request(self, prompt):
         self.numbers += 1
-        request = Request(prompt, Adapter(prompt.lora) if prompt.lora else None, self.numbers)
+        request = self.request_class(prompt, Adapter(prompt.lora) if prompt.lora else None, self.numbers)
         request.block_hashes.extend(self.hash_blocks(request))
         return request
 
@@ -73,6 +75,7 @@ class Engine(vllm_engine.Engine):
             self._allocate(request, fresh, computed if is_first else 0, found if is_first else None)
             request.num_computed_tokens += fresh + computed
             computed = 0
+            yield from self._events()
         return request
 
     def _decode_one_block(self, request, _):
@@ -82,10 +85,13 @@ class Engine(vllm_engine.Engine):
         request.block_hashes.extend(self.hash_blocks(request))
         self._allocate(request, len(tokens), 0, None)
         request.num_computed_tokens += len(tokens)
+        yield from self._events()
 
-    def _allocate(self, request, fresh, computed, found):
-        if self.manager.allocate_slots(request, fresh, computed, found) is None:
+    def _allocate(self, request, fresh, computed, found, **more):
+        allocated = self.manager.allocate_slots(request, fresh, computed, found, **more)
+        if allocated is None:
             raise MemoryError("the pool has no room for one request: more --capacity")
+        return allocated
 
     def _finish(self, request, _):
         self.manager.free(request)

@@ -278,6 +278,37 @@ fn no_path_of_one_machine() {
     report(&problems);
 }
 
+/// The crates that a file's `use` lines begin with, other than the standard library and the crate itself.
+fn used_crates(source: &Source) -> impl Iterator<Item = (usize, &str)> {
+    let own = ["std", "core", "alloc", "crate", "self", "super"];
+    let first = |line: &str| line.len() - line.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_').len();
+    source.code().filter_map(move |(at, line)| {
+        let path = line.trim_start().strip_prefix("use ")?;
+        let (name, rest) = path.split_at(first(path));
+        (rest.starts_with("::") && !own.contains(&name)).then_some((at, name))
+    })
+}
+
+/// `cargo test` compiles the targets with the crate's own dependencies, libFuzzer compiles them with those of `fuzz`.
+#[test]
+fn fuzz_targets_use_only_what_the_fuzz_package_depends_on() {
+    let manifest = std::fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("the manifest of the fuzz package");
+    let (_, dependencies) = manifest.split_once("[dependencies]").expect("dependencies");
+    let (dependencies, _) = dependencies.split_once("\n[").expect("targets");
+    let (mut problems, mut seen) = (Vec::new(), 0);
+    for source in sources().iter().filter(|source| source.path.starts_with("tests/fuzz_targets/targets/")) {
+        for (at, name) in used_crates(source) {
+            seen += 1;
+            let is_listed = |line: &str| line.split(' ').next() == Some(&name.replace('_', "-"));
+            if !dependencies.lines().any(is_listed) {
+                problems.push(format!("{}:{at}: `{name}` is no dependency of fuzz/Cargo.toml", source.path));
+            }
+        }
+    }
+    report(&problems);
+    assert!(seen > 0, "no target uses any crate");
+}
+
 #[cfg(unix)]
 #[test]
 fn every_script_answers_help() {

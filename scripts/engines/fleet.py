@@ -42,6 +42,7 @@ class Engine:
         replay = f",replay=tcp://127.0.0.1:{ports[3]}" if has_replay else ""
         self.record = f"id={worker},endpoint=tcp://127.0.0.1:{ports[2]}{replay}"
         self.twins, self.process, self.born = [], None, 0.0
+        self.seqs_max = []  # of the lives that have ended
 
     def start(self):
         """A life of its own: an empty cache, and sequence 0."""
@@ -60,11 +61,21 @@ class Engine:
 
     def kill(self):
         if self.process is not None:
+            self.seqs_max.append(self.seq_max())
             self.process.kill()
             self.process.wait()
             self.process.stdin.close()
             self.process.stdout.close()
             self.process = None
+
+    def seq_max(self):
+        """No batch of the present life has a higher sequence yet."""
+        return int((time.monotonic() - self.born) * RATE) + RATE
+
+    def lives(self):
+        """Every life, with a sequence that none of its batches exceeds."""
+        present = [self.seq_max()] if self.is_up() else []
+        return zip(self.twins, self.seqs_max + present)
 
     def pause(self):
         self.process.send_signal(signal.SIGSTOP)

@@ -13,10 +13,11 @@ const PAGE_WORDS: usize = PAGE_NODES / u64::BITS as usize;
 const IDLE_PAGES_KEPT: usize = 1;
 
 /// Some nodes in a row.
-#[derive(Debug)]
-struct Page {
-    /// Empty while the page is not there.
-    nodes: Box<[Node]>,
+type Page = Box<[Node; PAGE_NODES]>;
+
+/// What is known of the numbers of a page.
+#[derive(Clone, Copy, Debug)]
+struct Book {
     /// One bit for each number that is free.
     free: [u64; PAGE_WORDS],
     /// One bit for each number that waits to be looked at for a join, also if another node has got it since: so none
@@ -25,10 +26,8 @@ struct Page {
     used: u16,
 }
 
-impl Page {
-    fn absent() -> Self {
-        Self { nodes: Box::default(), free: [u64::MAX; PAGE_WORDS], queued: [0; PAGE_WORDS], used: 0 }
-    }
+impl Book {
+    const EMPTY: Self = Self { free: [u64::MAX; PAGE_WORDS], queued: [0; PAGE_WORDS], used: 0 };
 
     /// No node, and no number that is waited for.
     fn is_idle(&self) -> bool {
@@ -39,7 +38,10 @@ impl Page {
 /// All nodes of a shard.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    pages: Vec<Page>,
+    /// `None` for a page that is not there. Apart from the books: a node is looked up more often than anything else, so
+    /// the way to it is short and stays in the cache.
+    pages: Vec<Option<Page>>,
+    books: Vec<Book>,
     /// Pages with a free number: the lowest is used first, so that the highest get empty.
     open: BTreeSet<u32>,
     /// Pages that are there.
@@ -61,8 +63,15 @@ const fn bit(at: usize) -> (usize, u64) {
 
 impl Nodes {
     pub(super) fn new() -> Self {
-        let mut nodes =
-            Self { pages: Vec::new(), open: BTreeSet::new(), present: 0, unused: 0, used: 0, side_bytes: 0 };
+        let mut nodes = Self {
+            pages: Vec::new(),
+            books: Vec::new(),
+            open: BTreeSet::new(),
+            present: 0,
+            unused: 0,
+            used: 0,
+            side_bytes: 0,
+        };
         nodes.add(Node { used: true, ..Node::EMPTY });
         nodes
     }
@@ -77,13 +86,15 @@ impl Nodes {
     /// A number for one more node.
     pub(super) fn add(&mut self, node: Node) -> NodeId {
         let page = self.open.first().copied().unwrap_or_else(|| {
-            self.pages.push(Page::absent());
+            self.pages.push(None);
+            self.books.push(Book::EMPTY);
             self.open.insert(self.pages.len() as u32 - 1);
             self.pages.len() as u32 - 1
         });
-        let of = &mut self.pages[page as usize];
-        if of.nodes.is_empty() {
-            of.nodes = (0..PAGE_NODES).map(|_| Node::EMPTY).collect();
+        let of = &mut self.books[page as usize];
+        if self.pages[page as usize].is_none() {
+            let nodes: Box<[Node]> = (0..PAGE_NODES).map(|_| Node::EMPTY).collect();
+            self.pages[page as usize] = nodes.try_into().ok();
             self.present += 1;
         } else {
             self.unused -= usize::from(of.used == 0);
@@ -91,21 +102,22 @@ impl Nodes {
         let word = of.free.iter().position(|word| *word != 0).unwrap_or_default();
         let at = word * u64::BITS as usize + of.free[word].trailing_zeros() as usize;
         of.free[word] &= of.free[word] - 1;
-        of.nodes[at] = node;
         of.used += 1;
         if usize::from(of.used) == PAGE_NODES {
             self.open.remove(&page);
         }
         self.used += 1;
-        NodeId(page * PAGE_NODES as u32 + at as u32)
+        let id = NodeId(page * PAGE_NODES as u32 + at as u32);
+        self[id] = node;
+        id
     }
 
     /// Forgets a node that is in no list any more.
     pub(super) fn drop(&mut self, id: NodeId) {
         self.set_side_bytes(id, 0);
+        self[id] = Node::EMPTY;
         let (page, at) = split(id);
-        let of = &mut self.pages[page];
-        of.nodes[at] = Node::EMPTY;
+        let of = &mut self.books[page];
         let (word, bit) = bit(at);
         of.free[word] |= bit;
         if usize::from(of.used) == PAGE_NODES {
@@ -121,8 +133,8 @@ impl Nodes {
 
     /// Gives a page back that nobody needs, unless it is one of those kept.
     fn give_back(&mut self, page: usize) {
-        if self.unused > IDLE_PAGES_KEPT && self.pages[page].is_idle() && !self.pages[page].nodes.is_empty() {
-            self.pages[page] = Page::absent();
+        if self.unused > IDLE_PAGES_KEPT && self.books[page].is_idle() && self.pages[page].is_some() {
+            self.pages[page] = None;
             self.unused -= 1;
             self.present -= 1;
         }
@@ -132,7 +144,7 @@ impl Nodes {
     pub(super) fn queue(&mut self, id: NodeId) -> bool {
         let (page, at) = split(id);
         let (word, bit) = bit(at);
-        let queued = &mut self.pages[page].queued[word];
+        let queued = &mut self.books[page].queued[word];
         let is_new = *queued & bit == 0;
         *queued |= bit;
         is_new
@@ -142,7 +154,7 @@ impl Nodes {
     pub(super) fn unqueue(&mut self, id: NodeId) {
         let (page, at) = split(id);
         let (word, bit) = bit(at);
-        self.pages[page].queued[word] &= !bit;
+        self.books[page].queued[word] &= !bit;
         self.give_back(page);
     }
 
@@ -154,7 +166,7 @@ impl Nodes {
     /// The first number from this one on that may be in use: numbers of pages that are not there are passed over.
     pub(super) fn from(&self, id: NodeId) -> NodeId {
         let (page, at) = split(id);
-        match self.pages.get(page..).and_then(|pages| pages.iter().position(|page| page.used > 0)) {
+        match self.books.get(page..).and_then(|books| books.iter().position(|book| book.used > 0)) {
             None => NodeId(self.end()),
             Some(0) => NodeId((page * PAGE_NODES + at) as u32),
             Some(more) => NodeId(((page + more) * PAGE_NODES) as u32),
@@ -167,14 +179,14 @@ impl Nodes {
 
     pub(super) fn prefetch(&self, id: NodeId) {
         let (page, at) = split(id);
-        if let Some(node) = self.pages.get(page).and_then(|page| page.nodes.get(at)) {
-            super::prefetch::prefetch(std::ptr::from_ref(node).cast());
+        if let Some(Some(page)) = self.pages.get(page) {
+            super::prefetch::prefetch(std::ptr::from_ref(&page[at]).cast());
         }
     }
 
     pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
         let (page, at) = split(id);
-        self.pages.get(page)?.nodes.get(at).filter(|node| node.used)
+        self.pages.get(page)?.as_ref().map(|page| &page[at]).filter(|node| node.used)
     }
 
     /// Nodes in use, the root not counted.
@@ -183,14 +195,18 @@ impl Nodes {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let lists = self.pages.capacity() * size_of::<Page>() + self.open.len() * 2 * size_of::<u32>();
-        (self.present * PAGE_NODES * size_of::<Node>() + lists) as u64 + self.side_bytes
+        let open = self.open.len() * 2 * size_of::<u32>();
+        (self.present * PAGE_NODES * size_of::<Node>() + self.lists_bytes() + open) as u64 + self.side_bytes
+    }
+
+    const fn lists_bytes(&self) -> usize {
+        self.pages.capacity() * size_of::<Option<Page>>() + self.books.capacity() * size_of::<Book>()
     }
 
     /// What [`bytes`](Self::bytes) may become more with so many more nodes.
     pub(super) const fn growth_bytes(&self, more: usize) -> u64 {
         let pages = more.div_ceil(PAGE_NODES) + 1;
-        (pages * (PAGE_NODES * size_of::<Node>()) + self.pages.capacity() * size_of::<Page>()) as u64
+        (pages * (PAGE_NODES * size_of::<Node>()) + self.lists_bytes()) as u64
     }
 
     /// The nodes directly below one.
@@ -242,14 +258,14 @@ impl std::ops::Index<NodeId> for Nodes {
 
     fn index(&self, id: NodeId) -> &Node {
         let (page, at) = split(id);
-        &self.pages[page].nodes[at]
+        &self.pages[page].as_ref().expect("a number in use is on a page that is there")[at]
     }
 }
 
 impl std::ops::IndexMut<NodeId> for Nodes {
     fn index_mut(&mut self, id: NodeId) -> &mut Node {
         let (page, at) = split(id);
-        &mut self.pages[page].nodes[at]
+        &mut self.pages[page].as_mut().expect("a number in use is on a page that is there")[at]
     }
 }
 

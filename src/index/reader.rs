@@ -40,11 +40,14 @@ impl ShardReader {
     fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
         let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
         let guard = own.as_ref().unwrap_or(guard);
-        let epoch = self.place.load(guard).head.epoch();
+        let mut sight = self.place.load(guard);
+        let epoch = sight.head.epoch();
         for attempt in 0..=LOOKUP_TRIES_MAX {
             let last = attempt == LOOKUP_TRIES_MAX;
-            // Anew for each try: another index may have taken the place of one that is never whole again.
-            let sight = self.place.load(guard);
+            if attempt > 0 {
+                // Another index may have taken the place of one that is never whole again.
+                sight = self.place.load(guard);
+            }
             let structure = match settled(&sight.head) {
                 Some(structure) => structure,
                 None if last => 0,

@@ -116,7 +116,7 @@ fn node(parent: u32, first: u64, id: u32, base: u32, len: u16) -> Header {
 
 /// Follows `query` from the root: how many of its hashes it found, and the lines it went over.
 /// `None`: it met a change.
-fn hops<'a>(world: &World, table: &'a Table, query: &[u64]) -> Option<(usize, Vec<(&'a Line, u32)>)> {
+fn hops<'a>(world: &World, table: Table<'a>, query: &[u64]) -> Option<(usize, Vec<(&'a Line, u32)>)> {
     let (mut parent, mut depth, mut lines) = (ROOT, 0, Vec::new());
     while depth < query.len() {
         let (line, version, header) = match table.find(parent, query[depth], 0) {

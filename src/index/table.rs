@@ -1,8 +1,9 @@
 //! The hash table of a shard: a line for every node, found by (parent, first local hash, variant).
 //!
 //! It has segments, chosen by the highest bits of a key's hash, and each grows on its own: no insert moves more than
-//! the lines of one. A segment is a [`Table`]: open addressing with linear probing over a power of two of [`Line`]s,
-//! at most six in ten of them in use. The line *is* the node's header, so a hop of a walk is one cache miss. One
+//! the lines of one. A segment is open addressing with linear probing over a power of two of [`Line`]s, at most six in
+//! ten of them in use. Where its lines are and how many is one word, so a search goes from the words of all segments,
+//! which stay in the cache, to the line; and the line *is* the node's header, so a hop of a walk is one cache miss. One
 //! thread writes ([`TableWriter`]); any number read ([`TableView`] gives them the [`Segments`] of the moment).
 //!
 //! # What a reader can see at each step
@@ -55,6 +56,7 @@ pub(super) use view::{Head, Segments, TableView};
 use lines::Keys;
 #[cfg(not(all(test, kvrouted_loom)))]
 use lines::Table;
+use lines::Word;
 
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE};
 use super::sync::Arc;
@@ -72,11 +74,11 @@ const LINE_BITS: u32 = 24;
 
 const _: () = assert!(SEGMENT_BITS <= u32::BITS - LINE_BITS, "an index has room for its segment");
 
-/// The segment of a key with this hash, of so many.
+/// The segment of a key with this hash, of `1 << segment_bits`.
 #[inline]
-const fn segment_of(hash: u64, segments: usize) -> usize {
+const fn segment_of(hash: u64, segment_bits: u32) -> usize {
     // Two shifts, as there may be one segment only.
-    (hash >> 32 >> (32 - segments.ilog2())) as usize
+    (hash >> 32 >> (32 - segment_bits)) as usize
 }
 
 /// A table that a larger (or a clean) one has replaced. Readers may still be in it.
@@ -85,25 +87,24 @@ const fn segment_of(hash: u64, segments: usize) -> usize {
 #[must_use = "readers may still be in it: give it to the reclaimer"]
 #[derive(Debug)]
 pub(super) struct Retired {
-    table: std::ptr::NonNull<Table>,
-    bytes: u64,
+    word: Word,
 }
 
-// SAFETY: it owns the table alone but for readers, who only have shared references, and `Table` is `Send + Sync`.
+// SAFETY: it owns the lines alone but for readers, who only have shared references, and `Line` is `Send + Sync`.
 unsafe impl Send for Retired {}
 
 impl Retired {
     /// Memory that comes back with it.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        bytes_of(lines::len(self.word))
     }
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from `Box::into_raw` and was taken out of the head, once. That no reader has
-        // it any more is what whoever drops this promises.
-        drop(unsafe { Box::from_raw(self.table.as_ptr()) });
+        // SAFETY: the word came from `lines::new` and was taken out of the head, once. That no reader has it any more
+        // is what whoever drops this promises.
+        unsafe { lines::free(self.word) };
     }
 }
 
@@ -142,9 +143,8 @@ impl TableWriter {
     /// An empty table of `1 << segment_bits` segments, each with room for `nodes` nodes.
     pub(super) fn segmented(segment_bits: u32, nodes: usize, secret: u64) -> Self {
         let (keys, lines, segments) = (Keys::new(secret), lines_for(nodes), 1 << segment_bits);
-        let tables = (0..segments).map(|_| Table::new(lines, keys, segment_bits));
         Self {
-            head: Arc::new(Head::new(tables, keys)),
+            head: Arc::new(Head::new(segment_bits, lines, keys)),
             parts: vec![Part::default(); segments].into_boxed_slice(),
             used: 0,
             lines: lines * segments,
@@ -160,18 +160,22 @@ impl TableWriter {
         &self.head
     }
 
-    fn segment(&self, segment: usize) -> &Table {
-        // SAFETY: only this writer replaces a table, by `&mut self`, so it lives as long as this borrow.
+    fn segment(&self, segment: usize) -> Table<'_> {
+        // SAFETY: only this writer replaces lines, by `&mut self`, so they live as long as this borrow.
         unsafe { self.head.segment(segment) }
     }
 
     /// The table of which an index names a line.
-    fn of(&self, index: usize) -> &Table {
+    fn of(&self, index: usize) -> Table<'_> {
         self.segment(index >> LINE_BITS)
     }
 
     fn line(&self, index: usize) -> &Line {
         self.of(index).line(index)
+    }
+
+    const fn segment_bits(&self) -> u32 {
+        self.parts.len().ilog2()
     }
 
     fn hash(&self, parent: u32, first: u64, variant: u8) -> u64 {
@@ -180,7 +184,7 @@ impl TableWriter {
 
     /// The table of the only segment.
     #[cfg(test)]
-    fn table(&self) -> &Table {
+    fn table(&self) -> Table<'_> {
         self.segment(0)
     }
 
@@ -215,7 +219,7 @@ impl TableWriter {
 
     /// The line of a node.
     pub(super) fn find(&self, parent: u32, first: u64, variant: u8) -> Option<usize> {
-        let segment = segment_of(self.hash(parent, first, variant), self.parts.len());
+        let segment = segment_of(self.hash(parent, first, variant), self.segment_bits());
         let table = self.segment(segment);
         for at in table.path(parent, first, variant) {
             let line = table.line(at);
@@ -275,10 +279,12 @@ impl TableWriter {
     /// Gives a segment another number of lines.
     fn refit(&mut self, segment: usize, lines: usize) -> Retired {
         let old = self.segment(segment);
-        let fresh = Table::new(lines, self.head.keys(), self.parts.len().ilog2());
+        let word = lines::new(lines);
+        // SAFETY: the word was made just above, and is not given back before the table ends.
+        let fresh = unsafe { Table::of(word, self.segment_bits(), self.head.keys()) };
         for line in old.lines().iter().filter(|line| !is_nobody(line)) {
             let Header { parent, first, variant, .. } = line.header();
-            if let Some(at) = vacancy(&fresh, parent, first, variant) {
+            if let Some(at) = vacancy(fresh, parent, first, variant) {
                 fresh.line(at).copy_from(line);
             }
         }
@@ -287,11 +293,11 @@ impl TableWriter {
         {
             self.moved_most = self.moved_most.max(before);
         }
-        let table = self.head.replace(segment, fresh);
+        let word = self.head.replace(segment, word);
         self.parts[segment].tombstones = 0;
         self.lines = self.lines + lines - before;
         self.lines_most = self.lines_most.max(lines);
-        Retired { table, bytes: bytes_of(before) }
+        Retired { word }
     }
 
     /// Makes one segment smaller that has become too large for what is in it. Indexes given out before are void.
@@ -318,7 +324,7 @@ impl TableWriter {
     pub(super) fn insert(&mut self, header: &Header) -> (usize, Option<Retired>) {
         let Header { parent, first, variant, .. } = *header;
         debug_assert!(self.find(parent, first, variant).is_none(), "a node is there once");
-        let segment = segment_of(self.hash(parent, first, variant), self.parts.len());
+        let segment = segment_of(self.hash(parent, first, variant), self.segment_bits());
         let retired = self.make_room(segment, 1);
         let table = self.segment(segment);
         // There is one: at most six lines in ten are in use.
@@ -399,7 +405,7 @@ fn is_nobody(line: &Line) -> bool {
 }
 
 /// The line where a node that is not there goes.
-fn vacancy(table: &Table, parent: u32, first: u64, variant: u8) -> Option<usize> {
+fn vacancy(table: Table<'_>, parent: u32, first: u64, variant: u8) -> Option<usize> {
     table.path(parent, first, variant).find(|at| is_nobody(table.line(*at)))
 }
 

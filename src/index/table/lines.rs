@@ -1,5 +1,8 @@
-//! The lines of one table, of a size that does not change, and the search in them.
+//! The lines of one segment, of a number that does not change, and the search in them.
 
+#![expect(unsafe_code, reason = "a segment is kept as one word: the address of its lines and how many there are")]
+
+use super::LINE_BITS;
 use crate::index::header::{Header, Line, Probe};
 use crate::index::prefetch::prefetch;
 
@@ -11,17 +14,6 @@ pub(in crate::index) enum Found<P> {
     Missing,
     /// What may be the node is being changed: try again.
     Busy,
-}
-
-/// A table of a fixed size.
-#[derive(Debug)]
-pub(in crate::index) struct Table {
-    lines: Box<[Line]>,
-    /// One less than the number of lines, a power of two.
-    mask: usize,
-    /// How far the hash of a key is shifted to give an index: left past the bits that chose the segment, then right.
-    shifts: [u32; 2],
-    keys: Keys,
 }
 
 /// What the hash of a key is mixed with.
@@ -47,51 +39,104 @@ impl Keys {
     }
 }
 
-impl Table {
-    /// An empty table of `lines` lines, a power of two and at least two, as one of `1 << segment_bits` segments.
-    pub(super) fn new(lines: usize, keys: Keys, segment_bits: u32) -> Self {
-        debug_assert!(lines.is_power_of_two() && lines >= 2);
-        Self { lines: allocate(lines), mask: lines - 1, shifts: [segment_bits, 64 - lines.ilog2()], keys }
+/// Bits of an address that the alignment of lines leaves free. They say how many lines there are, as a power of two.
+const SIZE_MASK: usize = align_of::<Line>() - 1;
+
+const _: () = assert!(LINE_BITS as usize <= SIZE_MASK, "every size has room beside the address");
+
+/// The address of the lines of a segment with their number in its low bits: readers get both by one load.
+pub(super) type Word = *mut Line;
+
+/// Empty lines, a power of two and at least two, as one word. [`free`] takes it.
+pub(super) fn new(lines: usize) -> Word {
+    debug_assert!(lines.is_power_of_two() && lines >= 2 && lines.ilog2() <= LINE_BITS);
+    Box::into_raw(allocate(lines)).cast::<Line>().map_addr(|address| address | lines.ilog2() as usize)
+}
+
+/// How many lines a word is of.
+#[inline]
+pub(super) fn len(word: Word) -> usize {
+    1 << (word.addr() & SIZE_MASK)
+}
+
+/// Gives the lines of a word back.
+///
+/// # Safety
+///
+/// The word came from [`new`], is given back once, and nobody uses the lines any more.
+pub(super) unsafe fn free(word: Word) {
+    let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), len(word));
+    // SAFETY: the address and the number that `new` put together, by the caller's promise for the only time.
+    drop(unsafe { Box::from_raw(lines) });
+}
+
+/// The lines of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::index) struct Table<'a> {
+    /// A power of two of them.
+    lines: &'a [Line],
+    /// Highest bits of a hash that chose the segment.
+    segment_bits: u32,
+    keys: Keys,
+}
+
+impl<'a> Table<'a> {
+    /// The lines of a word, as one of `1 << segment_bits` segments.
+    ///
+    /// # Safety
+    ///
+    /// The word came from [`new`], and is not given to [`free`] for as long as the borrow lasts.
+    #[inline]
+    pub(super) unsafe fn of(word: Word, segment_bits: u32, keys: Keys) -> Self {
+        let start = word.map_addr(|address| address & !SIZE_MASK);
+        // SAFETY: the address and the number that `new` put together; the lines live as the caller promises, and are
+        // only changed by their atomics.
+        let lines = unsafe { std::slice::from_raw_parts(start, len(word)) };
+        Self { lines, segment_bits, keys }
     }
 
-    pub(super) fn lines(&self) -> &[Line] {
-        &self.lines
+    pub(super) const fn lines(self) -> &'a [Line] {
+        self.lines
     }
 
     /// A line by its index; indexes go round.
     #[inline]
-    pub(super) fn line(&self, index: usize) -> &Line {
-        &self.lines[index & self.mask]
+    pub(super) fn line(self, index: usize) -> &'a Line {
+        &self.lines[index & (self.lines.len() - 1)]
     }
 
-    /// Where the search for a key with this hash begins.
+    /// Where the search for a key with this hash begins, before indexes go round.
     #[inline]
-    fn home(&self, hash: u64) -> usize {
-        let [left, right] = self.shifts;
-        (hash << left >> right) as usize
+    const fn home(self, hash: u64) -> usize {
+        // Past the bits that chose the segment; then the highest that are left.
+        (hash << self.segment_bits >> (u64::BITS - self.lines.len().ilog2())) as usize
     }
 
     /// The indexes that a search visits, each line once.
-    pub(super) fn path(&self, parent: u32, first: u64, variant: u8) -> impl Iterator<Item = usize> + use<> {
-        let (home, mask) = (self.home(self.keys.hash(parent, first, variant)), self.mask);
+    pub(super) fn path(self, parent: u32, first: u64, variant: u8) -> impl Iterator<Item = usize> + use<> {
+        let (home, mask) = (self.home(self.keys.hash(parent, first, variant)), self.lines.len() - 1);
         (0..=mask).map(move |step| (home + step) & mask)
     }
 
     /// Looks for a node, in a table of which there is only this segment.
     #[cfg(test)]
-    pub(in crate::index) fn find(&self, parent: u32, first: u64, variant: u8) -> Found<&Line> {
-        self.find_by(self.keys.hash(parent, first, variant), parent, first, variant)
+    pub(in crate::index) fn find(self, parent: u32, first: u64, variant: u8) -> Found<&'a Line> {
+        match self.find_by(self.keys.hash(parent, first, variant), parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here(self.line(at), version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
     }
 
-    /// Looks for a node whose key has this hash.
+    /// Looks for a node whose key has this hash; says where its line is.
     #[inline]
-    pub(super) fn find_by(&self, hash: u64, parent: u32, first: u64, variant: u8) -> Found<&Line> {
-        let home = self.home(hash);
-        for step in 0..=self.mask {
-            let line = self.line(home + step);
-            match line.probe(parent, first, variant) {
+    pub(super) fn find_by(self, hash: u64, parent: u32, first: u64, variant: u8) -> Found<usize> {
+        let (home, mask) = (self.home(hash), self.lines.len() - 1);
+        for step in 0..=mask {
+            let at = (home + step) & mask;
+            match self.lines[at].probe(parent, first, variant) {
                 Probe::Other => {}
-                Probe::Here(version, header) => return Found::Here(line, version, header),
+                Probe::Here(version, header) => return Found::Here(at, version, header),
                 Probe::Empty => return Found::Missing,
                 Probe::Busy => return Found::Busy,
             }
@@ -100,24 +145,16 @@ impl Table {
         Found::Busy
     }
 
-    /// The index of one of its lines.
-    #[inline]
-    pub(super) fn index(&self, line: &Line) -> u32 {
-        let bytes = std::ptr::from_ref(line).addr() - self.lines.as_ptr().addr();
-        (bytes / size_of::<Line>()) as u32
-    }
-
     /// The version of a line, to compare with one read before.
     #[inline]
-    pub(super) fn version(&self, index: u32) -> u32 {
+    pub(super) fn version(self, index: u32) -> u32 {
         self.line(index as usize).version()
     }
 
     /// Hints that a node whose key has this hash will be looked for.
     #[inline]
-    pub(super) fn prefetch(&self, hash: u64) {
-        let line = self.line(self.home(hash));
-        prefetch(std::ptr::from_ref(line).cast());
+    pub(super) fn prefetch(self, hash: u64) {
+        prefetch(std::ptr::from_ref(self.line(self.home(hash))).cast());
     }
 }
 

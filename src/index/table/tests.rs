@@ -166,18 +166,20 @@ fn an_open_node_is_busy_and_its_neighbours_are_not() {
 
 #[test]
 fn the_secret_decides_where_nodes_go() {
-    let path = |secret, first| Table::new(1 << 20, Keys::new(secret), 0).path(3, first, 0).next();
+    let path = |secret, first| TableWriter::new(1 << 16, secret).table().path(3, first, 0).next();
     assert!((0..20).any(|first| path(1, first) != path(2, first)));
     assert_eq!(path(1, 5), path(1, 5));
 }
 
 /// Lines that a search visits, on average, at the greatest load.
 fn probes_mean(key: impl Fn(u64) -> Key) -> f64 {
-    let table = Table::new(1 << 14, Keys::new(99), 0);
+    let writer = TableWriter::new((1 << 13) * LOAD_USED_MAX / LOAD_LINES, 99);
+    let table = writer.table();
+    assert_eq!(table.lines().len(), 1 << 14);
     let nodes = (1 << 14) * LOAD_USED_MAX / LOAD_LINES;
     let mut probes = 0;
     for (parent, first, variant) in (0..nodes as u64).map(key) {
-        let at = vacancy(&table, parent, first, variant).expect("it is never full");
+        let at = vacancy(table, parent, first, variant).expect("it is never full");
         probes += 1 + table.path(parent, first, variant).position(|other| other == at).expect("it is on the path");
         table.line(at).publish(&node((parent, first, variant), 1));
     }

@@ -1,24 +1,27 @@
 //! What readers hold: the way to the segments of the moment.
 
-use super::lines::{Found, Keys, Table};
+use super::lines::{self, Found, Keys, Table, Word};
 use super::{LINE_BITS, segment_of};
+use crate::index::header::Line;
 use crate::index::reclaim::{Guard, Reclaimer};
 use crate::index::sync::{Arc, AtomicPtr, AtomicU64, Ordering, fence};
-use std::ptr::NonNull;
 
 /// The segments of the moment, and how often one was replaced.
+///
+/// A segment is one [`Word`]: a search goes from here to the line that it wants, with nothing to be followed between.
 #[derive(Debug)]
 pub(in crate::index) struct Head {
-    tables: Box<[AtomicPtr<Table>]>,
+    words: Box<[AtomicPtr<Line>]>,
+    segment_bits: u32,
     keys: Keys,
     generation: AtomicU64,
 }
 
 impl Head {
-    /// As many segments as there are tables, a power of two.
-    pub(super) fn new(tables: impl Iterator<Item = Table>, keys: Keys) -> Self {
-        let tables = tables.map(|table| AtomicPtr::new(Box::into_raw(Box::new(table)))).collect();
-        Self { tables, keys, generation: AtomicU64::new(0) }
+    /// `1 << segment_bits` empty segments, each of `lines` lines.
+    pub(super) fn new(segment_bits: u32, lines: usize, keys: Keys) -> Self {
+        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(lines::new(lines))).collect();
+        Self { words, segment_bits, keys, generation: AtomicU64::new(0) }
     }
 
     pub(super) const fn keys(&self) -> Keys {
@@ -35,58 +38,56 @@ impl Head {
         generation.is_multiple_of(2).then_some(generation)
     }
 
-    /// The table of a segment at the moment.
+    /// The lines of a segment at the moment.
     ///
     /// # Safety
     ///
-    /// A table that is replaced while the borrow lasts must not be freed before the borrow ends.
+    /// Lines that are replaced while the borrow lasts must not be freed before the borrow ends.
     #[inline]
-    pub(super) unsafe fn segment(&self, segment: usize) -> &Table {
+    pub(super) unsafe fn segment(&self, segment: usize) -> Table<'_> {
         // SWING: pairs with the Release store in `replace`; SeqCst for the grace period (see the module).
-        let table = self.tables[segment].load(Ordering::SeqCst);
-        // SAFETY: the pointer is never null, and by the promise above what it points at is not freed.
-        unsafe { &*table }
+        let word = self.words[segment].load(Ordering::SeqCst);
+        // SAFETY: all words here come from `lines::new`, and by the promise above the lines are not freed.
+        unsafe { Table::of(word, self.segment_bits, self.keys) }
     }
 
-    /// The table of the only segment.
+    /// The lines of the only segment.
     ///
     /// # Safety
     ///
     /// As [`segment`](Self::segment).
     #[cfg(all(test, kvrouted_loom))]
-    pub(in crate::index) unsafe fn table(&self) -> &Table {
+    pub(in crate::index) unsafe fn table(&self) -> Table<'_> {
         // SAFETY: the caller's, word for word.
         unsafe { self.segment(0) }
     }
 
-    /// Shows readers another table in place of a segment, complete, and gives back the one before. Only the writer
+    /// Shows readers other lines in place of those of a segment, complete, and gives back those before. Only the writer
     /// calls this.
-    pub(super) fn replace(&self, segment: usize, table: Table) -> NonNull<Table> {
-        let fresh = Box::into_raw(Box::new(table));
-        let place = &self.tables[segment];
+    pub(super) fn replace(&self, segment: usize, fresh: Word) -> Word {
+        let place = &self.words[segment];
         // Relaxed, all three: the writer reads what it wrote, and the fence orders the store.
         let old = place.load(Ordering::Relaxed);
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation + 1, Ordering::Relaxed);
-        // SHIFT: who has loaded the new pointer is shown an odd generation or a later one.
+        // SHIFT: who has loaded the new word is shown an odd generation or a later one.
         fence(Ordering::Release);
         // SWING: pairs with the load in `segment`.
         place.store(fresh, Ordering::Release);
         // GROWTH: pairs with the load in `generation`.
         self.generation.store(generation + 2, Ordering::Release);
-        // SAFETY: what is in the head came from `Box::into_raw`.
-        unsafe { NonNull::new_unchecked(old) }
+        old
     }
 }
 
 impl Drop for Head {
     fn drop(&mut self) {
-        for table in &self.tables {
+        for word in &self.words {
             // Relaxed: dropped by the last of those who share it, after all others let it go.
-            let table = table.load(Ordering::Relaxed);
-            // SAFETY: what is in the head came from `Box::into_raw` and is nobody else's: borrows of the table are
+            let word = word.load(Ordering::Relaxed);
+            // SAFETY: what is in the head came from `lines::new` and is nobody else's: borrows of the lines are
             // also borrows of the head.
-            drop(unsafe { Box::from_raw(table) });
+            unsafe { lines::free(word) };
         }
     }
 }
@@ -126,7 +127,7 @@ impl TableView {
     }
 }
 
-/// The segments of a table, for a reader who is inside. Each search goes to the table of the moment; whether one was
+/// The segments of a table, for a reader who is inside. Each search goes to the lines of the moment; whether some were
 /// replaced in the course of a walk is told by the generation.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::index) struct Segments<'a> {
@@ -135,21 +136,25 @@ pub(in crate::index) struct Segments<'a> {
 
 impl<'a> Segments<'a> {
     #[inline]
-    fn table(self, segment: usize) -> &'a Table {
-        // SAFETY: a replaced table is freed by the reclaimer, which waits for the guard that was shown to `load`.
+    fn table(self, segment: usize) -> Table<'a> {
+        // SAFETY: lines that are replaced are freed by the reclaimer, which waits for the guard that was shown to `load`.
         unsafe { self.head.segment(segment) }
+    }
+
+    /// The lines where a key with this hash may be, and which segment they are.
+    #[inline]
+    fn of(self, hash: u64) -> (usize, Table<'a>) {
+        let segment = segment_of(hash, self.head.segment_bits);
+        (segment, self.table(segment))
     }
 
     /// Looks for a node.
     #[inline]
     pub(in crate::index) fn find(self, parent: u32, first: u64, variant: u8) -> Found<u32> {
         let hash = self.head.keys.hash(parent, first, variant);
-        let segment = segment_of(hash, self.head.tables.len());
-        let table = self.table(segment);
+        let (segment, table) = self.of(hash);
         match table.find_by(hash, parent, first, variant) {
-            Found::Here(line, version, header) => {
-                Found::Here((segment as u32) << LINE_BITS | table.index(line), version, header)
-            }
+            Found::Here(at, version, header) => Found::Here((segment << LINE_BITS | at) as u32, version, header),
             Found::Missing => Found::Missing,
             Found::Busy => Found::Busy,
         }
@@ -165,6 +170,6 @@ impl<'a> Segments<'a> {
     #[inline]
     pub(in crate::index) fn prefetch(self, parent: u32, first: u64, variant: u8) {
         let hash = self.head.keys.hash(parent, first, variant);
-        self.table(segment_of(hash, self.head.tables.len())).prefetch(hash);
+        self.of(hash).1.prefetch(hash);
     }
 }

@@ -360,6 +360,17 @@ impl Line {
         self.close();
     }
 
+    /// Shows that no lane covers the node any more; the rest of its header stays.
+    pub(super) fn uncover(&self) {
+        self.open();
+        // Relaxed, all: as in `write`.
+        let small = self.0[3].load(Ordering::Relaxed);
+        self.0[3].store(small & u64::from(u32::MAX), Ordering::Relaxed);
+        self.0[4].store(0, Ordering::Relaxed);
+        self.0[7].store(0, Ordering::Relaxed);
+        self.close();
+    }
+
     /// Nobody lives here any more; `parent` says which kind of nobody. Closes the line if it was open.
     pub(super) fn vacate(&self, parent: u32) {
         debug_assert!(parent > PARENT_MAX);

@@ -176,7 +176,7 @@ impl Worker {
         let at_once = touched.len() > 1 && (self.removes_carefully(tier, group) || !is_chain(tree, touched));
         if at_once {
             tree.head.tear();
-            touched.iter().for_each(|(_, id)| tree.publish(*id));
+            touched.iter().for_each(|(_, id)| tree.publish_loss(*id));
             tree.head.mend();
         }
         for (_, id) in touched.iter() {

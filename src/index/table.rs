@@ -357,6 +357,11 @@ impl TableWriter {
         line.write(header);
     }
 
+    /// Shows that no lane covers a node any more.
+    pub(super) fn uncover(&mut self, index: usize) {
+        self.line(index).uncover();
+    }
+
     /// Whether a line is a node's.
     pub(super) fn is_at(&self, index: usize, parent: u32, first: u64, variant: u8) -> bool {
         self.line(index).is_at(parent, first, variant)

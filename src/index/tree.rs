@@ -313,6 +313,19 @@ impl Tree {
         self.table.update(line, &header);
     }
 
+    /// Shows readers what has become of a node's coverage. Cheaper than [`publish`](Self::publish) for a leaf that no lane
+    /// covers any more, which is about to go.
+    pub(super) fn publish_loss(&mut self, id: NodeId) {
+        let node = &self.nodes[id];
+        if node.has_children() || !node.entries.iter().all(Entry::is_empty) {
+            self.publish(id);
+            return;
+        }
+        let line = self.line(id).expect("a node has a header");
+        self.nodes[id].line = line as u32;
+        self.table.uncover(line);
+    }
+
     /// While the shard is torn: shows a node to readers when [`publish_touched`](Self::publish_touched) is called. A
     /// node that is changed block by block would leave a record for each block behind.
     pub(super) fn publish_later(&mut self, id: NodeId) {

@@ -39,6 +39,15 @@ fn what_is_written_is_read() {
 }
 
 #[test]
+fn a_line_that_nobody_covers_any_more_says_all_else() {
+    let line = Line::new();
+    line.publish(&full());
+    let version = line.version();
+    line.uncover();
+    assert_eq!(line.read(), Some((version + 2, Header { mask: 0, pairs_len: 0, more: 0, ..full() })));
+}
+
+#[test]
 fn every_field_has_bits_of_its_own() {
     let zero = Header::default().pack();
     let mut seen = [0_u64; 7];

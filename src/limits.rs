@@ -158,6 +158,9 @@ pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
 /// Blocks of one worker that one event, or one slice of a sweep, may move in the index: out of places whose chain is
 /// broken, or to places that they waited for.
 pub const INDEX_EVENT_MOVES_MAX: usize = 1 << 15;
+/// Blocks of one store that the index takes block by block, as it does wherever a worker has several groups, or blocks
+/// that wait for a parent. A larger store of this kind is refused. Stores of usual workers are taken in runs, at any size.
+pub const INDEX_CAREFUL_BLOCKS_MAX: usize = 1 << 16;
 /// Nodes that a clear sweeps itself where more lanes wait for the sweep than [`RETIRED_LANES_MAX`].
 pub const INDEX_EVENT_SWEEP_MAX: usize = 1 << 12;
 /// Segments of a shard's tables that are made smaller at once while nothing else is going on.
@@ -225,6 +228,11 @@ pub const OFFLOADED_UNBOUND_HASHES_MAX: usize = 1 << 16;
 pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
 /// Messages taken from one publisher before the next has its turn.
 pub const INGEST_TURN_MESSAGES_MAX: usize = 256;
+/// Turns of publishers in one round of an ingest thread. The others keep their order and have theirs in the next round,
+/// after commands, transfers and deadlines.
+pub const INGEST_ROUND_TURNS_MAX: usize = 64;
+/// Messages of all publishers in one round, but for those of its last turn.
+pub const INGEST_ROUND_MESSAGES_MAX: usize = 4096;
 /// Messages fetched from a publisher's socket before it is asked what became of the connection, and then taken.
 pub const INGEST_FETCH_MESSAGES_MAX: usize = 16;
 /// Payload bytes of those messages, but for the last.

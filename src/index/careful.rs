@@ -36,6 +36,9 @@ impl Worker {
         if store.hashes.len() != store.locals.len() {
             return StoreOutcome::refused(Refusal::LengthMismatch);
         }
+        if store.hashes.len() > limits.careful_blocks_max {
+            return StoreOutcome::refused(Refusal::StoreBound);
+        }
         let blocks = store.hashes.len() as u32;
         if let Some(refusal) = self.inconsistent(tree, store) {
             return StoreOutcome::refused(refusal);
@@ -189,7 +192,7 @@ impl Worker {
             return Some(Refusal::DormantBound);
         }
         if let Some(group) = self.group(tier, store.group).filter(|_| self.extras_most == u32::MAX) {
-            let most = |name: &EngineHash| self.extras.get(&(*name, group.lane)) == Some(&u32::MAX);
+            let most = |name: &EngineHash| self.extras.get(*name, group.lane) == u32::MAX;
             if store.hashes.iter().any(most) {
                 return Some(Refusal::ReferenceBound);
             }

@@ -254,7 +254,7 @@ fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
         let mut tiers = 0_usize;
         for (tier, lane) in worker.references().filter(|(_, lane)| lanes.contains(lane)) {
             tiers |= 1 << tier.index();
-            references[tier.index()] += 1 + u64::from(worker.extras.get(&(*name, lane)).copied().unwrap_or(0));
+            references[tier.index()] += 1 + u64::from(worker.extras.get(*name, lane));
         }
         population[tiers] += 1;
         for tier in Layer::ALL.into_iter().filter(|tier| worker.is_held(*tier, lanes)) {
@@ -268,6 +268,6 @@ fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
     assert_eq!(std::array::from_fn(|tier| tiers[tier].held), held, "held");
     assert_eq!(std::array::from_fn(|tier| tiers[tier].digest), digest, "digests");
     for (name, lane) in worker.extras.keys() {
-        assert!(lanes_of.get(name).is_some_and(|lanes| lanes.contains(lane)), "{name:?} has a second reference only");
+        assert!(lanes_of.get(&name).is_some_and(|lanes| lanes.contains(&lane)), "{name:?} has a second reference only");
     }
 }

@@ -142,7 +142,7 @@ impl Slice<'_, '_> {
             return;
         }
         for at in 0..run.hashes.len() {
-            let more = self.worker.extras.get(&(run.hashes[at], lane)).copied().unwrap_or(0);
+            let more = self.worker.extras.get(run.hashes[at], lane);
             let parent = if at == 0 { run.parent } else { Some(run.hashes[at - 1]) };
             for _ in 0..more {
                 let (hashes, locals) = (&run.hashes[at..=at], &run.locals[at..=at]);

@@ -91,6 +91,7 @@ mod check;
 mod compare;
 mod cover;
 mod dump;
+mod extras;
 mod fresh;
 mod grow;
 mod head;
@@ -158,6 +159,8 @@ pub struct ShardLimits {
     /// What waits beyond it follows in slices of the sweep; a worker of which more would have to lose its place is
     /// emptied.
     pub event_moves_max: usize,
+    /// Blocks of one store that is taken block by block; a larger one is refused.
+    pub careful_blocks_max: usize,
     /// Lanes that are retired but not yet swept. Beyond it each clear sweeps a slice before it returns.
     pub retired_lanes_max: usize,
     /// Blocks of one node, 1 to `NODE_BLOCKS_MAX`.
@@ -183,6 +186,7 @@ impl Default for ShardLimits {
             aliases_max: limits::ALIASES_MAX,
             workers_max: limits::WORKERS_MAX,
             event_moves_max: limits::INDEX_EVENT_MOVES_MAX,
+            careful_blocks_max: limits::INDEX_CAREFUL_BLOCKS_MAX,
             retired_lanes_max: limits::RETIRED_LANES_MAX,
             node_blocks_max: limits::NODE_BLOCKS_MAX,
             memory_bytes_max: u64::MAX,
@@ -286,6 +290,8 @@ pub enum Refusal {
     UnknownWorker,
     /// Not one local hash for each engine hash.
     LengthMismatch,
+    /// More blocks than `careful_blocks_max` in a store that has to be taken block by block.
+    StoreBound,
     /// The parent is one of the blocks.
     SelfParent,
     /// A bound hash would be bound to another parent, local hash or seed, or a hash occurs twice.
@@ -313,9 +319,10 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::UnknownWorker,
         Self::LengthMismatch,
+        Self::StoreBound,
         Self::SelfParent,
         Self::HashConflict,
         Self::TooManyGroups,
@@ -335,6 +342,7 @@ impl Refusal {
         match self {
             Self::UnknownWorker => "unknown_worker",
             Self::LengthMismatch => "length_mismatch",
+            Self::StoreBound => "store_bound",
             Self::SelfParent => "self_parent",
             Self::HashConflict => "hash_conflict",
             Self::TooManyGroups => "too_many_groups",

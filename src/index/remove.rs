@@ -94,7 +94,7 @@ impl Worker {
     /// other. Takes them out of the lane. 0 if it is not a block of the tree with one reference.
     fn hit(&mut self, tree: &mut Tree, lane: Lane, names: &[EngineHash], hits: &mut Vec<Hit>) -> usize {
         let first = names[0];
-        if !self.extras.is_empty() && self.extras.contains_key(&(first, lane)) {
+        if self.extras.get(first, lane) > 0 {
             return 0;
         }
         let Some((place, word)) = self.find(tree, first) else { return 0 };
@@ -140,11 +140,9 @@ impl Worker {
 
     /// A name with several references, or that waits; says whether it had one.
     fn remove_unusual(&mut self, tier: Layer, lane: Lane, name: EngineHash) -> bool {
-        if let Some(extra) = self.extras.get_mut(&(name, lane)) {
-            *extra -= 1;
-            if *extra == 0 {
-                self.extras.remove(&(name, lane));
-            }
+        let extra = self.extras.get(name, lane);
+        if extra > 0 {
+            self.extras.set(name, lane, extra - 1);
             return true;
         }
         let Some(lanes) = self.waiting.lanes_mut(name) else { return false };

@@ -569,3 +569,38 @@ fn memory_stays_below_its_ceiling_whatever_is_stored() {
         assert!(refused > 1000, "nodes of {node_blocks_max}: {refused} refused, {:?}", writer.memory());
     }
 }
+
+#[test]
+fn a_store_that_is_taken_block_by_block_is_bounded_and_one_in_runs_is_not() {
+    let limits = ShardLimits { careful_blocks_max: 100, ..ShardLimits::default() };
+    let (mut writer, reader) = shard(ShardId(0), limits);
+    let reader = super::IndexReader::new(vec![reader]);
+    let slot = writer.add_worker().expect("room");
+    let chain: Vec<u64> = (1..=1000).collect();
+    assert_eq!(store(&mut writer, slot, None, &chain, &chain).stored, 1000, "in runs");
+    // A chain whose parent is not there is taken block by block.
+    let orphans: Vec<u64> = (2001..=2101).collect();
+    let outcome = store(&mut writer, slot, Some(2000), &orphans, &orphans);
+    assert_eq!((outcome.refused, writer.held(slot).dormant), (Some(super::Refusal::StoreBound), 0));
+    assert_eq!(store(&mut writer, slot, Some(2000), &orphans[..100], &orphans[..100]).dormant, 100);
+    assert_eq!(device(&reader, slot, &chain), 1000, "what is held stays");
+    writer.check(true);
+}
+
+#[test]
+fn a_clear_of_one_tier_looks_at_no_more_waiting_blocks_than_one_event_may_move() {
+    const MOVES_MAX: u64 = 100;
+    for (waiting, host) in [(MOVES_MAX, 3), (MOVES_MAX + 1, 0)] {
+        let limits = ShardLimits { event_moves_max: MOVES_MAX as usize, ..ShardLimits::default() };
+        let (mut writer, _) = shard(ShardId(0), limits);
+        let slot = writer.add_worker().expect("room");
+        tell(&mut writer, slot, None, &[1, 2, 3], &[1, 2, 3], Tier::Host, GroupId(0), Seed(0));
+        let orphans: Vec<u64> = (1001..1001 + waiting).collect();
+        assert_eq!(u64::from(store(&mut writer, slot, Some(1000), &orphans, &orphans).dormant), waiting);
+        assert_eq!(writer.is_cleared_whole(slot), host == 0);
+        writer.clear(slot, Some(Tier::Device));
+        let held = writer.held(slot);
+        assert_eq!((held.dormant, held.by_tier[Tier::Host as usize]), (0, host));
+        writer.check(true);
+    }
+}

@@ -1,6 +1,7 @@
 //! What the writer knows of one worker beside the tree.
 
 use super::bits::{Bits, Run};
+use super::extras::Extras;
 use super::fresh::Fresh;
 use super::lanes::Lane;
 use super::layer::Layer;
@@ -10,7 +11,6 @@ use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use crate::limits::{INDEX_BLOCK_BYTES, INDEX_NODE_BYTES};
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 /// The references of one group in one tier.
@@ -57,7 +57,7 @@ pub(super) struct Worker {
     /// The last block stored the quick way and where it went: what the next store mostly hangs on.
     pub(super) last: (EngineHash, Place),
     /// References beyond the first.
-    pub(super) extras: HashMap<(EngineHash, Lane), u32>,
+    pub(super) extras: Extras,
     /// The most that a count of `extras` has ever been.
     pub(super) extras_most: u32,
     /// Names that its removes have left in the tree, as far as its own events tell: beneath them hang others.
@@ -115,7 +115,7 @@ impl Worker {
             kin: SmallVec::new(),
             population: [0; Layer::SETS],
             waiting: Waiting::default(),
-            extras: HashMap::default(),
+            extras: Extras::default(),
             last: (EngineHash(0), Place::ROOT),
             extras_most: 0,
             left_behind: 0,
@@ -271,7 +271,7 @@ impl Worker {
             self.population[tiers & !bit] += blocks;
         }
         self.population[0] = 0;
-        self.extras.retain(|(_, lane), _| !lanes.contains(lane));
+        self.extras.forget(&lanes);
         self.waiting.forget(&lanes);
         lanes
     }
@@ -354,9 +354,9 @@ impl Worker {
 
     /// One reference more to a block that the lane refers to.
     pub(super) fn refer_again(&mut self, name: EngineHash, lane: Lane) {
-        let extra = self.extras.entry((name, lane)).or_insert(0);
-        *extra += 1;
-        self.extras_most = self.extras_most.max(*extra);
+        let extra = self.extras.get(name, lane) + 1;
+        self.extras.set(name, lane, extra);
+        self.extras_most = self.extras_most.max(extra);
     }
 
     /// Brings the tree's totals up to date with the worker.
@@ -400,8 +400,7 @@ impl Worker {
 
     pub(super) fn bytes(&self) -> u64 {
         let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).sum::<usize>();
-        let extras = self.extras.capacity() * size_of::<((EngineHash, Lane), u32)>();
         let homeward = self.homeward.capacity() * size_of::<EngineHash>();
-        self.waiting.bytes() + (fresh + extras + homeward + size_of::<Self>()) as u64
+        self.waiting.bytes() + (fresh + self.extras.bytes() + homeward + size_of::<Self>()) as u64
     }
 }

@@ -259,7 +259,7 @@ impl ShardWriter {
     pub fn take_back_repeated(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
         let Some(worker) = self.worker(slot) else { return };
         let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return };
-        let has_more = |hash: &&EngineHash| worker.extras.get(&(**hash, lane)).is_some_and(|extra| *extra > 0);
+        let has_more = |hash: &&EngineHash| worker.extras.get(**hash, lane) > 0;
         let repeated: Vec<EngineHash> = hashes.iter().filter(has_more).copied().collect();
         self.remove(slot, tier, group, &repeated);
     }
@@ -280,9 +280,17 @@ impl ShardWriter {
         outcome
     }
 
+    /// Whether more blocks of a worker wait for a parent than one event may move: a [`clear`](Self::clear) of one tier
+    /// then empties the whole worker, as each of these blocks would have to be looked at.
+    #[must_use]
+    pub fn is_cleared_whole(&self, slot: WorkerSlot) -> bool {
+        self.worker(slot).is_some_and(|worker| worker.waiting.len() > self.limits.event_moves_max)
+    }
+
     /// Empties one tier of a worker, or all: as if what is emptied had never been used, groups included.
     /// At once for readers, by and by in [`sweep`](Self::sweep) for the writer.
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
+        let tier = tier.filter(|_| !self.is_cleared_whole(slot));
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         match tier {
             Some(tier) => {
@@ -484,7 +492,7 @@ impl ShardWriter {
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
         let worker = self.worker_mut(slot).expect("somebody's");
         let lane = worker.tiers[0].groups[0].lane;
-        let before = worker.extras.insert((name, lane), extras).unwrap_or(0);
+        let before = worker.extras.set(name, lane, extras);
         worker.tiers[0].references += u64::from(extras) - u64::from(before);
         worker.extras_most = extras;
     }

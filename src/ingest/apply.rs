@@ -233,7 +233,8 @@ impl Stream {
             }
             Some(Refusal::LengthMismatch) => self.refuse(WorkerCounter::StoresUnusable, Finding::UnknownRoot, now),
             Some(
-                refusal @ (Refusal::TooManyGroups
+                refusal @ (Refusal::StoreBound
+                | Refusal::TooManyGroups
                 | Refusal::CapacityBound
                 | Refusal::PositionBound
                 | Refusal::AliasBound
@@ -274,9 +275,17 @@ impl Stream {
     fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
         self.count(WorkerCounter::Cleared, 1);
         self.before_clear(cleared, now);
+        let is_whole = cleared.tier.is_some() && home.writer.is_cleared_whole(self.slot);
+        if is_whole {
+            self.found(Finding::CapacityBound, now);
+        }
         home.writer.clear(self.slot, cleared.tier);
-        self.said(|republisher| republisher.cleared(cleared.tier));
-        self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
+        if is_whole {
+            self.emptied(home);
+        } else {
+            self.said(|republisher| republisher.cleared(cleared.tier));
+            self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
+        }
         if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
             self.copies.cleared();
             self.last_copies.cleared();

@@ -33,8 +33,8 @@ use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
-    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_SWEEP_BLOCKS, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX,
-    LEAVING_REST_MS,
+    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_TURNS_MAX, INGEST_SWEEP_BLOCKS,
+    INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, LEAVING_REST_MS,
 };
 use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
@@ -218,9 +218,13 @@ impl Shard {
         }
     }
 
-    /// One turn for everybody who is queued now.
+    /// One turn for each queued publisher, within the bounds of one round.
     fn round(&mut self, now: Now) {
-        for _ in 0..self.ready.len() {
+        let mut messages = 0;
+        for _ in 0..self.ready.len().min(INGEST_ROUND_TURNS_MAX) {
+            if messages >= INGEST_ROUND_MESSAGES_MAX {
+                return;
+            }
             let Some(at) = self.ready.pop_front() else { return };
             let (Some(member), scratch) = (self.members.get_mut(at), &mut self.scratch) else { continue };
             member.queued = false;
@@ -229,7 +233,9 @@ impl Shard {
             }
             let home = &mut self.homes[member.home];
             self.hand = Some(member.index);
-            if !member.turn(home, scratch, &mut self.changes, now) {
+            let is_over = member.turn(home, scratch, &mut self.changes, now);
+            messages += member.turn_messages;
+            if !is_over {
                 self.enqueue(at);
             }
             self.receive_replays();

@@ -41,6 +41,8 @@ pub(super) struct Member {
     /// It is loaded first: nothing is taken of its sockets before that is over.
     pub(super) loads_first: bool,
     pub(super) queued: bool,
+    /// Messages that its last turn took.
+    pub(super) turn_messages: usize,
 }
 
 impl Member {
@@ -52,6 +54,7 @@ impl Member {
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
     ) -> bool {
+        self.turn_messages = 0;
         self.link_events(home, changes, now);
         let was_broken = self.broken;
         if was_broken {
@@ -227,8 +230,8 @@ impl Member {
         if self.stream.is_releasing() && !self.stream.release(home, scratch, now) {
             return false;
         }
-        let (mut messages, mut bytes) = (0, 0);
-        while messages < INGEST_TURN_MESSAGES_MAX {
+        let mut bytes = 0;
+        while self.turn_messages < INGEST_TURN_MESSAGES_MAX {
             // They wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
             if home.writer.is_choked() {
                 return false;
@@ -241,7 +244,7 @@ impl Member {
                 return false;
             }
             while let Some(received) = self.subscription.take() {
-                messages += 1;
+                self.turn_messages += 1;
                 match received {
                     // It may be of the old connection or of the next. A replay on the next brings it in any case.
                     _ if self.broken && self.stream.can_recover() => {

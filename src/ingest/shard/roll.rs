@@ -254,6 +254,7 @@ impl Shard {
             loads: publisher.loads.clone(),
             loads_first: false,
             queued: false,
+            turn_messages: 0,
         });
         self.enqueue(at);
         Ok(())

@@ -104,6 +104,21 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
     }
 }
 
+#[test]
+fn a_round_has_a_bounded_number_of_turns_and_the_others_keep_their_order() {
+    let (_folder, mut shard) = quiet_shard();
+    // Members that are gone, behind the bound: their numbers show who is left.
+    shard.ready.clear();
+    shard.ready.extend(1..=INGEST_ROUND_TURNS_MAX + 3);
+    let now = Now { unix_ms: 1, uptime_ms: 5_000 };
+    shard.round(now);
+    let last = INGEST_ROUND_TURNS_MAX;
+    assert_eq!(shard.ready, [last + 1, last + 2, last + 3]);
+    assert_eq!(shard.rest_ms(u64::MAX), 0, "the next round follows at once");
+    shard.round(now);
+    assert!(shard.ready.is_empty());
+}
+
 fn quiet_shard() -> (tempfile::TempDir, Shard) {
     let folder = tempfile::tempdir().expect("a folder");
     let shard = shard(WorkerState::Joining, &format!("ipc://{}/nobody", folder.path().display()));

@@ -1,7 +1,8 @@
 //! The ceiling on a space's memory.
 
 use super::vllm::Batch;
-use super::{C, Options, R, Rig, chain};
+use super::{C, Options, R, Rig, SCHEME, chain};
+use crate::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Salt, Stored, flat};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier};
 use crate::index::{self, ShardLimits, StoreBlocks};
 use crate::limits::{INDEX_EVENT_MOVES_MAX, SHARD_MEMORY_BYTES_MIN};
@@ -154,4 +155,42 @@ fn trust_has_fallen_when_readers_see_that_the_index_has_emptied_a_worker() {
     assert_eq!(rig.count(C::Emptied), 1);
     let levels: Vec<_> = rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
     assert_eq!(levels, [TrustLevel::LowerBound], "what readers see once the index is empty");
+}
+
+#[test]
+fn a_clear_of_one_tier_that_empties_the_worker_lowers_trust() {
+    let mut rig = Rig::new(&Options::default());
+    let mut encoder = flat::Encoder::new();
+    let mut send = |rig: &mut Rig, seq, event: KvEvent<'_>| {
+        let info = BatchInfo { scheme: Some(SCHEME), ..BatchInfo::default() };
+        rig.send_bytes(0, seq, encoder.encode(&info, std::iter::once(event)));
+    };
+    let numbers = 100..101 + INDEX_EVENT_MOVES_MAX as u64;
+    let (hashes, locals): (Vec<_>, Vec<_>) = numbers.map(|number| (EngineHash(number), LocalHash(number))).unzip();
+    let late: (Vec<_>, Vec<_>) = (1..5).map(|number| (EngineHash(number), LocalHash(number))).unzip();
+    let stored = |parent, hashes, locals, tier| {
+        KvEvent::Stored(Stored {
+            hashes,
+            parent,
+            content: Content::LocalHashes(locals),
+            block_size: SCHEME.block_size,
+            medium: Medium::Tier(tier),
+            group: GroupId(0),
+            group_kind: GroupKind::Main,
+            lora: None,
+            salt: Salt::Seed(Seed(0)),
+            media: &[],
+        })
+    };
+    send(&mut rig, 0, stored(None, &hashes[..3], &locals[..3], Tier::Host));
+    send(&mut rig, 1, stored(Some(EngineHash(99)), &hashes[3..], &locals[3..], Tier::Device));
+    send(&mut rig, 2, KvEvent::Cleared(Cleared { tier: Some(Tier::Disk) }));
+    assert_eq!((rig.count(C::Emptied), rig.count(C::BlocksDormant)), (0, hashes.len() as u64 - 3), "as many as may be");
+    for (at, seq) in (3..7).enumerate() {
+        let parent = Some(EngineHash(7));
+        send(&mut rig, seq, stored(parent, &late.0[at..=at], &late.1[at..=at], Tier::Device));
+    }
+    send(&mut rig, 7, KvEvent::Cleared(Cleared { tier: Some(Tier::Disk) }));
+    assert_eq!(rig.count(C::Emptied), 1);
+    assert!(rig.trust().reasons.contains(R::CapacityBound), "{:?}", rig.trust());
 }

@@ -378,7 +378,7 @@ impl ShardWriter {
         if !worker.refers(&self.tree, lane, hash) {
             return 0;
         }
-        1 + worker.extras.get(&(hash, lane)).copied().map_or(0, u64::from)
+        1 + u64::from(worker.extras.get(hash, lane))
     }
 
     /// Whether there is more than one reference to any block of a worker.

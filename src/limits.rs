@@ -205,8 +205,8 @@ pub const MSGPACK_DEPTH_MAX: usize = 16;
 pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
 /// Payload hashes of replayed batches remembered per stream until the live stream, which is behind, has passed them.
 pub const GATE_REPLAYED_REMEMBERED_MAX: usize = 1 << 14;
-/// References of one worker's sliding-window groups to blocks of which no event has said yet what they are. Such an
-/// event comes in the same batch.
+/// References of one worker's sliding-window groups to blocks of which no event has said yet what they are, each as often
+/// as it was announced: one event may place all of them. Such an event comes in the same batch.
 pub const WINDOW_REFERENCES_UNPLACED_MAX: usize = 1 << 16;
 /// Blocks of one worker of which it is remembered that a removal left copies of blocks behind them.
 pub const COPIES_LEFT_MAX: usize = 1 << 12;
@@ -222,8 +222,11 @@ pub const UNRULED_NAMES_WORKER_MAX: usize = 32;
 pub const UNRULED_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker that are remembered as contradicted; beyond it every parent counts as one.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
-/// References of one worker to offloaded blocks of which only the hash is known. Beyond it they are forgotten.
-pub const OFFLOADED_UNBOUND_HASHES_MAX: usize = 1 << 16;
+/// References of one worker to offloaded blocks of which only the hash is known, each as often as it was announced: one
+/// event may place all of them. Beyond it they are forgotten.
+pub const OFFLOADED_UNBOUND_REFERENCES_MAX: usize = 1 << 16;
+/// Tiers and groups in which one such block waits. Each announcement looks through them.
+pub const OFFLOADED_PLACES_PER_HASH_MAX: usize = 64;
 /// Payload bytes taken from one publisher before the next has its turn.
 pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
 /// Messages taken from one publisher before the next has its turn.

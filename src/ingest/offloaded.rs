@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::ids::{EngineHash, GroupId, Tier};
-use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;
+use crate::limits::{OFFLOADED_PLACES_PER_HASH_MAX, OFFLOADED_UNBOUND_REFERENCES_MAX};
 
 /// References of one tier and group to one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub(super) struct References {
 #[derive(Debug, Default)]
 pub(super) struct Offloaded {
     unbound: FxHashMap<EngineHash, SmallVec<[References; 1]>>,
-    /// Entries of all lists in `unbound`.
-    entries: usize,
+    /// All references in `unbound`, each as often as it was announced.
+    references: usize,
     /// References that waited were forgotten: when no other waits, not all are known.
     pub(super) are_lost: bool,
     /// A tier that a connector reports has been heard of.
@@ -76,18 +76,18 @@ impl Offloaded {
     /// Lets references wait. `false`: there is no room, and they are forgotten.
     #[must_use]
     pub(super) fn wait(&mut self, hash: EngineHash, of: References) -> bool {
-        if let Some(list) = self.unbound.get_mut(&hash)
-            && let Some(known) = list.iter_mut().find(|known| (known.tier, known.group) == (of.tier, of.group))
-        {
-            known.count = known.count.saturating_add(of.count);
-            return true;
+        if self.references.saturating_add(of.count as usize) > OFFLOADED_UNBOUND_REFERENCES_MAX {
+            return false;
         }
-        let has_room = self.entries < OFFLOADED_UNBOUND_HASHES_MAX;
-        if has_room {
-            self.entries += 1;
-            self.unbound.entry(hash).or_default().push(of);
+        let list = self.unbound.entry(hash).or_default();
+        let has_place = list.len() < OFFLOADED_PLACES_PER_HASH_MAX;
+        match list.iter_mut().find(|known| (known.tier, known.group) == (of.tier, of.group)) {
+            Some(known) => known.count += of.count,
+            None if has_place => list.push(of),
+            None => return false,
         }
-        has_room
+        self.references += of.count as usize;
+        true
     }
 
     /// Takes back one reference; `false`: none waits.
@@ -95,9 +95,9 @@ impl Offloaded {
         let Some(list) = self.unbound.get_mut(&hash) else { return false };
         let Some(at) = list.iter().position(|known| (known.tier, known.group) == (tier, group)) else { return false };
         list[at].count -= 1;
+        self.references -= 1;
         if list[at].count == 0 {
             list.swap_remove(at);
-            self.entries -= 1;
         }
         if list.is_empty() {
             self.unbound.remove(&hash);
@@ -108,14 +108,14 @@ impl Offloaded {
     /// Takes all references to a block whose hash is known from now on.
     pub(super) fn take_all(&mut self, hash: EngineHash) -> SmallVec<[References; 1]> {
         let list = self.unbound.remove(&hash).unwrap_or_default();
-        self.entries -= list.len();
+        self.references -= list.iter().map(|of| of.count as usize).sum::<usize>();
         list
     }
 
     /// Forgets what waits; the engine may hold it still.
     pub(super) fn lose(&mut self) {
         self.are_lost |= !self.unbound.is_empty();
-        (self.unbound, self.entries) = (FxHashMap::default(), 0);
+        (self.unbound, self.references) = (FxHashMap::default(), 0);
     }
 
     /// Forgets what waits, and that other references were lost: every tier was emptied.
@@ -142,14 +142,32 @@ mod tests {
         assert!(offloaded.take_one(one, Tier::Disk, GroupId(0)));
         assert_eq!(offloaded.take_all(one)[..], [of(Tier::Host, 0, 2)]);
         assert!(offloaded.is_empty() && offloaded.take_all(one).is_empty());
-        let room = (0..2 * OFFLOADED_UNBOUND_HASHES_MAX as u64)
+        let room = (0..2 * OFFLOADED_UNBOUND_REFERENCES_MAX as u64)
             .filter(|hash| offloaded.wait(EngineHash(*hash), of(Tier::Host, 0, 1)))
             .count();
-        assert_eq!(room, OFFLOADED_UNBOUND_HASHES_MAX);
-        assert!(offloaded.wait(EngineHash(0), of(Tier::Host, 0, 1)), "another reference takes no room");
+        assert_eq!(room, OFFLOADED_UNBOUND_REFERENCES_MAX);
+        assert!(
+            !offloaded.wait(EngineHash(0), of(Tier::Host, 0, 1)),
+            "another reference of a known hash takes room too"
+        );
+        assert!(offloaded.take_one(EngineHash(1), Tier::Host, GroupId(0)));
+        assert!(
+            !offloaded.wait(EngineHash(0), of(Tier::Host, 0, 2)) && offloaded.wait(EngineHash(0), of(Tier::Host, 0, 1))
+        );
         offloaded.lose();
         assert!(offloaded.are_lost);
         offloaded.clear();
         assert!(!offloaded.are_lost && offloaded.is_empty() && offloaded.wait(one, of(Tier::Host, 0, 1)));
+    }
+
+    #[test]
+    fn one_hash_in_very_many_groups_makes_no_look_at_it_long() {
+        let mut offloaded = Offloaded::default();
+        let of = |group| References { tier: Tier::Host, group: GroupId(group), count: 1 };
+        let room = (0..4096).filter(|group| offloaded.wait(EngineHash(1), of(*group))).count();
+        assert_eq!(room, OFFLOADED_PLACES_PER_HASH_MAX);
+        assert!(offloaded.wait(EngineHash(1), of(0)), "the places it has go on to count");
+        assert_eq!(offloaded.take_all(EngineHash(1)).len(), OFFLOADED_PLACES_PER_HASH_MAX);
+        assert_eq!(offloaded.references, 0);
     }
 }

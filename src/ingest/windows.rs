@@ -19,42 +19,70 @@ use crate::metrics::WorkerCounter;
 /// References of window groups to blocks of which it is not known what they are, counted.
 #[derive(Debug, Default)]
 pub(super) struct Unplaced {
-    references: FxHashMap<(GroupId, EngineHash), u32>,
+    /// By hash, so that a store of known blocks looks each of them up once, however many groups there are.
+    references: FxHashMap<EngineHash, SmallVec<[(GroupId, u32); 2]>>,
+    /// All of them, each as often as it was announced.
+    total: usize,
+}
+
+/// What waited of one group: each block once, and then the further references.
+#[derive(Debug, PartialEq, Eq)]
+struct OfGroup {
+    group: GroupId,
+    first: Vec<EngineHash>,
+    again: Vec<EngineHash>,
 }
 
 impl Unplaced {
     /// Counts one more; `false` = there is no room.
     fn add(&mut self, group: GroupId, hash: EngineHash) -> bool {
-        let has_room = self.references.len() < WINDOW_REFERENCES_UNPLACED_MAX;
-        match self.references.get_mut(&(group, hash)) {
-            Some(count) => *count = count.saturating_add(1),
-            None if has_room => drop(self.references.insert((group, hash), 1)),
-            None => return false,
+        if self.total >= WINDOW_REFERENCES_UNPLACED_MAX {
+            return false;
+        }
+        self.total += 1;
+        // As long as there are window groups at most.
+        let list = self.references.entry(hash).or_default();
+        match list.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, count)) => *count += 1,
+            None => list.push((group, 1)),
         }
         true
     }
 
     /// Takes one; `false` = there was none.
     fn take(&mut self, group: GroupId, hash: EngineHash) -> bool {
-        let Some(count) = self.references.get_mut(&(group, hash)) else { return false };
-        *count -= 1;
-        if *count == 0 {
-            self.references.remove(&(group, hash));
+        let Some(list) = self.references.get_mut(&hash) else { return false };
+        let Some(at) = list.iter().position(|(known, _)| *known == group) else { return false };
+        list[at].1 -= 1;
+        self.total -= 1;
+        if list[at].1 == 0 {
+            list.swap_remove(at);
+        }
+        if list.is_empty() {
+            self.references.remove(&hash);
         }
         true
     }
 
-    /// Takes those of a group to some blocks, each as often as it was counted.
-    fn take_all(&mut self, group: GroupId, hashes: &[EngineHash]) -> Vec<EngineHash> {
-        let counts = hashes.iter().map(|hash| (*hash, self.references.remove(&(group, *hash)).unwrap_or(0)));
-        let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
-        let first = counts.iter().map(|(hash, _)| *hash);
-        let again = counts.iter().flat_map(|(hash, count)| std::iter::repeat_n(*hash, *count as usize - 1));
-        first.chain(again).collect()
+    /// Takes those to some blocks, each as often as it was counted.
+    fn take_all(&mut self, hashes: &[EngineHash]) -> Vec<OfGroup> {
+        let mut taken: Vec<OfGroup> = Vec::new();
+        for hash in hashes {
+            for (group, count) in self.references.remove(hash).unwrap_or_default() {
+                self.total -= count as usize;
+                let at = taken.iter().position(|of| of.group == group).unwrap_or_else(|| {
+                    taken.push(OfGroup { group, first: Vec::new(), again: Vec::new() });
+                    taken.len() - 1
+                });
+                taken[at].first.push(*hash);
+                taken[at].again.extend(std::iter::repeat_n(*hash, count as usize - 1));
+            }
+        }
+        taken
     }
 
     fn contains(&self, group: GroupId, hash: EngineHash) -> bool {
-        self.references.contains_key(&(group, hash))
+        self.references.get(&hash).is_some_and(|list| list.iter().any(|(known, _)| *known == group))
     }
 }
 
@@ -130,14 +158,12 @@ impl Stream {
         if self.unplaced.references.is_empty() {
             return;
         }
-        let windows: SmallVec<[(GroupId, u32); 8]> = self.kinds.windows().collect();
-        for (group, blocks) in windows {
-            let placed = self.unplaced.take_all(group, hashes);
-            if placed.is_empty() {
-                continue;
-            }
-            if self.has_blocks_of_the_space(home, group) && home.writer.announce_window(self.slot, group, blocks) {
-                self.place_in_window(home, group, &placed, now);
+        for OfGroup { group, first, again } in self.unplaced.take_all(hashes) {
+            let blocks = self.kinds.windows().find_map(|(known, blocks)| (known == group).then_some(blocks));
+            let fits = self.has_blocks_of_the_space(home, group);
+            if fits && blocks.is_some_and(|blocks| home.writer.announce_window(self.slot, group, blocks)) {
+                self.place_in_window(home, group, &first, now);
+                self.place_in_window(home, group, &again, now);
             } else {
                 self.found(Finding::Hybrid, now);
             }
@@ -184,5 +210,30 @@ impl Stream {
                 home.writer.announce_window(self.slot, group, blocks);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_wait_by_group_and_leave_as_often_as_they_came() {
+        let [one, other] = [GroupId(0), GroupId(7)];
+        let hashes: Vec<EngineHash> = (1..=3).map(EngineHash).collect();
+        let mut unplaced = Unplaced::default();
+        for (group, hash) in [(one, 1), (one, 2), (one, 1), (other, 1), (one, 1), (other, 9)] {
+            assert!(unplaced.add(group, EngineHash(hash)));
+        }
+        assert!(
+            unplaced.take(one, hashes[0]) && !unplaced.take(other, hashes[1]) && unplaced.contains(other, hashes[0])
+        );
+        let expected = [
+            OfGroup { group: one, first: hashes[..2].to_vec(), again: hashes[..1].to_vec() },
+            OfGroup { group: other, first: hashes[..1].to_vec(), again: Vec::new() },
+        ];
+        assert_eq!(unplaced.take_all(&hashes), expected);
+        assert_eq!((unplaced.total, unplaced.take_all(&hashes)), (1, Vec::new()));
+        assert!(unplaced.take(other, EngineHash(9)) && unplaced.references.is_empty() && unplaced.total == 0);
     }
 }

@@ -175,13 +175,28 @@ fn a_chunk_of_several_blocks_may_be_of_no_use_to_a_prompt_that_parts_in_it() {
 
 #[test]
 fn copies_that_nobody_can_say_more_of_are_bounded() {
-    use crate::limits::OFFLOADED_UNBOUND_HASHES_MAX;
+    use crate::limits::OFFLOADED_UNBOUND_REFERENCES_MAX;
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-    let hashes: Vec<u64> = (1..=OFFLOADED_UNBOUND_HASHES_MAX as u64 + 1).collect();
+    let hashes: Vec<u64> = (1..=OFFLOADED_UNBOUND_REFERENCES_MAX as u64 + 1).collect();
     say(&mut rig, 0, &json!([placeholder(&hashes, "CPU")]));
     rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound, R::LowerTiersUnknown], 0);
     say(&mut rig, 1, &json!([offloaded_out(&hashes)]));
     rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
+}
+
+#[test]
+fn what_one_store_settles_is_bounded_however_often_a_connector_named_its_block() {
+    use crate::limits::OFFLOADED_UNBOUND_REFERENCES_MAX;
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    say(&mut rig, 0, &json!([placeholder(&vec![11; 2 * OFFLOADED_UNBOUND_REFERENCES_MAX], "CPU")]));
+    rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound, R::LowerTiersUnknown], 0);
+    say(&mut rig, 1, &json!([on_device(None, &[11], &[1], &json!(null)), evicted(&[11])]));
+    assert_eq!(rig.count(C::BlocksStored), 1 + OFFLOADED_UNBOUND_REFERENCES_MAX as u64);
+    assert_eq!(rig.depth(0, &[1]), tiers(0, 1, 0));
+    // References that were forgotten are missed when they are taken back, and not the other way round.
+    say(&mut rig, 2, &json!([offloaded_out(&vec![11; OFFLOADED_UNBOUND_REFERENCES_MAX])]));
+    assert_eq!(rig.depth(0, &[1]), NOTHING);
+    rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 2);
 }
 
 #[test]

@@ -205,3 +205,17 @@ fn what_loads_a_copy_of_a_worker_with_windows_is_never_exact() {
     assert_eq!(reader.trust().level, TrustLevel::Unproven);
     assert!(reader.trust().reasons.contains(R::Hybrid), "{:?}", reader.trust());
 }
+
+#[test]
+fn what_one_store_places_is_bounded_however_often_a_window_named_its_block() {
+    use crate::limits::WINDOW_REFERENCES_UNPLACED_MAX;
+    let mut rig = Rig::new(&Options::default());
+    say(&mut rig, 0, &json!([window(0, None, &[(11, 1)]), full(None, &[(11, 1)])]));
+    let mut again = window(0, Some(11), &[(12, 2)]);
+    again["block_hashes"] = json!(vec![12; 2 * WINDOW_REFERENCES_UNPLACED_MAX]);
+    say(&mut rig, 1, &json!([again]));
+    let before = rig.count(C::BlocksStored);
+    say(&mut rig, 2, &json!([full(Some(11), &[(12, 2)])]));
+    assert_eq!(rig.count(C::BlocksStored) - before, 1 + WINDOW_REFERENCES_UNPLACED_MAX as u64);
+    rig.expect(TrustLevel::Unproven, &[R::Hybrid], 2);
+}

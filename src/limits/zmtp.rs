@@ -48,6 +48,8 @@ pub const RELAY_REQUEST_BYTES_MAX: usize = 1 << 10;
 pub const RELAY_REQUEST_PARTS_MAX: usize = 4;
 /// Bytes read from one peer of a relay before the next has its turn.
 pub const RELAY_PEER_TURN_BYTES_MAX: usize = 64 << 10;
+/// Messages taken from one peer of a relay before the next has its turn.
+pub const RELAY_PEER_TURN_MESSAGES_MAX: usize = 256;
 /// How long a peer of a relay may take for the handshake, milliseconds.
 pub const RELAY_HANDSHAKE_MS_MAX: u64 = 5_000;
 /// How long a peer of a relay may leave everything that waits for it unread, milliseconds.
@@ -55,6 +57,9 @@ pub const RELAY_PEER_STALL_MS_MAX: u64 = 30_000;
 /// Bytes of the stream that wait for one subscriber; what does not fit is dropped for it, and it asks for a replay.
 /// One message always fits where nothing waits. Subscribers share the bytes of one message.
 pub const RELAY_SUBSCRIBER_BYTES_MAX: usize = 64 << 20;
+/// A subscriber for which something waits that is older than this many times [`RELAY_SUBSCRIBER_BYTES_MAX`] of the stream
+/// is disconnected: it misses messages anyway, and subscribers share the bytes of a message only while it is in memory.
+pub const RELAY_SUBSCRIBER_LAG_FACTOR_MAX: u64 = 4;
 /// Messages that wait for one subscriber.
 pub const RELAY_SUBSCRIBER_MESSAGES_MAX: usize = 1 << 14;
 /// Messages between the thread that makes the stream and the one that sends it.

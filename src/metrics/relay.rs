@@ -12,7 +12,7 @@ counters! {
         MessagesDropped = "relay_messages_dropped", "Messages that one subscriber did not get because too much waited for it; it asks for them.";
         PeersRefused = "relay_peers_refused", "Connections refused because too many were open, over all or from one address.";
         PeersCut = "relay_peers_cut", "Connections cut because of what came over them, or because the handshake took too long.";
-        PeersStalled = "relay_peers_stalled", "Connections cut because their peer read nothing for too long.";
+        PeersStalled = "relay_peers_stalled", "Connections cut because their peer read nothing for too long, or fell too far behind the stream.";
         Generations = "relay_generations", "Times a new generation began because no batch could say what changed.";
         BatchesForgotten = "relay_batches_forgotten", "Batches dropped from the replay buffer because it was full.";
         Questions = "relay_questions", "Replays asked for.";

@@ -122,7 +122,15 @@ impl Answering {
             self.counters.bump(RelayCounter::Questions);
             if self.askers.len() >= RELAY_ANSWERS_MAX {
                 self.counters.bump(RelayCounter::QuestionsRefused);
-                tracing::warn!(answers = RELAY_ANSWERS_MAX, "too many replays at once; one more is not answered");
+                let times = self.counters.get(RelayCounter::QuestionsRefused);
+                // Whoever asks without end writes no log without end.
+                if times.is_power_of_two() {
+                    tracing::warn!(
+                        answers = RELAY_ANSWERS_MAX,
+                        times,
+                        "too many replays at once; one more is not answered"
+                    );
+                }
                 continue;
             }
             tracing::debug!(from, "replay asked for");

@@ -26,8 +26,8 @@ use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_STALL_MS_MAX, RELAY_PEER_TURN_BYTES_MAX, RELAY_PEERS_MAX,
-    RELAY_PEERS_PER_ADDRESS_MAX,
+    RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_STALL_MS_MAX, RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX,
+    RELAY_PEERS_MAX, RELAY_PEERS_PER_ADDRESS_MAX, RELAY_SUBSCRIBER_LAG_FACTOR_MAX,
 };
 
 const LISTENER: Token = Token(usize::MAX);
@@ -54,7 +54,7 @@ pub struct ServerCounts {
     pub peers_refused: u64,
     /// Peers cut because of what they sent, or because they were too slow to say who they are.
     pub peers_cut: u64,
-    /// Peers cut because they read nothing for too long.
+    /// Peers cut because they read nothing for too long, or fell too far behind what is published.
     pub peers_stalled: u64,
     /// Messages that a peer did not get because too much waited for it.
     pub messages_dropped: u64,
@@ -114,6 +114,32 @@ struct Connected {
     /// When it connected, or when the kernel last took bytes for it, or nothing waited.
     moved_ms: u64,
     sent_bytes: u64,
+    lag: Lag,
+}
+
+/// How far a subscriber is behind what is published. Subscribers that wait for the same messages share their bytes, so
+/// together they hold as much of the stream as the one that is furthest behind.
+#[derive(Clone, Copy, Debug)]
+struct Lag {
+    /// Bytes that had been published when the oldest message that waits was; at most a little too few.
+    oldest: u64,
+    /// Once so many bytes are sent, nothing waits that is older than this many published bytes.
+    mark: (u64, u64),
+}
+
+impl Lag {
+    /// Bytes that had been published before anything that waits, where `published` have been by now.
+    fn oldest(&mut self, wire: &Wire, published: u64) -> u64 {
+        let (sent, waiting) = (wire.sent_bytes(), wire.waiting().0 as u64);
+        if waiting == 0 {
+            self.oldest = published;
+            self.mark = (sent, published);
+        } else if sent >= self.mark.0 {
+            self.oldest = self.mark.1;
+            self.mark = (sent + waiting, published);
+        }
+        self.oldest
+    }
 }
 
 /// A bound socket.
@@ -132,6 +158,8 @@ pub struct Server {
     unread: Vec<usize>,
     /// More connections may wait than could be accepted.
     accepts: bool,
+    /// Bytes of all messages published so far.
+    published_bytes: u64,
     counts: ServerCounts,
 }
 
@@ -174,6 +202,7 @@ impl Server {
             next_number: 0,
             unread: Vec::new(),
             accepts: false,
+            published_bytes: 0,
             counts: ServerCounts::default(),
         })
     }
@@ -214,15 +243,19 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        for place in std::mem::take(&mut self.unread) {
-            self.attend(place, now_ms, received);
-        }
+        let mut places = std::mem::take(&mut self.unread);
         for event in &events {
             match event.token() {
                 WAKER => {}
                 LISTENER => self.accepts = true,
-                Token(place) => self.attend(place, now_ms, received),
+                Token(place) => places.push(place),
             }
+        }
+        // A peer that is signalled while it still has something to be read gets one turn all the same.
+        places.sort_unstable();
+        places.dedup();
+        for place in places {
+            self.attend(place, now_ms, received);
         }
         if self.accepts {
             self.accept(now_ms);
@@ -244,12 +277,21 @@ impl Server {
         }
     }
 
-    /// Sends a message to every peer that has subscribed; one for which too much waits misses it.
+    /// Sends a message to every peer that has subscribed. A peer for which too much waits misses it, and a peer for
+    /// which something too old waits is disconnected.
     pub fn publish(&mut self, message: &Bytes) {
+        let lag_bytes_max = self.plan.waiting_bytes_max as u64 * RELAY_SUBSCRIBER_LAG_FACTOR_MAX;
+        let before = self.published_bytes;
+        self.published_bytes += message.len() as u64;
         for place in 0..self.peers.len() {
             let Some(connected) = self.peers[place].as_mut().filter(|connected| connected.subscriptions > 0) else {
                 continue;
             };
+            if self.published_bytes.saturating_sub(connected.lag.oldest(&connected.wire, before)) > lag_bytes_max {
+                self.counts.peers_stalled += 1;
+                self.close(place);
+                continue;
+            }
             match connected.send(&self.plan, [message.clone()]) {
                 Ok(Sent::Yes | Sent::Gone) => {}
                 Ok(Sent::Full) => self.counts.messages_dropped += 1,
@@ -296,8 +338,17 @@ impl Server {
         }
         self.next_number += 1;
         let number = self.next_number;
-        let connected =
-            Connected { number, wire, address, is_ready: false, subscriptions: 0, moved_ms: now_ms, sent_bytes: 0 };
+        let lag = Lag { oldest: self.published_bytes, mark: (0, self.published_bytes) };
+        let connected = Connected {
+            number,
+            wire,
+            address,
+            is_ready: false,
+            subscriptions: 0,
+            moved_ms: now_ms,
+            sent_bytes: 0,
+            lag,
+        };
         match self.peers.get_mut(place) {
             Some(free) => *free = Some(connected),
             None => self.peers.push(Some(connected)),
@@ -386,8 +437,8 @@ impl Connected {
         now_ms: u64,
         received: &mut Vec<(PeerId, Message)>,
     ) -> std::result::Result<bool, Broken> {
-        let mut budget_bytes = RELAY_PEER_TURN_BYTES_MAX;
-        loop {
+        let (mut budget_bytes, mut budget_messages) = (RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX);
+        while budget_messages > 0 {
             self.wire.flush()?;
             match self.wire.next(&mut budget_bytes)? {
                 Step::Item(Item::Greeted) => self.wire.queue(codec::ready(role)),
@@ -402,12 +453,14 @@ impl Connected {
                     _ => {}
                 },
                 Step::Item(Item::Message(message)) => {
+                    budget_messages -= 1;
                     received.push((PeerId { place, number: self.number }, message));
                 }
                 Step::Drained => return Ok(true),
                 Step::Budget => return Ok(false),
             }
         }
+        Ok(false)
     }
 
     fn subscribe(&mut self, prefix: &[u8]) {

@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,7 +12,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::endpoint::BoundEndpoint;
-use crate::limits::RELAY_PEERS_PER_ADDRESS_MAX;
+use crate::limits::{
+    RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
+    RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_READ_BYTES,
+};
 
 const BOUNDS: Bounds = Bounds { message_bytes_max: 1 << 20, parts_max: 8, command_bytes_max: 512 };
 /// Far beyond what anything here takes: reached only by a failure.
@@ -344,7 +348,9 @@ fn hostile_peers_are_cut_and_one_that_never_reads_holds_no_more_than_its_bound()
             streams.push(deaf);
             sub.connect(server.endpoint()).expect("well formed");
         }
-        if server.counts().peers_cut == hostile.len() as u64 && server.peers() == 2 {
+        // The deaf one is disconnected once it is too far behind.
+        let peers = server.peers() as u64 + server.counts().peers_stalled;
+        if server.counts().peers_cut == hostile.len() as u64 && peers == 2 {
             server.publish(&big);
             sent += 1;
         }
@@ -369,4 +375,100 @@ fn peers_from_one_address_leave_room_for_others() {
         server.counts().peers_refused < 3
     });
     assert_eq!(counts.peers_refused, 3);
+}
+
+/// Sends as many of these bytes, over and over, as the kernel takes now; `done` counts them over all calls.
+fn fill(stream: &mut TcpStream, bytes: &[u8], done: &mut usize) {
+    stream.set_nonblocking(true).expect("a socket");
+    while let Ok(sent) = stream.write(&bytes[*done % bytes.len()..]) {
+        *done += sent;
+    }
+}
+
+#[test]
+fn a_peer_that_never_pauses_gets_one_turn_at_a_time() {
+    let (mut flooding, mut sent, mut turns, mut most_bytes) = (None, 0, 0, 0);
+    // Unknown commands: they take none of the room for messages.
+    let flood = [command("NOTHING", &[7; 200]).repeat(100), frame(0, 8, &[9; 8])].concat();
+    let mut read_bytes = Vec::new();
+    serve(ServerPlan { role: Role::Router, ..PLAN }, |server, questions| {
+        let stream = flooding.get_or_insert_with(|| {
+            let address = server.endpoint().strip_prefix("tcp://").expect("a port");
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.write_all(&[greeting().to_vec(), ready_as("DEALER")].concat()).expect("sent");
+            stream
+        });
+        fill(stream, &flood, &mut sent);
+        if !questions.is_empty() {
+            turns += 1;
+            read_bytes.push(questions.len() * flood.len());
+            most_bytes = most_bytes.max(questions.len() * flood.len());
+        }
+        turns < 20
+    });
+    // The budget is used up by a read that began within it; a question's bytes may have come in the turn before.
+    let turn_bytes_max = RELAY_PEER_TURN_BYTES_MAX + ZMQ_READ_BYTES + flood.len();
+    assert!(most_bytes <= turn_bytes_max, "{most_bytes} bytes of one peer in a turn: {read_bytes:?}");
+}
+
+#[test]
+fn a_peer_s_messages_in_one_turn_are_bounded_however_short_they_are() {
+    let (mut flooding, mut sent, mut heard, mut most) = (None, 0, 0, 0);
+    serve(ServerPlan { role: Role::Router, ..PLAN }, |server, questions| {
+        let stream = flooding.get_or_insert_with(|| {
+            let address = server.endpoint().strip_prefix("tcp://").expect("a port");
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.write_all(&[greeting().to_vec(), ready_as("DEALER")].concat()).expect("sent");
+            stream
+        });
+        fill(stream, &frame(0, 0, b""), &mut sent);
+        heard += questions.len();
+        most = most.max(questions.len());
+        heard < 100_000
+    });
+    assert!(most <= RELAY_PEER_TURN_MESSAGES_MAX, "{most} messages of one peer in one turn");
+}
+
+/// Bytes of a message, counted until nobody holds them any more.
+struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(self.0.len(), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn subscribers_that_do_not_read_hold_one_stretch_of_the_stream_together_whenever_they_came() {
+    const DEAF: usize = 12;
+    let held_bytes = Arc::new(AtomicUsize::new(0));
+    let mut streams: Vec<TcpStream> = Vec::new();
+    let (mut most_bytes, mut calls) = (0, 0);
+    let part = message(&[b"", &[0; 8]], &vec![1; 1 << 17]);
+    let counts = serve(PLAN, |server, _| {
+        // Between two of them the stream brings more than kernel and server keep for one.
+        if calls % 6 == 0 {
+            let address = server.endpoint().strip_prefix("tcp://").expect("a port");
+            let mut stream = TcpStream::connect(address).expect("connected");
+            let subscriber = [greeting().to_vec(), ready_as("SUB"), command("SUBSCRIBE", b"")].concat();
+            stream.write_all(&subscriber).expect("sent");
+            streams.push(stream);
+        }
+        calls += 1;
+        for _ in 0..24 {
+            held_bytes.fetch_add(part.len(), Ordering::Relaxed);
+            server.publish(&Bytes::from_owner(Counted(part.to_vec(), Arc::clone(&held_bytes))));
+            most_bytes = most_bytes.max(held_bytes.load(Ordering::Relaxed));
+        }
+        streams.len() <= DEAF
+    });
+    let bytes_max = RELAY_SUBSCRIBER_LAG_FACTOR_MAX as usize * PLAN.waiting_bytes_max + 2 * part.len();
+    assert!(most_bytes <= bytes_max, "{most_bytes} bytes are held, of {} subscribers: {counts:?}", streams.len());
+    assert!(counts.peers_stalled > 0, "{counts:?}");
 }

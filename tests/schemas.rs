@@ -199,8 +199,8 @@ fn rules_and_modes_are_documented() {
     assert_eq!(head(table("Rules"), 1), expected);
     let modes = routing::Mode::ENUM_VALUES.iter().skip(1).map(|mode| mode.variant_name().unwrap_or_default());
     assert!(modes.eq(Mode::ALL.iter().map(|mode| format!("{mode:?}"))), "the schema's modes, in its order");
-    let readme = read("README.md");
-    assert!(Mode::NAMES.iter().all(|name| readme.contains(&format!("| `{name}` | "))), "README.md, Modes");
+    let page = read("docs/policy.md");
+    assert!(Mode::NAMES.iter().all(|name| page.contains(&format!("| `{name}` | "))), "docs/policy.md, Modes");
 }
 
 #[test]

@@ -232,6 +232,18 @@ class CClient(unittest.TestCase):
         ran = subprocess.run([program, daemon.socket, "n"], capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual((ran.returncode, ran.stderr), (1, f"{daemon.socket}: the daemon has no such model\n"))
 
+    def test_the_request_of_the_readme_books_and_frees(self):
+        program = self.build("route.c", "-O2")
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+        for _ in range(2):
+            # The same booking again: the first has been freed.
+            ran = subprocess.run([program, daemon.socket, "m"], capture_output=True, text=True, timeout=PATIENCE_S)
+            self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+            self.assertRegex(ran.stdout, r"^send the prompt to worker [12]\n$")
+        ran = subprocess.run([program, daemon.socket, "n"], capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual((ran.returncode, ran.stderr), (1, "the daemon has no such model\n"))
+
     def test_a_call_to_a_daemon_that_means_harm_ends_by_its_deadline_and_keeps_nothing(self):
         program = self.build("test_hostile.c", *self.sanitizers())
         cases: list[tuple[str, Behave, int]] = [
@@ -266,5 +278,5 @@ class CClient(unittest.TestCase):
         if compiler is None:
             self.skipTest("no C++ compiler")
         build = [compiler, "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-        for source in ("example.c", "test_hostile.c", "test_steady.c"):
+        for source in ("example.c", "route.c", "test_hostile.c", "test_steady.c"):
             subprocess.run([*build, HERE / source], check=True)

@@ -282,18 +282,22 @@ mod tests {
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));
         let of_relay = RelayCounter::ALL.iter().map(|counter| format!("kvrouted_{}", counter.name()));
         let families: BTreeSet<String> = of_daemon.chain(of_relay).collect();
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
         let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
         let mut named = 0;
-        for (at, _) in readme.match_indices("kvrouted_") {
-            let name: String = readme[at..].chars().take_while(|c| is_name(*c)).collect();
-            // A switch of the compiler, and headers.
-            if name == "kvrouted_loom" || readme[at + name.len()..].starts_with(".h") {
-                continue;
+        for path in pages.chain([root.join("README.md"), root.join("schemas/README.md")]) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for (at, _) in text.match_indices("kvrouted_") {
+                let name: String = text[at..].chars().take_while(|c| is_name(*c)).collect();
+                // A switch of the compiler, and headers.
+                if name == "kvrouted_loom" || text[at + name.len()..].starts_with(".h") {
+                    continue;
+                }
+                named += 1;
+                assert!(families.contains(name.trim_end_matches("_total")), "{} names {name}", path.display());
             }
-            named += 1;
-            assert!(families.contains(name.trim_end_matches("_total")), "README.md names {name}");
         }
-        assert!(named > 3, "README.md names metrics");
+        assert!(named > 30, "the documents name metrics");
     }
 }

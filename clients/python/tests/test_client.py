@@ -1,6 +1,8 @@
 """The blocking client and a real daemon: every request, and the daemon's death, silence and return."""
 
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,7 +34,7 @@ from kvrouted import (
 )
 from kvrouted.hashing import local_hashes
 
-from .daemon import PATIENCE_S, PREDICTED, Daemon, until
+from .daemon import PATIENCE_S, PREDICTED, ROOT, Daemon, until
 
 PATIENT = Options(name="test", timeout_s=PATIENCE_S)
 
@@ -61,6 +63,17 @@ class WithDaemon(unittest.TestCase):
         client = Client(self.daemon.socket, options)
         self.addCleanup(client.close)
         return client
+
+
+class Example(WithDaemon):
+    def test_the_request_of_the_readme_books_and_frees(self):
+        command = [sys.executable, "-B", str(ROOT / "clients/python/examples/route.py"), self.daemon.socket, "m", "1,2,3"]
+        environment = {"PYTHONPATH": str(ROOT / "clients/python")}
+        for _ in range(2):
+            # The same booking again: the first has been freed.
+            ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+            self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+            self.assertRegex(ran.stdout, r"^send the prompt to worker Worker\(worker_id=[12], dp_rank=0\)\n$")
 
 
 class Requests(WithDaemon):

@@ -26,7 +26,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "",
             Value("kv"),
             Choice { names: &Mode::NAMES, set: |c, at| c.weights.mode = Mode::ALL[at] },
-            "kv: by what would have to be computed and what a worker is busy with. The others: README.md, \"Modes\".",
+            "kv: by what would have to be computed and what a worker is busy with. The others: docs/policy.md, \"Modes\".",
         ),
         field(
             "device_credit",

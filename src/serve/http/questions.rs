@@ -178,7 +178,7 @@ pub(super) async fn crowded() -> Refusal {
 
 /// Nothing is there.
 pub(super) async fn not_found() -> Refusal {
-    Refusal::not_found("route not found", "see the README for what the HTTP port answers")
+    Refusal::not_found("route not found", "see docs/http-dynamo.md for what the HTTP port answers")
 }
 
 /// Something is there, for another method.

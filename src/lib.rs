@@ -9,15 +9,17 @@
 //! read    socket frame → serve → wire → hash → index + load + fleet → route (observe, judge, book) → reply
 //! ```
 //!
-//! * **Write.** A worker's shard follows from its id and rank alone. Each shard has one ingest thread, which
-//!   reads the publishers' sockets and is the only one to change its part of every index: an event stays on
-//!   one thread from the socket to the index.
-//! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. No
-//!   lock is taken until something is booked, but where what is in flight changes under the look again and again.
-//! * **HTTP.** A port for clients of Dynamo's services has a thread of its own, which is one more gateway: it decides by the
-//!   same code as a core, and no core waits for it.
-//! * **Control.** The main thread accepts connections and hands them to cores, answers the admin socket and
+//! * **Write.** A worker's id and rank fix its shard. Each shard has one ingest thread, which reads the publishers'
+//!   sockets and is the only writer of its part of every index: an event stays on one thread from the socket to the
+//!   index.
+//! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. A decision
+//!   takes no lock before it books, unless bookings change what it reads faster than it can retry.
+//! * **HTTP.** The port for clients of Dynamo's services has a thread of its own. It decides by the same code as a
+//!   serving thread, and no serving thread waits for it.
+//! * **Control.** The main thread accepts connections and hands them to serving threads, answers the admin socket and
 //!   `/metrics`, expires bookings, and drains on SIGTERM.
+//!
+//! `docs/architecture.md` draws the flows and says in which order to read the modules; `docs/glossary.md` has the terms.
 //!
 //! # Who may depend on whom
 //!
@@ -26,11 +28,8 @@
 //!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, endpoint, error, directory_lock, trust, finding, metrics, reasons, zmtp}
 //! ```
 //!
-//! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs`
-//! holds the arrows to what is written here.
-//!
-//! A newcomer reads [`route`] (the decision), then [`index`] (what is promised about it), then
-//! [`event::gate`] (why a gap cannot make the index lie).
+//! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs` checks the
+//! arrows.
 
 // What everything is named and bounded by.
 mod directory_lock;

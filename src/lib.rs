@@ -16,8 +16,8 @@
 //!   takes no lock before it books, unless bookings change what it reads faster than it can retry.
 //! * **HTTP.** The port for clients of Dynamo's services has a thread of its own. It decides by the same code as a
 //!   serving thread, and no serving thread waits for it.
-//! * **Control.** The main thread accepts connections and hands them to serving threads, answers the admin socket and
-//!   `/metrics`, expires bookings, and drains on SIGTERM.
+//! * **Control.** The main thread accepts connections and hands them to serving threads, answers the admin socket,
+//!   expires bookings, and drains on SIGTERM. A thread of its own makes and serves the metrics page.
 //!
 //! `docs/architecture.md` draws the flows and says in which order to read the modules; `docs/glossary.md` has the terms.
 //!

@@ -16,8 +16,25 @@ use process::{Daemon, text};
 const README_LINES_MAX: usize = 200;
 /// Words that stand for a noun that should be named, and words that `docs/glossary.md` retires.
 const RETIRED: &[&str] = &[
-    "so many", "so much", "so long", "is told", "are told", "is looked at", "taken for", "nobody", "somebody", "whoever",
-    "whose turn", "homonyms", "turnstile", "berth", "muster", "looker", "choosy", "unheard", "oddity",
+    "so many",
+    "so much",
+    "so long",
+    "is told",
+    "are told",
+    "is looked at",
+    "taken for",
+    "nobody",
+    "somebody",
+    "whoever",
+    "whose turn",
+    "homonyms",
+    "turnstile",
+    "berth",
+    "muster",
+    "looker",
+    "choosy",
+    "unheard",
+    "oddity",
 ];
 
 fn root() -> &'static Path {
@@ -317,7 +334,11 @@ fn code_in_the_readme_is_that_of_its_files() {
             let wanted: Option<Vec<String>> = block.lines.iter().map(shown).collect();
             wanted.is_some_and(|wanted| lines[at..].iter().take(wanted.len()).eq(wanted.iter()))
         };
-        assert!((0..lines.len()).any(is_there), "README.md shows code that is not in {path}:\n{}", block.lines.join("\n"));
+        assert!(
+            (0..lines.len()).any(is_there),
+            "README.md shows code that is not in {path}:\n{}",
+            block.lines.join("\n")
+        );
         compared += 1;
     }
     assert_eq!(compared, 3, "Rust, Python and C");
@@ -369,7 +390,10 @@ fn the_first_request_of_the_readme_is_answered() {
 fn what_the_checks_read_is_what_is_written() {
     assert_eq!(anchor("Who may route, and who may administer"), "who-may-route-and-who-may-administer");
     assert_eq!(normal(Path::new("docs/../perf/./results")), "perf/results");
-    assert_eq!(words("kvrouted query --set 'a b' \"\" x=1   # why | not"), ["kvrouted", "query", "--set", "a b", "", "x=1"]);
+    assert_eq!(
+        words("kvrouted query --set 'a b' \"\" x=1   # why | not"),
+        ["kvrouted", "query", "--set", "a b", "", "x=1"]
+    );
     assert_eq!(words("a | head -7"), ["a"]);
     assert!(fault("kvrouted query --no-such-option").is_some() && fault("kvrouted status").is_none());
     assert!(fault("cargo test --test no_such_test").is_some() && fault("A=1 cargo test --test docs").is_none());

@@ -304,7 +304,8 @@ fn options_in_the_text_exist() {
         for (at, line) in document.parts().1.iter().enumerate() {
             for span in spans(line).filter(|span| span.starts_with("kvrouted ")) {
                 let mut words = span.split_whitespace().skip(1);
-                let Some(name) = words.next().filter(|word| !word.starts_with('-')) else { continue };
+                let is_name = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
+                let Some(name) = words.next().filter(is_name) else { continue };
                 if !program.get_subcommands().any(|command| command.get_name() == name) {
                     problems.push(format!("{}:{}: no command `{span}`", document.path, at + 1));
                 }

@@ -258,7 +258,7 @@ mod tests {
     use crate::serve::{Lanes, WaitingRoom};
 
     #[test]
-    fn every_metric_that_the_readme_names_is_there() {
+    fn every_metric_that_the_documents_name_is_there() {
         let sources = Sources {
             fleet: Arc::new(Fleet::new(FleetTable::default())),
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),

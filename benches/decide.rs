@@ -9,7 +9,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -75,7 +75,7 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
         let fleet = FleetTable { version: 1, spaces: vec![space()], workers };
         let indexes = [IndexReader::new(vec![reader])];
         let loads = Loads::new(count as usize, LoadsConfig::default());
-        let (policy, affinities) = (Policy::default(), Affinities::new(8, 0));
+        let (policy, affinities) = (Policy::default(), AffinityTable::new(8, 0));
         let Ok(session) = loads.open_session(None, 0) else { return };
         let view = View {
             fleet: &fleet,
@@ -83,7 +83,7 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
             predictions: &[],
             loads: &loads,
             policy: &policy,
-            turns: &[],
+            round_robin_counters: &[],
             affinities: &affinities,
             now_ns: 0,
         };
@@ -96,7 +96,7 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
                 let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
-                let block_size = scratch.asked().block_size;
+                let block_size = scratch.request_facts().block_size;
                 let booked = loads.book(
                     session,
                     "r",

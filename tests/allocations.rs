@@ -7,7 +7,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 
 /// How often this thread asks for memory within `run`.
 fn allocations(run: impl FnOnce()) -> u64 {
@@ -25,7 +25,7 @@ struct World {
     loads: Loads,
     session: SessionId,
     prompts: Vec<Vec<u32>>,
-    affinities: Affinities,
+    affinities: AffinityTable,
     scratch: Scratch,
     decision: Decision,
     asked: u64,
@@ -84,7 +84,7 @@ impl World {
             loads,
             session,
             prompts,
-            affinities: Affinities::new(8, 0),
+            affinities: AffinityTable::new(8, 0),
             scratch: Scratch::default(),
             decision: Decision::default(),
             asked: 0,
@@ -102,7 +102,7 @@ impl World {
             predictions: &[],
             loads: &self.loads,
             policy: &policy,
-            turns: &[],
+            round_robin_counters: &[],
             affinities: &self.affinities,
             now_ns: self.asked,
         };

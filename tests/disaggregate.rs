@@ -77,10 +77,10 @@ fn both_halves_come_in_one_reply_and_end_apart_or_together() {
     assert_eq!(client.free(&whole).expect("told"), BookingOutcome::Applied);
     assert_eq!(loads(&daemon), [(0, 0), (0, 0)]);
 
-    let only_asked = RouteRequest { book: None, ..pair(&client, "", &tokens) };
-    let reply = client.route(&only_asked).expect("a decision");
+    let as_question = RouteRequest { book: None, ..pair(&client, "", &tokens) };
+    let reply = client.route(&as_question).expect("a decision");
     assert_eq!((workers(&reply), reply.prefill_booking, reply.booking), ((Some(1), Some(2)), None, None));
-    let wrong = RouteRequest { space: space(&client, PoolRole::Prefill), ..only_asked };
+    let wrong = RouteRequest { space: space(&client, PoolRole::Prefill), ..as_question };
     assert_eq!(client.route(&wrong).expect_err("no pair").kind(), Kind::InvalidArgument);
     assert_eq!(daemon.counter("pairs"), 3);
 }

@@ -15,7 +15,7 @@ use crate::config::policy_with;
 use crate::ids::{SpaceId, Worker};
 use crate::journal::Record;
 use crate::route::Policy;
-use crate::shadow::Contrasting;
+use crate::shadow::PolicyComparison;
 use crate::trial::{Spread, WorkerShare};
 
 /// Workers that the chart shows; those with the most prompts.
@@ -78,9 +78,9 @@ impl WhatIfArgs {
         policy_with(&Policy::default(), "--set", &self.set)
             .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
         let mut variant = Variant { settings: &self.set, made: HashMap::new() };
-        let (mut comparison, mut contrasting) = (Comparison::default(), Contrasting::default());
+        let (mut comparison, mut second) = (Comparison::default(), PolicyComparison::default());
         let lines = decisions(&journal_files(&self.files)?, |record| {
-            comparison.add(&variant.of(record)?, record, &mut contrasting);
+            comparison.add(&variant.of(record)?, record, &mut second);
             Ok(())
         })?;
         let mut stdout = std::io::stdout().lock();
@@ -96,9 +96,9 @@ impl WhatIfArgs {
 }
 
 impl Comparison {
-    fn add(&mut self, policy: &Policy, record: &mut Record, contrasting: &mut Contrasting) {
-        let was = Contrasting::chosen(&record.observation, record.outcome.chosen());
-        let is = contrasting.pick(policy, &mut record.observation, record.outcome.seed);
+    fn add(&mut self, policy: &Policy, record: &mut Record, second: &mut PolicyComparison) {
+        let was = PolicyComparison::chosen(&record.observation, record.outcome.chosen());
+        let is = second.pick(policy, &mut record.observation, record.outcome.seed);
         self.decisions += 1;
         self.changed += u64::from(was.map(|pick| pick.index) != is.map(|pick| pick.index));
         self.recorded.add(record.space, &record.observation, was);

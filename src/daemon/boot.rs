@@ -8,7 +8,7 @@ use super::records::Records;
 use super::views::Views;
 use crate::config::{Config, FullReports, SpaceConfig, WorkerConfig};
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable, Places};
+use crate::fleet::{Fleet, FleetTable, PlaceAllocator};
 use crate::ids::{ShardId, SpaceId, WorkerSlot};
 use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use crate::ingest::{Publisher, ShardPlan, WorkerView};
@@ -23,7 +23,7 @@ pub(super) struct Booted {
     pub(super) views: Arc<Views>,
     pub(super) records: Records,
     /// Who has which place.
-    pub(super) places: Places,
+    pub(super) places: PlaceAllocator,
     /// By `ShardId`.
     pub(super) plans: Vec<ShardPlan>,
 }
@@ -48,7 +48,7 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = Records::new(&config.spaces, config.ingest.shards, &loads);
-    let (mut shards, mut places) = (Shards::new(config), Places::default());
+    let (mut shards, mut places) = (Shards::new(config), PlaceAllocator::default());
     let (mut table, views) =
         (FleetTable { version: 1, spaces: records.spaces(), workers: Vec::new() }, Views::default());
     for (worker, index) in config.workers.iter().zip(std::iter::from_fn(|| places.take())) {

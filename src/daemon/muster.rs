@@ -16,7 +16,7 @@ use crate::config::{Config, WorkerConfig};
 use crate::discovery::{Step, plan};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, Places, TrustCell};
+use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView};
@@ -35,7 +35,7 @@ pub(super) struct Muster {
     listener: Arc<LoadListener>,
     records: Records,
     snapshots: Snapshots,
-    places: Places,
+    places: PlaceAllocator,
     /// Every worker as it is, also those that could not be taken in: they are tried again when they change.
     are: BTreeMap<Worker, WorkerConfig>,
     indexes: BTreeMap<Worker, WorkerIndex>,
@@ -49,7 +49,7 @@ impl Muster {
     /// The workers of `config`, who are there when the daemon starts.
     pub(super) fn new(
         (config, descriptors): (&Config, Descriptors),
-        (records, places): (Records, Places),
+        (records, places): (Records, PlaceAllocator),
         snapshots: Snapshots,
         listener: Arc<LoadListener>,
         sources: &Sources,

@@ -46,7 +46,7 @@ impl CoreService {
         if prefill.candidates.is_empty() {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision);
         }
-        let turn = (prefill.mode == Mode::RoundRobin).then(|| self.scratch.asked().turn);
+        let turn = (prefill.mode == Mode::RoundRobin).then(|| self.scratch.request_facts().round_robin_counter);
         let decodes = RouteRequest { overrides: decode_overrides(&alone.overrides), ..alone };
         let decided = self.decide_and_book(session, &decodes, decision);
         if matches!(decided, Ok(Routed::Decided)) && !decision.candidates.is_empty() {
@@ -58,15 +58,15 @@ impl CoreService {
             // Somebody may have found it busy meanwhile.
             self.shared.room.made_room();
             if let Some(turn) = turn {
-                self.give_back_turn(pool, turn);
+                self.return_round_robin(pool, turn);
             }
         }
         decided
     }
 
     /// Whose turn it was in a pool has it again, unless somebody has taken the next meanwhile.
-    fn give_back_turn(&self, pool: SpaceId, turn: u64) {
-        if let Some(turns) = self.shared.turns.get(pool.0 as usize) {
+    fn return_round_robin(&self, pool: SpaceId, turn: u64) {
+        if let Some(turns) = self.shared.round_robin_counters.get(pool.0 as usize) {
             // Relaxed: the number is all there is. Where it fails, one was left out.
             let _ = turns.compare_exchange(turn + 1, turn, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -100,9 +100,9 @@ impl CoreService {
         if policy.bypass == Bypass::Off {
             return Ok(false);
         }
-        self.decide(&prefills.only_asked(), decision)?;
+        self.decide(&prefills.as_question(), decision)?;
         let Some(prefill) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
-        self.decide(&alone.only_asked(), decision)?;
+        self.decide(&alone.as_question(), decision)?;
         let Some(decode) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
         Ok(policy.bypasses(&decode, &prefill))
     }

@@ -19,8 +19,8 @@ use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter,
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
-    Affinity, Bound, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait, demand, overlaps,
-    potential_loads, propose, seconds, take_turn,
+    AffinityOutcome, BindOutcome, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait,
+    advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
 };
 use crate::serve::{HelloInfo, Lanes, LogQuota, Routed, Service, WaitingRoom};
 use crate::trust::TrustLevel;
@@ -90,12 +90,12 @@ impl CoreService {
     }
 
     /// Takes the turn of the request that was just decided and does not wait.
-    fn take_turn(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) {
+    fn advance_round_robin(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) {
         if decision.mode != Mode::RoundRobin {
             return;
         }
         let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
-        take_turn(
+        advance_round_robin(
             &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
@@ -141,7 +141,7 @@ impl CoreService {
     ) -> Result<Routed> {
         self.decide(request, decision)?;
         let Some(book) = request.book else {
-            self.take_turn(request, decision);
+            self.advance_round_robin(request, decision);
             return Ok(Routed::Decided);
         };
         // Another core may have booked the same worker meanwhile: decide once more, on what is known now.
@@ -152,9 +152,9 @@ impl CoreService {
         if let Some(wait) = self.wait(request, decision) {
             return Ok(Routed::Busy(Box::new(wait)));
         }
-        self.take_turn(request, decision);
+        self.advance_round_robin(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
-        let block_size = self.scratch.asked().block_size;
+        let block_size = self.scratch.request_facts().block_size;
         let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.now_ns;
         let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
@@ -184,20 +184,20 @@ impl CoreService {
     fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, uid: u32, now_ns: u64) {
         let (Some(session), Some(chosen)) = (request.affinity_session, decision.candidates.first()) else { return };
         let counter = match decision.affinity {
-            Affinity::None => return,
-            Affinity::New => CoreCounter::AffinityNew,
-            Affinity::Kept => CoreCounter::AffinityKept,
-            Affinity::Ineligible => CoreCounter::AffinityMovedIneligible,
-            Affinity::Overloaded => CoreCounter::AffinityMovedOverloaded,
-            Affinity::Outweighed => CoreCounter::AffinityMovedOutweighed,
-            Affinity::Pinned => CoreCounter::AffinityMovedPinned,
+            AffinityOutcome::None => return,
+            AffinityOutcome::New => CoreCounter::AffinityNew,
+            AffinityOutcome::Kept => CoreCounter::AffinityKept,
+            AffinityOutcome::Ineligible => CoreCounter::AffinityMovedIneligible,
+            AffinityOutcome::Overloaded => CoreCounter::AffinityMovedOverloaded,
+            AffinityOutcome::Outweighed => CoreCounter::AffinityMovedOutweighed,
+            AffinityOutcome::Pinned => CoreCounter::AffinityMovedPinned,
         };
         self.metrics.counters.bump(counter);
         let ttl_s = self.shared.policies.load().of(request.space).affinity.ttl_s;
         match self.shared.affinities.bind(request.space, session, (chosen.worker, uid), seconds(now_ns), ttl_s) {
-            Bound::Done => {}
-            Bound::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
-            Bound::Skipped => self.metrics.counters.bump(CoreCounter::AffinitySkipped),
+            BindOutcome::Done => {}
+            BindOutcome::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
+            BindOutcome::Skipped => self.metrics.counters.bump(CoreCounter::AffinitySkipped),
         }
     }
 

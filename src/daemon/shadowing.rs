@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::SpaceId;
 use crate::journal::{Judge, Record};
 use crate::route::Policy;
-use crate::shadow::{Contrasting, ShadowTally};
+use crate::shadow::{PolicyComparison, ShadowTally};
 
 /// What the shadow policy is, and what it has counted. The thread that judges and those who ask hold the lock for
 /// one decision or one copy; no core ever does.
@@ -20,7 +20,7 @@ struct State {
     /// What differs from each space's policy: `field=value`.
     settings: Vec<String>,
     spaces: Vec<OfSpace>,
-    contrasting: Contrasting,
+    comparison: PolicyComparison,
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +87,8 @@ impl Judge for Shadowing {
             of.policy = with(&record.policy, &state.settings);
         }
         let (chosen, seed) = (record.outcome.chosen(), record.outcome.seed);
-        let contrast = state.contrasting.contrast(&of.policy, &mut record.observation, seed, chosen);
-        of.tally.add(contrast);
+        let compare = state.comparison.compare(&of.policy, &mut record.observation, seed, chosen);
+        of.tally.add(compare);
     }
 }
 

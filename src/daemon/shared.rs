@@ -18,7 +18,7 @@ use crate::index::IndexReader;
 use crate::ingest::descriptors::Descriptors;
 use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::Loads;
-use crate::route::{Affinities, PolicyTable, View};
+use crate::route::{AffinityTable, PolicyTable, View};
 use crate::serve::{HelloInfo, Lanes, Users, WaitingRoom};
 
 /// One of each for the whole daemon; a core has a clone.
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     /// Replaced whole when the configuration is read again.
     pub(super) policies: Arc<ArcSwap<PolicyTable>>,
     /// Where workers take turns: whose it is, by `SpaceId`.
-    pub(super) turns: Arc<[AtomicU64]>,
+    pub(super) round_robin_counters: Arc<[AtomicU64]>,
     pub(super) recording: Recording,
     /// Where requests wait that find every worker busy.
     pub(super) room: Arc<WaitingRoom>,
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     /// How many may connect, have lanes and publish.
     pub(super) descriptors: Descriptors,
     /// Whom sessions are bound to.
-    pub(super) affinities: Arc<Affinities>,
+    pub(super) affinities: Arc<AffinityTable>,
     /// Where the clock of bookings starts.
     pub(super) started: Instant,
 }
@@ -64,7 +64,7 @@ impl Shared {
         let users = Arc::new(Users::new(user_share_percent));
         let lanes = Lanes::new(descriptors.lanes_max, lane_ring_bytes_max);
         let room = WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
-        let affinities = Affinities::new(config.policy.affinity_sessions_max, rand::rng().random());
+        let affinities = AffinityTable::new(config.policy.affinity_sessions_max, rand::rng().random());
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),
             admin_socket: config.serve.admin_socket.clone(),
@@ -73,7 +73,7 @@ impl Shared {
             predicting: predicting.clone(),
             loads: Arc::clone(loads),
             policies: Arc::new(ArcSwap::from_pointee(reload::policies(config, 1))),
-            turns: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
+            round_robin_counters: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: Recording::new(config, cores),
             affinities: Arc::new(affinities.shared_by(user_share_percent)),
             lanes: Arc::new(lanes.shared_by(Arc::clone(&users))),
@@ -123,7 +123,7 @@ impl Shared {
             predictions,
             loads: &self.loads,
             policy: policies.of(space),
-            turns: &self.turns,
+            round_robin_counters: &self.round_robin_counters,
             affinities: &self.affinities,
             now_ns,
         }

@@ -229,12 +229,12 @@ mod loom {
     use super::*;
 
     /// Trust that a reader keeps, and the changes that it has seen.
-    struct Kept {
+    struct CachedTrust {
         changes: u64,
         trust: Trust,
     }
 
-    impl Kept {
+    impl CachedTrust {
         /// Reads it again, if any changed.
         fn refresh(&mut self, cell: &TrustCell, changes: &TrustChanges) {
             let seen = changes.seen();
@@ -252,13 +252,13 @@ mod loom {
             let shared = Arc::new((TrustCell::blank(), TrustChanges(AtomicU64::new(0))));
             let (cell, changes) = &*shared;
             cell.store_counted(&before, changes);
-            let mut kept = Kept { changes: changes.seen(), trust: cell.load() };
+            let mut cached = CachedTrust { changes: changes.seen(), trust: cell.load() };
             let writers = Arc::clone(&shared);
             let writer = ::loom::thread::spawn(move || store(&writers.0, &after, &writers.1));
-            kept.refresh(cell, changes);
+            cached.refresh(cell, changes);
             writer.join().expect("it ended");
-            kept.refresh(cell, changes);
-            assert_eq!(kept.trust, after, "kept trust stays stale");
+            cached.refresh(cell, changes);
+            assert_eq!(cached.trust, after, "cached trust stays stale");
         });
     }
 
@@ -268,7 +268,7 @@ mod loom {
     }
 
     #[test]
-    #[should_panic(expected = "kept trust stays stale")]
+    #[should_panic(expected = "cached trust stays stale")]
     fn counted_before_the_change_it_stays_stale() {
         falls(|cell, trust, changes| {
             changes.count();
@@ -277,7 +277,7 @@ mod loom {
     }
 
     #[test]
-    #[should_panic(expected = "kept trust stays stale")]
+    #[should_panic(expected = "cached trust stays stale")]
     fn counted_without_release_it_stays_stale() {
         falls(|cell, trust, changes| {
             cell.replace(trust);

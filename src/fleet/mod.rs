@@ -8,5 +8,5 @@ mod places;
 mod table;
 
 pub use cells::{SchemeCell, TrustCell, trust_changes};
-pub use places::Places;
+pub use places::PlaceAllocator;
 pub use table::{DeviceClass, EventSource, Fleet, FleetTable, PoolRole, Space, WorkerRecord, WorkerState};

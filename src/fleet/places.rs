@@ -8,13 +8,13 @@ use crate::limits::WORKERS_MAX;
 /// The places of all workers, up to `WORKERS_MAX`. A place is given again under the next generation, so that
 /// whatever still names its last owner names nobody; a place whose generations are used up stays empty.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct PlaceAllocator {
     /// The next generation of every place ever given.
     generations: Vec<u32>,
     free: BTreeSet<u16>,
 }
 
-impl Places {
+impl PlaceAllocator {
     /// The lowest place that is free; `None` when all are taken.
     pub fn take(&mut self) -> Option<WorkerIndex> {
         let place = match self.free.pop_first() {
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_place_given_again_names_another() {
-        let mut places = Places::default();
+        let mut places = PlaceAllocator::default();
         let [a, b, c] = std::array::from_fn(|_| places.take().unwrap());
         assert_eq!([a, b, c], [WorkerIndex(0), WorkerIndex(1), WorkerIndex(2)]);
         places.give_back(b);
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn places_end_and_so_do_generations() {
-        let mut places = Places::default();
+        let mut places = PlaceAllocator::default();
         let all: Vec<_> = std::iter::from_fn(|| places.take()).collect();
         assert_eq!(all.len(), WORKERS_MAX);
         let last = WorkerIndex::at(7, WorkerIndex::GENERATIONS - 1);

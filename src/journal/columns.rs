@@ -5,7 +5,7 @@ use super::record::{Listed, Record, Removed};
 use super::word::Word;
 use crate::ids::Worker;
 use crate::load::EngineLoad;
-use crate::route::{Asked, Observed, Policy, Session};
+use crate::route::{AffinitySession, Policy, RequestFacts, WorkerFacts};
 
 /// One value of a row: its name, and how it is read and set.
 pub(super) struct Column<T> {
@@ -58,7 +58,7 @@ pub(super) const POLICY: &[Column<Policy>] = columns! {
     "affinity_load_max": affinity.load_max;
 };
 
-pub(super) const ASKED: &[Column<Asked>] = &[
+pub(super) const REQUEST: &[Column<RequestFacts>] = &[
     column!("prompt_tokens": prompt_tokens),
     column!("block_size": block_size),
     column!("whole_blocks": whole_blocks),
@@ -66,36 +66,36 @@ pub(super) const ASKED: &[Column<Asked>] = &[
     column!("candidates_max": candidates_max),
     Column {
         name: "pin_worker_id",
-        get: |asked| asked.pin.map(|pin| pin.id).to_word(),
-        set: |asked, word| {
-            asked.pin = Option::from_word(word)?.map(|id| Worker { id, ..Worker::default() });
+        get: |request| request.pin.map(|pin| pin.id).to_word(),
+        set: |request, word| {
+            request.pin = Option::from_word(word)?.map(|id| Worker { id, ..Worker::default() });
             Some(())
         },
     },
     Column {
         name: "pin_dp_rank",
-        get: |asked| asked.pin.map_or(0, |pin| pin.rank.to_word()),
-        set: |asked, word| {
+        get: |request| request.pin.map_or(0, |pin| pin.rank.to_word()),
+        set: |request, word| {
             let rank = Word::from_word(word)?;
-            asked.pin = asked.pin.map(|pin| Worker { rank, ..pin });
+            request.pin = request.pin.map(|pin| Worker { rank, ..pin });
             Some(())
         },
     },
     column!("prefers_taints": prefers_taints),
     column!("shared_blocks": shared_blocks),
-    column!("turn": turn),
+    column!("turn": round_robin_counter),
     Column {
         name: "session",
-        get: |asked| match asked.session {
-            Session::None => 0,
-            Session::Unbound => 1,
-            Session::Bound(_) => 2,
+        get: |request| match request.session {
+            AffinitySession::None => 0,
+            AffinitySession::Unbound => 1,
+            AffinitySession::Bound(_) => 2,
         },
-        set: |asked, word| {
-            asked.session = match word {
-                0 => Session::None,
-                1 => Session::Unbound,
-                2 => Session::Bound(Worker::default()),
+        set: |request, word| {
+            request.session = match word {
+                0 => AffinitySession::None,
+                1 => AffinitySession::Unbound,
+                2 => AffinitySession::Bound(Worker::default()),
                 _ => return None,
             };
             Some(())
@@ -103,13 +103,13 @@ pub(super) const ASKED: &[Column<Asked>] = &[
     },
     Column {
         name: "session_worker_id",
-        get: |asked| bound(asked).id.to_word(),
-        set: |asked, word| set_bound(asked, Worker { id: Word::from_word(word)?, ..bound(asked) }),
+        get: |request| bound(request).id.to_word(),
+        set: |request, word| set_bound(request, Worker { id: Word::from_word(word)?, ..bound(request) }),
     },
     Column {
         name: "session_dp_rank",
-        get: |asked| bound(asked).rank.to_word(),
-        set: |asked, word| set_bound(asked, Worker { rank: Word::from_word(word)?, ..bound(asked) }),
+        get: |request| bound(request).rank.to_word(),
+        set: |request, word| set_bound(request, Worker { rank: Word::from_word(word)?, ..bound(request) }),
     },
     column!("override_mode": overrides.mode),
     column!("override_device_credit": overrides.device_credit),
@@ -137,7 +137,7 @@ pub(super) const RECORD: &[Column<Record>] = columns! {
 
 /// When a worker's trust was last raised or lowered is left out, and how many requests it says it runs: no decision
 /// depends on it.
-pub(super) const WORKER: &[Column<Observed>] = &[
+pub(super) const WORKER: &[Column<WorkerFacts>] = &[
     column!("index": index),
     column!("worker_id": worker.id),
     column!("dp_rank": worker.rank),
@@ -153,18 +153,18 @@ pub(super) const WORKER: &[Column<Observed>] = &[
     column!("load_version": load.version),
     Column {
         name: "engine_prefill_tokens",
-        get: |observed| observed.load.engine.map(|said| said.prefill_tokens).to_word(),
-        set: |observed, word| say(observed, word, |said, tokens| said.prefill_tokens = tokens),
+        get: |facts| facts.load.engine.map(|said| said.prefill_tokens).to_word(),
+        set: |facts, word| say(facts, word, |said, tokens| said.prefill_tokens = tokens),
     },
     Column {
         name: "engine_decode_blocks",
-        get: |observed| observed.load.engine.map(|said| said.decode_blocks).to_word(),
-        set: |observed, word| say(observed, word, |said, blocks| said.decode_blocks = blocks),
+        get: |facts| facts.load.engine.map(|said| said.decode_blocks).to_word(),
+        set: |facts, word| say(facts, word, |said, blocks| said.decode_blocks = blocks),
     },
     Column {
         name: "engine_kv_usage_millionths",
-        get: |observed| observed.load.engine.map(|said| said.kv_usage_millionths).to_word(),
-        set: |observed, word| say(observed, word, |said, usage| said.kv_usage_millionths = usage),
+        get: |facts| facts.load.engine.map(|said| said.kv_usage_millionths).to_word(),
+        set: |facts, word| say(facts, word, |said, usage| said.kv_usage_millionths = usage),
     },
     column!("trust": trust.level),
     column!("reasons": trust.reasons),
@@ -197,25 +197,25 @@ pub(super) const REMOVED: &[Column<Removed>] = columns! {
 };
 
 /// Whom the session is bound to, if it is.
-const fn bound(asked: &Asked) -> Worker {
-    match asked.session {
-        Session::Bound(worker) => worker,
-        Session::None | Session::Unbound => Worker::new(0, 0),
+const fn bound(request: &RequestFacts) -> Worker {
+    match request.session {
+        AffinitySession::Bound(worker) => worker,
+        AffinitySession::None | AffinitySession::Unbound => Worker::new(0, 0),
     }
 }
 
 /// Sets whom it is bound to, if it is.
-fn set_bound(asked: &mut Asked, worker: Worker) -> Option<()> {
-    if let Session::Bound(bound) = &mut asked.session {
+fn set_bound(request: &mut RequestFacts, worker: Worker) -> Option<()> {
+    if let AffinitySession::Bound(bound) = &mut request.session {
         *bound = worker;
     }
     Some(())
 }
 
 /// Sets a part of what a worker says of itself, if it says it.
-fn say<T: Word>(observed: &mut Observed, word: u64, set: fn(&mut EngineLoad, T)) -> Option<()> {
+fn say<T: Word>(facts: &mut WorkerFacts, word: u64, set: fn(&mut EngineLoad, T)) -> Option<()> {
     if let Some(value) = Option::from_word(word)? {
-        set(observed.load.engine.get_or_insert_default(), value);
+        set(facts.load.engine.get_or_insert_default(), value);
     }
     Some(())
 }

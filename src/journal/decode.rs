@@ -9,7 +9,7 @@ use super::word::take;
 use crate::error::{Error, Kind, Result};
 use crate::ids::SpaceId;
 use crate::limits::{JOURNAL_NUMBER_MAX, PROMPT_TOKENS_MAX, SPACES_MAX, WORKERS_MAX};
-use crate::route::{Asked, Observation, Observed, Policy, Rule};
+use crate::route::{Observation, Policy, RequestFacts, Rule, WorkerFacts};
 
 /// What a record says; a decision goes into the caller's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ type Order<T> = Vec<Option<&'static Column<T>>>;
 struct Layout {
     policy: Order<Policy>,
     record: Order<Record>,
-    asked: Order<Asked>,
-    worker: Order<Observed>,
+    request: Order<RequestFacts>,
+    worker: Order<WorkerFacts>,
     listed: Order<Listed>,
     removed: Order<Removed>,
     /// Places in [`Rule::ALL`].
@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         let layout = Layout {
             policy: order("policy", columns::POLICY, &theirs.policy, &mut notes),
             record: order("record", columns::RECORD, &theirs.record, &mut notes),
-            asked: order("asked", columns::ASKED, &theirs.asked, &mut notes),
+            request: order("asked", columns::REQUEST, &theirs.request, &mut notes),
             worker: order("worker", columns::WORKER, &theirs.worker, &mut notes),
             listed: order("listed", columns::LISTED, &theirs.listed, &mut notes),
             removed: order("removed", columns::REMOVED, &theirs.removed, &mut notes),
@@ -213,24 +213,24 @@ impl Layout {
             ..Record::default()
         };
         fill(&self.record, record, rest)?;
-        fill(&self.asked, &mut record.observation.asked, rest)?;
-        all(&self.worker, Observed::default(), &mut record.observation.workers, rest)?;
+        fill(&self.request, &mut record.observation.request, rest)?;
+        all(&self.worker, WorkerFacts::default(), &mut record.observation.workers, rest)?;
         all(&self.listed, Listed::default(), &mut record.outcome.listed, rest)?;
         all(&self.removed, Removed::default(), &mut record.outcome.removed, rest)?;
         for removed in &mut record.outcome.removed {
             removed.rule = *self.rules.get(removed.rule as usize)?;
         }
-        let Observation { asked, workers, .. } = &record.observation;
-        let is_asked_soundly = asked.block_size > 0 && asked.prompt_tokens <= PROMPT_TOKENS_MAX as u64;
+        let Observation { request, workers, .. } = &record.observation;
+        let is_asked_soundly = request.block_size > 0 && request.prompt_tokens <= PROMPT_TOKENS_MAX as u64;
         (is_asked_soundly && workers.iter().all(is_sound)).then_some(())
     }
 }
 
 /// Whether a worker's numbers are such as are counted with: a sum over a fleet stays a number.
-fn is_sound(observed: &Observed) -> bool {
-    let (load, overlap) = (&observed.load, &observed.overlap);
+fn is_sound(facts: &WorkerFacts) -> bool {
+    let (load, overlap) = (&facts.load, &facts.overlap);
     let loads = [load.prefill_tokens, load.decode_blocks, load.requests];
-    let blocks = [overlap.device, overlap.host, overlap.disk, overlap.external, observed.active_depth_blocks];
+    let blocks = [overlap.device, overlap.host, overlap.disk, overlap.external, facts.active_depth_blocks];
     loads.iter().all(|number| *number <= JOURNAL_NUMBER_MAX)
         && blocks.iter().all(|number| *number as usize <= PROMPT_TOKENS_MAX)
 }

@@ -44,7 +44,7 @@ impl Encoder {
             put(u64::from(core), out);
             put(u64::from(record.space.0), out);
             row(columns::RECORD, record, out);
-            row(columns::ASKED, &record.observation.asked, out);
+            row(columns::REQUEST, &record.observation.request, out);
             rows(columns::WORKER, &record.observation.workers, out);
             rows(columns::LISTED, &record.outcome.listed, out);
             rows(columns::REMOVED, &record.outcome.removed, out);

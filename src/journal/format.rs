@@ -86,7 +86,9 @@ pub struct Origin {
 pub(super) struct Columns {
     pub(super) policy: Vec<String>,
     pub(super) record: Vec<String>,
-    pub(super) asked: Vec<String>,
+    /// Files name it `asked`.
+    #[serde(rename = "asked")]
+    pub(super) request: Vec<String>,
     pub(super) worker: Vec<String>,
     pub(super) listed: Vec<String>,
     pub(super) removed: Vec<String>,
@@ -100,7 +102,7 @@ impl Columns {
         Self {
             policy: names(columns::POLICY),
             record: names(columns::RECORD),
-            asked: names(columns::ASKED),
+            request: names(columns::REQUEST),
             worker: names(columns::WORKER),
             listed: names(columns::LISTED),
             removed: names(columns::REMOVED),

@@ -59,7 +59,7 @@ impl Outcome {
     pub fn take_over(&mut self, decision: &Decision) {
         (self.seed, self.eligible, self.ties) = (decision.seed, decision.eligible, decision.ties);
         self.notes = decision.notes;
-        self.nobody_code = decision.nobody.map(|kind| kind as u32);
+        self.nobody_code = decision.no_worker.map(|kind| kind as u32);
         self.listed.clear();
         self.listed.extend(decision.candidates.iter().map(|scored| Listed {
             index: scored.index,

@@ -53,8 +53,8 @@ fn what_is_read_is_what_was_decided_on() {
     let mut read = Record::default();
     for mut record in records {
         assert_eq!(reader.next(&mut read), Entry::Decision { core: 2 });
-        for observed in &mut record.observation.workers {
-            (observed.trust.since_unix_ms, observed.trust.as_of_unix_ms) = (0, 0);
+        for facts in &mut record.observation.workers {
+            (facts.trust.since_unix_ms, facts.trust.as_of_unix_ms) = (0, 0);
         }
         assert_eq!(read, record);
     }

@@ -3,9 +3,9 @@
 use hashbrown::HashTable;
 
 use super::active::BLOCK_PARTS;
-use super::names::{Ended, Name};
+use super::names::{EndedNames, Name};
 use super::prefill::PrefillId;
-use super::users::UserPlace;
+use super::users::UserSlot;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 
 /// An opaque name of a booking.
@@ -107,7 +107,7 @@ impl Output {
 
 /// How the blocks of a live booking are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldBlocks {
     /// By themselves.
     Alone(u64),
     /// With those of others: the node of the tree that its prompt ends with.
@@ -126,7 +126,7 @@ pub(super) struct Booking {
     pub(super) space: SpaceId,
     /// Tokens of the prompt that were to be computed, and those that were cached.
     pub(super) prompt_tokens: [u64; 2],
-    pub(super) held: Held,
+    pub(super) held: HeldBlocks,
     pub(super) output: Output,
     pub(super) prefilling: bool,
     /// Whether its name is that of the half of a request that prefills.
@@ -140,8 +140,8 @@ impl Booking {
     /// What it adds to its worker beside blocks that others may share, in parts of a block.
     pub(super) const fn own_parts(&self) -> u64 {
         let alone = match self.held {
-            Held::Alone(blocks) => blocks,
-            Held::Shared(_) => 0,
+            HeldBlocks::Alone(blocks) => blocks,
+            HeldBlocks::Shared(_) => 0,
         };
         (alone + self.output.blocks) * self.output.weight
     }
@@ -149,7 +149,7 @@ impl Booking {
 
 /// What a request id stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum NameState {
     /// A live booking in this slot.
     Live(u32),
     /// A booking that ended; remembered for a while, so that ending it again is no surprise.
@@ -174,7 +174,7 @@ struct Links {
     /// Prompt blocks that it has in the tree of prompts.
     prompt_blocks: u32,
     /// Where its user is kept.
-    user: Option<UserPlace>,
+    user: Option<UserSlot>,
 }
 
 /// Bookings by slot and by name. Slots are reused, generations never are.
@@ -186,7 +186,7 @@ pub(super) struct Bookings {
     free: Vec<u32>,
     /// The slots of those alive.
     by_name: HashTable<u32>,
-    ended: Ended,
+    ended: EndedNames,
     /// The ends of the list that links live bookings in the order they were made.
     oldest: u32,
     youngest: u32,
@@ -200,7 +200,7 @@ impl Default for Bookings {
             links: Vec::new(),
             free: Vec::new(),
             by_name: HashTable::new(),
-            ended: Ended::default(),
+            ended: EndedNames::default(),
             oldest: NO_SLOT,
             youngest: NO_SLOT,
             generations: 0,
@@ -226,10 +226,10 @@ impl Bookings {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    pub(super) fn named(&self, name: Name) -> Option<Named> {
+    pub(super) fn named(&self, name: Name) -> Option<NameState> {
         match self.live_named(name) {
-            Some(slot) => Some(Named::Live(slot)),
-            None => self.ended.attempt(name).map(|attempt| Named::Ended { attempt }),
+            Some(slot) => Some(NameState::Live(slot)),
+            None => self.ended.attempt(name).map(|attempt| NameState::Ended { attempt }),
         }
     }
 
@@ -250,7 +250,7 @@ impl Bookings {
         &mut self,
         mut booking: Booking,
         (session_place, prompt_blocks): (u32, u32),
-        user: Option<UserPlace>,
+        user: Option<UserSlot>,
     ) -> (u32, u64) {
         self.generations += 1;
         booking.generation = self.generations;
@@ -306,7 +306,7 @@ impl Bookings {
     }
 
     /// The user of the booking that is or was last in `slot`, and the blocks it has in the tree of prompts.
-    pub(super) fn held_of(&self, slot: u32) -> (Option<UserPlace>, u32) {
+    pub(super) fn held_of(&self, slot: u32) -> (Option<UserSlot>, u32) {
         (self.links[slot as usize].user, self.links[slot as usize].prompt_blocks)
     }
 

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Named};
+use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, NameState};
 use super::failures::Failures;
 use super::names::Name;
 use super::prefill::{Prefill, PrefillId, Prefills};
@@ -17,7 +17,7 @@ use crate::shares::{share, share_rounded_down};
 
 /// Everything that only one thread at a time may change.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct Ledger {
     pub(super) sessions: Sessions,
     pub(super) bookings: Bookings,
     pub(super) active: ActiveWriter,
@@ -38,7 +38,7 @@ pub(super) const fn ns(ms: u64) -> u64 {
     ms.saturating_mul(1_000_000)
 }
 
-impl Books {
+impl Ledger {
     /// Nothing booked, by a configuration.
     pub(super) fn new(config: &LoadsConfig) -> Self {
         Self {
@@ -159,13 +159,15 @@ impl Books {
             }
             BookingRef::Request { request_id, attempt } => {
                 match self.bookings.named(Name::new(self.secret, session, request_id)) {
-                    Some(Named::Live(slot)) => match self.bookings.get(slot) {
+                    Some(NameState::Live(slot)) => match self.bookings.get(slot) {
                         Some(live) if live.attempt == attempt => Ok(slot),
                         Some(live) if live.attempt > attempt => Err(BookingOutcome::Superseded),
                         _ => Err(BookingOutcome::Unknown),
                     },
-                    Some(Named::Ended { attempt: ended }) if ended == attempt => Err(BookingOutcome::AlreadyApplied),
-                    Some(Named::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
+                    Some(NameState::Ended { attempt: ended }) if ended == attempt => {
+                        Err(BookingOutcome::AlreadyApplied)
+                    }
+                    Some(NameState::Ended { attempt: ended }) if ended > attempt => Err(BookingOutcome::Superseded),
                     _ => Err(BookingOutcome::Unknown),
                 }
             }
@@ -201,7 +203,7 @@ impl Books {
             let held = self.sessions.users.get_mut(user);
             held.bookings -= 1;
             held.prompt_blocks -= u64::from(blocks);
-            self.sessions.users.settle(user);
+            self.sessions.users.remove_if_unused(user);
         }
         Some(booking)
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::active::BLOCK_PARTS;
-use super::changes::{Changes, ChangesSeen};
+use super::changes::{ChangeLog, ChangesSeen};
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
@@ -50,7 +50,7 @@ pub struct Load {
 /// | DONE | `sequence` to even, Release | `sequence`, Acquire, before the fields |
 #[derive(Debug)]
 #[repr(C, align(128))]
-struct Cell {
+struct LoadCell {
     sequence: AtomicU64,
     /// Whose load it is: a [`WorkerIndex`], or `NOBODY`.
     owner: AtomicU32,
@@ -60,20 +60,20 @@ struct Cell {
     back_off_until_ns: AtomicU64,
     /// How long the anchor of the backlog takes; not known = `NO_DURATION`.
     anchor_ns: AtomicU64,
-    /// When the worker said something; never = `NEVER`.
-    said_ns: AtomicU64,
+    /// When the worker said something; never = `NO_REPORT`.
+    reported_ns: AtomicU64,
     /// The backlog's other fields, of which nothing is read without a duration.
     anchor_tokens: AtomicU64,
     since_ns: AtomicU64,
     all_modelled: AtomicU64,
     /// What the worker says: its fields, two of them in a word where they fit.
-    said: [AtomicU64; 4],
+    engine_report: [AtomicU64; 4],
 }
 
-const _: () = assert!(std::mem::offset_of!(Cell, anchor_tokens) == 64 && size_of::<Cell>() == 128);
+const _: () = assert!(std::mem::offset_of!(LoadCell, anchor_tokens) == 64 && size_of::<LoadCell>() == 128);
 
 /// "It has said nothing" of when it did.
-const NEVER: u64 = u64::MAX;
+const NO_REPORT: u64 = u64::MAX;
 
 /// "Not known" of how long the anchor takes.
 const NO_DURATION: u64 = u64::MAX;
@@ -87,10 +87,10 @@ pub(super) struct Record {
     pub(super) requests: u64,
     pub(super) back_off_until_ns: u64,
     /// What the worker said last, and when.
-    pub(super) said: Option<(EngineLoad, u64)>,
+    pub(super) engine_report: Option<(EngineLoad, u64)>,
 }
 
-impl Cell {
+impl LoadCell {
     fn new(owner: u32) -> Self {
         let zero = || AtomicU64::new(0);
         let cell = Self {
@@ -101,11 +101,11 @@ impl Cell {
             requests: zero(),
             back_off_until_ns: zero(),
             anchor_ns: zero(),
-            said_ns: zero(),
+            reported_ns: zero(),
             anchor_tokens: zero(),
             since_ns: zero(),
             all_modelled: zero(),
-            said: std::array::from_fn(|_| zero()),
+            engine_report: std::array::from_fn(|_| zero()),
         };
         cell.store(&Record::default());
         cell
@@ -114,13 +114,13 @@ impl Cell {
     /// Relaxed: the sequence says whether the fields belong together.
     fn load(&self) -> Record {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
-        let said_ns = of(&self.said_ns);
+        let reported_ns = of(&self.reported_ns);
         Record {
             backlog: self.backlog(),
             decode_parts: of(&self.decode_parts),
             requests: of(&self.requests),
             back_off_until_ns: of(&self.back_off_until_ns),
-            said: (said_ns != NEVER).then(|| (self.said(), said_ns)),
+            engine_report: (reported_ns != NO_REPORT).then(|| (self.engine_report(), reported_ns)),
         }
     }
 
@@ -138,9 +138,9 @@ impl Cell {
     }
 
     /// Relaxed: as `load`.
-    fn said(&self) -> EngineLoad {
+    fn engine_report(&self) -> EngineLoad {
         let [prefill_tokens, decode_blocks, requests, usage] =
-            [0, 1, 2, 3].map(|at: usize| self.said[at].load(Ordering::Relaxed));
+            [0, 1, 2, 3].map(|at: usize| self.engine_report[at].load(Ordering::Relaxed));
         EngineLoad {
             prefill_tokens,
             decode_blocks,
@@ -164,29 +164,29 @@ impl Cell {
 
     /// As [`LoadCells::read_at`]. Relaxed: as `load`.
     #[inline]
-    fn load_at(&self, version: u64, (now_ns, said_ns_max): (u64, u64), to: &mut Load) -> Passing {
+    fn load_at(&self, version: u64, (now_ns, report_age_ns_max): (u64, u64), to: &mut Load) -> LoadStability {
         self.booked(version, to);
-        let mut is_passing = to.back_off_until_ns > now_ns;
+        let mut is_time_dependent = to.back_off_until_ns > now_ns;
         if self.anchor_ns.load(Ordering::Relaxed) != NO_DURATION {
             to.prefill_tokens = self.backlog().at(now_ns);
-            is_passing = true;
+            is_time_dependent = true;
         }
-        let said_ns = self.said_ns.load(Ordering::Relaxed);
-        if said_ns != NEVER && now_ns.saturating_sub(said_ns) <= said_ns_max {
-            to.engine = Some(self.said());
-            is_passing = true;
+        let reported_ns = self.reported_ns.load(Ordering::Relaxed);
+        if reported_ns != NO_REPORT && now_ns.saturating_sub(reported_ns) <= report_age_ns_max {
+            to.engine = Some(self.engine_report());
+            is_time_dependent = true;
         }
-        if is_passing { Passing::WithTime } else { Passing::Never }
+        if is_time_dependent { LoadStability::TimeDependent } else { LoadStability::Stable }
     }
 
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
-        let Record { backlog, decode_parts, requests, back_off_until_ns, said } = record;
-        let (word, said_ns) = said.unwrap_or((EngineLoad::default(), NEVER));
-        let requests_said = u64::from(word.running) << 32 | u64::from(word.waiting);
-        let words = [word.prefill_tokens, word.decode_blocks, requests_said, u64::from(word.kv_usage_millionths)];
-        self.said.iter().zip(words).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
-        self.said_ns.store(said_ns, Ordering::Relaxed);
+        let Record { backlog, decode_parts, requests, back_off_until_ns, engine_report } = record;
+        let (word, reported_ns) = engine_report.unwrap_or((EngineLoad::default(), NO_REPORT));
+        let requests_word = u64::from(word.running) << 32 | u64::from(word.waiting);
+        let words = [word.prefill_tokens, word.decode_blocks, requests_word, u64::from(word.kv_usage_millionths)];
+        self.engine_report.iter().zip(words).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
+        self.reported_ns.store(reported_ns, Ordering::Relaxed);
         self.back_off_until_ns.store(*back_off_until_ns, Ordering::Relaxed);
         self.prefill_tokens.store(backlog.tokens, Ordering::Relaxed);
         self.anchor_tokens.store(backlog.anchor_tokens, Ordering::Relaxed);
@@ -200,11 +200,11 @@ impl Cell {
 
 /// Whether a load that was read at a time may be another later without having been changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passing {
+pub enum LoadStability {
     /// It stays until it is changed.
-    Never,
+    Stable,
     /// A modelled prefill goes on, what the worker said grows old, or it is left alone for a while.
-    WithTime,
+    TimeDependent,
 }
 
 /// No worker's index: its place is beyond all.
@@ -213,8 +213,8 @@ const NOBODY: u32 = u32::MAX;
 /// The loads of all workers, by place. Written under the bookings' lock, read without one.
 #[derive(Debug)]
 pub struct LoadCells {
-    cells: Box<[Cell]>,
-    changes: Changes,
+    cells: Box<[LoadCell]>,
+    changes: ChangeLog,
 }
 
 /// After this many torn reads a reader takes what it has: a load is a hint, and the writer is running.
@@ -222,8 +222,8 @@ const READ_TRIES_MAX: usize = 64;
 
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
-        let cell = |place: usize| Cell::new(if place < workers { place as u32 } else { NOBODY });
-        Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: Changes::new() }
+        let cell = |place: usize| LoadCell::new(if place < workers { place as u32 } else { NOBODY });
+        Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: ChangeLog::new() }
     }
 
     /// Whether a place is this worker's. The caller holds the bookings' lock.
@@ -261,28 +261,30 @@ impl LoadCells {
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         let mut load = Load::default();
-        self.whole(worker, |cell, version| cell.booked(version, &mut load));
+        self.read_consistent(worker, |cell, version| cell.booked(version, &mut load));
         load
     }
 
     /// Writes to `to` the load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left
-    /// of them; what the worker said itself, if that is no longer ago than `said_ns_max`. Says whether it stays so.
+    /// of them; what the worker said itself, if that is no longer ago than `report_age_ns_max`. Says whether it stays so.
     #[inline]
-    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, said_ns_max: u64, to: &mut Load) -> Passing {
-        let mut passing = Passing::Never;
-        if !self.whole(worker, |cell, version| passing = cell.load_at(version, (now_ns, said_ns_max), to)) {
+    pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, report_age_ns_max: u64, to: &mut Load) -> LoadStability {
+        let mut stability = LoadStability::Stable;
+        if !self
+            .read_consistent(worker, |cell, version| stability = cell.load_at(version, (now_ns, report_age_ns_max), to))
+        {
             *to = Load::default();
         }
-        passing
+        stability
     }
 
-    /// As [`Changes::seen`].
+    /// As [`ChangeLog::seen`].
     #[must_use]
     pub fn changes_seen(&self) -> ChangesSeen {
         self.changes.seen()
     }
 
-    /// As [`Changes::since`].
+    /// As [`ChangeLog::since`].
     #[must_use]
     pub fn changed_since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         self.changes.since(seen, places)
@@ -291,14 +293,14 @@ impl LoadCells {
     #[cfg(test)]
     pub(super) fn decode_parts(&self, worker: WorkerIndex) -> u64 {
         let mut parts = 0;
-        self.whole(worker, |cell, _| parts = cell.decode_parts.load(Ordering::Relaxed));
+        self.read_consistent(worker, |cell, _| parts = cell.decode_parts.load(Ordering::Relaxed));
         parts
     }
 
     /// Has `read` read a worker's cell, told its version, until the fields belong together; `false` for a worker that is
     /// not in the table, of which nothing is read.
     #[inline]
-    fn whole(&self, worker: WorkerIndex, mut read: impl FnMut(&Cell, u64)) -> bool {
+    fn read_consistent(&self, worker: WorkerIndex, mut read: impl FnMut(&LoadCell, u64)) -> bool {
         let Some(cell) = self.cells.get(worker.place()) else { return false };
         // Relaxed: nobody can name the next owner yet while a place changes hands; who still names the last one, by a table
         // of before, finds its load or none.

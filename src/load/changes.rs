@@ -6,7 +6,7 @@ use crate::limits::LOAD_CHANGES_KEPT;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Changes that are kept. The model checker gets a small world.
-const KEPT: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KEPT };
+const LOGGED: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KEPT };
 
 /// The last changes. Written under the bookings' lock, read without one.
 ///
@@ -15,7 +15,7 @@ const KEPT: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KE
 /// | CHANGED | `count`, Release, after a cell and the place of the change | `count`, Acquire, before places and cells |
 /// | OVERWRITE | a Release fence after `count`, before the place of the next change | an Acquire fence after places, before `count` is read again |
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct ChangeLog {
     /// How many there were.
     count: AtomicU64,
     /// The places in the table of those whose loads changed; the oldest is overwritten.
@@ -32,16 +32,16 @@ const TABLE_SHIFT: u32 = 48;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangesSeen(u64);
 
-impl Changes {
+impl ChangeLog {
     pub(super) fn new() -> Self {
-        let places = (0..KEPT).map(|_| AtomicU32::new(0)).collect();
+        let places = (0..LOGGED).map(|_| AtomicU32::new(0)).collect();
         // Relaxed: the number is all there is; no other memory hangs on it.
         let table = TABLES.fetch_add(1, Ordering::Relaxed) + 1;
         Self { count: AtomicU64::new(table << TABLE_SHIFT), places }
     }
 
     fn of(&self, change: u64) -> &AtomicU32 {
-        &self.places[(change % KEPT) as usize]
+        &self.places[(change % LOGGED) as usize]
     }
 
     /// Notes that the cell of a place was changed. The caller holds the bookings' lock.
@@ -65,15 +65,15 @@ impl Changes {
     /// `seen` on. `false` if there were more than are kept: then any may have.
     pub(super) fn since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
-        self.copy(seen, places) && self.still_keeps(before)
+        self.copy(seen, places) && self.still_logged(before)
     }
 
-    /// As [`Changes::since`], but the places may be those of later changes.
+    /// As [`ChangeLog::since`], but the places may be those of later changes.
     fn copy(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
         *seen = self.seen();
         // Also where it has seen another table's.
-        if seen.0.wrapping_sub(before) >= KEPT {
+        if seen.0.wrapping_sub(before) >= LOGGED {
             return false;
         }
         // Relaxed: each is whole, and the count read again says whether it is still the one that was meant.
@@ -82,11 +82,11 @@ impl Changes {
     }
 
     /// Whether no place was overwritten that was read before this call, of the changes from `before` on.
-    fn still_keeps(&self, before: u64) -> bool {
+    fn still_logged(&self, before: u64) -> bool {
         // Acquire fence: pairs with OVERWRITE.
         fence(Ordering::Acquire);
         // The place of the change after the last that was counted may be written already.
-        self.count.load(Ordering::Relaxed) - before < KEPT
+        self.count.load(Ordering::Relaxed) - before < LOGGED
     }
 }
 
@@ -100,11 +100,11 @@ mod loom {
 
     /// How the writer notes a change, and how the reader looks at the count again.
     struct Model {
-        note: fn(&Changes, u32),
-        still_keeps: fn(&Changes, u64) -> bool,
+        note: fn(&ChangeLog, u32),
+        still_logged: fn(&ChangeLog, u64) -> bool,
     }
 
-    const SOUND: Model = Model { note: Changes::note, still_keeps: Changes::still_keeps };
+    const SOUND: Model = Model { note: ChangeLog::note, still_logged: ChangeLog::still_logged };
 
     impl Model {
         /// One asks what changed while more changes are made than are kept.
@@ -112,17 +112,17 @@ mod loom {
             let told = Arc::new(Counter::new(0));
             let noted = Arc::clone(&told);
             ::loom::model(move || {
-                let changes = Arc::new(Changes::new());
+                let changes = Arc::new(ChangeLog::new());
                 let (shared, before) = (Arc::clone(&changes), changes.seen().0);
                 let reader = ::loom::thread::spawn(move || {
                     let (mut seen, mut places) = (ChangesSeen(before), Vec::new());
-                    let is_told = shared.copy(&mut seen, &mut places) && (self.still_keeps)(&shared, before);
+                    let is_told = shared.copy(&mut seen, &mut places) && (self.still_logged)(&shared, before);
                     is_told.then(|| (seen.0 - before, places))
                 });
                 (1..=3).for_each(|place| (self.note)(&changes, place));
                 let told = reader.join().expect("it ended");
                 // Relaxed: one real thread runs all of the model.
-                noted.fetch_or(1 << told.as_ref().map_or(KEPT, |(count, _)| *count), Ordering::Relaxed);
+                noted.fetch_or(1 << told.as_ref().map_or(LOGGED, |(count, _)| *count), Ordering::Relaxed);
                 if let Some((count, places)) = told {
                     assert_eq!(places, (1..=count as u32).collect::<Vec<_>>(), "of later changes");
                 }
@@ -139,19 +139,20 @@ mod loom {
     #[test]
     #[should_panic(expected = "of later changes")]
     fn without_a_second_look_it_is_told_later_changes() {
-        Model { still_keeps: |_, _| true, ..SOUND }.check();
+        Model { still_logged: |_, _| true, ..SOUND }.check();
     }
 
     #[test]
     #[should_panic(expected = "of later changes")]
     fn without_the_readers_fence_the_second_look_does_not_help() {
-        Model { still_keeps: |changes, before| changes.count.load(Ordering::Relaxed) - before < KEPT, ..SOUND }.check();
+        Model { still_logged: |changes, before| changes.count.load(Ordering::Relaxed) - before < LOGGED, ..SOUND }
+            .check();
     }
 
     #[test]
     #[should_panic(expected = "of later changes")]
     fn without_the_writers_fence_the_second_look_does_not_help() {
-        fn note(changes: &Changes, place: u32) {
+        fn note(changes: &ChangeLog, place: u32) {
             let count = changes.count.load(Ordering::Relaxed);
             changes.of(count).store(place, Ordering::Relaxed);
             changes.count.store(count + 1, Ordering::Release);
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_changed_is_told_once_and_too_much_at_once_is_said_to_be() {
-        let (changes, mut seen, mut places) = (Changes::new(), ChangesSeen::default(), Vec::new());
+        let (changes, mut seen, mut places) = (ChangeLog::new(), ChangesSeen::default(), Vec::new());
         assert!(!changes.since(&mut seen, &mut places) && places.is_empty(), "of another table");
         assert!(changes.since(&mut seen, &mut places) && places.is_empty());
         [7, 3, 7].into_iter().for_each(|place| changes.note(place));
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn no_change_is_missed_while_changes_are_made() {
         const CHANGES: u64 = 200_000;
-        let changes = Changes::new();
+        let changes = ChangeLog::new();
         let ChangesSeen(first) = changes.seen();
         std::thread::scope(|scope| {
             scope.spawn(|| (0..CHANGES).for_each(|change| changes.note(change as u32)));

@@ -29,7 +29,7 @@ mod tests;
 
 pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
-pub use cell::{EngineLoad, Load, LoadCells, Passing};
+pub use cell::{EngineLoad, Load, LoadCells, LoadStability};
 pub use changes::ChangesSeen;
 pub use failures::BackOff;
 pub use prefill::{PrefillFigures, PrefillModel};

@@ -53,13 +53,13 @@ struct Remembered {
     before: u32,
 }
 
-/// The names of the last [`Ended::LAST`] bookings that ended, with their attempts, in the order they ended. Names whose
+/// The names of the last [`EndedNames::LAST`] bookings that ended, with their attempts, in the order they ended. Names whose
 /// hashes end alike are one list, the last first.
 ///
 /// A booking's end writes at the end of a row, and in one of a few places elsewhere, which stay in the cache: a hash table
 /// of as many names would have each end wait for memory, and those who ask for a name that ended are few.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedNames {
     /// The booking that ended as number `n` is at `n % LAST`.
     row: Box<[Remembered]>,
     /// Which booking is the last of each list.
@@ -68,7 +68,7 @@ pub(super) struct Ended {
     next: u32,
 }
 
-impl Default for Ended {
+impl Default for EndedNames {
     fn default() -> Self {
         // All there will be, so that no booking's end waits for more; memory comes as it is touched.
         let (row, last) = (vec![Remembered::default(); Self::LAST as usize], vec![0; Self::LISTS]);
@@ -76,7 +76,7 @@ impl Default for Ended {
     }
 }
 
-impl Ended {
+impl EndedNames {
     /// Names that are remembered.
     pub(super) const LAST: u32 = 1 << 16;
     /// Lists: each of some names on average.
@@ -113,12 +113,12 @@ impl Ended {
 
 /// Where a booking is in the row.
 const fn place(number: u32) -> usize {
-    (number % Ended::LAST) as usize
+    (number % EndedNames::LAST) as usize
 }
 
 /// In which list a name is.
 const fn list(hash: u64) -> usize {
-    hash as usize % Ended::LISTS
+    hash as usize % EndedNames::LISTS
 }
 
 #[cfg(test)]
@@ -141,22 +141,22 @@ mod tests {
     fn so_many_names_are_remembered_and_the_last_attempt_counts() {
         let name = |at: u32| Name::new(7, SessionId(1), &at.to_string());
         // The second begins where numbers are about to wrap.
-        for begins in [0, 0_u32.wrapping_sub(2 * Ended::LAST)] {
-            let mut ended = Ended { next: begins, ..Ended::default() };
+        for begins in [0, 0_u32.wrapping_sub(2 * EndedNames::LAST)] {
+            let mut ended = EndedNames { next: begins, ..EndedNames::default() };
             assert_eq!(ended.attempt(name(0)), None, "nothing has ended");
-            for at in 0..3 * Ended::LAST {
+            for at in 0..3 * EndedNames::LAST {
                 ended.add(name(at), 1);
-                if let Some(last) = at.checked_sub(Ended::LAST - 1).filter(|last| last % 1000 == 0) {
+                if let Some(last) = at.checked_sub(EndedNames::LAST - 1).filter(|last| last % 1000 == 0) {
                     assert_eq!(ended.attempt(name(last)), Some(1));
                     assert_eq!(last.checked_sub(1).and_then(|before| ended.attempt(name(before))), None);
                 }
             }
             assert_eq!(ended.attempt(name(0)), None, "long ago");
-            ended.add(name(3 * Ended::LAST - 1), 2);
-            assert_eq!(ended.attempt(name(3 * Ended::LAST - 1)), Some(2));
+            ended.add(name(3 * EndedNames::LAST - 1), 2);
+            assert_eq!(ended.attempt(name(3 * EndedNames::LAST - 1)), Some(2));
             ended.add(name(0), 3);
             assert_eq!(ended.attempt(name(0)), Some(3));
-            assert_eq!(ended.attempt(name(4 * Ended::LAST)), None, "never there");
+            assert_eq!(ended.attempt(name(4 * EndedNames::LAST)), None, "never there");
         }
     }
 }

@@ -91,7 +91,7 @@ pub(super) struct PrefillId(u32);
 
 /// Where a prefill is kept, among the others of its worker.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct PrefillSlot {
     prefill: Prefill,
     /// Those that came just before and just after it; of a place that is free, `after` is the next that is.
     before: Option<PrefillId>,
@@ -100,7 +100,7 @@ struct Place {
 
 /// The prefills of one worker, linked in the order they came in.
 #[derive(Debug, Default)]
-struct Queue {
+struct WorkerPrefills {
     /// Whose they are: the one that had a prefill last, of those that had the place.
     worker: WorkerIndex,
     anchor: Option<PrefillId>,
@@ -112,7 +112,7 @@ struct Queue {
 
 /// What one worker's prefills took.
 #[derive(Clone, Copy, Debug, Default)]
-struct Learnt {
+struct LearntRate {
     /// Averages of a prefill's time and its tokens, in which the last ones weigh most. Their quotient is what a token
     /// takes: short prefills, whose time is not their tokens', weigh little in it.
     nanoseconds: f64,
@@ -123,7 +123,7 @@ struct Learnt {
 /// A sample counts as at most so many times what was expected: a report may be late by any time.
 const SURPRISE_MAX: f64 = 4.0;
 
-impl Learnt {
+impl LearntRate {
     fn take(&mut self, tokens: u64, took_ns: u64) {
         let (tokens, mut took_ns) = (tokens as f64, took_ns as f64);
         if let Some(expected) = self.expects(tokens) {
@@ -146,11 +146,11 @@ impl Learnt {
 pub(super) struct Prefills {
     model: PrefillModel,
     /// By the worker's place.
-    queues: Vec<Queue>,
+    queues: Vec<WorkerPrefills>,
     /// The prefills of all queues, and the first place that is free.
-    places: Vec<Place>,
+    places: Vec<PrefillSlot>,
     free: Option<PrefillId>,
-    learnt: HashMap<WorkerIndex, Learnt>,
+    learnt: HashMap<WorkerIndex, LearntRate>,
     /// Of workers that have any.
     figures: HashMap<WorkerIndex, PrefillFigures>,
 }
@@ -177,14 +177,14 @@ impl Prefills {
     /// A prefill begins or waits its turn. Returns by what it ends.
     pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
         if worker.place() >= self.queues.len() {
-            self.queues.resize_with(worker.place() + 1, Queue::default);
+            self.queues.resize_with(worker.place() + 1, WorkerPrefills::default);
         }
         let queue = &mut self.queues[worker.place()];
         if queue.worker != worker {
             // Of a worker that has left nobody asks what is left to prefill: its prefills belong to no queue.
-            *queue = Queue { worker, ..Queue::default() };
+            *queue = WorkerPrefills { worker, ..WorkerPrefills::default() };
         }
-        let place = Place { prefill, before: queue.last, after: None };
+        let place = PrefillSlot { prefill, before: queue.last, after: None };
         let id = match self.free {
             Some(id) => {
                 self.free = self.places[id.0 as usize].after;
@@ -207,7 +207,7 @@ impl Prefills {
 
     /// A prefill ends, however it ends.
     pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
-        let Place { prefill, before, after } = self.places[id.0 as usize];
+        let PrefillSlot { prefill, before, after } = self.places[id.0 as usize];
         self.places[id.0 as usize].after = self.free.replace(id);
         let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) else { return };
         match before {
@@ -229,7 +229,7 @@ impl Prefills {
     }
 
     /// The prefills of a worker, if it has had any.
-    fn queue(&self, worker: WorkerIndex) -> Option<&Queue> {
+    fn queue(&self, worker: WorkerIndex) -> Option<&WorkerPrefills> {
         self.queues.get(worker.place()).filter(|queue| queue.worker == worker)
     }
 
@@ -296,13 +296,13 @@ mod tests {
 
     /// The rules as they are written down, over a plain list.
     #[derive(Default)]
-    struct Plain {
+    struct ReferenceBacklog {
         /// Name, tokens, duration.
         active: Vec<(PrefillId, u64, Option<u64>)>,
         since: u64,
     }
 
-    impl Plain {
+    impl ReferenceBacklog {
         fn add(&mut self, id: PrefillId, tokens: u64, duration: Option<u64>, now: u64) {
             if self.active.is_empty() {
                 self.since = now;
@@ -348,7 +348,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_backlog_is_what_the_plain_rules_say(steps in prop::collection::vec(step(), 1..80)) {
-            let (mut prefills, mut plain, mut now) = (Prefills::default(), Plain::default(), 0);
+            let (mut prefills, mut plain, mut now) = (Prefills::default(), ReferenceBacklog::default(), 0);
             for (add, nth, passes) in steps {
                 now += passes;
                 match add {

@@ -1,8 +1,8 @@
 //! What a gateway reports of its bookings and of workers.
 
 use super::active::blocks_to;
-use super::booking::{BookingOutcome, BookingRef, Held};
-use super::books::{Books, ns};
+use super::booking::{BookingOutcome, BookingRef, HeldBlocks};
+use super::books::{Ledger, ns};
 use super::cell::EngineLoad;
 use super::names::Name;
 use super::reporters::{BeyondShare, Reporter};
@@ -38,19 +38,19 @@ impl Loads {
         prefill_us: u64,
         now_ns: u64,
     ) -> BookingOutcome {
-        let mut books = self.books.lock();
-        match books.find(session, booking) {
+        let mut ledger = self.ledger.lock();
+        match ledger.find(session, booking) {
             Ok(slot) => {
-                let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
+                let Some(booking) = ledger.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 if let Some(prefill) = prefill {
-                    books.prefills.learn(worker, prefill, prefill_us, now_ns);
-                    books.prefills.end(worker, prefill, now_ns);
+                    ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
+                    ledger.prefills.end(worker, prefill, now_ns);
                 }
-                let backlog = books.prefills.backlog(worker);
+                let backlog = ledger.prefills.backlog(worker);
                 self.cells.change(worker, |record| record.backlog = backlog);
                 BookingOutcome::Applied
             }
@@ -60,10 +60,10 @@ impl Loads {
 
     /// The gateway says that a request has ended, however it ended. Idempotent.
     pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
-        let mut books = self.books.lock();
-        match books.find(session, booking) {
+        let mut ledger = self.ledger.lock();
+        match ledger.find(session, booking) {
             Ok(slot) => {
-                self.end(&mut books, slot, now_ns);
+                self.end(&mut ledger, slot, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -73,14 +73,14 @@ impl Loads {
     /// The gateway says that a request has ended, by its name: as [`Loads::free`], and the half of it that prefills ends
     /// too, if that was booked by itself. Answers for the request.
     pub fn free_request(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> Freed {
-        let mut books = self.books.lock();
-        let prefill_half = self.prefill_half(&mut books, session, request_id, attempt);
+        let mut ledger = self.ledger.lock();
+        let prefill_half = self.prefill_half(&mut ledger, session, request_id, attempt);
         if let Some(slot) = prefill_half {
-            self.end(&mut books, slot, now_ns);
+            self.end(&mut ledger, slot, now_ns);
         }
-        let outcome = match books.find(session, BookingRef::Request { request_id, attempt }) {
+        let outcome = match ledger.find(session, BookingRef::Request { request_id, attempt }) {
             Ok(slot) => {
-                self.end(&mut books, slot, now_ns);
+                self.end(&mut ledger, slot, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -90,21 +90,21 @@ impl Loads {
 
     /// The slot of the half of a request's attempt that prefills, if it is live. Most sessions have no such halves, and
     /// need not be asked for a name.
-    fn prefill_half(&self, books: &mut Books, session: SessionId, request_id: &str, attempt: u32) -> Option<u32> {
-        books.sessions.get_mut(session).filter(|session| session.prefill_halves > 0)?;
+    fn prefill_half(&self, ledger: &mut Ledger, session: SessionId, request_id: &str, attempt: u32) -> Option<u32> {
+        ledger.sessions.get_mut(session).filter(|session| session.prefill_halves > 0)?;
         let name = Name::of_prefill_half(self.config.secret, session, request_id)?;
-        let slot = books.bookings.live_named(name)?;
-        books.bookings.get(slot).filter(|booking| booking.attempt == attempt).map(|_| slot)
+        let slot = ledger.bookings.live_named(name)?;
+        ledger.bookings.get(slot).filter(|booking| booking.attempt == attempt).map(|_| slot)
     }
 
     /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.
     pub fn free_earlier(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
         let name = Name::new(self.config.secret, session, request_id);
-        let mut books = self.books.lock();
-        let Some(slot) = books.bookings.live_named(name) else { return false };
-        let is_earlier = books.bookings.get(slot).is_some_and(|booking| booking.attempt < attempt);
+        let mut ledger = self.ledger.lock();
+        let Some(slot) = ledger.bookings.live_named(name) else { return false };
+        let is_earlier = ledger.bookings.get(slot).is_some_and(|booking| booking.attempt < attempt);
         if is_earlier {
-            self.end(&mut books, slot, now_ns);
+            self.end(&mut ledger, slot, now_ns);
         }
         is_earlier
     }
@@ -113,12 +113,12 @@ impl Loads {
     /// output is counted it becomes blocks, which weigh less the nearer the end that was expected, and so does the part
     /// of the prompt that the request runs alone.
     pub fn output_progress(&self, session: SessionId, booking: BookingRef<'_>, tokens: u32) -> BookingOutcome {
-        let mut books = self.books.lock();
-        let slot = match books.find(session, booking) {
+        let mut ledger = self.ledger.lock();
+        let slot = match ledger.find(session, booking) {
             Ok(slot) => slot,
             Err(outcome) => return outcome,
         };
-        let Some(booking) = books.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
+        let Some(booking) = ledger.bookings.get_mut(slot) else { return BookingOutcome::Unknown };
         if tokens <= booking.output.tokens {
             return BookingOutcome::AlreadyApplied;
         }
@@ -130,8 +130,8 @@ impl Loads {
         booking.output.grow(booking.prompt_tokens.iter().sum(), tokens);
         let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
         let taken_parts = match held {
-            Held::Shared(node) => books.active.weigh(&self.tree, node, worker, weight),
-            Held::Alone(_) => 0,
+            HeldBlocks::Shared(node) => ledger.active.weigh(&self.tree, node, worker, weight),
+            HeldBlocks::Alone(_) => 0,
         };
         let change = own_parts as i64 - before_parts as i64 - taken_parts;
         self.cells.change(worker, |record| record.decode_parts = record.decode_parts.wrapping_add_signed(change));
@@ -150,13 +150,13 @@ impl Loads {
         (space, to): (SpaceId, WorkerIndex),
         now_ns: u64,
     ) -> Result<Moved> {
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         let ended = |outcome| Ok(Moved { outcome, unshared: false });
-        let slot = match books.find(session, booking) {
+        let slot = match ledger.find(session, booking) {
             Ok(slot) => slot,
             Err(outcome) => return ended(outcome),
         };
-        let Some(booking) = books.bookings.get_mut(slot) else { return ended(BookingOutcome::Unknown) };
+        let Some(booking) = ledger.bookings.get_mut(slot) else { return ended(BookingOutcome::Unknown) };
         if booking.space != space {
             let message = "the worker serves another space than the booking's";
             return Err(Error::new(Kind::InvalidArgument, message, "name a candidate of the route's reply"));
@@ -171,27 +171,27 @@ impl Loads {
         let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.prompt_tokens, booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
         if let Some(prefill) = prefill {
-            books.prefills.end(from, prefill, now_ns);
+            ledger.prefills.end(from, prefill, now_ns);
         }
-        let prefill = if begins { books.begin_prefill(to, prompt_tokens, now_ns) } else { None };
+        let prefill = if begins { ledger.begin_prefill(to, prompt_tokens, now_ns) } else { None };
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
-        if let Held::Shared(node) = held {
-            if let Some((added_parts, freed_parts)) = books.active.pass_on(&self.tree, node, from, to) {
+        if let HeldBlocks::Shared(node) = held {
+            if let Some((added_parts, freed_parts)) = ledger.active.pass_on(&self.tree, node, from, to) {
                 (left_parts, came_parts) = (own_parts + freed_parts, own_parts + added_parts);
             } else {
-                held_there = Held::Alone(blocks_to(&self.tree, node));
-                left_parts += books.active.remove(&self.tree, node, from);
-                books.unshare(slot);
+                held_there = HeldBlocks::Alone(blocks_to(&self.tree, node));
+                left_parts += ledger.active.remove(&self.tree, node, from);
+                ledger.unshare(slot);
                 unshared = true;
             }
         }
-        if let Some(booking) = books.bookings.get_mut(slot) {
+        if let Some(booking) = ledger.bookings.get_mut(slot) {
             (booking.prefill, booking.held) = (prefill, held_there);
             came_parts = if unshared { booking.own_parts() } else { came_parts };
         }
         for (worker, is_there) in [(from, false), (to, true)] {
-            let backlog = books.prefills.backlog(worker);
+            let backlog = ledger.prefills.backlog(worker);
             self.cells.change(worker, |record| {
                 record.backlog = backlog;
                 if is_there {
@@ -208,9 +208,9 @@ impl Loads {
 
     /// A worker says itself how busy it is, whatever gateways reported of it before. `false` = the worker has left.
     pub fn report_load(&self, worker: WorkerIndex, load: EngineLoad, now_ns: u64) -> bool {
-        let mut books = self.books.lock();
-        books.load_reporters.end(worker);
-        self.cells.change(worker, |record| record.said = Some((load, now_ns)));
+        let mut ledger = self.ledger.lock();
+        ledger.load_reporters.end(worker);
+        self.cells.change(worker, |record| record.engine_report = Some((load, now_ns)));
         self.cells.is_of(worker)
     }
 
@@ -225,16 +225,16 @@ impl Loads {
         load: EngineLoad,
         now_ns: u64,
     ) -> Result<bool, BeyondShare> {
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         if !self.cells.is_of(worker) {
             return Ok(false);
         }
-        let (user, workers_max) = books.user_of(reporter);
-        if !books.load_reporters.admits(user, worker, workers_max, now_ns) {
+        let (user, workers_max) = ledger.user_of(reporter);
+        if !ledger.load_reporters.admits(user, worker, workers_max, now_ns) {
             return Err(BeyondShare);
         }
-        books.load_reporters.put(user, worker, now_ns.saturating_add(ns(self.config.reported_load_ms_max)));
-        self.cells.change(worker, |record| record.said = Some((load, now_ns)));
+        ledger.load_reporters.put(user, worker, now_ns.saturating_add(ns(self.config.reported_load_ms_max)));
+        self.cells.change(worker, |record| record.engine_report = Some((load, now_ns)));
         Ok(true)
     }
 
@@ -244,20 +244,20 @@ impl Loads {
     /// # Errors
     /// [`BeyondShare`]: the worker is not left alone.
     pub fn report_failure(&self, reporter: Reporter, worker: WorkerIndex, now_ns: u64) -> Result<u64, BeyondShare> {
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         if !self.cells.is_of(worker) {
             return Ok(0);
         }
-        if let Some(until_ns) = books.failures.in_force(worker, now_ns) {
+        if let Some(until_ns) = ledger.failures.in_force(worker, now_ns) {
             return Ok(until_ns - now_ns);
         }
-        let (user, workers_max) = books.user_of(reporter);
-        if !books.failure_reporters.admits(user, worker, workers_max, now_ns) {
+        let (user, workers_max) = ledger.user_of(reporter);
+        if !ledger.failure_reporters.admits(user, worker, workers_max, now_ns) {
             return Err(BeyondShare);
         }
-        let until_ns = books.failures.add(worker, self.config.back_off, now_ns);
+        let until_ns = ledger.failures.add(worker, self.config.back_off, now_ns);
         if until_ns > now_ns {
-            books.failure_reporters.put(user, worker, until_ns);
+            ledger.failure_reporters.put(user, worker, until_ns);
         }
         self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
         Ok(until_ns.saturating_sub(now_ns))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use super::users::{UserPlace, UserTable};
+use super::users::{UserSlot, UserTable};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{SESSIONS_ENDED_PER_TURN_MAX, SESSIONS_MAX};
 use crate::shares::share;
@@ -28,7 +28,7 @@ pub(super) struct Session {
     token: Option<SessionToken>,
     uid: u32,
     /// Where its user is kept.
-    pub(super) user: UserPlace,
+    pub(super) user: UserSlot,
     connections: u32,
     /// When the last connection went; meaningless while there is one.
     left_at_ns: u64,
@@ -93,7 +93,7 @@ impl Sessions {
         }
         let user = self.users.place_of(uid);
         if let Err(error) = self.make_room(user) {
-            self.users.settle(user);
+            self.users.remove_if_unused(user);
             return Err(error);
         }
         // After a wrap, a session that has been there ever since keeps its number.
@@ -114,7 +114,7 @@ impl Sessions {
 
     /// Makes room for one more session of a user: of those that have neither a connection nor a booking, the one that was
     /// left first is forgotten before its grace is over. Looks at no other session, however many there are.
-    fn make_room(&mut self, user: UserPlace) -> Result<()> {
+    fn make_room(&mut self, user: UserSlot) -> Result<()> {
         if self.users.get(user).sessions >= self.user_sessions_max {
             let oldest = self.users.get(user).idle.first().copied();
             oldest
@@ -170,7 +170,7 @@ impl Sessions {
         let user = self.users.get_mut(session.user);
         user.idle.remove(&at);
         user.sessions -= 1;
-        self.users.settle(session.user);
+        self.users.remove_if_unused(session.user);
     }
 
     /// The user of a session; 0 if there is no such session.

@@ -2,10 +2,10 @@
 
 use parking_lot::Mutex;
 
-use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, Placed};
-use super::booking::{Booking, BookingHandle, BookingRef, Demand, Held, Output, PromptBlocks};
-use super::books::{Books, ns};
-use super::cell::{Load, LoadCells, Passing};
+use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt};
+use super::booking::{Booking, BookingHandle, BookingRef, Demand, HeldBlocks, Output, PromptBlocks};
+use super::books::{Ledger, ns};
+use super::cell::{Load, LoadCells, LoadStability};
 use super::changes::ChangesSeen;
 use super::failures::BackOff;
 use super::names::Name;
@@ -69,7 +69,7 @@ pub struct Booked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveRead {
     /// Without a lock.
-    Free,
+    LockFree,
     /// Something changed under every try, so the bookings stood still for it.
     Locked,
 }
@@ -101,8 +101,8 @@ impl Expired {
 }
 
 /// How a prompt's blocks are counted.
-struct Counted {
-    held: Held,
+struct ChargedBlocks {
+    held: HeldBlocks,
     /// What they add to the worker, in parts of a block.
     added_parts: u64,
     /// Whether they could not be shared.
@@ -115,7 +115,7 @@ pub struct Loads {
     pub(super) cells: LoadCells,
     pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
-    pub(super) books: Mutex<Books>,
+    pub(super) ledger: Mutex<Ledger>,
     pub(super) config: LoadsConfig,
 }
 
@@ -124,7 +124,7 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
-        Self { cells, tree, books: Mutex::new(Books::new(&config)), config }
+        Self { cells, tree, ledger: Mutex::new(Ledger::new(&config)), config }
     }
 
     /// A worker's load as it was booked, without a lock: every prefill under way counts in full.
@@ -143,7 +143,7 @@ impl Loads {
 
     /// As [`Loads::read_at`], written to where it is wanted. Says whether it stays so until it is changed.
     #[inline]
-    pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) -> Passing {
+    pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) -> LoadStability {
         self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max), to)
     }
 
@@ -164,9 +164,9 @@ impl Loads {
     /// taken unless bookings of prompts with the same first block come too fast.
     pub fn active(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> ActiveRead {
         if self.tree.read(space, locals, depths) {
-            return ActiveRead::Free;
+            return ActiveRead::LockFree;
         }
-        let _no_writer = self.books.lock();
+        let _no_writer = self.ledger.lock();
         self.tree.read_alone(space, locals, depths);
         ActiveRead::Locked
     }
@@ -180,75 +180,75 @@ impl Loads {
     /// Whether nothing is to be prefilled anywhere.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.books.lock().prefills.is_idle()
+        self.ledger.lock().prefills.is_idle()
     }
 
     /// Bytes in use for the prompts in flight.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
-        u64::from(self.books.lock().active.words_used()) * 8
+        u64::from(self.ledger.lock().active.words_used()) * 8
     }
 
     /// A worker comes, to a place that is nobody's, and is idle.
     pub fn admit(&self, worker: WorkerIndex) {
-        let _one_writer = self.books.lock();
+        let _one_writer = self.ledger.lock();
         self.cells.give(worker);
     }
 
     /// What prefills take on a worker that is there, where it is not as on all; of those booked from now on.
     pub fn set_prefill(&self, worker: WorkerIndex, figures: PrefillFigures) {
-        self.books.lock().prefills.set_figures(worker, figures);
+        self.ledger.lock().prefills.set_figures(worker, figures);
     }
 
     /// Whether a worker can be booked.
     #[must_use]
     pub fn is_admitted(&self, worker: WorkerIndex) -> bool {
-        let _one_writer = self.books.lock();
+        let _one_writer = self.ledger.lock();
         self.cells.is_of(worker)
     }
 
     /// A worker leaves: it has no load and can be booked no more. Its bookings end in [`Loads::end_of`].
     pub fn leave(&self, worker: WorkerIndex) {
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         self.cells.take(worker);
-        books.prefills.forget(worker);
-        books.failures.forget(worker);
-        books.failure_reporters.end(worker);
-        books.load_reporters.end(worker);
+        ledger.prefills.forget(worker);
+        ledger.failures.forget(worker);
+        ledger.failure_reporters.end(worker);
+        ledger.load_reporters.end(worker);
     }
 
     /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.
     pub fn end_of(&self, worker: WorkerIndex, from: usize, slots_max: usize) -> Leaving {
-        let mut books = self.books.lock();
-        let to = from.saturating_add(slots_max).min(books.bookings.slots());
-        let of_worker = |slot: &u32| books.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
+        let mut ledger = self.ledger.lock();
+        let to = from.saturating_add(slots_max).min(ledger.bookings.slots());
+        let of_worker = |slot: &u32| ledger.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
         let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
         // At no time in particular: nobody asks what is left for it to prefill.
-        slots.iter().for_each(|slot| self.end(&mut books, *slot, 0));
-        Leaving { ended: slots.len() as u64, next: (to < books.bookings.slots()).then_some(to) }
+        slots.iter().for_each(|slot| self.end(&mut ledger, *slot, 0));
+        Leaving { ended: slots.len() as u64, next: (to < ledger.bookings.slots()).then_some(to) }
     }
 
     /// The worker of a live booking of `session`.
     #[must_use]
     pub fn worker_of(&self, session: SessionId, booking: BookingRef<'_>) -> Option<WorkerIndex> {
-        let books = self.books.lock();
-        let slot = books.find(session, booking).ok()?;
-        books.bookings.get(slot).map(|booking| booking.worker)
+        let ledger = self.ledger.lock();
+        let slot = ledger.find(session, booking).ok()?;
+        ledger.bookings.get(slot).map(|booking| booking.worker)
     }
 
     /// How many tokens a live booking of `session` is known to have put out, and how many make a block; 0 = output is
     /// not counted.
     #[must_use]
     pub fn output_of(&self, session: SessionId, booking: BookingRef<'_>) -> Option<(u32, u32)> {
-        let books = self.books.lock();
-        let slot = books.find(session, booking).ok()?;
-        books.bookings.get(slot).map(|booking| (booking.output.tokens, booking.output.block_size))
+        let ledger = self.ledger.lock();
+        let slot = ledger.find(session, booking).ok()?;
+        ledger.bookings.get(slot).map(|booking| (booking.output.tokens, booking.output.block_size))
     }
 
     /// Live bookings of all sessions.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.books.lock().bookings.live()
+        self.ledger.lock().bookings.live()
     }
 
     /// Adds a connection of `uid` to the session of `token`; no token = a session of its own.
@@ -256,12 +256,12 @@ impl Loads {
     /// # Errors
     /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions.
     pub fn open_session(&self, token: Option<SessionToken>, uid: u32) -> Result<SessionId> {
-        self.books.lock().sessions.open(token, uid)
+        self.ledger.lock().sessions.open(token, uid)
     }
 
     /// Takes a connection from a session. Its bookings live on for the configured grace.
     pub fn close_session(&self, session: SessionId, now_ns: u64) {
-        self.books.lock().sessions.close(session, now_ns);
+        self.ledger.lock().sessions.close(session, now_ns);
     }
 
     /// Books `demand` on a worker under the session's name for the request. A later attempt takes over.
@@ -286,12 +286,12 @@ impl Loads {
             ));
         }
         let name = Name::new(self.config.secret, session, request_id);
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         if !self.cells.is_of(worker) {
             return Err(Error::new(Kind::Overloaded, "the chosen worker has just left", "ask again"));
         }
-        let superseded = books.bookings.live_named(name);
-        let live_attempt = superseded.and_then(|slot| books.bookings.get(slot)).map(|booking| booking.attempt);
+        let superseded = ledger.bookings.live_named(name);
+        let live_attempt = superseded.and_then(|slot| ledger.bookings.get(slot)).map(|booking| booking.attempt);
         if let Some(live_attempt) = live_attempt.filter(|live| *live >= attempt) {
             return Err(Error::new(
                 Kind::BookingExists,
@@ -299,14 +299,14 @@ impl Loads {
                 "free it, or ask under a higher attempt",
             ));
         }
-        books.admit(session, superseded.is_some())?;
+        ledger.admit(session, superseded.is_some())?;
         if let Some(slot) = superseded {
-            self.end(&mut books, slot, now_ns);
+            self.end(&mut ledger, slot, now_ns);
         }
-        let placed = self.place(&mut books, (session, worker), &demand);
-        let prefill = books.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
+        let placed = self.place(&mut ledger, (session, worker), &demand);
+        let prefill = ledger.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
         let prompt_blocks = match (placed.held, demand.blocks) {
-            (Held::Shared(_), PromptBlocks::Shared(locals)) => locals.len(),
+            (HeldBlocks::Shared(_), PromptBlocks::Shared(locals)) => locals.len(),
             _ => 0,
         };
         let booking = Booking {
@@ -323,45 +323,55 @@ impl Loads {
             is_prefill_half: request_id.ends_with(PREFILL_BOOKING_SUFFIX),
             booked_at_ns: now_ns,
         };
-        let (slot, generation) = books.keep(booking, prompt_blocks);
-        let handle = books.handle(session, slot, generation);
-        let backlog = books.prefills.backlog(worker);
+        let (slot, generation) = ledger.keep(booking, prompt_blocks);
+        let handle = ledger.handle(session, slot, generation);
+        let backlog = ledger.prefills.backlog(worker);
         self.cells.change(worker, |record| {
             record.backlog = backlog;
             record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
-        let uid = books.sessions.uid_of(session);
+        let uid = ledger.sessions.uid_of(session);
         Ok(Booked { handle, superseded: superseded.is_some(), unshared: placed.unshared, uid })
     }
 
     /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
     /// may let others in between.
     pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
-        let mut books = self.books.lock();
+        let mut ledger = self.ledger.lock();
         let mut expired = Expired::default();
-        for slot in books.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
-            self.end(&mut books, slot, now_ns);
+        for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
+            self.end(&mut ledger, slot, now_ns);
             expired.by_session += 1;
         }
         while expired.bookings() < bookings_max as u64 {
-            let Some(slot) = books.bookings.oldest_beyond(now_ns, ns(self.config.age_ms_max)) else { break };
-            self.end(&mut books, slot, now_ns);
+            let Some(slot) = ledger.bookings.oldest_beyond(now_ns, ns(self.config.age_ms_max)) else { break };
+            self.end(&mut ledger, slot, now_ns);
             expired.by_age += 1;
         }
         expired
     }
 
-    fn place(&self, books: &mut Books, (session, worker): (SessionId, WorkerIndex), demand: &Demand<'_>) -> Counted {
-        let alone =
-            |blocks, unshared| Counted { held: Held::Alone(blocks), added_parts: blocks * BLOCK_PARTS, unshared };
+    fn place(
+        &self,
+        ledger: &mut Ledger,
+        (session, worker): (SessionId, WorkerIndex),
+        demand: &Demand<'_>,
+    ) -> ChargedBlocks {
+        let alone = |blocks, unshared| ChargedBlocks {
+            held: HeldBlocks::Alone(blocks),
+            added_parts: blocks * BLOCK_PARTS,
+            unshared,
+        };
         match demand.blocks {
             PromptBlocks::Alone(blocks) => alone(blocks, false),
             PromptBlocks::Shared([]) => alone(0, false),
-            PromptBlocks::Shared(locals) if !books.may_share(session, locals.len()) => alone(locals.len() as u64, true),
-            PromptBlocks::Shared(locals) => match books.active.add(&self.tree, demand.space, locals, worker) {
-                Some(Placed { node, added_parts }) => {
-                    Counted { held: Held::Shared(node), added_parts, unshared: false }
+            PromptBlocks::Shared(locals) if !ledger.may_share(session, locals.len()) => {
+                alone(locals.len() as u64, true)
+            }
+            PromptBlocks::Shared(locals) => match ledger.active.add(&self.tree, demand.space, locals, worker) {
+                Some(PlacedPrompt { node, added_parts }) => {
+                    ChargedBlocks { held: HeldBlocks::Shared(node), added_parts, unshared: false }
                 }
                 None => alone(locals.len() as u64, true),
             },
@@ -369,16 +379,16 @@ impl Loads {
     }
 
     /// Ends the booking in `slot` and gives its load back.
-    pub(super) fn end(&self, books: &mut Books, slot: u32, now_ns: u64) {
-        let Some(booking) = books.end(slot) else { return };
+    pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, now_ns: u64) {
+        let Some(booking) = ledger.end(slot) else { return };
         let mut freed_parts = booking.own_parts();
-        if let Held::Shared(node) = booking.held {
-            freed_parts += books.active.remove(&self.tree, node, booking.worker);
+        if let HeldBlocks::Shared(node) = booking.held {
+            freed_parts += ledger.active.remove(&self.tree, node, booking.worker);
         }
         if let Some(prefill) = booking.prefill {
-            books.prefills.end(booking.worker, prefill, now_ns);
+            ledger.prefills.end(booking.worker, prefill, now_ns);
         }
-        let backlog = books.prefills.backlog(booking.worker);
+        let backlog = ledger.prefills.backlog(booking.worker);
         self.cells.change(booking.worker, |record| {
             record.backlog = backlog;
             record.decode_parts -= freed_parts;

@@ -8,7 +8,7 @@ use super::session::SessionId;
 
 /// Where a user is kept, while it has a session or a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UserPlace(u32);
+pub(super) struct UserSlot(u32);
 
 /// What one user has.
 #[derive(Debug, Default)]
@@ -26,13 +26,13 @@ pub(super) struct User {
 #[derive(Debug, Default)]
 pub(super) struct UserTable {
     users: Vec<User>,
-    by_uid: HashMap<u32, UserPlace>,
-    free: Vec<UserPlace>,
+    by_uid: HashMap<u32, UserSlot>,
+    free: Vec<UserSlot>,
 }
 
 impl UserTable {
-    /// The place of a user, who may have had nothing so far. Whoever asks gives it something, or calls [`UserTable::settle`].
-    pub(super) fn place_of(&mut self, uid: u32) -> UserPlace {
+    /// The place of a user, who may have had nothing so far. Whoever asks gives it something, or calls [`UserTable::remove_if_unused`].
+    pub(super) fn place_of(&mut self, uid: u32) -> UserSlot {
         if let Some(place) = self.by_uid.get(&uid) {
             return *place;
         }
@@ -42,7 +42,7 @@ impl UserTable {
             place
         } else {
             self.users.push(user);
-            UserPlace(self.users.len() as u32 - 1)
+            UserSlot(self.users.len() as u32 - 1)
         };
         self.by_uid.insert(uid, place);
         place
@@ -53,16 +53,16 @@ impl UserTable {
         self.by_uid.len() > usize::from(self.by_uid.contains_key(&uid))
     }
 
-    pub(super) fn get(&self, place: UserPlace) -> &User {
+    pub(super) fn get(&self, place: UserSlot) -> &User {
         &self.users[place.0 as usize]
     }
 
-    pub(super) fn get_mut(&mut self, place: UserPlace) -> &mut User {
+    pub(super) fn get_mut(&mut self, place: UserSlot) -> &mut User {
         &mut self.users[place.0 as usize]
     }
 
     /// Forgets a user who has nothing any more.
-    pub(super) fn settle(&mut self, place: UserPlace) {
+    pub(super) fn remove_if_unused(&mut self, place: UserSlot) {
         let user = &self.users[place.0 as usize];
         if user.sessions == 0 && user.bookings == 0 {
             self.by_uid.remove(&user.uid);

@@ -11,11 +11,11 @@ use crate::ids::WorkerIndex;
 
 /// The number of a lane; given again to another set once the lane is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LaneId(u32);
+pub(super) struct WorkerSetId(u32);
 
 /// Requests that the same workers may take.
 #[derive(Debug, Default)]
-struct Lane {
+struct WorkerSet {
     /// Ascending, without repetition.
     workers: Arc<[WorkerIndex]>,
     /// The first is served first.
@@ -26,16 +26,16 @@ struct Lane {
 
 /// Lanes by their set of workers. A lane without requests is nobody's.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
-    lanes: Vec<Lane>,
-    unused: Vec<LaneId>,
-    by_set: FxHashMap<Arc<[WorkerIndex]>, LaneId>,
-    by_worker: FxHashMap<WorkerIndex, Vec<LaneId>>,
+pub(super) struct WorkerSets {
+    sets: Vec<WorkerSet>,
+    unused: Vec<WorkerSetId>,
+    by_set: FxHashMap<Arc<[WorkerIndex]>, WorkerSetId>,
+    by_worker: FxHashMap<WorkerIndex, Vec<WorkerSetId>>,
     /// Lanes in which a user has a request, by user.
     by_user: FxHashMap<u32, usize>,
 }
 
-impl Lanes {
+impl WorkerSets {
     /// Lanes with requests.
     pub(super) fn used(&self) -> usize {
         self.by_set.len()
@@ -53,15 +53,15 @@ impl Lanes {
 
     /// Whether a user has a request in the lane of this set.
     pub(super) fn has_of(&self, user: u32, workers: &[WorkerIndex]) -> bool {
-        self.by_set.get(workers).is_some_and(|id| self.lanes[id.0 as usize].users.contains_key(&user))
+        self.by_set.get(workers).is_some_and(|id| self.sets[id.0 as usize].users.contains_key(&user))
     }
 
     /// Adds a request of a user to the lane of `workers`, which are ascending and without repetition.
-    pub(super) fn insert(&mut self, workers: &[WorkerIndex], (rank, user): (Rank, u32), ticket: Ticket) -> LaneId {
+    pub(super) fn insert(&mut self, workers: &[WorkerIndex], (rank, user): (Rank, u32), ticket: Ticket) -> WorkerSetId {
         let id = self.by_set.get(workers).copied().unwrap_or_else(|| self.open(workers));
-        let lane = &mut self.lanes[id.0 as usize];
-        lane.order.insert(rank, ticket);
-        let requests = lane.users.entry(user).or_default();
+        let set = &mut self.sets[id.0 as usize];
+        set.order.insert(rank, ticket);
+        let requests = set.users.entry(user).or_default();
         *requests += 1;
         if *requests == 1 {
             *self.by_user.entry(user).or_default() += 1;
@@ -70,50 +70,50 @@ impl Lanes {
     }
 
     /// A user has one request less in a lane.
-    fn leave(&mut self, id: LaneId, user: u32) {
-        let users = &mut self.lanes[id.0 as usize].users;
+    fn leave(&mut self, id: WorkerSetId, user: u32) {
+        let users = &mut self.sets[id.0 as usize].users;
         let Some(requests) = users.get_mut(&user) else { return };
         *requests -= 1;
         if *requests > 0 {
             return;
         }
         users.remove(&user);
-        if let Some(lanes) = self.by_user.get_mut(&user) {
-            *lanes -= 1;
-            if *lanes == 0 {
+        if let Some(sets) = self.by_user.get_mut(&user) {
+            *sets -= 1;
+            if *sets == 0 {
                 self.by_user.remove(&user);
             }
         }
     }
 
-    fn open(&mut self, workers: &[WorkerIndex]) -> LaneId {
+    fn open(&mut self, workers: &[WorkerIndex]) -> WorkerSetId {
         let id = self.unused.pop().unwrap_or_else(|| {
-            self.lanes.push(Lane::default());
-            LaneId(self.lanes.len() as u32 - 1)
+            self.sets.push(WorkerSet::default());
+            WorkerSetId(self.sets.len() as u32 - 1)
         });
         let workers: Arc<[WorkerIndex]> = workers.into();
         for worker in workers.iter() {
             self.by_worker.entry(*worker).or_default().push(id);
         }
-        self.lanes[id.0 as usize].workers = Arc::clone(&workers);
+        self.sets[id.0 as usize].workers = Arc::clone(&workers);
         self.by_set.insert(workers, id);
         id
     }
 
     /// Takes a request of a user out of its lane.
-    pub(super) fn remove(&mut self, id: LaneId, rank: &Rank, user: u32) {
+    pub(super) fn remove(&mut self, id: WorkerSetId, rank: &Rank, user: u32) {
         self.leave(id, user);
-        let lane = &mut self.lanes[id.0 as usize];
-        lane.order.remove(rank);
-        if !lane.order.is_empty() {
+        let set = &mut self.sets[id.0 as usize];
+        set.order.remove(rank);
+        if !set.order.is_empty() {
             return;
         }
-        let workers = std::mem::take(&mut lane.workers);
+        let workers = std::mem::take(&mut set.workers);
         self.by_set.remove(&workers);
         for worker in workers.iter() {
-            if let Some(lanes) = self.by_worker.get_mut(worker) {
-                lanes.retain(|lane| *lane != id);
-                if lanes.is_empty() {
+            if let Some(sets) = self.by_worker.get_mut(worker) {
+                sets.retain(|set| *set != id);
+                if sets.is_empty() {
                     self.by_worker.remove(worker);
                 }
             }
@@ -123,17 +123,17 @@ impl Lanes {
 
     /// The first request that this worker may take.
     pub(super) fn first_for(&self, worker: WorkerIndex) -> Option<Ticket> {
-        let lanes = self.by_worker.get(&worker)?;
-        lanes.iter().filter_map(|id| self.head(&self.lanes[id.0 as usize])).min().map(|(_, ticket)| ticket)
+        let sets = self.by_worker.get(&worker)?;
+        sets.iter().filter_map(|id| self.head(&self.sets[id.0 as usize])).min().map(|(_, ticket)| ticket)
     }
 
     /// The first request that a worker with room may take.
     pub(super) fn first_where(&self, mut has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Ticket> {
-        let open = self.lanes.iter().filter(|lane| lane.workers.iter().any(|worker| has_room(*worker)));
-        open.filter_map(|lane| self.head(lane)).min().map(|(_, ticket)| ticket)
+        let open = self.sets.iter().filter(|set| set.workers.iter().any(|worker| has_room(*worker)));
+        open.filter_map(|set| self.head(set)).min().map(|(_, ticket)| ticket)
     }
 
-    fn head(&self, lane: &Lane) -> Option<(Rank, Ticket)> {
-        lane.order.first_key_value().map(|(rank, ticket)| (*rank, *ticket))
+    fn head(&self, set: &WorkerSet) -> Option<(Rank, Ticket)> {
+        set.order.first_key_value().map(|(rank, ticket)| (*rank, *ticket))
     }
 }

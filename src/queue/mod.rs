@@ -19,4 +19,4 @@ mod tests;
 mod waiting;
 
 pub use rank::{Claim, Discipline, Rank};
-pub use waiting::{Bounds, Full, PutBack, Queue, Taken, Ticket};
+pub use waiting::{Dequeued, Queue, QueueFull, QueueLimits, Requeued, Ticket};

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ids::WorkerIndex;
 
-const BOUNDS: Bounds = Bounds { requests_max: 12, bytes_max: 60, sets_max: 5, user_sets_max: 3 };
+const BOUNDS: QueueLimits = QueueLimits { requests_max: 12, bytes_max: 60, sets_max: 5, user_sets_max: 3 };
 const WORKERS: u32 = 5;
 
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ struct Entry {
 #[derive(Default)]
 struct Model {
     waiting: Vec<Entry>,
-    in_hand: Vec<(Taken<u64>, Entry, bool)>,
+    in_hand: Vec<(Dequeued<u64>, Entry, bool)>,
     given: u64,
     is_closed: bool,
 }
@@ -82,7 +82,7 @@ impl Model {
         self.waiting.iter().map(|entry| entry.claim.bytes).sum()
     }
 
-    fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<Full> {
+    fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<QueueFull> {
         let sets_where = |holds: &dyn Fn(&Entry) -> bool| {
             let mut sets: Vec<_> =
                 self.waiting.iter().filter(|entry| holds(entry)).map(|entry| entry.workers.as_slice()).collect();
@@ -92,11 +92,11 @@ impl Model {
         };
         let (sets, of_user) = (sets_where(&|_| true), sets_where(&|entry| entry.claim.user == claim.user));
         match () {
-            () if self.is_closed => Some(Full::Closed),
-            () if self.waiting.len() == BOUNDS.requests_max => Some(Full::Requests),
-            () if self.bytes() + claim.bytes > BOUNDS.bytes_max => Some(Full::Bytes),
-            () if sets.len() >= BOUNDS.sets_max && !sets.contains(&workers) => Some(Full::Sets),
-            () if of_user.len() >= BOUNDS.user_sets_max && !of_user.contains(&workers) => Some(Full::UserSets),
+            () if self.is_closed => Some(QueueFull::Closed),
+            () if self.waiting.len() == BOUNDS.requests_max => Some(QueueFull::Requests),
+            () if self.bytes() + claim.bytes > BOUNDS.bytes_max => Some(QueueFull::Bytes),
+            () if sets.len() >= BOUNDS.sets_max && !sets.contains(&workers) => Some(QueueFull::Sets),
+            () if of_user.len() >= BOUNDS.user_sets_max && !of_user.contains(&workers) => Some(QueueFull::UserSets),
             () => None,
         }
     }
@@ -107,7 +107,7 @@ impl Model {
         found.min_by_key(|(_, entry)| entry.rank).map(|(at, _)| at)
     }
 
-    fn takes(&mut self, at: Option<usize>, taken: Option<Taken<u64>>) {
+    fn takes(&mut self, at: Option<usize>, taken: Option<Dequeued<u64>>) {
         assert_eq!(taken.as_ref().map(|taken| taken.ticket), at.map(|at| self.waiting[at].ticket));
         if let (Some(at), Some(taken)) = (at, taken) {
             let entry = self.waiting.swap_remove(at);
@@ -141,10 +141,10 @@ fn put_back(queue: &mut Queue<u64>, model: &mut Model, nth: usize, workers: &[u3
     let what = taken.what;
     let became = queue.put_back(taken, &set(workers));
     match (is_cancelled, model.is_closed) {
-        (true, _) => assert_eq!(became, PutBack::Cancelled(what)),
-        (false, true) => assert_eq!(became, PutBack::Closed(what)),
+        (true, _) => assert_eq!(became, Requeued::Cancelled(what)),
+        (false, true) => assert_eq!(became, Requeued::Closed(what)),
         (false, false) => {
-            assert_eq!(became, PutBack::Waits);
+            assert_eq!(became, Requeued::Waits);
             model.waiting.push(Entry { workers: set(workers), ..entry });
         }
     }
@@ -258,7 +258,7 @@ fn who_is_put_back_keeps_the_place() {
     queue.push(1, &CLAIM, &set, "second").unwrap();
     let taken = queue.next_for(set[0]).unwrap();
     assert_eq!((taken.ticket, queue.len()), (first, 1));
-    assert_eq!(queue.put_back(taken, &[WorkerIndex(2), WorkerIndex(1)]), PutBack::Waits);
+    assert_eq!(queue.put_back(taken, &[WorkerIndex(2), WorkerIndex(1)]), Requeued::Waits);
     assert_eq!(queue.next_for(set[0]).map(|taken| taken.what), Some("first"));
 }
 

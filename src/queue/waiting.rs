@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use super::lanes::{LaneId, Lanes};
+use super::lanes::{WorkerSetId, WorkerSets};
 use super::rank::{Claim, Rank};
 use crate::ids::WorkerIndex;
 use crate::limits::{QUEUE_RETRY_NS_MAX, QUEUE_RETRY_NS_MIN};
@@ -15,7 +15,7 @@ pub struct Ticket(pub u64);
 
 /// How much may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct QueueLimits {
     /// Requests.
     pub requests_max: usize,
     /// Their memory, as their claims say it.
@@ -28,7 +28,7 @@ pub struct Bounds {
 
 /// Why a request may not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum QueueFull {
     /// As many wait as may.
     Requests,
     /// Those that wait take as much memory as they may.
@@ -43,7 +43,7 @@ pub enum Full {
 
 /// What became of a request that was in hand and finds everybody busy again.
 #[derive(Debug, PartialEq, Eq)]
-pub enum PutBack<T> {
+pub enum Requeued<T> {
     /// It waits again, at its rank.
     Waits,
     /// It was cancelled meanwhile.
@@ -54,7 +54,7 @@ pub enum PutBack<T> {
 
 /// A request that was taken out to be served. It is in hand until [`Queue::finish`] or [`Queue::put_back`].
 #[derive(Debug)]
-pub struct Taken<T> {
+pub struct Dequeued<T> {
     /// Its name.
     pub ticket: Ticket,
     /// When it began to wait, nanoseconds.
@@ -70,7 +70,7 @@ pub struct Taken<T> {
 
 #[derive(Debug)]
 struct Waiting<T> {
-    lane: LaneId,
+    set: WorkerSetId,
     rank: Rank,
     since_ns: u64,
     ends_ns: u64,
@@ -82,8 +82,8 @@ struct Waiting<T> {
 /// Requests that wait for one of their workers to have room.
 #[derive(Debug)]
 pub struct Queue<T> {
-    bounds: Bounds,
-    lanes: Lanes,
+    bounds: QueueLimits,
+    sets: WorkerSets,
     waiting: FxHashMap<Ticket, Waiting<T>>,
     by_end: BTreeSet<(u64, Ticket)>,
     /// In hand, and whether cancelled since.
@@ -99,10 +99,10 @@ pub struct Queue<T> {
 impl<T> Queue<T> {
     /// An empty queue.
     #[must_use]
-    pub fn new(bounds: Bounds) -> Self {
+    pub fn new(bounds: QueueLimits) -> Self {
         Self {
             bounds,
-            lanes: Lanes::default(),
+            sets: WorkerSets::default(),
             waiting: FxHashMap::default(),
             by_end: BTreeSet::new(),
             in_hand: FxHashMap::default(),
@@ -142,7 +142,13 @@ impl<T> Queue<T> {
     ///
     /// # Errors
     /// Which bound is reached, and `what` itself.
-    pub fn push(&mut self, now_ns: u64, claim: &Claim, workers: &[WorkerIndex], what: T) -> Result<Ticket, (Full, T)> {
+    pub fn push(
+        &mut self,
+        now_ns: u64,
+        claim: &Claim,
+        workers: &[WorkerIndex],
+        what: T,
+    ) -> Result<Ticket, (QueueFull, T)> {
         let workers = set_of(workers);
         if let Some(full) = self.full_for(claim, &workers) {
             return Err((full, what));
@@ -151,57 +157,57 @@ impl<T> Queue<T> {
         self.next_ticket += 1;
         let rank = Rank::new(claim, now_ns, ticket.0);
         let (ends_ns, bytes, user) = (claim.ends_ns, claim.bytes, claim.user);
-        self.enter(&workers, Taken { ticket, since_ns: now_ns, ends_ns, what, rank, bytes, user });
+        self.enter(&workers, Dequeued { ticket, since_ns: now_ns, ends_ns, what, rank, bytes, user });
         Ok(ticket)
     }
 
-    fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<Full> {
-        let (Bounds { requests_max, bytes_max, sets_max, user_sets_max }, user) = (self.bounds, claim.user);
+    fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<QueueFull> {
+        let (QueueLimits { requests_max, bytes_max, sets_max, user_sets_max }, user) = (self.bounds, claim.user);
         if self.is_closed {
-            Some(Full::Closed)
+            Some(QueueFull::Closed)
         } else if self.waiting.len() >= requests_max {
-            Some(Full::Requests)
+            Some(QueueFull::Requests)
         } else if self.bytes.saturating_add(claim.bytes) > bytes_max {
-            Some(Full::Bytes)
-        } else if self.lanes.used() >= sets_max && !self.lanes.has(workers) {
-            Some(Full::Sets)
-        } else if self.lanes.used_by(user) >= user_sets_max && !self.lanes.has_of(user, workers) {
-            Some(Full::UserSets)
+            Some(QueueFull::Bytes)
+        } else if self.sets.used() >= sets_max && !self.sets.has(workers) {
+            Some(QueueFull::Sets)
+        } else if self.sets.used_by(user) >= user_sets_max && !self.sets.has_of(user, workers) {
+            Some(QueueFull::UserSets)
         } else {
             None
         }
     }
 
-    fn enter(&mut self, workers: &[WorkerIndex], taken: Taken<T>) {
-        let Taken { ticket, since_ns, ends_ns, what, rank, bytes, user } = taken;
-        let lane = self.lanes.insert(workers, (rank, user), ticket);
+    fn enter(&mut self, workers: &[WorkerIndex], taken: Dequeued<T>) {
+        let Dequeued { ticket, since_ns, ends_ns, what, rank, bytes, user } = taken;
+        let set = self.sets.insert(workers, (rank, user), ticket);
         self.by_end.insert((ends_ns, ticket));
         self.bytes += bytes;
-        self.waiting.insert(ticket, Waiting { lane, rank, since_ns, ends_ns, bytes, user, what });
+        self.waiting.insert(ticket, Waiting { set, rank, since_ns, ends_ns, bytes, user, what });
     }
 
-    fn leave(&mut self, ticket: Ticket) -> Option<Taken<T>> {
-        let Waiting { lane, rank, since_ns, ends_ns, bytes, user, what } = self.waiting.remove(&ticket)?;
-        self.lanes.remove(lane, &rank, user);
+    fn leave(&mut self, ticket: Ticket) -> Option<Dequeued<T>> {
+        let Waiting { set, rank, since_ns, ends_ns, bytes, user, what } = self.waiting.remove(&ticket)?;
+        self.sets.remove(set, &rank, user);
         self.by_end.remove(&(ends_ns, ticket));
         self.bytes -= bytes;
-        Some(Taken { ticket, since_ns, ends_ns, what, rank, bytes, user })
+        Some(Dequeued { ticket, since_ns, ends_ns, what, rank, bytes, user })
     }
 
-    fn take(&mut self, ticket: Ticket) -> Option<Taken<T>> {
+    fn take(&mut self, ticket: Ticket) -> Option<Dequeued<T>> {
         let taken = self.leave(ticket)?;
         self.in_hand.insert(ticket, false);
         Some(taken)
     }
 
     /// Takes the first request that `worker`, which has room, may have.
-    pub fn next_for(&mut self, worker: WorkerIndex) -> Option<Taken<T>> {
-        self.lanes.first_for(worker).and_then(|ticket| self.take(ticket))
+    pub fn next_for(&mut self, worker: WorkerIndex) -> Option<Dequeued<T>> {
+        self.sets.first_for(worker).and_then(|ticket| self.take(ticket))
     }
 
     /// Takes the first request of which a worker has room. Looks at every set of workers that somebody waits for.
-    pub fn next_where(&mut self, has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Taken<T>> {
-        self.lanes.first_where(has_room).and_then(|ticket| self.take(ticket))
+    pub fn next_where(&mut self, has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Dequeued<T>> {
+        self.sets.first_where(has_room).and_then(|ticket| self.take(ticket))
     }
 
     /// All who wait, in no order.
@@ -218,7 +224,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes this request, if it still waits.
-    pub fn take_back(&mut self, ticket: Ticket) -> Option<Taken<T>> {
+    pub fn take_back(&mut self, ticket: Ticket) -> Option<Dequeued<T>> {
         self.take(ticket)
     }
 
@@ -232,16 +238,16 @@ impl<T> Queue<T> {
     }
 
     /// What was in hand finds all of `workers` busy again, and waits as if it had not been taken. No bound keeps it out.
-    pub fn put_back(&mut self, taken: Taken<T>, workers: &[WorkerIndex]) -> PutBack<T> {
+    pub fn put_back(&mut self, taken: Dequeued<T>, workers: &[WorkerIndex]) -> Requeued<T> {
         let is_cancelled = self.in_hand.remove(&taken.ticket).unwrap_or(false);
         if is_cancelled {
-            return PutBack::Cancelled(taken.what);
+            return Requeued::Cancelled(taken.what);
         }
         if self.is_closed {
-            return PutBack::Closed(taken.what);
+            return Requeued::Closed(taken.what);
         }
         self.enter(&set_of(workers), taken);
-        PutBack::Waits
+        Requeued::Waits
     }
 
     /// Nobody wants the answer any more. `None` if it is in hand, whose holder is told, or no longer there.
@@ -253,7 +259,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes one that is to be given up by `now_ns`; the earliest first.
-    pub fn next_expired(&mut self, now_ns: u64) -> Option<Taken<T>> {
+    pub fn next_expired(&mut self, now_ns: u64) -> Option<Dequeued<T>> {
         let (ends_ns, ticket) = *self.by_end.first()?;
         if ends_ns > now_ns { None } else { self.leave(ticket) }
     }
@@ -261,7 +267,7 @@ impl<T> Queue<T> {
     /// Nothing waits any more from now on: all that does, in no particular order.
     pub fn drain(&mut self) -> Vec<(Ticket, T)> {
         self.is_closed = true;
-        (self.lanes, self.bytes) = (Lanes::default(), 0);
+        (self.sets, self.bytes) = (WorkerSets::default(), 0);
         self.by_end.clear();
         self.waiting.drain().map(|(ticket, waiting)| (ticket, waiting.what)).collect()
     }

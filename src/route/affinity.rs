@@ -22,7 +22,7 @@ const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
 
 /// What binding a session did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum BindOutcome {
     /// It is bound; whether for the first time, again or to another worker.
     Done,
     /// It is bound, in place of a session that was used less recently and still bound.
@@ -33,7 +33,7 @@ pub enum Bound {
 
 /// The bindings of all spaces.
 #[derive(Debug)]
-pub struct Affinities {
+pub struct AffinityTable {
     buckets: Box<[Bucket]>,
     secret: u64,
     /// Entries of a bucket that one user does not lose to others.
@@ -135,7 +135,7 @@ impl Bucket {
     }
 }
 
-impl Affinities {
+impl AffinityTable {
     /// Room for about `sessions_max` sessions. `secret` is not to be known to those who name sessions, who could have
     /// them collide.
     #[must_use]
@@ -169,10 +169,17 @@ impl Affinities {
     }
 
     /// Binds a session to a worker for a user, or notes that it is used.
-    pub fn bind(&self, space: SpaceId, session: &str, (worker, user): (Worker, u32), now_s: u32, ttl_s: u32) -> Bound {
+    pub fn bind(
+        &self,
+        space: SpaceId,
+        session: &str,
+        (worker, user): (Worker, u32),
+        now_s: u32,
+        ttl_s: u32,
+    ) -> BindOutcome {
         let (key, bucket) = self.place(space, session);
         let now = now_s.saturating_add(1);
-        let Some(opened) = bucket.open() else { return Bound::Skipped };
+        let Some(opened) = bucket.open() else { return BindOutcome::Skipped };
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
         // Relaxed: only who has opened the bucket looks at its users.
@@ -182,7 +189,7 @@ impl Affinities {
         bucket.entries[way].write(&Binding { key, worker, used: now });
         bucket.users[way].store(user, Ordering::Relaxed);
         bucket.close(opened);
-        if own.is_none() && holds(way) { Bound::Evicted } else { Bound::Done }
+        if own.is_none() && holds(way) { BindOutcome::Evicted } else { BindOutcome::Done }
     }
 
     /// Which entry of a bucket makes way for a new one of `user`: one that holds no more; else, where the user has its
@@ -224,18 +231,18 @@ mod loom {
         Worker { id: WorkerId(u64::from(number)), rank: DpRank(number) }
     }
 
-    fn bind(table: &Affinities, number: u32) -> Bound {
+    fn bind(table: &AffinityTable, number: u32) -> BindOutcome {
         table.bind(SPACE, "s", (worker(number), 0), 0, 10)
     }
 
     #[test]
     fn a_reader_beside_a_writer_sees_a_whole_binding_or_none() {
         ::loom::model(|| {
-            let table = Arc::new(Affinities::new(1, 0));
-            assert_eq!(bind(&table, 1), Bound::Done);
+            let table = Arc::new(AffinityTable::new(1, 0));
+            assert_eq!(bind(&table, 1), BindOutcome::Done);
             let shared = Arc::clone(&table);
             let reader = ::loom::thread::spawn(move || shared.worker_of(SPACE, "s", 0, 10));
-            assert_eq!(bind(&table, 2), Bound::Done);
+            assert_eq!(bind(&table, 2), BindOutcome::Done);
             let seen = reader.join().expect("it ended");
             assert!(seen.is_none_or(|seen| seen == worker(1) || seen == worker(2)), "{seen:?}");
             assert_eq!(table.worker_of(SPACE, "s", 0, 10), Some(worker(2)));
@@ -245,13 +252,13 @@ mod loom {
     #[test]
     fn of_two_writers_one_follows_the_other_or_goes_without() {
         ::loom::model(|| {
-            let table = Arc::new(Affinities::new(1, 0));
+            let table = Arc::new(AffinityTable::new(1, 0));
             let shared = Arc::clone(&table);
             let other = ::loom::thread::spawn(move || bind(&shared, 1));
             let done = [bind(&table, 2), other.join().expect("it ended")];
-            assert!(done.contains(&Bound::Done));
+            assert!(done.contains(&BindOutcome::Done));
             let bound = table.worker_of(SPACE, "s", 0, 10).expect("bound by one of them");
-            let skipped = done.map(|bound| bound == Bound::Skipped);
+            let skipped = done.map(|bound| bound == BindOutcome::Skipped);
             assert!(!skipped[0] || bound == worker(1));
             assert!(!skipped[1] || bound == worker(2));
         });
@@ -274,7 +281,7 @@ mod tests {
         fn it_says_what_a_map_would_of_all_it_has_not_given_up(
             steps in prop::collection::vec((0..2_u32, 0..40_u32, 0..5_u64, 0..4_u32, any::<bool>()), 1..300)
         ) {
-            let (table, mut model) = (Affinities::new(32, 7), HashMap::new());
+            let (table, mut model) = (AffinityTable::new(32, 7), HashMap::new());
             let (mut now_s, mut evictions) = (0, 0);
             for (space, session, worker, later_s, binds) in steps {
                 now_s += later_s;
@@ -291,7 +298,7 @@ mod tests {
                 prop_assert!(living.count() <= evictions, "nothing is lost but what was given up");
                 if binds {
                     let worker = Worker::new(worker, session);
-                    evictions += usize::from(table.bind(space, &name, (worker, session % 3), now_s, TTL_S) == Bound::Evicted);
+                    evictions += usize::from(table.bind(space, &name, (worker, session % 3), now_s, TTL_S) == BindOutcome::Evicted);
                     prop_assert_eq!(table.worker_of(space, &name, now_s, TTL_S), Some(worker));
                     model.insert((space, session), (worker, now_s));
                 }
@@ -301,24 +308,25 @@ mod tests {
 
     #[test]
     fn a_full_bucket_gives_up_what_was_used_least_recently() {
-        let table = Affinities::new(1, 0);
+        let table = AffinityTable::new(1, 0);
         let worker = Worker::new(3, 1);
         let names: Vec<String> = (0..=WAYS as u32).map(|n| n.to_string()).collect();
         for (now_s, name) in names[..WAYS].iter().enumerate() {
-            assert_eq!(table.bind(SPACE, name, (worker, 0), now_s as u32, 100), Bound::Done);
+            assert_eq!(table.bind(SPACE, name, (worker, 0), now_s as u32, 100), BindOutcome::Done);
         }
-        assert_eq!(table.bind(SPACE, &names[0], (worker, 0), 50, 100), Bound::Done);
-        assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), Bound::Evicted);
+        assert_eq!(table.bind(SPACE, &names[0], (worker, 0), 50, 100), BindOutcome::Done);
+        assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), BindOutcome::Evicted);
         let is_bound = |name: &String| table.worker_of(SPACE, name, 51, 100).is_some();
         assert_eq!(names.iter().filter(|name| !is_bound(name)).collect::<Vec<_>>(), [&names[1]]);
-        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), Bound::Done, "what is over was nobody's");
+        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "what is over was nobody's");
     }
 
     #[test]
     fn a_user_who_binds_without_end_leaves_the_sessions_of_others_bound() {
-        let table = Affinities::new(1, 0).shared_by(75);
-        let (worker, held) =
-            (Worker::new(3, 1), |table: &Affinities, name: &str| table.worker_of(SPACE, name, 5_000, 10_000).is_some());
+        let table = AffinityTable::new(1, 0).shared_by(75);
+        let (worker, held) = (Worker::new(3, 1), |table: &AffinityTable, name: &str| {
+            table.worker_of(SPACE, name, 5_000, 10_000).is_some()
+        });
         let flood = |from: u32| {
             for n in from..from + 1000 {
                 table.bind(SPACE, &format!("greedy{n}"), (worker, 7), n, 10_000);
@@ -332,7 +340,7 @@ mod tests {
         }
         flood(1001);
         assert!(held(&table, "a") && held(&table, "b"), "a quarter of the bucket");
-        let all = Affinities::new(1, 0);
+        let all = AffinityTable::new(1, 0);
         all.bind(SPACE, "a", (worker, 8), 0, 10_000);
         for n in 1..1000 {
             all.bind(SPACE, &n.to_string(), (worker, 7), n, 10_000);
@@ -342,7 +350,7 @@ mod tests {
 
     #[test]
     fn spaces_share_nothing_and_memory_is_as_stated() {
-        let table = Affinities::new(65_536, 9);
+        let table = AffinityTable::new(65_536, 9);
         table.bind(SPACE, "s", (Worker::new(1, 0), 0), 0, TTL_S);
         assert_eq!(table.worker_of(SpaceId(1), "s", 0, TTL_S), None);
         assert_eq!(table.worker_of(SPACE, "t", 0, TTL_S), None);
@@ -351,7 +359,7 @@ mod tests {
 
     #[test]
     fn readers_never_see_half_a_binding() {
-        let table = Affinities::new(8, 1);
+        let table = AffinityTable::new(8, 1);
         std::thread::scope(|scope| {
             for thread in 0..2_u64 {
                 let table = &table;

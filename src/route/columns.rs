@@ -1,9 +1,9 @@
 //! What a plain cost depends on, value by value instead of worker by worker: of thousands of workers a processor adds up
 //! several at a time.
 
-use super::cost::{Among, cost, prefers};
+use super::cost::{PoolFacts, cost, prefers};
 use super::mode::{CostModel, Mode};
-use super::observation::{Asked, Observed};
+use super::observation::{RequestFacts, WorkerFacts};
 use super::policy::Policy;
 use crate::ids::TierBlocks;
 use crate::load::Load;
@@ -11,7 +11,7 @@ use crate::trust::TrustLevel;
 
 /// Values of a space's workers, each in table order.
 #[derive(Debug, Default)]
-pub(super) struct Columns {
+pub(super) struct WorkerColumns {
     /// Blocks of the prompt in device memory.
     pub(super) device: Vec<u32>,
     /// Leading blocks of the prompt that the worker runs already.
@@ -22,7 +22,7 @@ pub(super) struct Columns {
     pub(super) requests: Vec<u64>,
 }
 
-impl Columns {
+impl WorkerColumns {
     /// Makes them so many idle workers that hold nothing.
     pub(super) fn reset(&mut self, workers: usize) {
         let Self { device, active_depth_blocks, prefill_tokens, decode_blocks, requests } = self;
@@ -38,14 +38,14 @@ impl Columns {
 
     /// Whether these values are all that a cost depends on, where every worker is believed, holds blocks in device memory
     /// alone, and no cache is shared.
-    pub(super) fn say_costs(policy: &Policy, asked: &Asked) -> bool {
+    pub(super) fn cover_costs(policy: &Policy, request: &RequestFacts) -> bool {
         let is_in_blocks = policy.mode.cost_model() == CostModel::Blocks;
-        let is_weighed = policy.capability || policy.credit_decay > 0.0 || prefers(asked);
+        let is_weighed = policy.capability || policy.credit_decay > 0.0 || prefers(request);
         is_in_blocks && !is_weighed && policy.track_active_blocks
     }
 
-    /// Overwrites `costs` with every worker's, where [`Columns::say_costs`].
-    pub(super) fn costs(&self, policy: &Policy, asked: &Asked, costs: &mut Vec<f64>) {
+    /// Overwrites `costs` with every worker's, where [`WorkerColumns::cover_costs`].
+    pub(super) fn costs(&self, policy: &Policy, request: &RequestFacts, costs: &mut Vec<f64>) {
         // As they are; but now the compiler knows it, and leaves out of the one function what they switch off.
         let policy = Policy {
             mode: Mode::Kv,
@@ -55,16 +55,16 @@ impl Columns {
             credit_trust_min: TrustLevel::None,
             ..*policy
         };
-        let asked = Asked { prefers_taints: false, shared_blocks: 0, ..*asked };
+        let request = RequestFacts { prefers_taints: false, shared_blocks: 0, ..*request };
         match policy.track_prefill_tokens {
-            true => self.fill(&Policy { track_prefill_tokens: true, ..policy }, &asked, costs),
-            false => self.fill(&Policy { track_prefill_tokens: false, ..policy }, &asked, costs),
+            true => self.fill(&Policy { track_prefill_tokens: true, ..policy }, &request, costs),
+            false => self.fill(&Policy { track_prefill_tokens: false, ..policy }, &request, costs),
         }
     }
 
     #[inline(always)]
-    fn fill(&self, policy: &Policy, asked: &Asked, costs: &mut Vec<f64>) {
-        let among = Among::default();
+    fn fill(&self, policy: &Policy, request: &RequestFacts, costs: &mut Vec<f64>) {
+        let pool = PoolFacts::default();
         costs.clear();
         costs.resize(self.device.len(), 0.0);
         let prompts = self.device.iter().zip(&self.active_depth_blocks);
@@ -72,7 +72,7 @@ impl Columns {
         for (to, ((device, depth), ((prefill_tokens, decode_blocks), requests))) in
             costs.iter_mut().zip(prompts.zip(loads))
         {
-            let observed = Observed {
+            let facts = WorkerFacts {
                 overlap: TierBlocks { device: *device, ..TierBlocks::default() },
                 active_depth_blocks: *depth,
                 load: Load {
@@ -81,9 +81,9 @@ impl Columns {
                     requests: *requests,
                     ..Load::default()
                 },
-                ..Observed::default()
+                ..WorkerFacts::default()
             };
-            *to = cost(policy, asked, &observed, &among, 0).cost;
+            *to = cost(policy, request, &facts, &pool, 0).cost;
         }
     }
 }

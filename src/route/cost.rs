@@ -1,7 +1,7 @@
 //! The cost of a candidate, as one record of named terms.
 
 use super::mode::CostModel;
-use super::observation::{Asked, Observed};
+use super::observation::{RequestFacts, WorkerFacts};
 use super::policy::Policy;
 use crate::fleet::PoolRole;
 use crate::ids::TierBlocks;
@@ -52,38 +52,42 @@ pub struct CostTerms {
 /// What a cost depends on beside the worker itself: all those in the running together. What no cost of a policy depends
 /// on is left at 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Among {
+pub struct PoolFacts {
     /// How many there are.
     pub count: u32,
     /// The least prefill load, in tokens: where a backlog begins.
     pub prefill_tokens_min: u64,
     /// Whose turn it is: a place among them.
-    pub turn: u32,
+    pub round_robin_first: u32,
     /// Requests in flight for each unit of weight, on GPUs and on CPUs.
     pub pool_loads: [f64; 2],
 }
 
-impl Among {
-    /// Of those in the running, as far as the costs of `policy` depend on it; `turn` counts decisions.
+impl PoolFacts {
+    /// Of those in the running, as far as the costs of `policy` depend on it; `round_robin_counter` counts decisions.
     #[must_use]
-    pub fn of<'a>(policy: &Policy, turn: u64, running: impl ExactSizeIterator<Item = &'a Observed> + Clone) -> Self {
-        let mut among = Self { count: running.len() as u32, ..Self::default() };
-        among.turn = turn.checked_rem(u64::from(among.count)).unwrap_or(0) as u32;
+    pub fn of<'a>(
+        policy: &Policy,
+        round_robin_counter: u64,
+        running: impl ExactSizeIterator<Item = &'a WorkerFacts> + Clone,
+    ) -> Self {
+        let mut pool = Self { count: running.len() as u32, ..Self::default() };
+        pool.round_robin_first = round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
         if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
-            let tokens = running.clone().map(|observed| observed.load.prefill_tokens);
-            among.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
+            let tokens = running.clone().map(|worker| worker.load.prefill_tokens);
+            pool.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
-            for observed in running {
-                let (requests, weight) = &mut pools[observed.device_class as usize];
-                *requests += observed.load.requests;
-                *weight += observed.weight;
+            for worker in running {
+                let (requests, weight) = &mut pools[worker.device_class as usize];
+                *requests += worker.load.requests;
+                *weight += worker.weight;
             }
             let load = |(requests, weight)| if weight > 0.0 { requests as f64 / weight } else { 0.0 };
-            among.pool_loads = pools.map(load);
+            pool.pool_loads = pools.map(load);
         }
-        among
+        pool
     }
 }
 
@@ -95,17 +99,17 @@ impl Among {
 /// Always inlined, with what it is made of: who wants the cost alone, of thousands, makes no terms then.
 #[must_use]
 #[inline(always)]
-pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, place: u32) -> CostTerms {
-    let terms = blocks(policy, asked, observed, among.prefill_tokens_min);
+pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool: &PoolFacts, place: u32) -> CostTerms {
+    let terms = blocks(policy, request, worker, pool.prefill_tokens_min);
     let cost = match policy.mode.cost_model() {
         CostModel::Blocks => terms.cost,
         CostModel::UncachedTimesInFlight => {
-            (asked.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
+            (request.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
         }
         CostModel::InFlight => terms.active_requests,
-        CostModel::PoolLoad => among.pool_loads[observed.device_class as usize],
-        CostModel::Turns if place >= among.turn => f64::from(place - among.turn),
-        CostModel::Turns => f64::from(among.count - among.turn) + f64::from(place),
+        CostModel::PoolLoad => pool.pool_loads[worker.device_class as usize],
+        CostModel::RoundRobin if place >= pool.round_robin_first => f64::from(place - pool.round_robin_first),
+        CostModel::RoundRobin => f64::from(pool.count - pool.round_robin_first) + f64::from(place),
         CostModel::Nothing => 0.0,
     };
     CostTerms { cost, ..terms }
@@ -113,22 +117,22 @@ pub fn cost(policy: &Policy, asked: &Asked, observed: &Observed, among: &Among, 
 
 /// The terms, and the cost in blocks.
 #[inline(always)]
-fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
-    let load = &observed.load;
-    let held = CostTerms { decay: decay(policy, asked, observed, prefill_tokens_min), ..CostTerms::default() };
-    let held = credits(policy, asked, observed, held);
+fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> CostTerms {
+    let load = &worker.load;
+    let held = CostTerms { decay: decay(policy, request, worker, prefill_tokens_min), ..CostTerms::default() };
+    let held = credits(policy, request, worker, held);
     let credit = held.device_credit + held.host_credit + held.disk_credit + held.shared_credit;
 
     // A worker whose load nobody knows is idle to us: the prompt alone, as there.
-    let uncached_tokens = (asked.prompt_tokens as f64 - held.cached_tokens).max(0.0);
+    let uncached_tokens = (request.prompt_tokens as f64 - held.cached_tokens).max(0.0);
     let active_prefill_tokens = load.prefill_tokens as f64;
     let raw_tokens =
         if policy.track_prefill_tokens { active_prefill_tokens + uncached_tokens + held.cached_tokens } else { 0.0 };
-    let prefill = policy.prefill_load_scale * (in_blocks(raw_tokens, asked.block_size) - credit).max(0.0);
+    let prefill = policy.prefill_load_scale * (in_blocks(raw_tokens, request.block_size) - credit).max(0.0);
 
-    let run_already = if policy.assume_kv_reuse { observed.active_depth_blocks } else { 0 };
+    let run_already = if policy.assume_kv_reuse { worker.active_depth_blocks } else { 0 };
     let (active_decode_blocks, additional_decode_blocks) = if policy.track_active_blocks {
-        (load.decode_blocks as f64, exact(asked.whole_blocks.saturating_sub(run_already)))
+        (load.decode_blocks as f64, exact(request.whole_blocks.saturating_sub(run_already)))
     } else {
         (0.0, 0.0)
     };
@@ -136,16 +140,16 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
     let active_requests = load.requests as f64;
     let active_requests_cost = policy.active_request_weight * active_requests;
 
-    let sum = if asked.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0 {
+    let sum = if request.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0 {
         (decode - credit).max(0.0) + active_requests_cost
     } else {
         prefill + decode + active_requests_cost
     };
-    let capability_weight = if policy.capability { observed.weight } else { 1.0 };
-    let taint_factor = taint_factor(asked, observed);
+    let capability_weight = if policy.capability { worker.weight } else { 1.0 };
+    let taint_factor = taint_factor(request, worker);
     // Without a weight or labels there is nothing to wait for: a quotient or product by 1 is the number itself.
     let weighed = if policy.capability { sum / capability_weight } else { sum };
-    let cost = if prefers(asked) { weighed * taint_factor } else { weighed };
+    let cost = if prefers(request) { weighed * taint_factor } else { weighed };
     CostTerms {
         active_prefill_tokens,
         prefill,
@@ -164,30 +168,30 @@ fn blocks(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_mi
 
 /// How much a backlog lessens the device credit.
 #[inline(always)]
-fn decay(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> f64 {
+fn decay(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> f64 {
     if !policy.track_prefill_tokens || policy.credit_decay <= 0.0 {
         return 1.0;
     }
-    let excess_tokens = observed.load.prefill_tokens.saturating_sub(prefill_tokens_min) as f64;
-    let excess_blocks = excess_tokens / f64::from(asked.block_size);
-    1.0 / (1.0 + policy.credit_decay * excess_blocks / (asked.request_blocks() as f64).max(1.0))
+    let excess_tokens = worker.load.prefill_tokens.saturating_sub(prefill_tokens_min) as f64;
+    let excess_blocks = excess_tokens / f64::from(request.block_size);
+    1.0 / (1.0 + policy.credit_decay * excess_blocks / (request.request_blocks() as f64).max(1.0))
 }
 
 /// Adds what the worker holds, and the credit it is worth, to `terms`.
 #[inline(always)]
-fn credits(policy: &Policy, asked: &Asked, observed: &Observed, terms: CostTerms) -> CostTerms {
-    let is_believed = observed.trust.level >= policy.credit_trust_min;
+fn credits(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms: CostTerms) -> CostTerms {
+    let is_believed = worker.trust.level >= policy.credit_trust_min;
     let (overlap, shared) = match is_believed {
-        true => (observed.overlap, observed.shared_blocks),
-        false => (TierBlocks::default(), asked.shared_blocks),
+        true => (worker.overlap, worker.shared_blocks),
+        false => (TierBlocks::default(), request.shared_blocks),
     };
     let (device, host) = (exact(overlap.device), exact(overlap.host));
     let disk = exact(overlap.disk) + exact(overlap.external);
     let effective_overlap = device + host * policy.host_hit_weight + disk * policy.disk_hit_weight;
-    let tokens = effective_overlap * exact(asked.block_size);
+    let tokens = effective_overlap * exact(request.block_size);
     let is_whole = overlap.host == 0 && overlap.disk == 0 && overlap.external == 0;
     CostTerms {
-        request_blocks: asked.request_blocks() as f64,
+        request_blocks: request.request_blocks() as f64,
         cached_tokens: if is_whole { tokens } else { rounded(tokens) },
         effective_overlap,
         device_credit: policy.device_credit * terms.decay * device,
@@ -233,16 +237,16 @@ fn in_blocks(tokens: f64, block_size: u32) -> f64 {
 
 /// Whether labels that the request prefers make a difference.
 #[inline(always)]
-pub(super) const fn prefers(asked: &Asked) -> bool {
-    asked.prefers_taints && asked.pin.is_none()
+pub(super) const fn prefers(request: &RequestFacts) -> bool {
+    request.prefers_taints && request.pin.is_none()
 }
 
 /// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
 #[inline]
-fn taint_factor(asked: &Asked, observed: &Observed) -> f64 {
-    match prefers(asked) {
+fn taint_factor(request: &RequestFacts, worker: &WorkerFacts) -> f64 {
+    match prefers(request) {
         // Not the system's functions: those differ in their last bit from one machine to the next.
-        true => libm::exp(-libm::tanh(observed.taint_weight)),
+        true => libm::exp(-libm::tanh(worker.taint_weight)),
         false => 1.0,
     }
 }
@@ -256,28 +260,28 @@ mod tests {
     use crate::route::Mode;
     use crate::trust::{Trust, TrustLevel};
 
-    fn asked() -> Asked {
-        Asked { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..Asked::default() }
+    fn request_facts() -> RequestFacts {
+        RequestFacts { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..RequestFacts::default() }
     }
 
     /// What a worker costs in an idle fleet.
-    fn cost(policy: &Policy, asked: &Asked, observed: &Observed, prefill_tokens_min: u64) -> CostTerms {
-        let among = Among { count: 1, prefill_tokens_min, ..Among::default() };
-        super::cost(policy, asked, observed, &among, 0)
+    fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> CostTerms {
+        let pool = PoolFacts { count: 1, prefill_tokens_min, ..PoolFacts::default() };
+        super::cost(policy, request, worker, &pool, 0)
     }
 
-    fn held(device: u32, host: u32, disk: u32, external: u32) -> Observed {
-        Observed {
+    fn held(device: u32, host: u32, disk: u32, external: u32) -> WorkerFacts {
+        WorkerFacts {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),
             overlap: TierBlocks { device, host, disk, external },
-            ..Observed::default()
+            ..WorkerFacts::default()
         }
     }
 
     #[test]
     fn an_idle_cold_worker_costs_its_prefill_and_its_blocks() {
-        let terms = cost(&Policy::default(), &asked(), &held(0, 0, 0, 0), 0);
+        let terms = cost(&Policy::default(), &request_facts(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole ones to decode on.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
     }
@@ -306,7 +310,7 @@ mod tests {
 
     #[test]
     fn every_tier_is_credited_at_its_weight() {
-        let terms = cost(&Policy::default(), &asked(), &held(2, 2, 1, 1), 0);
+        let terms = cost(&Policy::default(), &request_facts(), &held(2, 2, 1, 1), 0);
         assert_eq!(terms.effective_overlap, 2.0 + 1.5 + 0.5);
         assert_eq!(terms.cached_tokens, 64.0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.disk_credit), (2.0, 1.5, 0.5));
@@ -317,7 +321,7 @@ mod tests {
     fn load_adds_its_prefill_in_blocks_and_its_decode_blocks() {
         let load = Load { prefill_tokens: 320, decode_blocks: 5, requests: 3, ..Load::default() };
         let policy = Policy { active_request_weight: 0.5, ..Policy::default() };
-        let terms = cost(&policy, &asked(), &Observed { load, ..held(6, 0, 0, 0) }, 0);
+        let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(6, 0, 0, 0) }, 0);
         assert_eq!(terms.prefill, 20.0 + 6.25 - 6.0);
         assert_eq!(terms.decode, 11.0);
         assert_eq!(terms.cost, 20.25 + 11.0 + 1.5);
@@ -325,14 +329,15 @@ mod tests {
 
     #[test]
     fn blocks_that_requests_in_flight_run_already_are_not_added_again() {
-        let terms = cost(&Policy::default(), &asked(), &Observed { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+        let terms =
+            cost(&Policy::default(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!((terms.additional_decode_blocks, terms.cost), (2.0, 8.25));
     }
 
     #[test]
     fn a_prefill_term_is_never_negative() {
         let policy = Policy { device_credit: 3.0, ..Policy::default() };
-        assert_eq!(cost(&policy, &asked(), &held(6, 0, 0, 0), 0).prefill, 0.0);
+        assert_eq!(cost(&policy, &request_facts(), &held(6, 0, 0, 0), 0).prefill, 0.0);
     }
 
     #[test]
@@ -340,28 +345,28 @@ mod tests {
         let policy = Policy { credit_decay: 1.0, ..Policy::default() };
         let load = Load { prefill_tokens: 100 + 7 * 16, ..Load::default() };
         // The excess is 7 blocks, as many as the request has: the credit is halved.
-        let terms = cost(&policy, &asked(), &Observed { load, ..held(4, 0, 0, 0) }, 100);
+        let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(4, 0, 0, 0) }, 100);
         assert_eq!((terms.decay, terms.device_credit), (0.5, 2.0));
     }
 
     #[test]
     fn a_decode_pool_credits_the_decode_term() {
         let policy = Policy { track_prefill_tokens: false, ..Policy::default() };
-        let decode = Asked { role: PoolRole::Decode, ..asked() };
+        let decode = RequestFacts { role: PoolRole::Decode, ..request_facts() };
         let terms = cost(&policy, &decode, &held(3, 0, 0, 0), 0);
         assert_eq!((terms.prefill, terms.cost), (0.0, 3.0));
-        assert_eq!(cost(&policy, &asked(), &held(3, 0, 0, 0), 0).cost, 6.0);
+        assert_eq!(cost(&policy, &request_facts(), &held(3, 0, 0, 0), 0).cost, 6.0);
     }
 
     #[test]
     fn shared_blocks_are_credited_and_doubted_ones_are_not() {
         let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::default() };
-        let shared = Asked { shared_blocks: 5, ..asked() };
+        let shared = RequestFacts { shared_blocks: 5, ..request_facts() };
         let trusted = |level| Trust { level, ..Trust::default() };
-        let holds = Observed { shared_blocks: 2, ..held(3, 1, 0, 0) };
-        let terms = cost(&policy, &shared, &Observed { trust: trusted(TrustLevel::Exact), ..holds }, 0);
+        let holds = WorkerFacts { shared_blocks: 2, ..held(3, 1, 0, 0) };
+        let terms = cost(&policy, &shared, &WorkerFacts { trust: trusted(TrustLevel::Exact), ..holds }, 0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.shared_credit), (3.0, 0.75, 1.0));
-        let terms = cost(&policy, &shared, &Observed { trust: trusted(TrustLevel::Unproven), ..holds }, 0);
+        let terms = cost(&policy, &shared, &WorkerFacts { trust: trusted(TrustLevel::Unproven), ..holds }, 0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.shared_credit), (0.0, 0.0, 2.5));
         assert_eq!((terms.cached_tokens, terms.effective_overlap), (0.0, 0.0));
     }
@@ -369,13 +374,13 @@ mod tests {
     #[test]
     fn labels_and_weights_are_factors() {
         let policy = Policy { capability: true, ..Policy::default() };
-        let worker = Observed { weight: 4.0, taint_weight: 1e9, ..held(0, 0, 0, 0) };
-        assert_eq!(cost(&policy, &asked(), &worker, 0).cost, 12.25 / 4.0);
-        let prefers = Asked { prefers_taints: true, ..asked() };
+        let worker = WorkerFacts { weight: 4.0, taint_weight: 1e9, ..held(0, 0, 0, 0) };
+        assert_eq!(cost(&policy, &request_facts(), &worker, 0).cost, 12.25 / 4.0);
+        let prefers = RequestFacts { prefers_taints: true, ..request_facts() };
         let terms = cost(&Policy::default(), &prefers, &worker, 0);
         assert!((terms.taint_factor - (-1.0_f64).exp()).abs() < 1e-15, "at most by e: {terms:?}");
         assert_eq!(terms.cost, 12.25 * terms.taint_factor);
-        let pinned = Asked { pin: Some(Worker::new(1, 0)), ..prefers };
+        let pinned = RequestFacts { pin: Some(Worker::new(1, 0)), ..prefers };
         assert_eq!(cost(&Policy::default(), &pinned, &worker, 0).taint_factor, 1.0);
         assert_eq!(libm::exp(-libm::tanh(0.5)).to_bits(), 0x3fe4_2889_d332_40c2, "the same on every machine");
     }
@@ -383,7 +388,7 @@ mod tests {
     #[test]
     fn without_reuse_a_prompt_shares_nothing() {
         let policy = Policy { assume_kv_reuse: false, ..Policy::default() };
-        let terms = cost(&policy, &asked(), &Observed { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+        let terms = cost(&policy, &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!(terms.additional_decode_blocks, 6.0);
     }
 
@@ -392,8 +397,8 @@ mod tests {
         let load = Load { requests: 3, decode_blocks: 7, ..Load::default() };
         let workers = [
             held(0, 0, 0, 0),
-            Observed { load, ..held(4, 0, 0, 0) },
-            Observed {
+            WorkerFacts { load, ..held(4, 0, 0, 0) },
+            WorkerFacts {
                 device_class: DeviceClass::Cpu,
                 weight: 0.5,
                 load: Load { requests: 1, ..Load::default() },
@@ -402,14 +407,14 @@ mod tests {
         ];
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
-            let among = Among::of(&policy, 4, workers.iter());
-            let terms = |place: usize| super::cost(&policy, &asked(), &workers[place], &among, place as u32);
+            let pool = PoolFacts::of(&policy, 4, workers.iter());
+            let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);
             [0, 1, 2].map(|place| terms(place).cost)
         };
         assert_eq!(costs(Mode::Kv), [12.25, 6.25 - 4.0 + 13.0, 12.25]);
         assert_eq!(costs(Mode::LeastLoaded), [0.0, 3.0, 1.0]);
-        assert_eq!(costs(Mode::RoundRobin), [2.0, 0.0, 1.0], "the fourth turn is the second worker's");
+        assert_eq!(costs(Mode::RoundRobin), [2.0, 0.0, 1.0], "the fourth round_robin_counter is the second worker's");
         assert_eq!(costs(Mode::Random), [0.0; 3]);
         assert_eq!(costs(Mode::DeviceAwareWeighted), [1.5, 1.5, 2.0]);
         assert_eq!(costs(Mode::Lmetric), [100.0, 36.0 * 4.0, 200.0]);

@@ -2,11 +2,11 @@
 
 use super::decision::{Decision, MatchStatus, Scored};
 use super::draws::Draws;
-use super::judge::judge_kept;
-use super::kept::Kept;
+use super::judge::judge_cached;
+use super::kept::SpaceCache;
 use super::mode::Mode;
-use super::observation::{Asked, Observation};
-use super::observe::{self, Buffers, View, observe};
+use super::observation::{Observation, RequestFacts};
+use super::observe::{self, ObservationBuffers, View, observe};
 use super::request::RouteRequest;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
@@ -17,51 +17,51 @@ use crate::load::{Demand, Loads, PromptBlocks};
 /// Buffers reused from one decision to the next, and what they keep of workers: all decisions of a scratch are about one
 /// fleet, whose tables have versions, and its loads.
 pub struct Scratch {
-    pub(super) buffers: Buffers,
+    pub(super) buffers: ObservationBuffers,
     /// By space, and of at least one.
-    kept: Vec<Kept>,
+    cache: Vec<SpaceCache>,
     /// The space of the last decision.
     space: SpaceId,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: Buffers::default(), kept: vec![Kept::default()], space: SpaceId(0) }
+        Self { buffers: ObservationBuffers::default(), cache: vec![SpaceCache::default()], space: SpaceId(0) }
     }
 }
 
 impl Scratch {
     /// Reads everything that a decision about `request` depends on.
-    pub(super) fn observe(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Result<&mut Kept> {
+    pub(super) fn observe(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Result<&mut SpaceCache> {
         let (spaces, space) = (view.fleet.spaces.len(), request.space.0 as usize);
         // Of a space that there is not something is refused, and nothing kept.
-        self.kept.resize_with(spaces.max(1), Kept::default);
+        self.cache.resize_with(spaces.max(1), SpaceCache::default);
         self.space = if space < spaces { request.space } else { SpaceId(0) };
-        let kept = &mut self.kept[self.space.0 as usize];
-        observe(view, request, &mut self.buffers, kept)?;
-        Ok(kept)
+        let cache = &mut self.cache[self.space.0 as usize];
+        observe(view, request, &mut self.buffers, cache)?;
+        Ok(cache)
     }
 
     /// What is kept of the space of the last decision.
-    fn kept(&self) -> &Kept {
-        &self.kept[self.space.0 as usize]
+    fn cache(&self) -> &SpaceCache {
+        &self.cache[self.space.0 as usize]
     }
 
-    fn kept_mut(&mut self) -> &mut Kept {
-        &mut self.kept[self.space.0 as usize]
+    fn cache_mut(&mut self) -> &mut SpaceCache {
+        &mut self.cache[self.space.0 as usize]
     }
 
     /// What the last decision was made from, every worker whole.
     pub fn observation(&mut self) -> &Observation {
-        let kept = self.kept_mut();
-        kept.complete();
-        &kept.observation
+        let cache = self.cache_mut();
+        cache.materialize();
+        &cache.observation
     }
 
     /// What was asked for the last decision.
     #[must_use]
-    pub fn asked(&self) -> Asked {
-        self.kept().observation.asked
+    pub fn request_facts(&self) -> RequestFacts {
+        self.cache().observation.request
     }
 
     /// The hashes of the prompt's blocks, if the last decision could look them up; else none.
@@ -87,7 +87,7 @@ impl Scratch {
     /// looked at, each for [`WORKER_WORK`] blocks.
     #[must_use]
     pub fn work(&self) -> u64 {
-        let Observation { request_blocks, workers, .. } = &self.kept().observation;
+        let Observation { request_blocks, workers, .. } = &self.cache().observation;
         u64::from(*request_blocks) + workers.len() as u64 * WORKER_WORK
     }
 
@@ -102,7 +102,7 @@ impl Scratch {
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
         chosen.is_some_and(|chosen| {
-            let read = self.kept().of(chosen.index).map_or(0, |observed| observed.load.version);
+            let read = self.cache().of(chosen.index).map_or(0, |facts| facts.load.version);
             loads.read(chosen.index).version != read
         })
     }
@@ -120,11 +120,11 @@ pub fn decide(
     decision: &mut Decision,
 ) -> Result<()> {
     propose(view, request, scratch, draws, decision)?;
-    take_turn(view, request, scratch, decision);
+    advance_round_robin(view, request, scratch, decision);
     Ok(())
 }
 
-/// As [`decide`], but for the turn: where workers take turns, what was decided is to be done only after [`take_turn`].
+/// As [`decide`], but for the turn: where workers take turns, what was decided is to be done only after [`advance_round_robin`].
 /// A request that has to wait is proposed again and again, and takes its turn once.
 ///
 /// # Errors
@@ -136,23 +136,28 @@ pub fn propose(
     draws: Draws,
     decision: &mut Decision,
 ) -> Result<()> {
-    judge_kept(view.policy, scratch.observe(view, request)?, draws, decision);
+    judge_cached(view.policy, scratch.observe(view, request)?, draws, decision);
     Ok(())
 }
 
 /// Takes the turn of the request that was just proposed, if it takes one. Where another took it meanwhile it is judged
 /// once more, from what was observed.
-pub fn take_turn(view: &View<'_>, request: &RouteRequest<'_>, scratch: &mut Scratch, decision: &mut Decision) {
+pub fn advance_round_robin(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scratch: &mut Scratch,
+    decision: &mut Decision,
+) {
     if decision.mode != Mode::RoundRobin {
         return;
     }
-    let kept = scratch.kept_mut();
-    let asked = &mut kept.observation.asked;
-    let another = observe::take_turn(view, request).filter(|turn| *turn != asked.turn);
-    // Under a policy that has just been replaced it stays as it was decided, and is recorded by the turn that it had then.
-    if let Some(turn) = another.filter(|_| decision.policy_version == view.policy.version) {
-        asked.turn = turn;
-        judge_kept(view.policy, kept, Draws::new(decision.seed), decision);
+    let cache = scratch.cache_mut();
+    let facts = &mut cache.observation.request;
+    let counter = observe::advance_round_robin(view, request).filter(|counter| *counter != facts.round_robin_counter);
+    // Under a policy that has just been replaced the decision stands, and is recorded with the counter that it read.
+    if let Some(counter) = counter.filter(|_| decision.policy_version == view.policy.version) {
+        facts.round_robin_counter = counter;
+        judge_cached(view.policy, cache, Draws::new(decision.seed), decision);
     }
 }
 
@@ -167,11 +172,11 @@ pub fn overlaps(
     scratch: &mut Scratch,
     decision: &mut Decision,
 ) -> Result<()> {
-    let kept = scratch.observe(view, &request.of_every_worker(view.policy))?;
-    kept.complete();
-    let observation = &kept.observation;
-    decision.begin(&view.policy.under(&observation.asked.overrides), observation);
-    decision.candidates.extend(observation.workers.iter().map(|observed| Scored::of(observed, Default::default())));
+    let cache = scratch.observe(view, &request.of_every_worker(view.policy))?;
+    cache.materialize();
+    let observation = &cache.observation;
+    decision.begin(&view.policy.under(&observation.request.overrides), observation);
+    decision.candidates.extend(observation.workers.iter().map(|facts| Scored::of(facts, Default::default())));
     Ok(())
 }
 

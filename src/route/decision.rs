@@ -1,9 +1,9 @@
 //! What was decided, and everything a reply, an explanation or a metric says of it.
 
-use super::bound::Affinity;
+use super::bound::AffinityOutcome;
 use super::cost::CostTerms;
 use super::mode::Mode;
-use super::observation::{Observation, Observed};
+use super::observation::{Observation, WorkerFacts};
 use super::policy::Policy;
 use super::rule::Rule;
 use crate::error::Kind;
@@ -84,15 +84,15 @@ pub struct Scored {
 impl Scored {
     /// A worker as it was observed, at this cost.
     #[must_use]
-    pub const fn of(observed: &Observed, terms: CostTerms) -> Self {
-        let Observed { index, worker, overlap, trust, state, .. } = *observed;
+    pub const fn of(facts: &WorkerFacts, terms: CostTerms) -> Self {
+        let WorkerFacts { index, worker, overlap, trust, state, .. } = *facts;
         Self { index, worker, overlap, trust, state, terms }
     }
 }
 
 /// What somebody in the running would cost, as far as choosing goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Priced {
+pub struct CandidateCost {
     /// A place among those in the running.
     pub place: u32,
     /// What decides.
@@ -129,15 +129,15 @@ pub struct Decision {
     /// Who was taken out of the running, and by which rule.
     pub removed: Vec<(Rule, Worker)>,
     /// Who was in the running, however many are listed: places in the observation, ascending.
-    pub running: Vec<u32>,
+    pub eligible_rows: Vec<u32>,
     /// What each of them costs.
     pub costs: Vec<f64>,
     /// Those of them who are listed, as they were chosen: in the order of `candidates`.
-    pub priced: Vec<Priced>,
+    pub selected: Vec<CandidateCost>,
     /// What the draws of it follow from.
     pub seed: u64,
     /// Why nobody is in the running; `None` = somebody is.
-    pub nobody: Option<Kind>,
+    pub no_worker: Option<Kind>,
     /// Whether the prompt is taken to share its blocks with others in flight, once booked.
     pub shares_blocks: bool,
     /// Whether its prefill counts for its worker, once booked.
@@ -145,7 +145,7 @@ pub struct Decision {
     /// Engines with a rank that is not busy, ascending, where there are busy thresholds.
     pub engines_idle: Vec<WorkerId>,
     /// What became of the session's binding.
-    pub affinity: Affinity,
+    pub affinity: AffinityOutcome,
     /// Who prefills, where that is another than the chosen one, who then only decodes.
     pub prefill: Option<Box<Decision>>,
 }
@@ -155,13 +155,13 @@ impl Decision {
     pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
         self.candidates.clear();
         self.removed.clear();
-        self.running.clear();
+        self.eligible_rows.clear();
         self.costs.clear();
-        self.priced.clear();
+        self.selected.clear();
         self.engines_idle.clear();
-        (self.mode, self.nobody) = (policy.mode, None);
+        (self.mode, self.no_worker) = (policy.mode, None);
         (self.shares_blocks, self.tracks_prefill) = (policy.assume_kv_reuse, policy.track_prefill_tokens);
-        (self.affinity, self.prefill) = (Affinity::None, None);
+        (self.affinity, self.prefill) = (AffinityOutcome::None, None);
         (self.eligible, self.ties, self.seed) = (0, 0, 0);
         self.matched = observation.matched;
         self.notes = observation.notes;

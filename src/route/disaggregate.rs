@@ -76,14 +76,14 @@ impl Half {
     #[must_use]
     pub fn chosen(observation: &Observation, decision: &Decision) -> Option<Self> {
         let chosen = decision.candidates.first()?;
-        let observed = observation.worker(chosen.index)?;
-        let prompt_tokens = observation.asked.prompt_tokens;
+        let facts = observation.worker(chosen.index)?;
+        let prompt_tokens = observation.request.prompt_tokens;
         Some(Self {
             prompt_tokens,
             new_tokens: prompt_tokens - prompt_tokens.min(chosen.terms.cached_tokens as u64),
-            load: observed.load,
-            batched_tokens_max: observed.batched_tokens_max,
-            capacity_blocks: observed.capacity_blocks,
+            load: facts.load,
+            batched_tokens_max: facts.batched_tokens_max,
+            capacity_blocks: facts.capacity_blocks,
         })
     }
 }

@@ -1,96 +1,96 @@
 //! Judging: from an observation to a decision. Nothing is read here but arguments: the same observation, policy and
 //! draws give the same bits.
 
-use super::bound::{Favour, factor};
-use super::columns::Columns;
-use super::cost::{Among, CostTerms, cost};
+use super::bound::{AffinityEffect, factor};
+use super::columns::WorkerColumns;
+use super::cost::{CostTerms, PoolFacts, cost};
 use super::decision::{Decision, Scored};
 use super::draws::Draws;
-use super::kept::Kept;
-use super::observation::{Asked, Observation, Observed};
+use super::kept::SpaceCache;
+use super::observation::{Observation, RequestFacts, WorkerFacts};
 use super::policy::Policy;
-use super::rule::{admit, nobody};
+use super::rule::{apply_rules, no_worker_kind};
 use super::select::choose;
 
 /// Filters, costs and selects; the record goes into `decision`, whose buffers are reused. `policy` is the space's: what
 /// the request sets in place of it is in the observation.
 pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    let policy = &policy.under(&observation.asked.overrides);
+    let policy = &policy.under(&observation.request.overrides);
     decision.begin(policy, observation);
-    admit(policy, observation, decision);
-    let judging = Judging::of(policy, observation, decision);
-    judging.price_each(observation, decision);
-    judging.select(observation, draws, decision);
-    judging.list(observation, decision);
+    apply_rules(policy, observation, decision);
+    let pricing = Pricing::of(policy, observation, decision);
+    pricing.price_rows(observation, decision);
+    pricing.select(observation, draws, decision);
+    pricing.list(observation, decision);
 }
 
 /// As [`judge`], of what is kept, whose rows are made whole only where somebody looks at them: to the same bits.
-pub(super) fn judge_kept(policy: &Policy, kept: &mut Kept, draws: Draws, decision: &mut Decision) {
-    let policy = &policy.under(&kept.observation.asked.overrides);
-    decision.begin(policy, &kept.observation);
-    match kept.all_stay(policy) {
-        true => decision.running.extend(0..kept.observation.workers.len() as u32),
-        false => admit(policy, &kept.observation, decision),
+pub(super) fn judge_cached(policy: &Policy, cache: &mut SpaceCache, draws: Draws, decision: &mut Decision) {
+    let policy = &policy.under(&cache.observation.request.overrides);
+    decision.begin(policy, &cache.observation);
+    match cache.admits_all(policy) {
+        true => decision.eligible_rows.extend(0..cache.observation.workers.len() as u32),
+        false => apply_rules(policy, &cache.observation, decision),
     }
-    let is_plain = kept.say_credits(policy) && Columns::say_costs(policy, &kept.observation.asked);
+    let is_plain = cache.cover_credits(policy) && WorkerColumns::cover_costs(policy, &cache.observation.request);
     if !is_plain {
-        kept.complete();
+        cache.materialize();
     }
-    let judging = Judging::of(policy, &kept.observation, decision);
+    let pricing = Pricing::of(policy, &cache.observation, decision);
     match is_plain {
-        true => judging.price_all(&kept.columns, &kept.observation.asked, decision),
-        false => judging.price_each(&kept.observation, decision),
+        true => pricing.price_columns(&cache.columns, &cache.observation.request, decision),
+        false => pricing.price_rows(&cache.observation, decision),
     }
-    judging.select(&kept.observation, draws, decision);
-    let listed = decision.priced.iter().filter_map(|priced| decision.running.get(priced.place as usize));
-    kept.complete_rows(listed.copied());
-    judging.list(&kept.observation, decision);
+    pricing.select(&cache.observation, draws, decision);
+    let listed = decision.selected.iter().filter_map(|priced| decision.eligible_rows.get(priced.place as usize));
+    cache.materialize_rows(listed.copied());
+    pricing.list(&cache.observation, decision);
 }
 
 /// Whom to choose from, once it is known who is in the running.
 #[derive(Clone, Copy)]
-struct Judging<'a> {
+struct Pricing<'a> {
     policy: &'a Policy,
-    favour: Favour,
-    among: Among,
+    affinity: AffinityEffect,
+    pool: PoolFacts,
 }
 
-impl<'a> Judging<'a> {
+impl<'a> Pricing<'a> {
     fn of(policy: &'a Policy, observation: &Observation, decision: &mut Decision) -> Self {
-        decision.nobody = nobody(observation, decision);
-        let favour = Favour::of(policy, observation, decision);
-        favour.apply(observation, decision);
-        let running = decision.running.iter().map(|place| &observation.workers[*place as usize]);
-        let among = Among::of(policy, observation.asked.turn, running);
-        Self { policy, favour, among }
+        decision.no_worker = no_worker_kind(observation, decision);
+        let affinity = AffinityEffect::of(policy, observation, decision);
+        affinity.apply(observation, decision);
+        let running = decision.eligible_rows.iter().map(|place| &observation.workers[*place as usize]);
+        let pool = PoolFacts::of(policy, observation.request.round_robin_counter, running);
+        Self { policy, affinity, pool }
     }
 
     /// What it costs to run what is asked on the worker at a place of those in the running.
     #[inline(always)]
-    fn terms(&self, asked: &Asked, place: u32, row: u32, observed: &Observed) -> CostTerms {
-        let terms = cost(self.policy, asked, observed, &self.among, place);
-        self.favour.lessened(self.policy, row, terms)
+    fn terms(&self, request: &RequestFacts, place: u32, row: u32, facts: &WorkerFacts) -> CostTerms {
+        let terms = cost(self.policy, request, facts, &self.pool, place);
+        self.affinity.discount(self.policy, row, terms)
     }
 
     /// Notes what each of those in the running costs.
-    fn price_each(&self, observation: &Observation, decision: &mut Decision) {
-        let Observation { asked, workers, .. } = observation;
-        let price = |(row, place): (&u32, u32)| self.terms(asked, place, *row, &workers[*row as usize]).cost;
-        decision.costs.extend(decision.running.iter().zip(0_u32..).map(price));
+    fn price_rows(&self, observation: &Observation, decision: &mut Decision) {
+        let Observation { request, workers, .. } = observation;
+        let price = |(row, place): (&u32, u32)| self.terms(request, place, *row, &workers[*row as usize]).cost;
+        decision.costs.extend(decision.eligible_rows.iter().zip(0_u32..).map(price));
     }
 
     /// The same by columns.
-    fn price_all(&self, columns: &Columns, asked: &Asked, decision: &mut Decision) {
-        columns.costs(self.policy, asked, &mut decision.costs);
-        if decision.running.len() < decision.costs.len() {
+    fn price_columns(&self, columns: &WorkerColumns, request: &RequestFacts, decision: &mut Decision) {
+        columns.costs(self.policy, request, &mut decision.costs);
+        if decision.eligible_rows.len() < decision.costs.len() {
             // In ascending order, so that none is overwritten before it is moved.
-            for (place, row) in decision.running.iter().enumerate() {
+            for (place, row) in decision.eligible_rows.iter().enumerate() {
                 decision.costs[place] = decision.costs[*row as usize];
             }
-            decision.costs.truncate(decision.running.len());
+            decision.costs.truncate(decision.eligible_rows.len());
         }
-        if let Some(row) = self.favour.cheaper()
-            && let Ok(place) = decision.running.binary_search(&row)
+        if let Some(row) = self.affinity.discounted_row()
+            && let Ok(place) = decision.eligible_rows.binary_search(&row)
         {
             decision.costs[place] *= factor(&self.policy.affinity, decision.costs[place]);
         }
@@ -99,23 +99,23 @@ impl<'a> Judging<'a> {
     /// Chooses, and who is listed behind the chosen one.
     fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
         decision.seed = draws.seed();
-        decision.eligible = decision.running.len() as u32;
+        decision.eligible = decision.eligible_rows.len() as u32;
         let pick = self.policy.mode.pick(self.policy.temperature);
-        let requests = |place: usize| observation.workers[decision.running[place] as usize].load.requests as f64;
-        let listed = observation.asked.candidates_max as usize;
+        let requests = |place: usize| observation.workers[decision.eligible_rows[place] as usize].load.requests as f64;
+        let listed = observation.request.candidates_max as usize;
         let drawing = &mut draws.begin();
-        decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.priced);
+        decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.selected);
     }
 
     /// Lists those who were selected with all that there is to say of them.
     fn list(&self, observation: &Observation, decision: &mut Decision) {
-        for priced in &decision.priced {
-            let Some(row) = decision.running.get(priced.place as usize) else { continue };
-            let observed = &observation.workers[*row as usize];
-            let terms = self.terms(&observation.asked, priced.place, *row, observed);
-            decision.candidates.push(Scored::of(observed, terms));
+        for priced in &decision.selected {
+            let Some(row) = decision.eligible_rows.get(priced.place as usize) else { continue };
+            let facts = &observation.workers[*row as usize];
+            let terms = self.terms(&observation.request, priced.place, *row, facts);
+            decision.candidates.push(Scored::of(facts, terms));
         }
         let chosen = decision.candidates.first().map(|chosen| chosen.worker);
-        decision.affinity = self.favour.outcome(observation, chosen);
+        decision.affinity = self.affinity.outcome(observation, chosen);
     }
 }

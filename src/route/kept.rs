@@ -1,29 +1,29 @@
 //! What a core keeps of a space's workers from one decision to the next, so that it reads again only what is another.
 //!
-//! Workers stand in rows, as a decision is explained and recorded by, and once more in [`Columns`], as it is calculated
+//! Workers stand in rows, as a decision is explained and recorded by, and once more in [`WorkerColumns`], as it is calculated
 //! by. Loads are read again where one changed or passes with time; trust where any changed; the rest with every fleet
 //! table. What depends on the prompt is written into the columns, and into a row when somebody looks at it.
 
 use std::sync::Arc;
 
-use super::columns::Columns;
-use super::observation::{Observation, Observed};
+use super::columns::WorkerColumns;
+use super::observation::{Observation, WorkerFacts};
 use super::observe::View;
 use super::policy::Policy;
 use crate::fleet::{TrustCell, WorkerRecord, WorkerState, trust_changes};
 use crate::ids::{EventSeq, ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};
 use crate::index::Depths;
-use crate::load::{ActiveDepths, ChangesSeen, Passing};
+use crate::load::{ActiveDepths, ChangesSeen, LoadStability};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// A space's workers as they were last found.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    /// Whose rows say all where they [are whole](Kept::complete).
+pub(super) struct SpaceCache {
+    /// Whose rows say all where they [are whole](SpaceCache::materialize).
     pub(super) observation: Observation,
-    pub(super) columns: Columns,
+    pub(super) columns: WorkerColumns,
     /// Whether the columns say of every worker what a plain cost depends on.
-    pub(super) columns_suffice: bool,
+    pub(super) columns_cover_cost: bool,
     /// Where to read of each worker, by row.
     sources: Vec<Source>,
     /// As of which batch each worker's trust is, by row.
@@ -36,17 +36,17 @@ pub(super) struct Kept {
     now_ns: u64,
     loads_seen: ChangesSeen,
     /// Rows whose load passes with time, each once.
-    passing: Vec<u32>,
+    time_dependent: Vec<u32>,
     /// Room for the places whose loads are to be read again.
     changed: Vec<u32>,
     /// Rows of workers that are out, or back off.
-    unfit: usize,
+    ineligible: usize,
     /// The changes of trust that the rows show; `None` = they show what only one look-up found.
     trust_changes: Option<u64>,
     /// No worker is believed less.
     level_min: TrustLevel,
     /// Whether some row says that it suits a request, or not.
-    is_choosy: bool,
+    has_constraints: bool,
     /// Rows of workers that run some of the prompt.
     active: Vec<u32>,
     /// Whether the rows say what the columns say of the prompt.
@@ -62,10 +62,10 @@ struct Source {
     trust: Arc<TrustCell>,
     shard: ShardId,
     slot: WorkerSlot,
-    is_passing: bool,
+    is_time_dependent: bool,
 }
 
-impl Kept {
+impl SpaceCache {
     /// Brings what does not depend on a prompt up to date. To be called before the index is read: what that says is then
     /// at least as new.
     pub(super) fn refresh(&mut self, view: &View<'_>, space: SpaceId) {
@@ -76,7 +76,7 @@ impl Kept {
         } else {
             self.rebuild(view, space);
         }
-        (self.is_whole, self.columns_suffice) = (false, true);
+        (self.is_whole, self.columns_cover_cost) = (false, true);
         for (as_of, source) in self.as_of.iter_mut().zip(&self.sources) {
             *as_of = source.trust.as_of();
         }
@@ -86,7 +86,7 @@ impl Kept {
     fn rebuild(&mut self, view: &View<'_>, space: SpaceId) {
         (self.fleet_version, self.now_ns) = (Some(view.fleet.version), view.now_ns);
         self.sources.clear();
-        self.passing.clear();
+        self.time_dependent.clear();
         self.active.clear();
         self.rows.clear();
         let workers = &mut self.observation.workers;
@@ -95,16 +95,16 @@ impl Kept {
             let place = record.index.place();
             self.rows.resize(place, NO_ROW);
             self.rows.push(workers.len() as u32);
-            workers.push(observed(record));
+            workers.push(facts(record));
             let (trust, shard, slot) = (Arc::clone(&record.trust), record.shard, record.slot);
-            self.sources.push(Source { trust, shard, slot, is_passing: false });
+            self.sources.push(Source { trust, shard, slot, is_time_dependent: false });
         }
         let count = workers.len();
-        self.unfit = workers.iter().filter(|observed| is_unfit(observed)).count();
+        self.ineligible = workers.iter().filter(|facts| is_ineligible(facts)).count();
         self.columns.reset(count);
         self.as_of.clear();
         self.as_of.resize(count, (None, 0));
-        self.is_choosy = false;
+        self.has_constraints = false;
         self.loads_seen = view.loads.changes_seen();
         (0..count).for_each(|row| self.read_load(view, row));
         self.trust_changes = None;
@@ -115,8 +115,8 @@ impl Kept {
     fn refresh_loads(&mut self, view: &View<'_>) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.clear();
-        for row in self.passing.drain(..) {
-            self.sources[row as usize].is_passing = false;
+        for row in self.time_dependent.drain(..) {
+            self.sources[row as usize].is_time_dependent = false;
             changed.push(self.observation.workers[row as usize].index.place() as u32);
         }
         if view.loads.changed_since(&mut self.loads_seen, &mut changed) {
@@ -132,18 +132,18 @@ impl Kept {
     }
 
     fn read_load(&mut self, view: &View<'_>, row: usize) {
-        let (observed, source) = (&mut self.observation.workers[row], &mut self.sources[row]);
-        self.unfit -= usize::from(is_unfit(observed));
-        let passing = view.loads.read_into(observed.index, view.now_ns, &mut observed.load);
-        observed.backing_off = observed.load.back_off_until_ns > view.now_ns;
-        self.unfit += usize::from(is_unfit(observed));
-        if passing == Passing::WithTime && !source.is_passing {
-            source.is_passing = true;
-            self.passing.push(row as u32);
+        let (facts, source) = (&mut self.observation.workers[row], &mut self.sources[row]);
+        self.ineligible -= usize::from(is_ineligible(facts));
+        let time_dependent = view.loads.read_into(facts.index, view.now_ns, &mut facts.load);
+        facts.backing_off = facts.load.back_off_until_ns > view.now_ns;
+        self.ineligible += usize::from(is_ineligible(facts));
+        if time_dependent == LoadStability::TimeDependent && !source.is_time_dependent {
+            source.is_time_dependent = true;
+            self.time_dependent.push(row as u32);
         }
-        self.columns.prefill_tokens[row] = observed.load.prefill_tokens;
-        self.columns.decode_blocks[row] = observed.load.decode_blocks;
-        self.columns.requests[row] = observed.load.requests;
+        self.columns.prefill_tokens[row] = facts.load.prefill_tokens;
+        self.columns.decode_blocks[row] = facts.load.decode_blocks;
+        self.columns.requests[row] = facts.load.requests;
     }
 
     /// Reads all trust again, if any is another.
@@ -153,22 +153,22 @@ impl Kept {
             return;
         }
         self.trust_changes = Some(changes);
-        for (observed, source) in self.observation.workers.iter_mut().zip(&self.sources) {
-            observed.trust = source.trust.load();
+        for (facts, source) in self.observation.workers.iter_mut().zip(&self.sources) {
+            facts.trust = source.trust.load();
         }
-        let levels = self.observation.workers.iter().map(|observed| observed.trust.level);
+        let levels = self.observation.workers.iter().map(|facts| facts.trust.level);
         self.level_min = levels.min().unwrap_or(TrustLevel::Exact);
     }
 
     /// The rows, to write into them how the workers suit a request; `None` if it takes every worker as it is, and the
     /// rows say so already.
-    pub(super) fn rows_to_suit(&mut self, is_choosy: bool) -> Option<&mut [Observed]> {
-        let said_before = std::mem::replace(&mut self.is_choosy, is_choosy);
-        (is_choosy || said_before).then_some(&mut self.observation.workers[..])
+    pub(super) fn rows_to_constrain(&mut self, has_constraints: bool) -> Option<&mut [WorkerFacts]> {
+        let said_before = std::mem::replace(&mut self.has_constraints, has_constraints);
+        (has_constraints || said_before).then_some(&mut self.observation.workers[..])
     }
 
     /// Takes over how far each worker runs the prompt already; nobody does where that was not looked up.
-    pub(super) fn run_already(&mut self, depths: Option<&ActiveDepths>) {
+    pub(super) fn set_active_depths(&mut self, depths: Option<&ActiveDepths>) {
         for row in self.active.drain(..) {
             self.columns.active_depth_blocks[row as usize] = 0;
         }
@@ -181,107 +181,107 @@ impl Kept {
     }
 
     /// A worker, as far as it does not depend on the prompt.
-    pub(super) fn of(&self, index: WorkerIndex) -> Option<&Observed> {
+    pub(super) fn of(&self, index: WorkerIndex) -> Option<&WorkerFacts> {
         self.row(index).map(|row| &self.observation.workers[row])
     }
 
     /// The row of a worker, not of another one in its place.
     fn row(&self, index: WorkerIndex) -> Option<usize> {
         let row = *self.rows.get(index.place())? as usize;
-        self.observation.workers.get(row).filter(|observed| observed.index == index).map(|_| row)
+        self.observation.workers.get(row).filter(|facts| facts.index == index).map(|_| row)
     }
 
     /// Nobody holds anything of the prompt.
-    pub(super) fn hold_nothing(&mut self) {
+    pub(super) fn clear_overlaps(&mut self) {
         self.columns.device.fill(0);
     }
 
     /// Takes over what each worker holds of the prompt.
-    pub(super) fn hold(&mut self, depths: &Depths) {
+    pub(super) fn set_overlaps(&mut self, depths: &Depths) {
         let workers = self.sources.iter().map(|source| (source.shard, source.slot));
         depths.devices(workers, &mut self.columns.device);
         if depths.has_lower_tiers() {
-            self.complete();
-            self.columns_suffice = false;
-            for (observed, source) in self.observation.workers.iter_mut().zip(&self.sources) {
-                observed.overlap = depths.of(source.shard, source.slot);
+            self.materialize();
+            self.columns_cover_cost = false;
+            for (facts, source) in self.observation.workers.iter_mut().zip(&self.sources) {
+                facts.overlap = depths.of(source.shard, source.slot);
             }
         }
     }
 
     /// Lessens the trust of workers that may have been emptied since it was read, in time for the look-up that is just
     /// over; of all, if that was `contended`. Says whether anybody's answer may mix several states.
-    pub(super) fn doubt(&mut self, contended: bool) -> bool {
+    pub(super) fn mark_contended(&mut self, contended: bool) -> bool {
         if !contended && self.trust_changes == Some(trust_changes()) {
             return false;
         }
         // What this look-up makes of it is not to be kept.
         (self.trust_changes, self.level_min) = (None, TrustLevel::None);
         let mut any = contended;
-        for (observed, source) in self.observation.workers.iter_mut().zip(&self.sources) {
-            if let Some(later) = source.trust.changed_since(&observed.trust) {
-                observed.trust = observed.trust.meet(later);
+        for (facts, source) in self.observation.workers.iter_mut().zip(&self.sources) {
+            if let Some(later) = source.trust.changed_since(&facts.trust) {
+                facts.trust = facts.trust.meet(later);
             }
-            any |= observed.trust.reasons.contains(TrustReason::ReadContended);
+            any |= facts.trust.reasons.contains(TrustReason::ReadContended);
             if contended {
-                observed.trust.reasons.insert(TrustReason::ReadContended);
-                observed.trust.level = observed.trust.level.min(TrustLevel::Unproven);
+                facts.trust.reasons.insert(TrustReason::ReadContended);
+                facts.trust.level = facts.trust.level.min(TrustLevel::Unproven);
             }
         }
         any
     }
 
     /// The rows, whole, to write into them what is known for one request alone.
-    pub(super) fn amend(&mut self) -> &mut [Observed] {
-        self.complete();
-        self.columns_suffice = false;
+    pub(super) fn overlay(&mut self) -> &mut [WorkerFacts] {
+        self.materialize();
+        self.columns_cover_cost = false;
         (self.trust_changes, self.level_min) = (None, TrustLevel::None);
         &mut self.observation.workers
     }
 
     /// Writes into every row what the columns say of the prompt.
-    pub(super) fn complete(&mut self) {
+    pub(super) fn materialize(&mut self) {
         if !self.is_whole {
-            (0..self.sources.len()).for_each(|row| self.complete_row(row));
+            (0..self.sources.len()).for_each(|row| self.materialize_row(row));
             self.is_whole = true;
         }
     }
 
     /// The same for some rows.
-    pub(super) fn complete_rows(&mut self, rows: impl Iterator<Item = u32>) {
+    pub(super) fn materialize_rows(&mut self, rows: impl Iterator<Item = u32>) {
         if !self.is_whole {
-            rows.for_each(|row| self.complete_row(row as usize));
+            rows.for_each(|row| self.materialize_row(row as usize));
         }
     }
 
-    fn complete_row(&mut self, row: usize) {
-        let observed = &mut self.observation.workers[row];
-        observed.overlap = TierBlocks { device: self.columns.device[row], ..TierBlocks::default() };
-        observed.active_depth_blocks = self.columns.active_depth_blocks[row];
-        observed.shared_blocks = 0;
-        (observed.trust.as_of_seq, observed.trust.as_of_unix_ms) = self.as_of[row];
+    fn materialize_row(&mut self, row: usize) {
+        let facts = &mut self.observation.workers[row];
+        facts.overlap = TierBlocks { device: self.columns.device[row], ..TierBlocks::default() };
+        facts.active_depth_blocks = self.columns.active_depth_blocks[row];
+        facts.shared_blocks = 0;
+        (facts.trust.as_of_seq, facts.trust.as_of_unix_ms) = self.as_of[row];
     }
 
     /// Whether no rule can take anybody out of the running.
-    pub(super) fn all_stay(&self, policy: &Policy) -> bool {
-        let is_fit = self.unfit == 0 && self.level_min >= policy.trust_min;
-        is_fit && !self.is_choosy && !policy.busy.any()
+    pub(super) fn admits_all(&self, policy: &Policy) -> bool {
+        let is_fit = self.ineligible == 0 && self.level_min >= policy.trust_min;
+        is_fit && !self.has_constraints && !policy.busy.any()
     }
 
     /// Whether what every worker holds is credited by a policy, and the columns say all that it is.
-    pub(super) fn say_credits(&self, policy: &Policy) -> bool {
-        self.columns_suffice && self.level_min >= policy.credit_trust_min
+    pub(super) fn cover_credits(&self, policy: &Policy) -> bool {
+        self.columns_cover_cost && self.level_min >= policy.credit_trust_min
     }
 }
 
 /// Whether a worker takes no requests while others can.
-const fn is_unfit(observed: &Observed) -> bool {
-    observed.backing_off || !matches!(observed.state, WorkerState::Joining | WorkerState::Ready)
+const fn is_ineligible(facts: &WorkerFacts) -> bool {
+    facts.backing_off || !matches!(facts.state, WorkerState::Joining | WorkerState::Ready)
 }
 
 /// A worker as its record is.
-fn observed(record: &WorkerRecord) -> Observed {
-    Observed {
+fn facts(record: &WorkerRecord) -> WorkerFacts {
+    WorkerFacts {
         index: record.index,
         worker: record.worker,
         trust: Trust::default(),
@@ -290,6 +290,6 @@ fn observed(record: &WorkerRecord) -> Observed {
         weight: record.weight,
         capacity_blocks: record.capacity_blocks,
         batched_tokens_max: record.batched_tokens_max,
-        ..Observed::default()
+        ..WorkerFacts::default()
     }
 }

@@ -72,7 +72,7 @@ impl Mode {
         match self {
             Self::Kv | Self::LoadAware | Self::Approximate | Self::Direct => CostModel::Blocks,
             Self::LeastLoaded | Self::PowerOfTwo => CostModel::InFlight,
-            Self::RoundRobin => CostModel::Turns,
+            Self::RoundRobin => CostModel::RoundRobin,
             Self::Random => CostModel::Nothing,
             Self::DeviceAwareWeighted => CostModel::PoolLoad,
             Self::Lmetric => CostModel::UncachedTimesInFlight,
@@ -104,7 +104,7 @@ pub(super) enum CostModel {
     /// Requests in flight on workers of its device class, for each unit of their weight.
     PoolLoad,
     /// How many others have their turn before it.
-    Turns,
+    RoundRobin,
     /// 0: all are equal.
     Nothing,
 }

@@ -1,6 +1,6 @@
 //! What a decision is made from, read at once and kept as plain values.
 
-use super::bound::Session;
+use super::bound::AffinitySession;
 use super::decision::{MatchStatus, ReplyNotes};
 use super::policy::Overrides;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
@@ -10,7 +10,7 @@ use crate::trust::Trust;
 
 /// What is asked, as far as a decision depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Asked {
+pub struct RequestFacts {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens per block, at least 1.
@@ -30,12 +30,12 @@ pub struct Asked {
     /// What it sets in place of the policy.
     pub overrides: Overrides,
     /// Whose turn it is, where workers take turns: counts decisions of the space.
-    pub turn: u64,
+    pub round_robin_counter: u64,
     /// Whom the session that it names is bound to.
-    pub session: Session,
+    pub session: AffinitySession,
 }
 
-impl Default for Asked {
+impl Default for RequestFacts {
     fn default() -> Self {
         Self {
             prompt_tokens: 0,
@@ -47,13 +47,13 @@ impl Default for Asked {
             prefers_taints: false,
             shared_blocks: 0,
             overrides: Overrides::default(),
-            turn: 0,
-            session: Session::None,
+            round_robin_counter: 0,
+            session: AffinitySession::None,
         }
     }
 }
 
-impl Asked {
+impl RequestFacts {
     /// Blocks of the prompt, the partial one included.
     #[must_use]
     pub fn request_blocks(&self) -> u64 {
@@ -63,7 +63,7 @@ impl Asked {
 
 /// One worker of the space as it was found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observed {
+pub struct WorkerFacts {
     /// Its place in the fleet table of the observation's version.
     pub index: WorkerIndex,
     /// Who it is.
@@ -103,7 +103,7 @@ pub struct Observed {
 }
 
 /// An idle worker that holds nothing, of which nothing more is known, and that no rule takes out of the running.
-impl Default for Observed {
+impl Default for WorkerFacts {
     fn default() -> Self {
         Self {
             index: WorkerIndex::default(),
@@ -133,9 +133,9 @@ impl Default for Observed {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observation {
     /// What is asked.
-    pub asked: Asked,
+    pub request: RequestFacts,
     /// Every worker of the space, eligible or not, in table order: ascending by index place.
-    pub workers: Vec<Observed>,
+    pub workers: Vec<WorkerFacts>,
     /// Whether overlaps mean anything.
     pub matched: MatchStatus,
     /// Remarks on what was read.
@@ -151,8 +151,8 @@ pub struct Observation {
 impl Observation {
     /// The worker of this index, if it is of the space.
     #[must_use]
-    pub fn worker(&self, index: WorkerIndex) -> Option<&Observed> {
-        let place = self.workers.binary_search_by_key(&index.place(), |observed| observed.index.place()).ok()?;
-        self.workers.get(place).filter(|observed| observed.index == index)
+    pub fn worker(&self, index: WorkerIndex) -> Option<&WorkerFacts> {
+        let place = self.workers.binary_search_by_key(&index.place(), |facts| facts.index.place()).ok()?;
+        self.workers.get(place).filter(|facts| facts.index == index)
     }
 }

@@ -3,12 +3,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::affinity::Affinities;
-use super::bound::{AffinityMode, Session};
+use super::affinity::AffinityTable;
+use super::bound::{AffinityMode, AffinitySession};
 use super::decision::{MatchStatus, ReplyNotes};
-use super::kept::Kept;
+use super::kept::SpaceCache;
 use super::mode::Mode;
-use super::observation::{Asked, Observation, Observed};
+use super::observation::{Observation, RequestFacts, WorkerFacts};
 use super::policy::Policy;
 use super::request::{Prompt, RouteRequest};
 use super::rule::names;
@@ -37,16 +37,16 @@ pub struct View<'a> {
     /// The policy of the request's space.
     pub policy: &'a Policy,
     /// Counts the turns of a space's workers, by `SpaceId`; the first turn for ever where the list ends.
-    pub turns: &'a [AtomicU64],
+    pub round_robin_counters: &'a [AtomicU64],
     /// Whom sessions are bound to.
-    pub affinities: &'a Affinities,
+    pub affinities: &'a AffinityTable,
     /// When it looks, nanoseconds of the clock of bookings.
     pub now_ns: u64,
 }
 
 /// What reading needs beside its result, reused from one time to the next.
 #[derive(Default)]
-pub(super) struct Buffers {
+pub(super) struct ObservationBuffers {
     /// The hashes of the prompt's blocks, where they could be looked up.
     pub(super) locals: Vec<LocalHash>,
     pub(super) depths: Depths,
@@ -59,57 +59,57 @@ pub(super) struct Buffers {
     shared: SharedHits,
 }
 
-/// Reads everything that a decision about `request` depends on into what is `kept` of its space. Once `buffers` and
-/// `kept` are warm nothing is allocated.
+/// Reads everything that a decision about `request` depends on into what is `cache` of its space. Once `buffers` and
+/// `cache` are warm nothing is allocated.
 ///
 /// # Errors
 /// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
 pub(super) fn observe(
     view: &View<'_>,
     request: &RouteRequest<'_>,
-    buffers: &mut Buffers,
-    kept: &mut Kept,
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
 ) -> Result<()> {
     let space = view.fleet.space(request.space).ok_or_else(|| unknown_space(request))?;
     let mode = request.overrides.mode.unwrap_or(view.policy.mode);
     check(view, request, mode)?;
     let scheme = space.scheme.get();
-    let observation = &mut kept.observation;
-    observation.asked = asked(request, space, scheme);
+    let observation = &mut cache.observation;
+    observation.request = request_facts(request, space, scheme);
     observation.matched = MatchStatus::Matched;
     observation.notes = ReplyNotes::default();
     observation.request_blocks = 0;
     observation.fleet_version = view.fleet.version;
     observation.index_epoch = 0;
     buffers.active_locked = false;
-    observation.asked.session = session(view, request, observation);
+    observation.request.session = session(view, request, observation);
     // Before workers are read: what is known of them then is as fresh as can be when one of them is booked. And what can be
     // refused is refused before it costs more than its own reading: refusals are not charged to a turn.
     if let Some(scheme) = scheme {
-        buffers.shared.set(request.shared_hits, kept.observation.asked.whole_blocks)?;
+        buffers.shared.set(request.shared_hits, cache.observation.request.whole_blocks)?;
         block_hashes(request, scheme, &mut buffers.locals)?;
     }
     // Trust is read here, before the index: what the index then says is at least as new.
-    kept.refresh(view, request.space);
-    suit_all(view, request, buffers, kept);
-    look_up(view, request, scheme, mode, buffers, kept);
-    share(request, scheme, buffers, kept);
+    cache.refresh(view, request.space);
+    apply_constraints(view, request, buffers, cache);
+    look_up_overlaps(view, request, scheme, mode, buffers, cache);
+    set_shared_blocks(request, scheme, buffers, cache);
     if mode == Mode::RoundRobin {
-        kept.observation.asked.turn = turn(view, request);
+        cache.observation.request.round_robin_counter = round_robin_counter(view, request);
     }
     Ok(())
 }
 
 /// Whom the session that a request names is bound to.
-fn session(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> Session {
-    let Some(name) = request.affinity_session else { return Session::None };
+fn session(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> AffinitySession {
+    let Some(name) = request.affinity_session else { return AffinitySession::None };
     let affinity = &view.policy.affinity;
     if affinity.mode == AffinityMode::Off {
         observation.notes.insert(ReplyNotes::AFFINITY_OFF);
-        return Session::None;
+        return AffinitySession::None;
     }
     let bound = view.affinities.worker_of(request.space, name, seconds(view.now_ns), affinity.ttl_s);
-    bound.map_or(Session::Unbound, Session::Bound)
+    bound.map_or(AffinitySession::Unbound, AffinitySession::Bound)
 }
 
 /// A time of the clock of bookings as bindings of sessions have it.
@@ -119,19 +119,19 @@ pub const fn seconds(now_ns: u64) -> u32 {
 }
 
 /// Whose turn it is. Nobody takes it by that.
-fn turn(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
+fn round_robin_counter(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
     // Relaxed: the number is all there is; no other memory hangs on it.
-    view.turns.get(request.space.0 as usize).map_or(0, |turns| turns.load(Ordering::Relaxed))
+    view.round_robin_counters.get(request.space.0 as usize).map_or(0, |counter| counter.load(Ordering::Relaxed))
 }
 
 /// Takes the turn of a request, if it takes one: whoever only asks does not, nor who names the worker. Answers which.
-pub(super) fn take_turn(view: &View<'_>, request: &RouteRequest<'_>) -> Option<u64> {
+pub(super) fn advance_round_robin(view: &View<'_>, request: &RouteRequest<'_>) -> Option<u64> {
     let is_named = request.pin.is_some_and(|pin| pin.rank != DpRank(u32::MAX));
-    if request.is_only_asked() || is_named {
+    if request.is_question() || is_named {
         return None;
     }
-    // Relaxed: as in `turn`.
-    view.turns.get(request.space.0 as usize).map(|turns| turns.fetch_add(1, Ordering::Relaxed))
+    // Relaxed: as in `round_robin_counter`.
+    view.round_robin_counters.get(request.space.0 as usize).map(|counter| counter.fetch_add(1, Ordering::Relaxed))
 }
 
 fn unknown_space(request: &RouteRequest<'_>) -> Error {
@@ -161,9 +161,9 @@ fn check(view: &View<'_>, request: &RouteRequest<'_>, mode: Mode) -> Result<()> 
     Ok(())
 }
 
-fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> Asked {
+fn request_facts(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> RequestFacts {
     let counted_by = scheme.unwrap_or(Scheme { block_size: NOMINAL_BLOCK_SIZE_TOKENS, window: Window::Plain });
-    Asked {
+    RequestFacts {
         prompt_tokens: request.prompt.token_count() as u64,
         block_size: counted_by.block_size,
         whole_blocks: hash::block_count(request.prompt.token_count(), counted_by) as u32,
@@ -173,37 +173,42 @@ fn asked(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> A
         prefers_taints: !request.preferred_taints.names.is_empty(),
         shared_blocks: 0,
         overrides: request.overrides,
-        turn: 0,
-        session: Session::None,
+        round_robin_counter: 0,
+        session: AffinitySession::None,
     }
 }
 
 /// Notes how every worker suits what the request asks of it, unless it asks nothing, nor did the one before.
-fn suit_all(view: &View<'_>, request: &RouteRequest<'_>, buffers: &mut Buffers, kept: &mut Kept) {
+fn apply_constraints(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
+) {
     buffers.allowed.clear();
     buffers.allowed.extend_from_slice(request.allow.unwrap_or_default());
     buffers.allowed.sort_unstable();
-    let Some(workers) = kept.rows_to_suit(is_choosy(request)) else { return };
-    for (observed, record) in workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
-        suit(request, &buffers.allowed, record, observed);
+    let Some(workers) = cache.rows_to_constrain(has_constraints(request)) else { return };
+    for (facts, record) in workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
+        constrain(request, &buffers.allowed, record, facts);
     }
 }
 
 /// Whether a request asks for more of a worker than that it is of the space.
-fn is_choosy(request: &RouteRequest<'_>) -> bool {
+fn has_constraints(request: &RouteRequest<'_>) -> bool {
     let labels = !request.required_taints.is_empty() || !request.preferred_taints.names.is_empty();
     labels || request.allow.is_some() || request.pin.is_some() || request.lora.is_some()
 }
 
 /// Notes how a worker suits what a request asks of it.
-fn suit(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord, observed: &mut Observed) {
+fn constrain(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord, facts: &mut WorkerFacts) {
     let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
     let named = |worker: &Worker| allowed.binary_search(worker).is_ok();
-    observed.allowed = request.allow.is_none() || named(&record.worker) || named(&every_rank);
-    observed.is_pinned = request.pin.is_none_or(|pin| names(pin, record.worker));
-    observed.has_adapter = request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora));
-    observed.has_required_taints = request.required_taints.iter().all(|taint| has_taint(record, taint));
-    observed.taint_weight = taint_weight(request, record);
+    facts.allowed = request.allow.is_none() || named(&record.worker) || named(&every_rank);
+    facts.is_pinned = request.pin.is_none_or(|pin| names(pin, record.worker));
+    facts.has_adapter = request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora));
+    facts.has_required_taints = request.required_taints.iter().all(|taint| has_taint(record, taint));
+    facts.taint_weight = taint_weight(request, record);
 }
 
 fn has_taint(record: &WorkerRecord, taint: &str) -> bool {
@@ -217,38 +222,43 @@ fn taint_weight(request: &RouteRequest<'_>, record: &WorkerRecord) -> f64 {
 
 /// Gives every worker the blocks that a shared cache holds beyond its own; after its overlap is known. Where blocks
 /// are not known, ranges of blocks mean nothing.
-fn share(request: &RouteRequest<'_>, scheme: Option<Scheme>, buffers: &Buffers, kept: &mut Kept) {
+fn set_shared_blocks(
+    request: &RouteRequest<'_>,
+    scheme: Option<Scheme>,
+    buffers: &ObservationBuffers,
+    cache: &mut SpaceCache,
+) {
     if request.shared_hits.is_empty() || scheme.is_none() {
         return;
     }
-    kept.observation.asked.shared_blocks = buffers.shared.beyond(0);
-    for observed in kept.amend() {
-        observed.shared_blocks = buffers.shared.beyond(observed.overlap.device);
+    cache.observation.request.shared_blocks = buffers.shared.beyond(0);
+    for facts in cache.overlay() {
+        facts.shared_blocks = buffers.shared.beyond(facts.overlap.device);
     }
 }
 
 /// Gives every worker its overlap with the prompt, whose blocks are hashed, or says that none can be known.
-fn look_up(
+fn look_up_overlaps(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     scheme: Option<Scheme>,
     mode: Mode,
-    buffers: &mut Buffers,
-    kept: &mut Kept,
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
 ) {
     let Some(known) = scheme else {
-        kept.observation.matched = MatchStatus::Unmatchable;
-        kept.observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
-        kept.run_already(None);
-        kept.hold_nothing();
+        cache.observation.matched = MatchStatus::Unmatchable;
+        cache.observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
+        cache.set_active_depths(None);
+        cache.clear_overlaps();
         return;
     };
-    overlap(view, request, known, buffers, kept);
+    overlap(view, request, known, buffers, cache);
     if mode == Mode::Approximate {
-        kept.amend().iter_mut().for_each(|observed| observed.overlap = TierBlocks::default());
+        cache.overlay().iter_mut().for_each(|facts| facts.overlap = TierBlocks::default());
     }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
-        predict(view, request, predictions, buffers, kept);
+        predict(view, request, predictions, buffers, cache);
     }
 }
 
@@ -294,19 +304,25 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
 /// Reads the index once and the prompts in flight once, and gives every worker what it holds of the prompt and how far it
 /// runs it already. The prompts are read after the loads: what a booking between the two adds is counted by neither, or
 /// it is the chosen worker's and noticed.
-fn overlap(view: &View<'_>, request: &RouteRequest<'_>, scheme: Scheme, buffers: &mut Buffers, kept: &mut Kept) {
-    kept.observation.request_blocks = buffers.locals.len() as u32;
+fn overlap(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scheme: Scheme,
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
+) {
+    cache.observation.request_blocks = buffers.locals.len() as u32;
     let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
     buffers.active_locked = read == ActiveRead::Locked;
-    kept.run_already(Some(&buffers.active));
-    let Some(index) = view.indexes.get(request.space.0 as usize) else { return kept.hold_nothing() };
+    cache.set_active_depths(Some(&buffers.active));
+    let Some(index) = view.indexes.get(request.space.0 as usize) else { return cache.clear_overlaps() };
     // Engines compute the last token in any case, and with it all of its block.
     let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
     let lookup = index.lookup_usable(&buffers.locals, usable as u32, &mut buffers.depths);
-    kept.observation.index_epoch = lookup.epoch;
-    kept.hold(&buffers.depths);
-    if kept.doubt(lookup.contended) {
-        kept.observation.notes.insert(ReplyNotes::READ_CONTENDED);
+    cache.observation.index_epoch = lookup.epoch;
+    cache.set_overlaps(&buffers.depths);
+    if cache.mark_contended(lookup.contended) {
+        cache.observation.notes.insert(ReplyNotes::READ_CONTENDED);
     }
 }
 
@@ -315,22 +331,22 @@ fn predict(
     view: &View<'_>,
     request: &RouteRequest<'_>,
     predictions: &PredictionReader,
-    buffers: &mut Buffers,
-    kept: &mut Kept,
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
 ) {
     let predicted = predictions.look_up(&buffers.locals, &mut buffers.predicted);
     if predicted.is_contended() {
-        kept.observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        cache.observation.notes.insert(ReplyNotes::READ_CONTENDED);
     }
-    for (observed, record) in kept.amend().iter_mut().zip(view.fleet.workers_of(request.space)) {
+    for (facts, record) in cache.overlay().iter_mut().zip(view.fleet.workers_of(request.space)) {
         let silent = record.events.is_none();
-        let Some(device) = predicted.blocks(observed.index, observed.worker).filter(|_| silent) else { continue };
-        observed.trust.level = TrustLevel::Predicted;
-        observed.trust.reasons.remove(TrustReason::NoEvents);
-        observed.trust.reasons.insert(TrustReason::OwnDecisions);
-        observed.overlap = TierBlocks { device, ..TierBlocks::default() };
+        let Some(device) = predicted.blocks(facts.index, facts.worker).filter(|_| silent) else { continue };
+        facts.trust.level = TrustLevel::Predicted;
+        facts.trust.reasons.remove(TrustReason::NoEvents);
+        facts.trust.reasons.insert(TrustReason::OwnDecisions);
+        facts.overlap = TierBlocks { device, ..TierBlocks::default() };
         if predicted.is_contended() {
-            observed.trust.reasons.insert(TrustReason::ReadContended);
+            facts.trust.reasons.insert(TrustReason::ReadContended);
         }
     }
 }

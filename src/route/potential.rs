@@ -1,6 +1,6 @@
 //! What every worker would have to do if it took a prompt: for gateways that choose by a rule of their own.
 
-use super::cost::{Among, cost};
+use super::cost::{PoolFacts, cost};
 use super::decide::Scratch;
 use super::decision::{MatchStatus, ReplyNotes};
 use super::observation::Observation;
@@ -40,19 +40,19 @@ impl PotentialLoads {
     /// Overwrites all of it with what an observation gives: the terms that a cost is made of, before they are weighed.
     /// What the space's policy does not track is 0.
     pub fn of(&mut self, policy: &Policy, observation: &Observation) {
-        let (policy, asked) = (&policy.under(&observation.asked.overrides), &observation.asked);
+        let (policy, request) = (&policy.under(&observation.request.overrides), &observation.request);
         (self.matched, self.request_blocks) = (observation.matched, observation.request_blocks);
         self.notes = observation.notes;
         self.workers.clear();
         // A cost in blocks depends on the others by the decay of credits alone, and no credit is taken off here.
-        let alone = Among::default();
-        self.workers.extend(observation.workers.iter().map(|observed| {
-            let terms = cost(policy, asked, observed, &alone, 0);
-            let uncached_tokens = asked.prompt_tokens.saturating_sub(terms.cached_tokens as u64);
-            let prefill_tokens = observed.load.prefill_tokens.saturating_add(uncached_tokens);
+        let alone = PoolFacts::default();
+        self.workers.extend(observation.workers.iter().map(|facts| {
+            let terms = cost(policy, request, facts, &alone, 0);
+            let uncached_tokens = request.prompt_tokens.saturating_sub(terms.cached_tokens as u64);
+            let prefill_tokens = facts.load.prefill_tokens.saturating_add(uncached_tokens);
             PotentialLoad {
-                worker: observed.worker,
-                active_requests: observed.load.requests,
+                worker: facts.worker,
+                active_requests: facts.load.requests,
                 prefill_tokens: if policy.track_prefill_tokens { prefill_tokens } else { 0 },
                 decode_blocks: terms.decode as u64,
             }
@@ -71,9 +71,9 @@ pub fn potential_loads(
     scratch: &mut Scratch,
     potential: &mut PotentialLoads,
 ) -> Result<()> {
-    let kept = scratch.observe(view, &request.of_every_worker(view.policy))?;
-    kept.complete();
-    potential.of(view.policy, &kept.observation);
+    let cache = scratch.observe(view, &request.of_every_worker(view.policy))?;
+    cache.materialize();
+    potential.of(view.policy, &cache.observation);
     Ok(())
 }
 
@@ -83,13 +83,13 @@ mod tests {
     use crate::fleet::{DeviceClass, WorkerState};
     use crate::ids::{TierBlocks, WorkerIndex};
     use crate::load::Load;
-    use crate::route::{Asked, Observed};
+    use crate::route::{RequestFacts, WorkerFacts};
     use crate::trust::{Trust, TrustLevel};
 
     /// A prompt of 100 tokens, 16 a block, and workers of so many requests, prefill tokens, decode blocks, device blocks
     /// that they hold and leading blocks that they run.
     fn observation(workers: &[(u64, u64, u64, u32, u32)]) -> Observation {
-        let observed = |(place, &(requests, prefill_tokens, decode_blocks, device, active_depth_blocks))| Observed {
+        let facts = |(place, &(requests, prefill_tokens, decode_blocks, device, active_depth_blocks))| WorkerFacts {
             index: WorkerIndex(place as u32),
             worker: Worker::new(place as u64, 0),
             overlap: TierBlocks { device, host: 1, ..TierBlocks::default() },
@@ -110,8 +110,8 @@ mod tests {
             taint_weight: 0.0,
         };
         Observation {
-            asked: Asked { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..Asked::default() },
-            workers: workers.iter().enumerate().map(observed).collect(),
+            request: RequestFacts { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..RequestFacts::default() },
+            workers: workers.iter().enumerate().map(facts).collect(),
             request_blocks: 6,
             ..Observation::default()
         }

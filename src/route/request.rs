@@ -129,14 +129,14 @@ impl<'a> RouteRequest<'a> {
 
     /// The same only to be looked at: nothing is booked, and nobody's turn is taken.
     #[must_use]
-    pub const fn only_asked(&self) -> Self {
+    pub const fn as_question(&self) -> Self {
         let candidates_max = if self.candidates_max > 1 { self.candidates_max } else { 2 };
         Self { book: None, explain: true, candidates_max, ..*self }
     }
 
     /// Whether it takes nobody's turn: candidates are compared and explained, and none of them is booked.
     #[must_use]
-    pub(super) const fn is_only_asked(&self) -> bool {
+    pub(super) const fn is_question(&self) -> bool {
         self.explain && self.book.is_none() && self.candidates_max != 1
     }
 
@@ -145,6 +145,6 @@ impl<'a> RouteRequest<'a> {
     #[must_use]
     pub(super) fn of_every_worker(&self, policy: &Policy) -> Self {
         let mode = if policy.mode == Mode::Direct { Some(Mode::Kv) } else { self.overrides.mode };
-        Self { overrides: Overrides { mode, ..self.overrides }, ..self.only_asked() }
+        Self { overrides: Overrides { mode, ..self.overrides }, ..self.as_question() }
     }
 }

@@ -1,7 +1,7 @@
 //! Who is in the running: the rules, in their order, and what is said when nobody is left.
 
 use super::decision::{Decision, ReplyNotes};
-use super::observation::{Observation, Observed};
+use super::observation::{Observation, WorkerFacts};
 use super::policy::{BusyThresholds, Policy};
 use crate::error::Kind;
 use crate::fleet::WorkerState;
@@ -65,7 +65,7 @@ impl Rule {
     }
 
     /// Whether it speaks of what may well be otherwise: better a doubtful worker than none.
-    const fn is_doubtful(self) -> bool {
+    const fn is_liveness(self) -> bool {
         matches!(self, Self::Down | Self::BackingOff)
     }
 }
@@ -76,46 +76,46 @@ pub(super) fn names(named: Worker, worker: Worker) -> bool {
 }
 
 /// Lists who is in the running, and the others with the rule that removed them.
-pub(super) fn admit(policy: &Policy, observation: &Observation, decision: &mut Decision) {
-    note_idle(&policy.busy, observation, decision);
+pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: &mut Decision) {
+    list_idle_engines(&policy.busy, observation, decision);
     // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
-    let mut rules = Rules { policy, adapter: false, undoubted: false };
-    rules.adapter = rules.list(observation, decision) && observation.asked.pin.is_none();
+    let mut rules = Rules { policy, adapter: false, ignores_liveness: false };
+    rules.adapter = rules.list(observation, decision) && observation.request.pin.is_none();
     if rules.adapter {
         rules.list(observation, decision);
     }
     let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, _)| rule(*by));
-    let others_were_fit = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
-    if decision.running.is_empty() && removed(Rule::is_doubtful) && !others_were_fit {
-        rules.undoubted = true;
+    let others_were_alive = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
+    if decision.eligible_rows.is_empty() && removed(Rule::is_liveness) && !others_were_alive {
+        rules.ignores_liveness = true;
         rules.list(observation, decision);
-        if !decision.running.is_empty() {
+        if !decision.eligible_rows.is_empty() {
             decision.notes.insert(ReplyNotes::ALL_DOWN);
         }
     }
 }
 
 /// Notes the engines with a rank that is not busy, where that matters.
-fn note_idle(busy: &BusyThresholds, observation: &Observation, decision: &mut Decision) {
+fn list_idle_engines(busy: &BusyThresholds, observation: &Observation, decision: &mut Decision) {
     decision.engines_idle.clear();
     if busy.any() {
-        let idle = observation.workers.iter().filter(|observed| !is_busy(busy, observed));
-        decision.engines_idle.extend(idle.map(|observed| observed.worker.id));
+        let idle = observation.workers.iter().filter(|facts| !is_busy(busy, facts));
+        decision.engines_idle.extend(idle.map(|facts| facts.worker.id));
         decision.engines_idle.sort_unstable();
     }
 }
 
 /// Whether a rank is beyond a threshold: by what is booked on it, or by what it says itself.
-fn is_busy(busy: &BusyThresholds, observed: &Observed) -> bool {
-    let said = observed.load.engine.unwrap_or_default();
-    let blocks = observed.load.decode_blocks.max(said.decode_blocks) as f64;
-    let tokens = observed.load.prefill_tokens.max(said.prefill_tokens);
-    let capacity = Some(observed.capacity_blocks as f64).filter(|capacity| *capacity > 0.0);
+fn is_busy(busy: &BusyThresholds, facts: &WorkerFacts) -> bool {
+    let said = facts.load.engine.unwrap_or_default();
+    let blocks = facts.load.decode_blocks.max(said.decode_blocks) as f64;
+    let tokens = facts.load.prefill_tokens.max(said.prefill_tokens);
+    let capacity = Some(facts.capacity_blocks as f64).filter(|capacity| *capacity > 0.0);
     let decode = busy.decode_blocks_share.zip(capacity).is_some_and(|(share, capacity)| blocks > share * capacity);
     let usage = f64::from(said.kv_usage_millionths) / 1e6;
     let decode = decode || busy.decode_blocks_share.is_some_and(|share| usage > share);
     let prefill = busy.prefill_tokens.is_some_and(|most| tokens > most);
-    let steps = busy.prefill_steps.is_some_and(|steps| tokens as f64 > steps * observed.batched_tokens_max as f64);
+    let steps = busy.prefill_steps.is_some_and(|steps| tokens as f64 > steps * facts.batched_tokens_max as f64);
     decode || prefill || steps
 }
 
@@ -125,25 +125,25 @@ struct Rules<'a> {
     /// Only workers that have the request's adapter stay.
     adapter: bool,
     /// Workers count as if their publishers were there and they had failed nobody.
-    undoubted: bool,
+    ignores_liveness: bool,
 }
 
 impl Rules<'_> {
     /// Lists every worker as in the running or under the rule that removed it. Says whether a worker that may be chosen
     /// advertises the request's adapter.
     fn list(&self, observation: &Observation, decision: &mut Decision) -> bool {
-        decision.running.clear();
+        decision.eligible_rows.clear();
         decision.removed.clear();
         let busy = self.policy.busy.any();
         let mut advertised = false;
-        for (place, observed) in observation.workers.iter().enumerate() {
-            advertised |= observed.allowed && observed.has_adapter;
-            let idle = !busy || decision.engines_idle.binary_search(&observed.worker.id).is_ok();
+        for (place, facts) in observation.workers.iter().enumerate() {
+            advertised |= facts.allowed && facts.has_adapter;
+            let idle = !busy || decision.engines_idle.binary_search(&facts.worker.id).is_ok();
             // Most stay: to know that takes no look at which rule would come first.
-            if self.is_fit(observed, idle) {
-                decision.running.push(place as u32);
-            } else if let Some(rule) = self.removed_by(observed, idle) {
-                decision.removed.push((rule, observed.worker));
+            if self.admits(facts, idle) {
+                decision.eligible_rows.push(place as u32);
+            } else if let Some(rule) = self.removed_by(facts, idle) {
+                decision.removed.push((rule, facts.worker));
             }
         }
         advertised
@@ -151,46 +151,46 @@ impl Rules<'_> {
 
     /// Whether no rule takes a worker out.
     #[inline]
-    const fn is_fit(&self, observed: &Observed, idle: bool) -> bool {
-        observed.allowed
-            & (observed.has_adapter | !self.adapter)
-            & (matches!(observed.state, WorkerState::Joining | WorkerState::Ready) | self.is_spared(observed))
-            & (!observed.backing_off | self.undoubted)
-            & observed.is_pinned
-            & observed.has_required_taints
+    const fn admits(&self, facts: &WorkerFacts, idle: bool) -> bool {
+        facts.allowed
+            & (facts.has_adapter | !self.adapter)
+            & (matches!(facts.state, WorkerState::Joining | WorkerState::Ready) | self.admits_down(facts))
+            & (!facts.backing_off | self.ignores_liveness)
+            & facts.is_pinned
+            & facts.has_required_taints
             & idle
-            & (observed.trust.level as u8 >= self.policy.trust_min as u8)
+            & (facts.trust.level as u8 >= self.policy.trust_min as u8)
     }
 
     /// Whether a worker's being down does not count.
-    const fn is_spared(&self, observed: &Observed) -> bool {
-        self.undoubted & matches!(observed.state, WorkerState::Down)
+    const fn admits_down(&self, facts: &WorkerFacts) -> bool {
+        self.ignores_liveness & matches!(facts.state, WorkerState::Down)
     }
 
     /// The first rule that takes a worker out of the running.
     #[inline(never)]
-    fn removed_by(&self, observed: &Observed, idle: bool) -> Option<Rule> {
+    fn removed_by(&self, facts: &WorkerFacts, idle: bool) -> Option<Rule> {
         let rules = [
-            (!observed.allowed, Rule::NotAllowed),
-            (self.adapter && !observed.has_adapter, Rule::NoAdapter),
-            (observed.state == WorkerState::Draining, Rule::Draining),
-            (observed.state == WorkerState::Down && !self.undoubted, Rule::Down),
-            (observed.backing_off && !self.undoubted, Rule::BackingOff),
-            (!observed.is_pinned, Rule::NotPinned),
-            (!observed.has_required_taints, Rule::Taints),
+            (!facts.allowed, Rule::NotAllowed),
+            (self.adapter && !facts.has_adapter, Rule::NoAdapter),
+            (facts.state == WorkerState::Draining, Rule::Draining),
+            (facts.state == WorkerState::Down && !self.ignores_liveness, Rule::Down),
+            (facts.backing_off && !self.ignores_liveness, Rule::BackingOff),
+            (!facts.is_pinned, Rule::NotPinned),
+            (!facts.has_required_taints, Rule::Taints),
             (!idle, Rule::Busy),
-            (observed.trust.level < self.policy.trust_min, Rule::Trust),
+            (facts.trust.level < self.policy.trust_min, Rule::Trust),
         ];
         rules.iter().find(|(applies, _)| *applies).map(|(_, rule)| *rule)
     }
 }
 
 /// Why nobody is in the running; `None` if somebody is.
-pub(super) fn nobody(observation: &Observation, decision: &Decision) -> Option<Kind> {
-    if !decision.running.is_empty() {
+pub(super) fn no_worker_kind(observation: &Observation, decision: &Decision) -> Option<Kind> {
+    if !decision.eligible_rows.is_empty() {
         return None;
     }
-    let pin = observation.asked.pin;
+    let pin = observation.request.pin;
     let of_pinned = |worker: Worker| pin.is_none_or(|pin| names(pin, worker));
     let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, of)| rule(*by) && of_pinned(*of));
     let temporary = |rule| matches!(rule, Rule::Draining | Rule::Down | Rule::BackingOff);

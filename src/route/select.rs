@@ -1,6 +1,6 @@
 //! Who is picked by the costs, and chance among equals.
 
-use super::decision::Priced;
+use super::decision::CandidateCost;
 use super::draws::Drawing;
 use super::mode::Pick;
 
@@ -19,7 +19,7 @@ pub(super) fn choose(
     listed: usize,
     pick: Pick,
     drawing: &mut Drawing,
-    chosen: &mut Vec<Priced>,
+    chosen: &mut Vec<CandidateCost>,
 ) -> u32 {
     chosen.clear();
     if costs.is_empty() {
@@ -27,7 +27,7 @@ pub(super) fn choose(
     }
     let priced = |place: usize| {
         let active_requests = if pick == Pick::LowestThenIdlest { requests(place) } else { 0.0 };
-        Priced { place: place as u32, cost: costs[place], active_requests }
+        CandidateCost { place: place as u32, cost: costs[place], active_requests }
     };
     let listed = listed.clamp(1, costs.len());
     let is_inserted = listed <= INSERTED_MAX;
@@ -57,10 +57,10 @@ pub(super) fn choose(
 /// in order.
 fn lowest(
     costs: &[f64],
-    priced: impl Fn(usize) -> Priced,
+    priced: impl Fn(usize) -> CandidateCost,
     listed: usize,
     drawing: &mut Drawing,
-    lowest: &mut Vec<Priced>,
+    lowest: &mut Vec<CandidateCost>,
 ) -> (usize, u32) {
     let (mut chosen, mut ties, mut least) = (0, 0_usize, (i64::MAX, i64::MAX));
     for (stride, costs) in costs.chunks(STRIDE).enumerate() {
@@ -88,7 +88,7 @@ fn lowest(
 
 /// Puts one where it belongs among the `listed` lowest, of which the highest makes room; places come in ascending order.
 #[inline]
-fn insert(priced: Priced, listed: usize, lowest: &mut Vec<Priced>) {
+fn insert(priced: CandidateCost, listed: usize, lowest: &mut Vec<CandidateCost>) {
     let rank_of = rank(&priced);
     if lowest.len() < listed {
         lowest.push(priced);
@@ -104,13 +104,13 @@ fn insert(priced: Priced, listed: usize, lowest: &mut Vec<Priced>) {
 }
 
 /// What those that are listed stand in the order of.
-fn key(priced: &Priced) -> ((i64, i64), u32) {
+fn key(priced: &CandidateCost) -> ((i64, i64), u32) {
     (rank(priced), priced.place)
 }
 
 /// A number for what decides: the lower, the earlier.
 #[inline]
-fn rank(priced: &Priced) -> (i64, i64) {
+fn rank(priced: &CandidateCost) -> (i64, i64) {
     (ordinal(priced.cost), ordinal(priced.active_requests))
 }
 

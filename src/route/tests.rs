@@ -87,8 +87,8 @@ impl World {
             predictions: &self.predictions,
             loads: &self.loads,
             policy: &self.policy,
-            turns: &[],
-            affinities: &Affinities::new(8, 0),
+            round_robin_counters: &[],
+            affinities: &AffinityTable::new(8, 0),
             now_ns: 0,
         };
         self.draw += 1;
@@ -208,8 +208,8 @@ fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
     world.decide(&ask(&tokens(3))).unwrap();
     judge(&world.policy, &kept, Draws::new(was.seed), &mut world.decision);
     assert_eq!(format!("{:?}", world.decision), format!("{was:?}"));
-    assert_eq!(kept.workers.len(), 5, "also those that a rule removes are observed");
-    assert_eq!(was.running, [0, 2, 3, 4]);
+    assert_eq!(kept.workers.len(), 5, "also those that a rule removes are facts");
+    assert_eq!(was.eligible_rows, [0, 2, 3, 4]);
 }
 
 #[test]
@@ -235,17 +235,17 @@ fn rules_remove_workers_and_say_so() {
         predictions: &world.predictions,
         loads: &world.loads,
         policy: &world.policy,
-        turns: &[],
-        affinities: &Affinities::new(8, 0),
+        round_robin_counters: &[],
+        affinities: &AffinityTable::new(8, 0),
         now_ns: 0,
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
-    assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be asked of everybody");
-    let (turns, direct) = ([AtomicU64::new(7)], Policy { mode: Mode::Direct, ..world.policy });
-    let view = View { turns: &turns, policy: &direct, ..view };
+    assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be request of everybody");
+    let (round_robin_counters, direct) = ([AtomicU64::new(7)], Policy { mode: Mode::Direct, ..world.policy });
+    let view = View { round_robin_counters: &round_robin_counters, policy: &direct, ..view };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
     assert_eq!(world.order(), [1, 2, 3, 4], "without a pin");
-    assert_eq!(turns[0].load(Ordering::Relaxed), 7, "whoever asks takes no turn");
+    assert_eq!(round_robin_counters[0].load(Ordering::Relaxed), 7, "whoever asks takes no turn");
     world.decide(&RouteRequest { allow: Some(&[]), ..ask(&prompt) }).unwrap();
     assert_eq!((world.order().len(), world.decision.eligible, world.decision.ties), (0, 0, 0));
 }
@@ -353,8 +353,8 @@ fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while
     world.fleet.workers[index].trust.store(Trust { level: TrustLevel::Exact, ..Trust::default() });
     world.hold(index, &prompt[..8], Tier::Device);
     world.decide(&ask(&prompt)).unwrap();
-    let observed = world.decision.candidates.iter().find(|scored| scored.index.0 as usize == index).unwrap();
-    assert_eq!((observed.overlap.device, observed.trust.level), (2, TrustLevel::Exact));
+    let facts = world.decision.candidates.iter().find(|scored| scored.index.0 as usize == index).unwrap();
+    assert_eq!((facts.overlap.device, facts.trust.level), (2, TrustLevel::Exact));
 }
 
 #[test]
@@ -412,8 +412,8 @@ fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
                 predictions,
                 loads,
                 policy,
-                turns: &[],
-                affinities: &Affinities::new(8, 0),
+                round_robin_counters: &[],
+                affinities: &AffinityTable::new(8, 0),
                 now_ns: 0,
             };
             decide(&view, &ask(&prompt), scratch, Draws::new(*draw), decision).unwrap();

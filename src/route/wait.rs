@@ -1,7 +1,7 @@
 //! Whether a request has to wait for a worker.
 
 use super::decision::Decision;
-use super::observation::{Observation, Observed};
+use super::observation::{Observation, WorkerFacts};
 use super::policy::QueuePolicy;
 use super::request::RouteRequest;
 use crate::ids::WorkerIndex;
@@ -33,11 +33,11 @@ impl QueuePolicy {
         decision: &Decision,
         now_ns: u64,
     ) -> Option<Wait> {
-        if self.threshold.is_none() || request.book.is_none() || decision.running.is_empty() {
+        if self.threshold.is_none() || request.book.is_none() || decision.eligible_rows.is_empty() {
             return None;
         }
-        let running = || decision.running.iter().filter_map(|place| observation.workers.get(*place as usize));
-        let has_room = |observed: &Observed| self.has_room(observed.load.prefill_tokens, observed.batched_tokens_max);
+        let running = || decision.eligible_rows.iter().filter_map(|place| observation.workers.get(*place as usize));
+        let has_room = |facts: &WorkerFacts| self.has_room(facts.load.prefill_tokens, facts.batched_tokens_max);
         if running().any(has_room) {
             return None;
         }
@@ -46,19 +46,19 @@ impl QueuePolicy {
             us => u64::from(us) * 1000,
         };
         let ends_ns = now_ns.saturating_add(wait_ns);
-        let held_blocks = running().map(|observed| u64::from(observed.overlap.total())).max().unwrap_or(0);
-        let held_tokens = held_blocks * u64::from(observation.asked.block_size);
+        let held_blocks = running().map(|facts| u64::from(facts.overlap.total())).max().unwrap_or(0);
+        let held_tokens = held_blocks * u64::from(observation.request.block_size);
         let claim = Claim {
             discipline: self.discipline,
             priority: request.priority,
             jump: request.priority_jump,
             deadline_ns: (request.deadline_us != 0).then_some(ends_ns),
             ends_ns,
-            prefill_tokens: observation.asked.prompt_tokens.saturating_sub(held_tokens),
+            prefill_tokens: observation.request.prompt_tokens.saturating_sub(held_tokens),
             bytes: 0,
             user: 0,
         };
-        Some(Wait { claim, workers: running().map(|observed| observed.index).collect() })
+        Some(Wait { claim, workers: running().map(|facts| facts.index).collect() })
     }
 }
 
@@ -75,11 +75,11 @@ mod tests {
     const QUEUE: QueuePolicy = QueuePolicy { threshold: Some(0.5), discipline: Discipline::Wspt, wait_ms_max: 2 };
 
     /// A space whose workers have so many tokens to prefill, in batches of 100, and hold so many of 10 blocks.
-    fn observed(workers: &[(u64, u32)]) -> (Observation, Decision) {
+    fn facts(workers: &[(u64, u32)]) -> (Observation, Decision) {
         let mut observation = Observation::default();
-        (observation.asked.prompt_tokens, observation.asked.block_size) = (165, 16);
+        (observation.request.prompt_tokens, observation.request.block_size) = (165, 16);
         for (place, (prefill_tokens, held)) in workers.iter().enumerate() {
-            observation.workers.push(Observed {
+            observation.workers.push(WorkerFacts {
                 index: WorkerIndex(place as u32),
                 worker: Worker::new(place as u64, 0),
                 overlap: TierBlocks { device: *held, ..TierBlocks::default() },
@@ -101,7 +101,7 @@ mod tests {
             });
         }
         let running = (0..workers.len() as u32).collect();
-        (observation, Decision { running, ..Decision::default() })
+        (observation, Decision { eligible_rows: running, ..Decision::default() })
     }
 
     fn booked() -> RouteRequest<'static> {
@@ -111,21 +111,21 @@ mod tests {
 
     #[test]
     fn a_request_waits_where_nobody_who_may_run_it_has_room() {
-        let (observation, mut decision) = observed(&[(51, 2), (80, 3), (0, 9)]);
+        let (observation, mut decision) = facts(&[(51, 2), (80, 3), (0, 9)]);
         assert_eq!(QUEUE.wait(&booked(), &observation, &decision, 7), None);
-        decision.running.pop();
+        decision.eligible_rows.pop();
         let wait = QUEUE.wait(&booked(), &observation, &decision, 7).expect("it waits");
         assert_eq!(wait.workers, [WorkerIndex(0), WorkerIndex(1)]);
         let Claim { discipline, deadline_ns, ends_ns, prefill_tokens, .. } = wait.claim;
         assert_eq!((discipline, deadline_ns, ends_ns), (Discipline::Wspt, None, 2_000_007));
         assert_eq!(prefill_tokens, 165 - 3 * 16, "of who holds most of those who may");
-        let (at_the_mark, decision) = observed(&[(50, 0)]);
+        let (at_the_mark, decision) = facts(&[(50, 0)]);
         assert_eq!(QUEUE.wait(&booked(), &at_the_mark, &decision, 7), None);
     }
 
     #[test]
     fn a_deadline_is_the_requests_own_and_questions_never_wait() {
-        let (observation, decision) = observed(&[(100, 0)]);
+        let (observation, decision) = facts(&[(100, 0)]);
         let urgent = RouteRequest { deadline_us: 3, priority: 2, priority_jump: 0.5, ..booked() };
         let claim = QUEUE.wait(&urgent, &observation, &decision, 7).expect("it waits").claim;
         assert_eq!((claim.deadline_ns, claim.ends_ns, claim.priority, claim.jump), (Some(3007), 3007, 2, 0.5));

@@ -259,11 +259,11 @@ impl<S: Service> RoutingResponder<S> {
             None => counters.bump(CoreCounter::RoutesNobody),
         }
         let seen = [
-            (CoreCounter::RoutesPinnedNotAllowed, decision.nobody == Some(Kind::PinnedNotAllowed)),
-            (CoreCounter::RoutesPinnedBusy, decision.nobody == Some(Kind::PinnedBusy)),
-            (CoreCounter::RoutesAllBusy, decision.nobody == Some(Kind::AllBusy)),
-            (CoreCounter::RoutesAllFiltered, decision.nobody == Some(Kind::AllFiltered)),
-            (CoreCounter::RoutesNobodyAvailable, decision.nobody == Some(Kind::NobodyAvailable)),
+            (CoreCounter::RoutesPinnedNotAllowed, decision.no_worker == Some(Kind::PinnedNotAllowed)),
+            (CoreCounter::RoutesPinnedBusy, decision.no_worker == Some(Kind::PinnedBusy)),
+            (CoreCounter::RoutesAllBusy, decision.no_worker == Some(Kind::AllBusy)),
+            (CoreCounter::RoutesAllFiltered, decision.no_worker == Some(Kind::AllFiltered)),
+            (CoreCounter::RoutesNobodyAvailable, decision.no_worker == Some(Kind::NobodyAvailable)),
             (CoreCounter::RoutesUnmatchable, decision.matched == MatchStatus::Unmatchable),
             (CoreCounter::RoutesSchemeUnknown, decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN)),
             (CoreCounter::RoutesAllDown, decision.notes.contains(ReplyNotes::ALL_DOWN)),

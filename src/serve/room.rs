@@ -23,7 +23,7 @@ use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
 use crate::load::SessionId;
 use crate::metrics::{CounterSet, Latency, QueueCounter};
-use crate::queue::{Bounds, Claim, Full, PutBack, Queue, Taken, Ticket};
+use crate::queue::{Claim, Dequeued, Queue, QueueFull, QueueLimits, Requeued, Ticket};
 use crate::shares::Scarce;
 use crate::wire::ReplyEncoder;
 
@@ -51,7 +51,7 @@ pub(super) struct Parked {
 #[derive(Debug)]
 pub struct WaitingRoom {
     started: Instant,
-    bounds: Bounds,
+    bounds: QueueLimits,
     users: Arc<Users>,
     queue: Mutex<Queue<Parked>>,
     waiting: Awaited,
@@ -69,7 +69,7 @@ impl WaitingRoom {
     /// A room for up to `requests_max` requests of `cores` cores, by a clock that began at `started`.
     #[must_use]
     pub fn new(cores: usize, requests_max: usize, started: Instant) -> Self {
-        let bounds = Bounds {
+        let bounds = QueueLimits {
             requests_max,
             bytes_max: QUEUE_BYTES_MAX,
             sets_max: QUEUE_SETS_MAX,
@@ -92,7 +92,7 @@ impl WaitingRoom {
     /// The same with so much of it for each user as `users` say.
     #[must_use]
     pub fn shared_by(self, users: Arc<Users>) -> Self {
-        let bounds = Bounds { user_sets_max: users.share_of(self.bounds.sets_max), ..self.bounds };
+        let bounds = QueueLimits { user_sets_max: users.share_of(self.bounds.sets_max), ..self.bounds };
         Self { users, bounds, queue: Mutex::new(Queue::new(bounds)), ..self }
     }
 
@@ -198,7 +198,7 @@ impl WaitingRoom {
 
     /// Places for one more request of a user, of so many bytes.
     fn places_for(&self, uid: u32, bytes: usize) -> Option<[UserPlace; 2]> {
-        let Bounds { requests_max, bytes_max, .. } = self.bounds;
+        let QueueLimits { requests_max, bytes_max, .. } = self.bounds;
         let request = self.users.take(uid, Scarce::WaitingRequests, 1, requests_max)?;
         Some([request, self.users.take(uid, Scarce::WaitingBytes, bytes, bytes_max)?])
     }
@@ -209,23 +209,23 @@ impl WaitingRoom {
         let queue = self.queue.lock();
         let retry_after_ns = queue.retry_after_ns();
         if queue.len() >= self.bounds.requests_max {
-            return self.refused(Full::Requests, retry_after_ns);
+            return self.refused(QueueFull::Requests, retry_after_ns);
         }
         if queue.bytes().saturating_add(bytes) > self.bounds.bytes_max {
-            return self.refused(Full::Bytes, retry_after_ns);
+            return self.refused(QueueFull::Bytes, retry_after_ns);
         }
         self.counters.bump(QueueCounter::RefusedUser);
         let what = "as many requests of this user wait, or as much of them, as serve.user_share_percent allows";
         queue_full(what, retry_after_ns)
     }
 
-    fn refused(&self, full: Full, retry_after_ns: u64) -> Error {
+    fn refused(&self, full: QueueFull, retry_after_ns: u64) -> Error {
         let (counter, what) = match full {
-            Full::Closed => return draining(),
-            Full::Requests => (QueueCounter::RefusedRequests, "as many requests wait as may"),
-            Full::Bytes => (QueueCounter::RefusedBytes, "the requests that wait take as much memory as they may"),
-            Full::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
-            Full::UserSets => {
+            QueueFull::Closed => return draining(),
+            QueueFull::Requests => (QueueCounter::RefusedRequests, "as many requests wait as may"),
+            QueueFull::Bytes => (QueueCounter::RefusedBytes, "the requests that wait take as much memory as they may"),
+            QueueFull::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
+            QueueFull::UserSets => {
                 let what = "requests of this user wait for as many different sets of workers as serve.user_share_percent allows";
                 (QueueCounter::RefusedUser, what)
             }
@@ -252,7 +252,7 @@ impl WaitingRoom {
         !self.reconsidered.lock().is_empty()
     }
 
-    fn next_reconsidered(&self, queue: &mut Queue<Parked>) -> Option<Taken<Parked>> {
+    fn next_reconsidered(&self, queue: &mut Queue<Parked>) -> Option<Dequeued<Parked>> {
         let mut tickets = self.reconsidered.lock();
         while let Some(ticket) = tickets.pop_front() {
             if let Some(taken) = queue.take_back(ticket) {
@@ -360,7 +360,7 @@ fn draining() -> Error {
 /// A request that is being served. If it is dropped unanswered, whoever served it panicked, and its gateway is told.
 pub(super) struct InHand {
     room: Arc<WaitingRoom>,
-    taken: Option<Taken<Parked>>,
+    taken: Option<Dequeued<Parked>>,
 }
 
 /// Whether the one who asked still wants to know.
@@ -399,13 +399,13 @@ impl InHand {
         let ticket = taken.ticket;
         self.room.counters.bump(QueueCounter::PutBack);
         match self.room.with(|queue| queue.put_back(taken, workers)) {
-            PutBack::Waits => {
+            Requeued::Waits => {
                 // It may end sooner than whoever gives up knows of.
                 self.room.ends_sooner.notify_one();
                 return Some(ticket);
             }
-            PutBack::Cancelled(_) => self.room.counters.bump(QueueCounter::Cancelled),
-            PutBack::Closed(parked) => {
+            Requeued::Cancelled(_) => self.room.counters.bump(QueueCounter::Cancelled),
+            Requeued::Closed(parked) => {
                 self.room.counters.bump(QueueCounter::Drained);
                 self.room.refuse(ticket, &parked, &draining());
             }

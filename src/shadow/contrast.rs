@@ -2,11 +2,11 @@
 
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
-use crate::route::{Decision, Draws, Mode, Observation, Observed, Policy, judge};
+use crate::route::{Decision, Draws, Mode, Observation, Policy, WorkerFacts, judge};
 
 /// A worker that was chosen, and what running the prompt there means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pick {
+pub struct PolicyChoice {
     /// Who.
     pub index: WorkerIndex,
     /// Blocks of the prompt that it holds, every tier.
@@ -17,22 +17,22 @@ pub struct Pick {
     pub busy: (u64, u64),
 }
 
-impl Pick {
-    fn of(observation: &Observation, observed: &Observed) -> Self {
-        let asked = &observation.asked;
-        let held_tokens = u64::from(observed.overlap.total()) * u64::from(asked.block_size);
+impl PolicyChoice {
+    fn of(observation: &Observation, facts: &WorkerFacts) -> Self {
+        let request = &observation.request;
+        let held_tokens = u64::from(facts.overlap.total()) * u64::from(request.block_size);
         Self {
-            index: observed.index,
-            overlap_blocks: observed.overlap.total(),
-            prefill_tokens: asked.prompt_tokens.saturating_sub(held_tokens),
-            busy: (observed.load.prefill_tokens, observed.load.requests),
+            index: facts.index,
+            overlap_blocks: facts.overlap.total(),
+            prefill_tokens: request.prompt_tokens.saturating_sub(held_tokens),
+            busy: (facts.load.prefill_tokens, facts.load.requests),
         }
     }
 }
 
 /// What two policies make of one decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Contrast {
+pub enum PolicyDifference {
     /// Both choose the same worker, or nobody.
     Same,
     /// They choose two workers.
@@ -53,58 +53,58 @@ pub enum Contrast {
 
 /// Judges decisions under a second policy; its buffers are reused.
 #[derive(Debug, Default)]
-pub struct Contrasting {
+pub struct PolicyComparison {
     decision: Decision,
     /// Counts the turns of policies by which workers take turns: a record has none where another policy decided.
-    turns: u64,
+    round_robin_counter: u64,
 }
 
-impl Contrasting {
+impl PolicyComparison {
     /// Whom `policy` would have chosen; `None` = nobody. The observation is as before when this returns.
-    pub fn pick(&mut self, policy: &Policy, observation: &mut Observation, seed: u64) -> Option<Pick> {
+    pub fn pick(&mut self, policy: &Policy, observation: &mut Observation, seed: u64) -> Option<PolicyChoice> {
         // Everybody's cost is wanted, however many the gateway asked for.
-        let asked = observation.asked;
-        observation.asked.candidates_max = WORKERS_MAX as u32;
-        if policy.under(&asked.overrides).mode == Mode::RoundRobin {
-            observation.asked.turn = self.turns;
-            self.turns += 1;
+        let request = observation.request;
+        observation.request.candidates_max = WORKERS_MAX as u32;
+        if policy.under(&request.overrides).mode == Mode::RoundRobin {
+            observation.request.round_robin_counter = self.round_robin_counter;
+            self.round_robin_counter += 1;
         }
         judge(policy, observation, Draws::new(seed), &mut self.decision);
-        observation.asked = asked;
+        observation.request = request;
         let chosen = self.decision.candidates.first()?;
-        observation.worker(chosen.index).map(|observed| Pick::of(observation, observed))
+        observation.worker(chosen.index).map(|facts| PolicyChoice::of(observation, facts))
     }
 
     /// What a worker that was chosen means; `None` if it is not of the observation.
     #[must_use]
-    pub fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<Pick> {
-        observation.worker(chosen?).map(|observed| Pick::of(observation, observed))
+    pub fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<PolicyChoice> {
+        observation.worker(chosen?).map(|facts| PolicyChoice::of(observation, facts))
     }
 
     /// Holds the choice that was made to what `policy` makes of it.
-    pub fn contrast(
+    pub fn compare(
         &mut self,
         policy: &Policy,
         observation: &mut Observation,
         seed: u64,
         chosen: Option<WorkerIndex>,
-    ) -> Contrast {
+    ) -> PolicyDifference {
         let second = self.pick(policy, observation, seed);
         let (first, second) = match (Self::chosen(observation, chosen), second) {
             (Some(first), Some(second)) => (first, second),
-            (None, None) => return Contrast::Same,
-            _ => return Contrast::Nobody,
+            (None, None) => return PolicyDifference::Same,
+            _ => return PolicyDifference::Nobody,
         };
         if first.index == second.index {
-            return Contrast::Same;
+            return PolicyDifference::Same;
         }
         let overlap_blocks = i64::from(second.overlap_blocks) - i64::from(first.overlap_blocks);
         let candidates = &self.decision.candidates;
         let costs = || candidates.iter().map(|scored| scored.terms.cost);
         let Some(cost) = candidates.iter().find(|scored| scored.index == first.index).map(|of| of.terms.cost) else {
-            return Contrast::Excluded { overlap_blocks };
+            return PolicyDifference::Excluded { overlap_blocks };
         };
         let least = costs().min_by(f64::total_cmp).unwrap_or(cost);
-        Contrast::Other { overlap_blocks, cost_regret: (cost - least).max(0.0) }
+        PolicyDifference::Other { overlap_blocks, cost_regret: (cost - least).max(0.0) }
     }
 }

@@ -9,5 +9,5 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use contrast::{Contrast, Contrasting, Pick};
+pub use contrast::{PolicyChoice, PolicyComparison, PolicyDifference};
 pub use tally::ShadowTally;

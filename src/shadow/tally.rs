@@ -1,6 +1,6 @@
 //! What a shadow policy's contrasts add up to, for one space.
 
-use super::contrast::Contrast;
+use super::contrast::PolicyDifference;
 
 /// Sums over decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,16 +59,16 @@ impl ShadowTally {
     }
 
     /// Adds a contrast.
-    pub fn add(&mut self, contrast: Contrast) {
+    pub fn add(&mut self, compare: PolicyDifference) {
         self.decisions += 1;
-        match contrast {
-            Contrast::Same => self.agreements += 1,
-            Contrast::Nobody => self.nobody += 1,
-            Contrast::Other { overlap_blocks, cost_regret } => {
+        match compare {
+            PolicyDifference::Same => self.agreements += 1,
+            PolicyDifference::Nobody => self.nobody += 1,
+            PolicyDifference::Other { overlap_blocks, cost_regret } => {
                 self.disagree(overlap_blocks);
                 self.cost_regret += cost_regret;
             }
-            Contrast::Excluded { overlap_blocks } => {
+            PolicyDifference::Excluded { overlap_blocks } => {
                 self.disagree(overlap_blocks);
                 self.excluded += 1;
             }

@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::spread::Spread;
 use crate::journal::Record;
 use crate::route::Policy;
-use crate::shadow::Contrasting;
+use crate::shadow::PolicyComparison;
 
 /// One weight that is searched, and the values that are tried.
 #[derive(Clone, Copy)]
@@ -125,7 +125,7 @@ pub struct Tuned {
 pub struct Search<'a> {
     records: &'a mut [Record],
     objective: Objective,
-    contrasting: Contrasting,
+    comparison: PolicyComparison,
     trials: u32,
     trials_max: u32,
     best: Step,
@@ -139,8 +139,8 @@ impl<'a> Search<'a> {
     #[must_use]
     pub fn run(records: &'a mut [Record], policy: &Policy, objective: Objective, seed: u64, trials_max: u32) -> Tuned {
         let best = Step { policy: *policy, tokens: f64::INFINITY };
-        let (contrasting, best_spread, steps) = Default::default();
-        let mut search = Self { records, objective, contrasting, trials: 0, trials_max, best, best_spread, steps };
+        let (comparison, best_spread, steps) = Default::default();
+        let mut search = Self { records, objective, comparison, trials: 0, trials_max, best, best_spread, steps };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         search.attempt(policy);
         let (before, before_spread) = (search.best.clone(), search.best_spread.clone());
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
         self.trials += 1;
         let mut spread = Spread::default();
         for record in &mut *self.records {
-            let pick = self.contrasting.pick(policy, &mut record.observation, record.outcome.seed);
+            let pick = self.comparison.pick(policy, &mut record.observation, record.outcome.seed);
             spread.add(record.space, &record.observation, pick);
         }
         let tokens = self.objective.of(&spread);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{SpaceId, Worker};
 use crate::route::Observation;
-use crate::shadow::Pick;
+use crate::shadow::PolicyChoice;
 
 /// What one worker got.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,21 +36,21 @@ pub struct Spread {
 
 impl Spread {
     /// Adds a decision about `observation`.
-    pub fn add(&mut self, space: SpaceId, observation: &Observation, pick: Option<Pick>) {
-        for observed in &observation.workers {
-            self.workers.entry((space, observed.worker)).or_default();
+    pub fn add(&mut self, space: SpaceId, observation: &Observation, pick: Option<PolicyChoice>) {
+        for facts in &observation.workers {
+            self.workers.entry((space, facts.worker)).or_default();
         }
         let Some(pick) = pick else {
             self.nobody += 1;
             return;
         };
         self.picks += 1;
-        self.prompt_blocks += u64::from(observation.asked.whole_blocks);
+        self.prompt_blocks += u64::from(observation.request.whole_blocks);
         self.overlap_blocks += u64::from(pick.overlap_blocks);
         self.prefill_tokens += pick.prefill_tokens;
         self.waiting_tokens += pick.busy.0;
-        if let Some(observed) = observation.worker(pick.index) {
-            let share = self.workers.entry((space, observed.worker)).or_default();
+        if let Some(facts) = observation.worker(pick.index) {
+            let share = self.workers.entry((space, facts.worker)).or_default();
             share.prompts += 1;
             share.prefill_tokens += pick.prefill_tokens;
         }

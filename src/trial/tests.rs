@@ -4,18 +4,18 @@ use super::*;
 use crate::ids::{SpaceId, TierBlocks, Worker, WorkerIndex};
 use crate::journal::Record;
 use crate::load::Load;
-use crate::route::{Asked, Decision, Draws, Observation, Observed, Policy, judge};
-use crate::shadow::Contrasting;
+use crate::route::{Decision, Draws, Observation, Policy, RequestFacts, WorkerFacts, judge};
+use crate::shadow::PolicyComparison;
 
 const WORKERS: u32 = 4;
 
-fn observed(index: u32, device: u32, prefill_tokens: u64) -> Observed {
-    Observed {
+fn facts(index: u32, device: u32, prefill_tokens: u64) -> WorkerFacts {
+    WorkerFacts {
         index: WorkerIndex(index),
         worker: Worker::new(u64::from(index), 0),
         overlap: TierBlocks { device, ..TierBlocks::default() },
         load: Load { prefill_tokens, requests: prefill_tokens / 100, ..Load::default() },
-        ..Observed::default()
+        ..WorkerFacts::default()
     }
 }
 
@@ -24,10 +24,10 @@ fn records() -> (Vec<Record>, Policy) {
     let policy = Policy { device_credit: 0.0, ..Policy::default() };
     let mut decision = Decision::default();
     let record = |at: u32| {
-        let asked = Asked { prompt_tokens: 320, block_size: 16, whole_blocks: 20, ..Asked::default() };
-        let worker = |index| observed(index, if at % WORKERS == index { 16 } else { 0 }, u64::from(index) * 32);
+        let request = RequestFacts { prompt_tokens: 320, block_size: 16, whole_blocks: 20, ..RequestFacts::default() };
+        let worker = |index| facts(index, if at % WORKERS == index { 16 } else { 0 }, u64::from(index) * 32);
         let workers = (0..WORKERS).map(worker).collect();
-        let observation = Observation { asked, workers, ..Observation::default() };
+        let observation = Observation { request, workers, ..Observation::default() };
         judge(&policy, &observation, Draws::new(u64::from(at)), &mut decision);
         let mut record = Record::default();
         record.take_over((u64::from(at), SpaceId(0)), &policy, &observation, &decision);
@@ -63,9 +63,9 @@ fn the_policy_that_was_recorded_is_tried_even_if_nothing_else_may_be() {
 #[test]
 fn a_spread_says_where_prompts_go_and_what_they_find() {
     let (mut records, policy) = records();
-    let (mut spread, mut contrasting) = (Spread::default(), Contrasting::default());
+    let (mut spread, mut comparison) = (Spread::default(), PolicyComparison::default());
     for record in &mut records {
-        let pick = contrasting.pick(&policy, &mut record.observation, record.outcome.seed);
+        let pick = comparison.pick(&policy, &mut record.observation, record.outcome.seed);
         assert_eq!(pick.map(|pick| pick.index), record.outcome.chosen());
         spread.add(record.space, &record.observation, pick);
     }

@@ -2,7 +2,7 @@
 
 use kvrouted::ids::{Worker, WorkerIndex};
 use kvrouted::load::Load;
-use kvrouted::route::{Asked, Decision, Draws, Mode, Observation, Observed, Policy, judge};
+use kvrouted::route::{Decision, Draws, Mode, Observation, Policy, RequestFacts, WorkerFacts, judge};
 
 const DRAWS: u64 = 20_000;
 /// Of the sum of squared deviations with up to four degrees of freedom, exceeded by one in a thousand.
@@ -10,14 +10,18 @@ const UNLIKELY: f64 = 18.5;
 
 /// Workers with so many requests in flight each, and as many blocks to decode.
 fn fleet(requests: &[u64]) -> Observation {
-    let worker = |(place, requests): (usize, &u64)| Observed {
+    let worker = |(place, requests): (usize, &u64)| WorkerFacts {
         index: WorkerIndex(place as u32),
         worker: Worker::new(place as u64, 0),
         load: Load { decode_blocks: *requests, requests: *requests, ..Load::default() },
-        ..Observed::default()
+        ..WorkerFacts::default()
     };
     let workers = requests.iter().enumerate().map(worker).collect();
-    Observation { asked: Asked { block_size: 16, ..Asked::default() }, workers, ..Observation::default() }
+    Observation {
+        request: RequestFacts { block_size: 16, ..RequestFacts::default() },
+        workers,
+        ..Observation::default()
+    }
 }
 
 /// Asserts that workers are chosen with these probabilities.
@@ -82,7 +86,7 @@ fn everybody_has_a_turn_whatever_is_drawn() {
     let mut observation = fleet(&[0, 0, 0]);
     let mut decision = Decision::default();
     for turn in 0..30 {
-        observation.asked.turn = turn;
+        observation.request.round_robin_counter = turn;
         judge(&policy, &observation, Draws::new(turn * 7), &mut decision);
         assert_eq!(u64::from(decision.candidates[0].index.0), turn % 3);
     }

@@ -3,7 +3,7 @@
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};
 use kvrouted::load::{EngineLoad, Load};
-use kvrouted::route::{Asked, BusyThresholds, Mode, Observation, Observed, Overrides, Policy};
+use kvrouted::route::{BusyThresholds, Mode, Observation, Overrides, Policy, RequestFacts, WorkerFacts};
 use kvrouted::trust::{Trust, TrustLevel};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -70,11 +70,11 @@ fn overrides() -> impl Strategy<Value = Overrides> {
         })
 }
 
-fn asked() -> impl Strategy<Value = Asked> {
+fn request_facts() -> impl Strategy<Value = RequestFacts> {
     let role = select(&[PoolRole::Both, PoolRole::Prefill, PoolRole::Decode][..]);
     let pin = proptest::option::weighted(0.2, (0_u64..4, select(&[0, 1, u32::MAX][..])));
     (0_u64..400, role, 1_u32..6, pin, any::<bool>(), overrides(), 0_u64..40).prop_map(
-        |(prompt_tokens, role, candidates_max, pin, prefers_taints, overrides, turn)| Asked {
+        |(prompt_tokens, role, candidates_max, pin, prefers_taints, overrides, round_robin_counter)| RequestFacts {
             prompt_tokens,
             block_size: 16,
             whole_blocks: (prompt_tokens / 16) as u32,
@@ -84,14 +84,14 @@ fn asked() -> impl Strategy<Value = Asked> {
             prefers_taints,
             shared_blocks: (prompt_tokens / 32) as u32,
             overrides,
-            turn,
-            ..Asked::default()
+            round_robin_counter,
+            ..RequestFacts::default()
         },
     )
 }
 
-fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
-    let blocks = asked.whole_blocks;
+fn worker(request: RequestFacts) -> impl Strategy<Value = WorkerFacts> {
+    let blocks = request.whole_blocks;
     let overlap = (0..=blocks, 0_u32..4, 0_u32..3, 0_u32..3);
     let load = (0_u64..12, 0_u64..60, 0_u64..5);
     let said = proptest::option::weighted(0.3, (0_u64..12, 0_u64..60, 0_u32..=1_000_000));
@@ -103,7 +103,7 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
     (
         overlap,
         0..=blocks + 1,
-        0..=asked.shared_blocks,
+        0..=request.shared_blocks,
         (load, said),
         0_u8..5,
         select(states.to_vec()),
@@ -111,7 +111,7 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
         flags,
         -3..4_i32,
     )
-        .prop_map(move |(overlap, depth, shared, (load, said), level, state, what, flags, taint)| Observed {
+        .prop_map(move |(overlap, depth, shared, (load, said), level, state, what, flags, taint)| WorkerFacts {
             index: WorkerIndex(0),
             worker: Worker::new(0, 0),
             overlap: TierBlocks { device: overlap.0, host: overlap.1, disk: overlap.2, external: overlap.3 },
@@ -146,16 +146,16 @@ fn worker(asked: Asked) -> impl Strategy<Value = Observed> {
 
 /// Up to eight workers, two ranks an engine.
 pub(crate) fn observation() -> impl Strategy<Value = Observation> {
-    asked().prop_flat_map(|asked| {
-        proptest::collection::vec(worker(asked), 0..9).prop_map(move |mut workers| {
-            for (place, observed) in workers.iter_mut().enumerate() {
-                observed.index = WorkerIndex(place as u32 * 2);
-                observed.worker = Worker::new(place as u64 / 2, place as u32 % 2);
-                observed.is_pinned = asked.pin.is_none_or(|pin| {
-                    pin.id == observed.worker.id && (pin.rank.0 == u32::MAX || pin.rank == observed.worker.rank)
+    request_facts().prop_flat_map(|request| {
+        proptest::collection::vec(worker(request), 0..9).prop_map(move |mut workers| {
+            for (place, facts) in workers.iter_mut().enumerate() {
+                facts.index = WorkerIndex(place as u32 * 2);
+                facts.worker = Worker::new(place as u64 / 2, place as u32 % 2);
+                facts.is_pinned = request.pin.is_none_or(|pin| {
+                    pin.id == facts.worker.id && (pin.rank.0 == u32::MAX || pin.rank == facts.worker.rank)
                 });
             }
-            Observation { asked, workers, fleet_version: 1, ..Observation::default() }
+            Observation { request, workers, fleet_version: 1, ..Observation::default() }
         })
     })
 }

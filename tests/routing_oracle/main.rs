@@ -25,13 +25,13 @@ proptest! {
         let mut decision = Decision::default();
         judge(&policy, &observation, Draws::new(seed), &mut decision);
         let expected = reference::sift(&policy, &observation);
-        let running: Vec<_> = decision.running.iter().map(|place| *place as usize).collect();
+        let running: Vec<_> = decision.eligible_rows.iter().map(|place| *place as usize).collect();
         prop_assert_eq!(&running, &expected.running);
         let removed: Vec<_> = decision.removed.iter().map(|(rule, worker)| (rule.name(), *worker)).collect();
         prop_assert_eq!(removed, expected.removed);
-        prop_assert_eq!(decision.nobody.map(|kind| kind.name()), expected.nobody);
+        prop_assert_eq!(decision.no_worker.map(|kind| kind.name()), expected.nobody);
         prop_assert_eq!(decision.eligible as usize, running.len());
-        let listed = running.len().min(observation.asked.candidates_max.max(1) as usize);
+        let listed = running.len().min(observation.request.candidates_max.max(1) as usize);
         prop_assert_eq!(decision.candidates.len(), listed);
     }
 
@@ -41,7 +41,7 @@ proptest! {
     ) {
         let mut decision = Decision::default();
         judge(&policy, &observation, Draws::new(seed), &mut decision);
-        let policy = policy.under(&observation.asked.overrides);
+        let policy = policy.under(&observation.request.overrides);
         let running = reference::sift(&policy, &observation).running;
         for scored in &decision.candidates {
             let place = running.iter().position(|at| observation.workers[*at].index == scored.index).unwrap();
@@ -63,7 +63,7 @@ proptest! {
     ) {
         let mut decision = Decision::default();
         judge(&policy, &observation, Draws::new(seed), &mut decision);
-        let policy = policy.under(&observation.asked.overrides);
+        let policy = policy.under(&observation.request.overrides);
         let running = reference::sift(&policy, &observation).running;
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
         let place = running.iter().position(|at| observation.workers[*at].index == chosen.index).unwrap();

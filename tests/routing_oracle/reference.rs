@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::Worker;
-use kvrouted::route::{Mode, Observation, Observed, Policy};
+use kvrouted::route::{Mode, Observation, Policy, WorkerFacts};
 
 /// Who is in the running, and why the others are not.
 pub(crate) struct Sifted {
@@ -29,66 +29,66 @@ pub(crate) fn sift(policy: &Policy, observation: &Observation) -> Sifted {
 fn sift_once(policy: &Policy, observation: &Observation, lenient: bool) -> Sifted {
     // An engine is busy when each of its ranks is.
     let mut engines: BTreeMap<u64, bool> = BTreeMap::new();
-    for observed in &observation.workers {
-        *engines.entry(observed.worker.id.0).or_insert(true) &= is_rank_busy(policy, observed);
+    for facts in &observation.workers {
+        *engines.entry(facts.worker.id.0).or_insert(true) &= is_rank_busy(policy, facts);
     }
-    let allowed = || observation.workers.iter().filter(|observed| observed.allowed);
-    let adapters_count = observation.asked.pin.is_none() && allowed().any(|observed| observed.has_adapter);
+    let allowed = || observation.workers.iter().filter(|facts| facts.allowed);
+    let adapters_count = observation.request.pin.is_none() && allowed().any(|facts| facts.has_adapter);
     let mut sifted = Sifted { running: Vec::new(), removed: Vec::new(), nobody: None };
-    for (place, observed) in observation.workers.iter().enumerate() {
-        let rule = if !observed.allowed {
+    for (place, facts) in observation.workers.iter().enumerate() {
+        let rule = if !facts.allowed {
             "not_allowed"
-        } else if adapters_count && !observed.has_adapter {
+        } else if adapters_count && !facts.has_adapter {
             "no_adapter"
-        } else if observed.state == WorkerState::Draining {
+        } else if facts.state == WorkerState::Draining {
             "draining"
-        } else if observed.state == WorkerState::Down && !lenient {
+        } else if facts.state == WorkerState::Down && !lenient {
             "down"
-        } else if observed.backing_off && !lenient {
+        } else if facts.backing_off && !lenient {
             "backing_off"
-        } else if !observed.is_pinned {
+        } else if !facts.is_pinned {
             "not_pinned"
-        } else if !observed.has_required_taints {
+        } else if !facts.has_required_taints {
             "taints"
-        } else if engines[&observed.worker.id.0] {
+        } else if engines[&facts.worker.id.0] {
             "busy"
-        } else if observed.trust.level < policy.trust_min {
+        } else if facts.trust.level < policy.trust_min {
             "trust"
         } else {
             sifted.running.push(place);
             continue;
         };
-        sifted.removed.push((rule, observed.worker));
+        sifted.removed.push((rule, facts.worker));
     }
     sifted
 }
 
 /// What is booked on a rank and what it says itself are judged apart: either makes it busy.
-fn is_rank_busy(policy: &Policy, observed: &Observed) -> bool {
-    let mut loads = vec![(observed.load.prefill_tokens, observed.load.decode_blocks)];
+fn is_rank_busy(policy: &Policy, facts: &WorkerFacts) -> bool {
+    let mut loads = vec![(facts.load.prefill_tokens, facts.load.decode_blocks)];
     let mut busy = false;
-    if let Some(said) = observed.load.engine {
+    if let Some(said) = facts.load.engine {
         loads.push((said.prefill_tokens, said.decode_blocks));
         if let Some(share) = policy.busy.decode_blocks_share {
             busy |= f64::from(said.kv_usage_millionths) / 1e6 > share;
         }
     }
     for (tokens, blocks) in loads {
-        if let (Some(share), true) = (policy.busy.decode_blocks_share, observed.capacity_blocks > 0) {
-            busy |= blocks as f64 > share * observed.capacity_blocks as f64;
+        if let (Some(share), true) = (policy.busy.decode_blocks_share, facts.capacity_blocks > 0) {
+            busy |= blocks as f64 > share * facts.capacity_blocks as f64;
         }
         if let Some(most) = policy.busy.prefill_tokens {
             busy |= tokens > most;
         }
         if let Some(steps) = policy.busy.prefill_steps {
-            busy |= tokens as f64 > steps * observed.batched_tokens_max as f64;
+            busy |= tokens as f64 > steps * facts.batched_tokens_max as f64;
         }
     }
     busy
 }
 
 fn nobody(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'static str {
-    let pin = observation.asked.pin;
+    let pin = observation.request.pin;
     let of_pinned = |worker: &Worker| match pin {
         Some(pin) => worker.id == pin.id && (pin.rank.0 == u32::MAX || pin.rank == worker.rank),
         None => true,
@@ -109,21 +109,21 @@ fn nobody(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'st
 
 /// What the worker at a place among those in the running costs. `policy` has the request's overrides.
 pub(crate) fn cost(policy: &Policy, observation: &Observation, running: &[usize], place: usize) -> f64 {
-    let observed = &observation.workers[running[place]];
-    let requests = observed.load.requests as f64;
+    let facts = &observation.workers[running[place]];
+    let requests = facts.load.requests as f64;
     match policy.mode {
         Mode::LeastLoaded | Mode::PowerOfTwo => requests,
         Mode::Random => 0.0,
         Mode::RoundRobin => {
-            let first = (observation.asked.turn % running.len() as u64) as usize;
+            let first = (observation.request.round_robin_counter % running.len() as u64) as usize;
             ((place + running.len() - first) % running.len()) as f64
         }
-        Mode::DeviceAwareWeighted => pool_load(observation, running, observed.device_class),
+        Mode::DeviceAwareWeighted => pool_load(observation, running, facts.device_class),
         Mode::Lmetric => {
-            let cached = cached_tokens(policy, observed);
-            (observation.asked.prompt_tokens as f64 - cached).max(0.0) * (requests + 1.0)
+            let cached = cached_tokens(policy, facts);
+            (observation.request.prompt_tokens as f64 - cached).max(0.0) * (requests + 1.0)
         }
-        Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct => kv(policy, observation, running, observed),
+        Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct => kv(policy, observation, running, facts),
     }
 }
 
@@ -134,27 +134,27 @@ fn pool_load(observation: &Observation, running: &[usize], class: DeviceClass) -
 }
 
 /// Device, host, disk and external blocks, as far as they are believed.
-fn blocks(policy: &Policy, observed: &Observed) -> [f64; 4] {
-    let held = observed.overlap;
-    let believed = if observed.trust.level >= policy.credit_trust_min { 1.0 } else { 0.0 };
+fn blocks(policy: &Policy, facts: &WorkerFacts) -> [f64; 4] {
+    let held = facts.overlap;
+    let believed = if facts.trust.level >= policy.credit_trust_min { 1.0 } else { 0.0 };
     [held.device, held.host, held.disk, held.external].map(|blocks| f64::from(blocks) * believed)
 }
 
-fn effective_overlap(policy: &Policy, observed: &Observed) -> f64 {
-    let [device, host, disk, external] = blocks(policy, observed);
+fn effective_overlap(policy: &Policy, facts: &WorkerFacts) -> f64 {
+    let [device, host, disk, external] = blocks(policy, facts);
     device + host * policy.host_hit_weight + (disk + external) * policy.disk_hit_weight
 }
 
-fn cached_tokens(policy: &Policy, observed: &Observed) -> f64 {
+fn cached_tokens(policy: &Policy, facts: &WorkerFacts) -> f64 {
     // The block size is the same for all, and 16 in every invented observation.
-    (effective_overlap(policy, observed) * 16.0).round()
+    (effective_overlap(policy, facts) * 16.0).round()
 }
 
-fn kv(policy: &Policy, observation: &Observation, running: &[usize], observed: &Observed) -> f64 {
-    let asked = &observation.asked;
-    let (bs, isl) = (f64::from(asked.block_size), asked.prompt_tokens as f64);
+fn kv(policy: &Policy, observation: &Observation, running: &[usize], facts: &WorkerFacts) -> f64 {
+    let request = &observation.request;
+    let (bs, isl) = (f64::from(request.block_size), request.prompt_tokens as f64);
     assert_eq!(bs, 16.0);
-    let load = &observed.load;
+    let load = &facts.load;
     let active = load.prefill_tokens as f64;
     let request_blocks = (isl / bs).ceil();
     let mut d = 1.0;
@@ -163,30 +163,30 @@ fn kv(policy: &Policy, observation: &Observation, running: &[usize], observed: &
         let excess = (active - min).max(0.0) / bs;
         d = 1.0 / (1.0 + policy.credit_decay * excess / request_blocks.max(1.0));
     }
-    let [device, host, disk, external] = blocks(policy, observed);
-    let believed = observed.trust.level >= policy.credit_trust_min;
-    let shared = f64::from(if believed { observed.shared_blocks } else { asked.shared_blocks });
+    let [device, host, disk, external] = blocks(policy, facts);
+    let believed = facts.trust.level >= policy.credit_trust_min;
+    let shared = f64::from(if believed { facts.shared_blocks } else { request.shared_blocks });
     let credit = policy.device_credit * d * device
         + policy.host_hit_weight * host
         + policy.disk_hit_weight * (disk + external)
         + policy.shared_multiplier * shared;
-    let cached = cached_tokens(policy, observed);
+    let cached = cached_tokens(policy, facts);
     let raw = if policy.track_prefill_tokens { active + (isl - cached).max(0.0) + cached } else { 0.0 };
     let prefill = policy.prefill_load_scale * (raw / bs - credit).max(0.0);
     let decode = if policy.track_active_blocks {
-        let depth = if policy.assume_kv_reuse { observed.active_depth_blocks.min(asked.whole_blocks) } else { 0 };
-        load.decode_blocks as f64 + f64::from(asked.whole_blocks) - f64::from(depth)
+        let depth = if policy.assume_kv_reuse { facts.active_depth_blocks.min(request.whole_blocks) } else { 0 };
+        load.decode_blocks as f64 + f64::from(request.whole_blocks) - f64::from(depth)
     } else {
         0.0
     };
     let in_flight = policy.active_request_weight * load.requests as f64;
-    let only_decodes = asked.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0;
+    let only_decodes = request.role == PoolRole::Decode && !policy.track_prefill_tokens && policy.device_credit > 0.0;
     let mut cost = if only_decodes { (decode - credit).max(0.0) + in_flight } else { prefill + decode + in_flight };
     if policy.capability {
-        cost /= observed.weight;
+        cost /= facts.weight;
     }
-    if asked.prefers_taints && asked.pin.is_none() {
-        cost *= (-observed.taint_weight.tanh()).exp();
+    if request.prefers_taints && request.pin.is_none() {
+        cost *= (-facts.taint_weight.tanh()).exp();
     }
     cost
 }
@@ -195,7 +195,7 @@ fn kv(policy: &Policy, observation: &Observation, running: &[usize], observed: &
 /// decodes.
 pub(crate) fn is_sum_of_terms(policy: &Policy, observation: &Observation) -> bool {
     let is_kv = matches!(policy.mode, Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct);
-    is_kv && (observation.asked.role != PoolRole::Decode || policy.track_prefill_tokens)
+    is_kv && (observation.request.role != PoolRole::Decode || policy.track_prefill_tokens)
 }
 
 /// The places among those in the running that the mode may choose.

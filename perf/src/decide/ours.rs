@@ -7,7 +7,7 @@ use kvrouted::fleet::{FleetTable, PoolRole};
 use kvrouted::ids::{Scheme, Window, Worker};
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{Affinities, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 
 use super::prompts::Prompts;
 use super::{Decider, Given, Timed, since};
@@ -23,7 +23,7 @@ pub(crate) struct Ours {
     fleet: FleetTable,
     indexes: [IndexReader; 1],
     loads: Loads,
-    affinities: Affinities,
+    affinities: AffinityTable,
     session: SessionId,
     scratch: Scratch,
     decision: Decision,
@@ -52,7 +52,7 @@ impl Ours {
             fleet: table(scheme, PoolRole::Both, workers),
             indexes: [index.index()],
             loads,
-            affinities: Affinities::new(0, 0),
+            affinities: AffinityTable::new(0, 0),
             session,
             scratch: Scratch::default(),
             decision: Decision::default(),
@@ -71,7 +71,7 @@ impl Ours {
             predictions: &[],
             loads: &self.loads,
             policy: &policy,
-            turns: &[],
+            round_robin_counters: &[],
             affinities: &self.affinities,
             now_ns,
         };

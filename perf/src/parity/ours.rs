@@ -8,7 +8,7 @@ use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard}
 use kvrouted::limits::CANDIDATES_MAX;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, PrefillModel, SessionId};
 use kvrouted::route::{
-    Affinities, BookingRequest, BusyThresholds, Decision, Draws, Names, Overrides, Policy, Preferences, Prompt,
+    AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Names, Overrides, Policy, Preferences, Prompt,
     RouteRequest, Scratch, View, decide, demand, judge,
 };
 
@@ -26,7 +26,7 @@ pub(crate) struct Ours<'a> {
     fleet: FleetTable,
     indexes: [IndexReader; 1],
     loads: Loads,
-    affinities: Affinities,
+    affinities: AffinityTable,
     policy: Policy,
     session: SessionId,
     scratch: Scratch,
@@ -69,7 +69,7 @@ impl<'a> Ours<'a> {
             fleet: table(scheme, role, workers),
             indexes: [IndexReader::new(vec![reader])],
             loads,
-            affinities: Affinities::new(0, 0),
+            affinities: AffinityTable::new(0, 0),
             policy: policy(case),
             session,
             scratch: Scratch::default(),
@@ -123,7 +123,7 @@ impl<'a> Ours<'a> {
             predictions: &[],
             loads: &self.loads,
             policy: &self.policy,
-            turns: &[],
+            round_robin_counters: &[],
             affinities: &self.affinities,
             now_ns,
         };
@@ -141,7 +141,7 @@ impl<'a> Ours<'a> {
         let mut costs: Vec<(Rank, f64)> =
             self.decision.candidates.iter().map(|scored| (rank(scored.worker), scored.terms.cost)).collect();
         costs.sort_by_key(|(rank, _)| *rank);
-        let refusal = self.decision.nobody.map(|kind| match kind {
+        let refusal = self.decision.no_worker.map(|kind| match kind {
             Kind::PinnedNotAllowed => Refusal::PinNotAllowed,
             Kind::PinnedBusy => Refusal::PinBusy,
             Kind::AllBusy => Refusal::Busy,

@@ -13,7 +13,7 @@ use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::journal::{Encoder, Origin, Record};
 use crate::load::{BookingHandle, BookingRef, Loads, LoadsConfig, SessionId};
 use crate::route::{
-    Affinities, AffinityMode, AffinityPolicy, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
+    AffinityMode, AffinityPolicy, AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
     Overrides, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, seconds,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -33,8 +33,8 @@ pub(crate) struct Simulation {
     indexes: Vec<IndexReader>,
     loads: Loads,
     session: SessionId,
-    turns: [AtomicU64; 1],
-    affinities: Affinities,
+    round_robin_counters: [AtomicU64; 1],
+    affinities: AffinityTable,
     live: Vec<BookingHandle>,
     scratch: Scratch,
     steps: u64,
@@ -107,8 +107,8 @@ impl Simulation {
             indexes: vec![IndexReader::new(vec![reader])],
             loads,
             session,
-            turns: Default::default(),
-            affinities: Affinities::new(64, 0),
+            round_robin_counters: Default::default(),
+            affinities: AffinityTable::new(64, 0),
             live: Vec::new(),
             scratch: Scratch::default(),
             steps: 0,
@@ -198,14 +198,14 @@ impl Simulation {
             predictions: &[],
             loads: &self.loads,
             policy: &self.policy,
-            turns: &self.turns,
+            round_robin_counters: &self.round_robin_counters,
             affinities: &self.affinities,
             now_ns: self.steps * STEP_NS,
         };
         let mut decision = Decision::default();
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
-            let block_size = self.scratch.asked().block_size;
+            let block_size = self.scratch.request_facts().block_size;
             let demand = demand(&request, &decision, chosen, block_size, self.scratch.shared_locals(&decision));
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);

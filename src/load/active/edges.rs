@@ -3,16 +3,16 @@
 //! What finds no place there is in hash tables, a few for each root, with open addresses.
 
 use super::node::Node;
-use super::room::Room;
+use super::room::WordAllocator;
 use super::words::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::{AtomicU64, Ordering, fence};
 
 /// Edges beside the sequence of a root: what is left of the line. The model checker gets a small world.
-const NEAR: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
+const INLINE_EDGES: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
 /// Tables of a root that has more, each as long as a chunk at most.
 const TABLES: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
 /// Words that say of each table where it is and how long, and of each how full: the second are the writer's.
-const FAR_WORDS: u32 = 2 * TABLES;
+const SPILL_WORDS: u32 = 2 * TABLES;
 /// Slots of the smallest table, as a power of two.
 const ORDER_MIN: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 3 };
 /// Slots that a reader looks at before it takes what it reads for nonsense: tables are at most half full.
@@ -53,7 +53,7 @@ impl Key {
 
     /// The node that an edge leads to, if the edge is of this name.
     #[inline]
-    fn led_by(self, words: &Words, edge: u64) -> Option<(u32, Node<'_>)> {
+    fn child_if(self, words: &Words, edge: u64) -> Option<(u32, Node<'_>)> {
         let (tag, child) = halves(edge);
         if tag != self.tag() {
             return None;
@@ -63,7 +63,7 @@ impl Key {
     }
 }
 
-/// Where an edge stands: the first [`NEAR`] beside the sequence, those behind in the table of the edge's key.
+/// Where an edge stands: the first [`INLINE_EDGES`] beside the sequence, those behind in the table of the edge's key.
 pub(super) type Slot = u32;
 
 /// An edge that was found: where it stands and what it leads to.
@@ -80,16 +80,20 @@ pub(super) struct Found<'a> {
 pub(super) struct Root {
     sequence: AtomicU64,
     /// The first edges, one after the other; 0 = there is no more.
-    near: [AtomicU64; NEAR as usize],
+    inline: [AtomicU64; INLINE_EDGES as usize],
     /// Where it is said where the tables are; 0 = there are none.
-    far: AtomicU64,
+    spill: AtomicU64,
 }
 
 const _: () = assert!(cfg!(all(test, kvrouted_loom)) || size_of::<Root>() == 64, "a line");
 
 impl Root {
     pub(super) fn new() -> Self {
-        Self { sequence: AtomicU64::new(0), near: std::array::from_fn(|_| AtomicU64::new(0)), far: AtomicU64::new(0) }
+        Self {
+            sequence: AtomicU64::new(0),
+            inline: std::array::from_fn(|_| AtomicU64::new(0)),
+            spill: AtomicU64::new(0),
+        }
     }
 
     /// The sequence before a walk; `None` = a change is under way.
@@ -128,23 +132,23 @@ impl Root {
     /// The edge of a name, if it is among those near or so many slots of its table. Relaxed: see `still`.
     #[inline]
     pub(super) fn find<'a>(&self, words: &'a Words, key: Key, probes_max: u32) -> Option<Found<'a>> {
-        for (place, edge) in self.near.iter().enumerate() {
+        for (place, edge) in self.inline.iter().enumerate() {
             let edge = edge.load(Ordering::Relaxed);
             if edge == 0 {
                 break;
             }
-            if let Some((at, node)) = key.led_by(words, edge) {
+            if let Some((at, node)) = key.child_if(words, edge) {
                 return Some(Found { slot: place as Slot, at, node });
             }
         }
-        let far = self.far.load(Ordering::Relaxed) as u32;
-        if far == 0 { None } else { find_far(words, far, key, probes_max) }
+        let spill = self.spill.load(Ordering::Relaxed) as u32;
+        if spill == 0 { None } else { find_spilled(words, spill, key, probes_max) }
     }
 }
 
 /// As [`Root::find`], in the table of the key.
-fn find_far(words: &Words, far: u32, key: Key, probes_max: u32) -> Option<Found<'_>> {
-    let (at, order) = table_of(words, far, key)?;
+fn find_spilled(words: &Words, spill: u32, key: Key, probes_max: u32) -> Option<Found<'_>> {
+    let (at, order) = table_of(words, spill, key)?;
     let slots = words.slice(at, 1 << order)?;
     let mask = (1 << order) - 1;
     for probe in 0..probes_max.min(1 << order) {
@@ -153,8 +157,8 @@ fn find_far(words: &Words, far: u32, key: Key, probes_max: u32) -> Option<Found<
         if edge == 0 {
             return None;
         }
-        if let Some((at, node)) = key.led_by(words, edge) {
-            return Some(Found { slot: NEAR + slot, at, node });
+        if let Some((at, node)) = key.child_if(words, edge) {
+            return Some(Found { slot: INLINE_EDGES + slot, at, node });
         }
     }
     None
@@ -162,9 +166,9 @@ fn find_far(words: &Words, far: u32, key: Key, probes_max: u32) -> Option<Found<
 
 /// Where the table of a key is, and its order, if it is there.
 #[inline]
-fn table_of(words: &Words, far: u32, key: Key) -> Option<(u32, u32)> {
+fn table_of(words: &Words, spill: u32, key: Key) -> Option<(u32, u32)> {
     // Relaxed: the root's sequence says whether it still holds.
-    let (at, order) = halves(words.slice(far, FAR_WORDS)?[key.table() as usize].load(Ordering::Relaxed));
+    let (at, order) = halves(words.slice(spill, SPILL_WORDS)?[key.table() as usize].load(Ordering::Relaxed));
     (1..=CHUNK_ORDER + 1).contains(&order).then(|| (at, order - 1))
 }
 
@@ -172,29 +176,33 @@ fn table_of(words: &Words, far: u32, key: Key) -> Option<(u32, u32)> {
 pub(super) struct Edges<'a> {
     pub(super) root: &'a Root,
     pub(super) words: &'a Words,
-    pub(super) room: &'a mut Room,
+    pub(super) allocator: &'a mut WordAllocator,
 }
 
 impl Edges<'_> {
     /// Makes room for so many edges more, of which that of `key` is one; `None` if there is no memory for it. To be
     /// called for each of them before the first is added.
     pub(super) fn reserve(&mut self, key: Key, more: usize) -> Option<()> {
-        if self.near_used() + more <= NEAR as usize { Some(()) } else { self.reserve_far(key, more as u32) }
+        if self.inline_used() + more <= INLINE_EDGES as usize {
+            Some(())
+        } else {
+            self.reserve_spilled(key, more as u32)
+        }
     }
 
-    fn reserve_far(&mut self, key: Key, more: u32) -> Option<()> {
-        let far = self.far();
-        let before = table_of(self.words, far, key).filter(|_| far != 0);
-        let filled = if far == 0 { 0 } else { self.filled(far, key).load(Ordering::Relaxed) as u32 };
+    fn reserve_spilled(&mut self, key: Key, more: u32) -> Option<()> {
+        let spill = self.spill();
+        let before = table_of(self.words, spill, key).filter(|_| spill != 0);
+        let filled = if spill == 0 { 0 } else { self.filled(spill, key).load(Ordering::Relaxed) as u32 };
         let order = (filled + more).checked_mul(2)?.next_power_of_two().trailing_zeros().max(ORDER_MIN);
         if before.is_some_and(|(_, has)| has >= order) {
             return Some(());
         }
-        let at = self.room.take(self.words, u32::checked_shl(1, order)?)?;
+        let at = self.allocator.take(self.words, u32::checked_shl(1, order)?)?;
         let slots = self.words.run(at, 1 << order);
         slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
-        let Some(far) = self.begin_far(far) else {
-            self.room.give_back(at, 1 << order);
+        let Some(spill) = self.begin_spill(spill) else {
+            self.allocator.give_back(at, 1 << order);
             return None;
         };
         if let Some((old, has)) = before {
@@ -203,46 +211,46 @@ impl Edges<'_> {
                     put(slots, edge);
                 }
             }
-            self.room.give_back(old, 1 << has);
+            self.allocator.give_back(old, 1 << has);
         }
-        self.words.run(far, TABLES)[key.table() as usize].store(word(at, order + 1), Ordering::Relaxed);
+        self.words.run(spill, TABLES)[key.table() as usize].store(word(at, order + 1), Ordering::Relaxed);
         Some(())
     }
 
     /// Edges that are near.
-    fn near_used(&self) -> usize {
-        self.root.near.iter().take_while(|edge| edge.load(Ordering::Relaxed) != 0).count()
+    fn inline_used(&self) -> usize {
+        self.root.inline.iter().take_while(|edge| edge.load(Ordering::Relaxed) != 0).count()
     }
 
     /// Where the tables are; 0 = there are none.
-    fn far(&self) -> u32 {
-        self.root.far.load(Ordering::Relaxed) as u32
+    fn spill(&self) -> u32 {
+        self.root.spill.load(Ordering::Relaxed) as u32
     }
 
     /// How full the table of a key is.
-    fn filled(&self, far: u32, key: Key) -> &AtomicU64 {
-        &self.words.run(far, FAR_WORDS)[(TABLES + key.table()) as usize]
+    fn filled(&self, spill: u32, key: Key) -> &AtomicU64 {
+        &self.words.run(spill, SPILL_WORDS)[(TABLES + key.table()) as usize]
     }
 
     /// Words for tables to be, unless there are some.
-    fn begin_far(&mut self, far: u32) -> Option<u32> {
-        if far != 0 {
-            return Some(far);
+    fn begin_spill(&mut self, spill: u32) -> Option<u32> {
+        if spill != 0 {
+            return Some(spill);
         }
-        let far = self.room.take(self.words, FAR_WORDS)?;
-        self.words.run(far, FAR_WORDS).iter().for_each(|table| table.store(0, Ordering::Relaxed));
-        self.root.far.store(u64::from(far), Ordering::Relaxed);
-        Some(far)
+        let spill = self.allocator.take(self.words, SPILL_WORDS)?;
+        self.words.run(spill, SPILL_WORDS).iter().for_each(|table| table.store(0, Ordering::Relaxed));
+        self.root.spill.store(u64::from(spill), Ordering::Relaxed);
+        Some(spill)
     }
 
     /// Adds an edge for which there is room: in its table, so that none is kept for nothing, or near.
     pub(super) fn add(&mut self, key: Key, child: u32) {
         let edge = word(key.tag(), child);
-        let far = self.far();
-        if far != 0
-            && let Some((at, order)) = table_of(self.words, far, key)
+        let spill = self.spill();
+        if spill != 0
+            && let Some((at, order)) = table_of(self.words, spill, key)
         {
-            let filled = self.filled(far, key);
+            let filled = self.filled(spill, key);
             let has = filled.load(Ordering::Relaxed);
             if 2 * has < 1 << order {
                 put(self.words.run(at, 1 << order), edge);
@@ -250,41 +258,43 @@ impl Edges<'_> {
                 return;
             }
         }
-        let near = self.root.near.get(self.near_used());
-        debug_assert!(near.is_some(), "an edge is added for which there is no room");
-        if let Some(near) = near {
-            near.store(edge, Ordering::Relaxed);
+        let inline = self.root.inline.get(self.inline_used());
+        debug_assert!(inline.is_some(), "an edge is added for which there is no room");
+        if let Some(inline) = inline {
+            inline.store(edge, Ordering::Relaxed);
         }
     }
 
     /// Lets an edge lead to another node, which has the words already by which it is found.
-    pub(super) fn lead(&mut self, key: Key, slot: Slot, child: u32) {
+    pub(super) fn redirect(&mut self, key: Key, slot: Slot, child: u32) {
         let edge = word(key.tag(), child);
-        if let Some(near) = self.root.near.get(slot as usize) {
-            near.store(edge, Ordering::Relaxed);
-        } else if let Some((at, order)) = table_of(self.words, self.far(), key) {
-            self.words.run(at, 1 << order)[(slot - NEAR) as usize].store(edge, Ordering::Relaxed);
+        if let Some(inline) = self.root.inline.get(slot as usize) {
+            inline.store(edge, Ordering::Relaxed);
+        } else if let Some((at, order)) = table_of(self.words, self.spill(), key) {
+            self.words.run(at, 1 << order)[(slot - INLINE_EDGES) as usize].store(edge, Ordering::Relaxed);
         }
     }
 
     /// Takes an edge out.
     pub(super) fn remove(&mut self, key: Key, slot: Slot) {
-        let Some(near) = self.root.near.get(slot as usize) else { return self.remove_far(key, slot - NEAR) };
-        let last = self.near_used() - 1;
+        let Some(inline) = self.root.inline.get(slot as usize) else {
+            return self.remove_spilled(key, slot - INLINE_EDGES);
+        };
+        let last = self.inline_used() - 1;
         if slot as usize != last {
-            near.store(self.root.near[last].load(Ordering::Relaxed), Ordering::Relaxed);
+            inline.store(self.root.inline[last].load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        self.root.near[last].store(0, Ordering::Relaxed);
+        self.root.inline[last].store(0, Ordering::Relaxed);
     }
 
     /// Those behind it move up, so that no search ends early.
-    fn remove_far(&mut self, key: Key, slot: Slot) {
-        let far = self.far();
-        let Some((at, order)) = table_of(self.words, far, key) else { return };
-        let left = self.filled(far, key).load(Ordering::Relaxed) - 1;
-        self.filled(far, key).store(left, Ordering::Relaxed);
+    fn remove_spilled(&mut self, key: Key, slot: Slot) {
+        let spill = self.spill();
+        let Some((at, order)) = table_of(self.words, spill, key) else { return };
+        let left = self.filled(spill, key).load(Ordering::Relaxed) - 1;
+        self.filled(spill, key).store(left, Ordering::Relaxed);
         if left == 0 {
-            self.end_table(far, key, (at, order));
+            self.end_table(spill, key, (at, order));
             return;
         }
         let (slots, mask) = (self.words.run(at, 1 << order), (1 << order) - 1);
@@ -306,13 +316,13 @@ impl Edges<'_> {
     }
 
     /// Gives a table back that is empty, and after the last one the words that said where they are.
-    fn end_table(&mut self, far: u32, key: Key, (at, order): (u32, u32)) {
-        let tables = self.words.run(far, TABLES);
+    fn end_table(&mut self, spill: u32, key: Key, (at, order): (u32, u32)) {
+        let tables = self.words.run(spill, TABLES);
         tables[key.table() as usize].store(0, Ordering::Relaxed);
-        self.room.give_back(at, 1 << order);
+        self.allocator.give_back(at, 1 << order);
         if tables.iter().all(|table| table.load(Ordering::Relaxed) == 0) {
-            self.root.far.store(0, Ordering::Relaxed);
-            self.room.give_back(far, FAR_WORDS);
+            self.root.spill.store(0, Ordering::Relaxed);
+            self.allocator.give_back(spill, SPILL_WORDS);
         }
     }
 }

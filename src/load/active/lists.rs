@@ -4,7 +4,7 @@
 //! prompt that comes to share it makes it whole again. A list is as many words of workers as there is room for, and
 //! as many of weights; readers look at the first alone. The list of one worker is in the node itself.
 
-use super::node::{Node, is_node, room_for};
+use super::node::{Node, capacity_for, is_node};
 use super::words::{Words, halves, word};
 use super::writer::ActiveWriter;
 use super::{ActiveTree, BLOCK_PARTS};
@@ -23,7 +23,7 @@ struct List<'a> {
 impl<'a> List<'a> {
     fn of(node: &Node<'a>, words: &'a Words) -> Self {
         let list = node.list(words);
-        let (workers, weights) = list.split_at(node.room() as usize);
+        let (workers, weights) = list.split_at(node.list_capacity() as usize);
         Self { workers, weights }
     }
 
@@ -65,8 +65,8 @@ impl ActiveWriter {
         while is_node(at) {
             let node = tree.node(at);
             let (workers, list) = (node.workers(), List::of(&node, &tree.words));
-            if workers == node.room() && list.place_of(worker, workers).is_none() {
-                self.move_list(tree, &node, &node, room_for(workers + 1))?;
+            if workers == node.list_capacity() && list.place_of(worker, workers).is_none() {
+                self.move_list(tree, &node, &node, capacity_for(workers + 1))?;
             }
             at = node.parent();
         }
@@ -75,21 +75,21 @@ impl ActiveWriter {
 
     /// Gives the list of `from`, in words with room for so many, to `to`, which may be the same node. The words that the
     /// list of `to` is in are given back. `None` if there is no memory for it, and nothing changed.
-    pub(super) fn move_list(&mut self, tree: &ActiveTree, from: &Node<'_>, to: &Node<'_>, room: u32) -> Option<()> {
+    pub(super) fn move_list(&mut self, tree: &ActiveTree, from: &Node<'_>, to: &Node<'_>, capacity: u32) -> Option<()> {
         let (words, workers) = (&tree.words, from.workers());
-        let at = if room > 1 { self.room.take(words, room * LIST_WORDS)? } else { 0 };
-        let (before, has) = (to.list_at(), to.room());
+        let at = if capacity > 1 { self.allocator.take(words, capacity * LIST_WORDS)? } else { 0 };
+        let (before, has) = (to.list_at(), to.list_capacity());
         let source = List::of(from, words);
-        if room > 1 {
-            let (workers_there, weights) = words.run(at, room * LIST_WORDS).split_at(room as usize);
+        if capacity > 1 {
+            let (workers_there, weights) = words.run(at, capacity * LIST_WORDS).split_at(capacity as usize);
             List { workers: workers_there, weights }.copy(&source, workers);
         } else {
             List::of(to, words).copy(&source, workers);
         }
-        to.set_list((at, room));
+        to.set_list((at, capacity));
         to.set_workers(workers);
         if let Some(before) = before {
-            self.room.give_back(before, has * LIST_WORDS);
+            self.allocator.give_back(before, has * LIST_WORDS);
         }
         Some(())
     }
@@ -97,7 +97,7 @@ impl ActiveWriter {
     /// Gives the words of a node's list back, if it has any beside the node's.
     pub(super) fn give_list_back(&mut self, node: &Node<'_>) {
         if let Some(at) = node.list_at() {
-            self.room.give_back(at, node.room() * LIST_WORDS);
+            self.allocator.give_back(at, node.list_capacity() * LIST_WORDS);
         }
     }
 

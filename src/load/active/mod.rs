@@ -38,7 +38,7 @@ mod loom;
 mod tests;
 
 pub use depths::ActiveDepths;
-pub(in crate::load) use writer::{ActiveWriter, Placed, blocks_to};
+pub(in crate::load) use writer::{ActiveWriter, PlacedPrompt, blocks_to};
 
 use crate::ids::{LocalHash, SpaceId};
 use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
@@ -52,7 +52,7 @@ pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
 /// Times that a look-up walks. Under the model checker, where each squares what is to be tried, it gives up at once.
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { ACTIVE_READ_TRIES_MAX };
 /// Hashes that are compared or copied at once.
-const LANES: usize = 8;
+const STRIDE: usize = 8;
 /// Roots: changes below one do not disturb the readers of another.
 const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 
@@ -126,11 +126,11 @@ impl ActiveTree {
         // Relaxed: see `read`.
         let differ = |(ours, theirs): (&AtomicU64, &LocalHash)| ours.load(Ordering::Relaxed) ^ theirs.0;
         // So many at once, with one branch.
-        let ((ours, _), (theirs, _)) = (hashes.as_chunks::<LANES>(), locals.as_chunks::<LANES>());
-        let equal = |(ours, theirs): &(&[AtomicU64; LANES], &[LocalHash; LANES])| {
+        let ((ours, _), (theirs, _)) = (hashes.as_chunks::<STRIDE>(), locals.as_chunks::<STRIDE>());
+        let equal = |(ours, theirs): &(&[AtomicU64; STRIDE], &[LocalHash; STRIDE])| {
             ours.iter().zip(*theirs).map(differ).fold(0, |all, one| all | one) == 0
         };
-        let from = ours.iter().zip(theirs).take_while(equal).count() * LANES;
+        let from = ours.iter().zip(theirs).take_while(equal).count() * STRIDE;
         from + hashes[from..].iter().zip(&locals[from..]).take_while(|both| differ(*both) == 0).count()
     }
 

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// Words of a node: a cache line, in which there is room for the list of one worker.
 pub(super) const NODE_WORDS: u32 = LINE_WORDS;
 /// Workers that a list in words of its own has room for at least: those of a cache line.
-const ROOM_MIN: u32 = LINE_WORDS / LIST_WORDS;
+const LIST_CAPACITY_MIN: u32 = LINE_WORDS / LIST_WORDS;
 /// Parents from here on are no nodes but the roots of spaces.
 const ROOTS_FROM: u32 = 1 << 31;
 
@@ -24,18 +24,18 @@ pub(super) const fn is_node(parent: u32) -> bool {
 }
 
 /// How many workers a list is given room for that is to hold so many.
-pub(super) const fn room_for(workers: u32) -> u32 {
+pub(super) const fn capacity_for(workers: u32) -> u32 {
     if workers <= 1 {
         return 1;
     }
-    let room = workers.next_power_of_two();
-    if room < ROOM_MIN { ROOM_MIN } else { room }
+    let capacity = workers.next_power_of_two();
+    if capacity < LIST_CAPACITY_MIN { LIST_CAPACITY_MIN } else { capacity }
 }
 
 /// Where in a node its fields are, two to a word.
 const PARENT_LEN: usize = 0;
 const HASHES_LIST: usize = 1;
-const WORKERS_ROOM: usize = 2;
+const WORKERS_CAPACITY: usize = 2;
 const ENDS_CHILDREN: usize = 3;
 const ONLY_ROOT: usize = 4;
 const FIRST: usize = 5;
@@ -84,19 +84,19 @@ impl<'a> Node<'a> {
     /// Where the list of its workers is, if it is not in the node.
     #[inline]
     pub(super) fn list_at(&self) -> Option<u32> {
-        (self.room() > 1).then(|| self.get(HASHES_LIST).1)
+        (self.list_capacity() > 1).then(|| self.get(HASHES_LIST).1)
     }
 
     /// How many workers run it.
     #[inline]
     pub(super) fn workers(&self) -> u32 {
-        self.get(WORKERS_ROOM).0
+        self.get(WORKERS_CAPACITY).0
     }
 
     /// How many find room in the list.
     #[inline]
-    pub(super) fn room(&self) -> u32 {
-        self.get(WORKERS_ROOM).1
+    pub(super) fn list_capacity(&self) -> u32 {
+        self.get(WORKERS_CAPACITY).1
     }
 
     /// Prompts that end with its last block.
@@ -135,7 +135,7 @@ impl<'a> Node<'a> {
     pub(super) fn list(&self, words: &'a Words) -> &'a [AtomicU64] {
         match self.list_at() {
             None => &self.0[OWN_LIST..],
-            Some(at) => words.slice(at, self.room().saturating_mul(LIST_WORDS)).unwrap_or_default(),
+            Some(at) => words.slice(at, self.list_capacity().saturating_mul(LIST_WORDS)).unwrap_or_default(),
         }
     }
 
@@ -144,7 +144,7 @@ impl<'a> Node<'a> {
     pub(super) fn begin(&self, (parent, root): (u32, usize), (hashes, len): (u32, u32), first: u64) {
         self.put(PARENT_LEN, (parent, len));
         self.put(HASHES_LIST, (hashes, 0));
-        self.put(WORKERS_ROOM, (0, 1));
+        self.put(WORKERS_CAPACITY, (0, 1));
         self.put(ENDS_CHILDREN, (0, 0));
         self.put(ONLY_ROOT, (0, root as u32));
         self.0[FIRST].store(first, Ordering::Relaxed);
@@ -162,13 +162,13 @@ impl<'a> Node<'a> {
     }
 
     /// Its list has room for so many from now on; it is there, or for one in the node.
-    pub(super) fn set_list(&self, (at, room): (u32, u32)) {
+    pub(super) fn set_list(&self, (at, capacity): (u32, u32)) {
         self.put(HASHES_LIST, (self.hashes(), at));
-        self.put(WORKERS_ROOM, (self.workers(), room));
+        self.put(WORKERS_CAPACITY, (self.workers(), capacity));
     }
 
     pub(super) fn set_workers(&self, workers: u32) {
-        self.put(WORKERS_ROOM, (workers, self.room()));
+        self.put(WORKERS_CAPACITY, (workers, self.list_capacity()));
     }
 
     pub(super) fn set_ends(&self, ends: u32) {

@@ -31,10 +31,10 @@ struct Line {
     after: u32,
 }
 
-/// The free words. Runs of any length are given out and taken back, in whole or in the pieces they were [cut](Room::cut)
+/// The free words. Runs of any length are given out and taken back, in whole or in the pieces they were [cut](WordAllocator::split_run)
 /// into.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct WordAllocator {
     lines: Vec<Line>,
     /// The first free run of each class.
     heads: [u32; CLASSES],
@@ -44,7 +44,7 @@ pub(super) struct Room {
     used: u32,
 }
 
-impl Default for Room {
+impl Default for WordAllocator {
     fn default() -> Self {
         Self { lines: Vec::new(), heads: [NOTHING; CLASSES], filled: 0, used: 0 }
     }
@@ -59,7 +59,7 @@ const fn class_of(lines: u32) -> usize {
     (((order - FINE) << FINE) + (lines >> (order - FINE))) as usize
 }
 
-impl Room {
+impl WordAllocator {
     /// Words given out and not taken back, in whole lines.
     pub(super) const fn used(&self) -> u32 {
         self.used * LINE_WORDS
@@ -88,14 +88,14 @@ impl Room {
     }
 
     /// A run in use becomes two, the second of which begins with the word `at`: each is given back by itself.
-    pub(super) fn cut(&mut self, at: u32) {
+    pub(super) fn split_run(&mut self, at: u32) {
         if !at.is_multiple_of(LINE_WORDS) {
             self.lines[(at / LINE_WORDS) as usize].sharers += 1;
         }
     }
 
     /// Two runs in use that were one are one again.
-    pub(super) fn mend(&mut self, at: u32) {
+    pub(super) fn merge_runs(&mut self, at: u32) {
         if !at.is_multiple_of(LINE_WORDS) {
             self.lines[(at / LINE_WORDS) as usize].sharers -= 1;
         }
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn runs_never_overlap_and_what_is_given_back_can_be_had_again() {
         let words = Words::new(2 * CHUNK_WORDS as usize);
-        let (mut room, mut rng) = (Room::default(), Xoshiro256PlusPlus::seed_from_u64(1));
+        let (mut room, mut rng) = (WordAllocator::default(), Xoshiro256PlusPlus::seed_from_u64(1));
         let mut given: BTreeMap<u32, u32> = BTreeMap::new();
         for _ in 0..40_000 {
             let from = rng.random_range(0..2 * CHUNK_WORDS);
@@ -236,7 +236,7 @@ mod tests {
                 }
                 (6, Some((at, len))) if len > 1 => {
                     let cut = rng.random_range(1..len);
-                    room.cut(at + cut);
+                    room.split_run(at + cut);
                     given.extend([(at, cut), (at + cut, len - cut)]);
                 }
                 // Again one, if they were.
@@ -244,7 +244,7 @@ mod tests {
                     let Some(behind) = given.get(&(at + len)).copied() else { continue };
                     if !(at + len).is_multiple_of(LINE_WORDS) {
                         given.remove(&(at + len));
-                        room.mend(at + len);
+                        room.merge_runs(at + len);
                         given.insert(at, len + behind);
                     }
                 }

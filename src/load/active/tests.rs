@@ -21,7 +21,7 @@ fn whole(parts: u64) -> usize {
 }
 
 /// The tree, and what it should say.
-struct Twin {
+struct CheckedTree {
     tree: ActiveTree,
     writer: ActiveWriter,
     prompts: BTreeMap<u32, Prompt>,
@@ -29,7 +29,7 @@ struct Twin {
     depths: ActiveDepths,
 }
 
-impl Twin {
+impl CheckedTree {
     fn new() -> Self {
         let (tree, writer) = (ActiveTree::new(7), ActiveWriter::default());
         Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default() }
@@ -131,16 +131,16 @@ fn locals(blocks: &[u64]) -> Vec<LocalHash> {
 proptest! {
     #[test]
     fn every_distinct_block_of_a_worker_counts_once(steps in prop::collection::vec(step(), 1..120)) {
-        let mut twin = Twin::new();
+        let mut checked = CheckedTree::new();
         for step in steps {
             match step {
-                Step::Add(space, blocks, worker) => twin.add(SpaceId(space), locals(&blocks), WorkerIndex(worker)),
-                Step::End(nth) => twin.end(nth),
-                Step::PassOn(nth, to) => twin.pass_on(nth, WorkerIndex(to)),
-                Step::Ask(space, query) => twin.check(SpaceId(space), &locals(&query), WORKERS),
+                Step::Add(space, blocks, worker) => checked.add(SpaceId(space), locals(&blocks), WorkerIndex(worker)),
+                Step::End(nth) => checked.end(nth),
+                Step::PassOn(nth, to) => checked.pass_on(nth, WorkerIndex(to)),
+                Step::Ask(space, query) => checked.check(SpaceId(space), &locals(&query), WORKERS),
             }
         }
-        twin.end_all();
+        checked.end_all();
     }
 }
 
@@ -151,55 +151,56 @@ fn run(conversation: u64, from: u64, to: u64) -> Vec<LocalHash> {
 
 #[test]
 fn long_prompts_many_branches_and_many_workers() {
-    let mut twin = Twin::new();
+    let mut checked = CheckedTree::new();
     let long = ACTIVE_NODE_BLOCKS_MAX as u64 * 2 + 100;
     for (worker, to) in [(0, long), (1, long), (1, long - 200), (2, ACTIVE_JOIN_BLOCKS_MAX as u64 + 1)] {
-        twin.put(SpaceId(0), run(1, 0, to), WorkerIndex(worker));
+        checked.put(SpaceId(0), run(1, 0, to), WorkerIndex(worker));
     }
     // Below one block, as below a system prompt, so many that the tables grow.
     for branch in 0..300 {
         let blocks = [run(1, 0, 1), run(2 + branch, 0, 3)].concat();
-        twin.put(SpaceId(0), blocks, WorkerIndex(branch as u32));
+        checked.put(SpaceId(0), blocks, WorkerIndex(branch as u32));
     }
-    twin.check(SpaceId(0), &run(1, 0, long + 5), 300);
-    twin.check(SpaceId(0), &[run(1, 0, 1), run(250, 0, 2)].concat(), 300);
-    twin.check(SpaceId(1), &run(1, 0, 9), 3);
-    twin.end_all();
+    checked.check(SpaceId(0), &run(1, 0, long + 5), 300);
+    checked.check(SpaceId(0), &[run(1, 0, 1), run(250, 0, 2)].concat(), 300);
+    checked.check(SpaceId(1), &run(1, 0, 9), 3);
+    checked.end_all();
 }
 
 #[test]
 fn a_worker_that_follows_in_a_place_is_not_taken_for_the_one_before() {
-    let mut twin = Twin::new();
+    let mut checked = CheckedTree::new();
     let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
-    twin.add(SpaceId(0), run(1, 0, 9), left);
-    twin.add(SpaceId(0), run(1, 0, 4), here);
+    checked.add(SpaceId(0), run(1, 0, 9), left);
+    checked.add(SpaceId(0), run(1, 0, 4), here);
     let mut depths = ActiveDepths::default();
-    assert!(twin.tree.read(SpaceId(0), &run(1, 0, 9), &mut depths));
+    assert!(checked.tree.read(SpaceId(0), &run(1, 0, 9), &mut depths));
     assert_eq!(depths.of(here), 4);
-    twin.end_all();
+    checked.end_all();
 }
 
 #[test]
 fn a_prompt_without_room_changes_nothing() {
-    let mut twin = Twin::new();
+    let mut checked = CheckedTree::new();
     let mut refused = 0;
     for prompt in 0.. {
         let blocks = [run(0, 0, 10 + prompt % 7), run(1 + prompt, 0, 9_000)].concat();
-        let before = twin.writer.words_used();
-        let Some(placed) = twin.writer.add(&twin.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50)) else {
+        let before = checked.writer.words_used();
+        let Some(placed) = checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50))
+        else {
             refused += 1;
-            assert_eq!(twin.writer.words_used(), before);
+            assert_eq!(checked.writer.words_used(), before);
             if refused == 20 {
                 break;
             }
             continue;
         };
-        twin.prompts.insert(prompt as u32, (SpaceId(0), Vec::new(), WorkerIndex(prompt as u32 % 50), placed.node));
+        checked.prompts.insert(prompt as u32, (SpaceId(0), Vec::new(), WorkerIndex(prompt as u32 % 50), placed.node));
     }
-    for (_, (.., worker, node)) in std::mem::take(&mut twin.prompts) {
-        twin.writer.remove(&twin.tree, node, worker);
+    for (_, (.., worker, node)) in std::mem::take(&mut checked.prompts) {
+        checked.writer.remove(&checked.tree, node, worker);
     }
-    twin.end_all();
+    checked.end_all();
 }
 
 #[test]
@@ -253,43 +254,43 @@ fn readers_beside_the_writer_see_whole_prompts() {
 
 #[test]
 fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
-    let (mut twin, worker) = (Twin::new(), WorkerIndex(1));
+    let (mut checked, worker) = (CheckedTree::new(), WorkerIndex(1));
     let half = BLOCK_PARTS / 2;
-    twin.add(SpaceId(0), run(1, 0, 10), worker);
-    twin.add(SpaceId(0), [run(1, 0, 4), run(2, 0, 5)].concat(), worker);
-    twin.add(SpaceId(0), run(1, 0, 10), WorkerIndex(2));
-    let node = twin.prompts[&1].3;
-    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), (5 * half) as i64, "four are shared");
-    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), 0, "said before");
+    checked.add(SpaceId(0), run(1, 0, 10), worker);
+    checked.add(SpaceId(0), [run(1, 0, 4), run(2, 0, 5)].concat(), worker);
+    checked.add(SpaceId(0), run(1, 0, 10), WorkerIndex(2));
+    let node = checked.prompts[&1].3;
+    assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (5 * half) as i64, "four are shared");
+    assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), 0, "said before");
     // The first ends: the shared four are the second's alone, and weigh less once it says so.
-    assert_eq!(twin.writer.remove(&twin.tree, twin.prompts[&0].3, worker), 6 * BLOCK_PARTS);
-    assert_eq!(twin.writer.weigh(&twin.tree, node, worker, half), (4 * half) as i64);
+    assert_eq!(checked.writer.remove(&checked.tree, checked.prompts[&0].3, worker), 6 * BLOCK_PARTS);
+    assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (4 * half) as i64);
     // A third shares six blocks with the second, which are whole again.
     let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
-    let placed = twin.writer.add(&twin.tree, SpaceId(0), &third, worker).expect("there is room");
+    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker).expect("there is room");
     assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
-    assert_eq!(twin.writer.remove(&twin.tree, node, worker), 3 * half);
-    assert_eq!(twin.writer.remove(&twin.tree, placed.node, worker), 7 * BLOCK_PARTS);
-    assert_eq!(twin.writer.remove(&twin.tree, twin.prompts[&2].3, WorkerIndex(2)), 10 * BLOCK_PARTS);
-    assert_eq!(twin.writer.words_used(), 0);
+    assert_eq!(checked.writer.remove(&checked.tree, node, worker), 3 * half);
+    assert_eq!(checked.writer.remove(&checked.tree, placed.node, worker), 7 * BLOCK_PARTS);
+    assert_eq!(checked.writer.remove(&checked.tree, checked.prompts[&2].3, WorkerIndex(2)), 10 * BLOCK_PARTS);
+    assert_eq!(checked.writer.words_used(), 0);
 }
 
 #[test]
 fn prompts_at_the_ends_of_two_chunks_stay_two_runs() {
-    let mut twin = Twin::new();
+    let mut checked = CheckedTree::new();
     let prompt = |blocks: u64| (1..=blocks).map(LocalHash).collect::<Vec<_>>();
     // Only the last line of the first chunk is free, and what nodes and tables take.
-    let (words, room) = (&twin.tree.words, &mut twin.writer.room);
+    let (words, room) = (&checked.tree.words, &mut checked.writer.allocator);
     let spare = room.take(words, 64).expect("room");
     let lines = words::CHUNK_WORDS / words::LINE_WORDS;
     for _ in 0..lines - 10 {
         room.take(words, words::LINE_WORDS).expect("room");
     }
     room.give_back(spare, 64);
-    twin.add(SpaceId(0), prompt(8), WorkerIndex(0));
-    twin.add(SpaceId(0), prompt(520), WorkerIndex(0));
-    twin.end(0);
-    twin.check(SpaceId(0), &prompt(520), 1);
-    twin.end(0);
-    twin.check(SpaceId(0), &prompt(520), 1);
+    checked.add(SpaceId(0), prompt(8), WorkerIndex(0));
+    checked.add(SpaceId(0), prompt(520), WorkerIndex(0));
+    checked.end(0);
+    checked.check(SpaceId(0), &prompt(520), 1);
+    checked.end(0);
+    checked.check(SpaceId(0), &prompt(520), 1);
 }

@@ -2,17 +2,17 @@
 
 use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::lists::{join, join_path, leave, weigh_alike};
-use super::node::{NODE_WORDS, Node, is_node, room_for, root_of};
-use super::room::Room;
+use super::node::{NODE_WORDS, Node, capacity_for, is_node, root_of};
+use super::room::WordAllocator;
 use super::words::CHUNK_WORDS;
-use super::{ActiveTree, AtomicU64, BLOCK_PARTS, LANES, Ordering};
+use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Ordering, STRIDE};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 use crate::sync::fence;
 
 /// A prompt that is in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::load) struct Placed {
+pub(in crate::load) struct PlacedPrompt {
     /// The node that ends with its last block. It keeps its number as long as a prompt ends there.
     pub(in crate::load) node: u32,
     /// What it adds to its worker, in parts of a block: [`BLOCK_PARTS`] for each that the worker did not run before.
@@ -22,11 +22,11 @@ pub(in crate::load) struct Placed {
 /// What only the writer needs of the tree; its methods are called under the bookings' lock.
 #[derive(Debug, Default)]
 pub(in crate::load) struct ActiveWriter {
-    pub(super) room: Room,
+    pub(super) allocator: WordAllocator,
 }
 
 /// Where a prompt leaves what is in the tree.
-struct Branch {
+struct Divergence {
     /// The last node that it runs through to the end, or the root.
     parent: u32,
     /// Its blocks down to there, and into the node below.
@@ -37,7 +37,7 @@ struct Branch {
 
 /// Nodes that are not linked yet, one below the other.
 #[derive(Clone, Copy)]
-struct Tail {
+struct NewNodes {
     first: u32,
     last: u32,
     nodes: usize,
@@ -46,7 +46,7 @@ struct Tail {
 impl ActiveWriter {
     /// Words in use.
     pub(in crate::load) const fn words_used(&self) -> u32 {
-        self.room.used()
+        self.allocator.used()
     }
 
     /// A prompt of at least a block comes to a worker; `None` if there is no memory for it, and nothing changed.
@@ -56,7 +56,7 @@ impl ActiveWriter {
         space: SpaceId,
         locals: &[LocalHash],
         worker: WorkerIndex,
-    ) -> Option<Placed> {
+    ) -> Option<PlacedPrompt> {
         let root = tree.root_at(space, *locals.first()?);
         // As OPEN, for the words used again below, which another thread may have let go of: a reader that still looks at
         // them for what they were sees that thread's change of `sequence`, too.
@@ -71,12 +71,12 @@ impl ActiveWriter {
         (root, space): (usize, SpaceId),
         locals: &[LocalHash],
         worker: WorkerIndex,
-    ) -> Option<Placed> {
+    ) -> Option<PlacedPrompt> {
         let branch = descend(tree, root, space, locals);
         // Nobody can come upon the new nodes yet.
         let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();
-        let placed = self.graft(tree, root, &branch, tail, worker);
+        let placed = self.attach_new(tree, root, &branch, tail, worker);
         if placed.is_none() {
             self.unmake_tail(tree, tail);
         }
@@ -133,29 +133,29 @@ impl ActiveWriter {
     }
 
     /// Links a prompt's tail to where it leaves the tree, and counts the worker all the way up.
-    fn graft(
+    fn attach_new(
         &mut self,
         tree: &ActiveTree,
         root: usize,
-        branch: &Branch,
-        tail: Option<Tail>,
+        branch: &Divergence,
+        tail: Option<NewNodes>,
         worker: WorkerIndex,
-    ) -> Option<Placed> {
+    ) -> Option<PlacedPrompt> {
         let attach = match branch.within {
             Some((node, common)) => self.split(tree, root, node, common)?,
             None => branch.parent,
         };
-        if self.make_way(tree, root, attach, tail, worker).is_none() {
+        if self.reserve_for_attach(tree, root, attach, tail, worker).is_none() {
             if is_node(attach) {
                 self.join(tree, root, attach);
             }
             return None;
         }
         let mut added_parts = join_path(tree, attach, worker);
-        let Some(Tail { first, last, .. }) = tail else {
+        let Some(NewNodes { first, last, .. }) = tail else {
             let end = tree.node(attach);
             end.set_ends(end.ends() + 1);
-            return Some(Placed { node: attach, added_parts });
+            return Some(PlacedPrompt { node: attach, added_parts });
         };
         let mut at = last;
         loop {
@@ -170,19 +170,19 @@ impl ActiveWriter {
         if is_node(attach) {
             tree.node(attach).adopt(first);
         }
-        Some(Placed { node: last, added_parts })
+        Some(PlacedPrompt { node: last, added_parts })
     }
 
     /// Everything that needs memory before a prompt can be linked.
-    fn make_way(
+    fn reserve_for_attach(
         &mut self,
         tree: &ActiveTree,
         root: usize,
         attach: u32,
-        tail: Option<Tail>,
+        tail: Option<NewNodes>,
         worker: WorkerIndex,
     ) -> Option<()> {
-        if let Some(Tail { first, last, nodes }) = tail {
+        if let Some(NewNodes { first, last, nodes }) = tail {
             tree.node(first).set_parent(attach);
             let mut at = last;
             loop {
@@ -206,8 +206,8 @@ impl ActiveWriter {
         root: usize,
         blocks: &[LocalHash],
         worker: WorkerIndex,
-    ) -> Option<Option<Tail>> {
-        let mut tail: Option<Tail> = None;
+    ) -> Option<Option<NewNodes>> {
+        let mut tail: Option<NewNodes> = None;
         for piece in blocks.chunks(ACTIVE_NODE_BLOCKS_MAX) {
             let parent = tail.map_or(root_of(SpaceId(0)), |tail| tail.last);
             let Some(made) = self.make(tree, (root, parent), piece, worker) else {
@@ -218,7 +218,7 @@ impl ActiveWriter {
                 tree.node(tail.last).adopt(made);
             }
             let (first, nodes) = tail.map_or((made, 0), |tail| (tail.first, tail.nodes));
-            tail = Some(Tail { first, last: made, nodes: nodes + 1 });
+            tail = Some(NewNodes { first, last: made, nodes: nodes + 1 });
         }
         if let Some(tail) = tail {
             tree.node(tail.last).set_ends(1);
@@ -226,8 +226,8 @@ impl ActiveWriter {
         Some(tail)
     }
 
-    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<Tail>) {
-        let Some(Tail { first, last, .. }) = tail else { return };
+    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<NewNodes>) {
+        let Some(NewNodes { first, last, .. }) = tail else { return };
         let mut at = last;
         loop {
             let above = tree.node(at).parent();
@@ -248,7 +248,7 @@ impl ActiveWriter {
         worker: WorkerIndex,
     ) -> Option<u32> {
         let (len, first) = (blocks.len() as u32, blocks.first()?.0);
-        let at = self.room.take(&tree.words, NODE_WORDS + len)?;
+        let at = self.allocator.take(&tree.words, NODE_WORDS + len)?;
         let (node, hashes) = (tree.node(at), at + NODE_WORDS);
         write(tree.words.run(hashes, len), blocks);
         node.begin((parent, root), (hashes, len), first);
@@ -261,10 +261,10 @@ impl ActiveWriter {
         let (hashes, len) = (node.hashes(), node.len());
         self.give_list_back(&node);
         if lie_together((at, NODE_WORDS), hashes) {
-            self.room.give_back(at, NODE_WORDS + len);
+            self.allocator.give_back(at, NODE_WORDS + len);
         } else {
-            self.room.give_back(hashes, len);
-            self.room.give_back(at, NODE_WORDS);
+            self.allocator.give_back(hashes, len);
+            self.allocator.give_back(at, NODE_WORDS);
         }
     }
 
@@ -273,15 +273,15 @@ impl ActiveWriter {
     pub(super) fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
         let (words, below) = (&tree.words, tree.node(at));
         let (hashes, len) = (below.hashes(), below.len());
-        let number = self.room.take(words, NODE_WORDS)?;
+        let number = self.allocator.take(words, NODE_WORDS)?;
         let above = tree.node(number);
         above.begin((below.parent(), root), (hashes, common), below.first());
         let first = words.run(hashes, len)[common as usize].load(Ordering::Relaxed);
         let (key, key_above) = (tree.key(number, LocalHash(first)), key_of(tree, &below));
-        let room = room_for(below.workers());
-        let made = self.edges(tree, root).reserve(key, 1).and_then(|()| self.move_list(tree, &below, &above, room));
+        let capacity = capacity_for(below.workers());
+        let made = self.edges(tree, root).reserve(key, 1).and_then(|()| self.move_list(tree, &below, &above, capacity));
         if made.is_none() {
-            self.room.give_back(number, NODE_WORDS);
+            self.allocator.give_back(number, NODE_WORDS);
             return None;
         }
         let slot = tree.slot_of(root, key_above);
@@ -289,10 +289,10 @@ impl ActiveWriter {
             tree.node(below.parent()).exchange(at, number);
         }
         above.adopt(at);
-        self.room.cut(hashes + common);
+        self.allocator.split_run(hashes + common);
         below.set_blocks(number, (hashes + common, len - common), first);
         if let Some(slot) = slot {
-            self.edges(tree, root).lead(key_above, slot, number);
+            self.edges(tree, root).redirect(key_above, slot, number);
         }
         self.edges(tree, root).add(key, at);
         Some(number)
@@ -333,7 +333,7 @@ impl ActiveWriter {
         let mut hashes = above_at;
         if !lie_together {
             // Without memory they stay apart, which is as true.
-            let Some(together) = self.room.take(words, len) else { return };
+            let Some(together) = self.allocator.take(words, len) else { return };
             words.copy(above_at, together, above_len);
             words.copy(below_at, together + above_len, below_len);
             hashes = together;
@@ -343,24 +343,24 @@ impl ActiveWriter {
             self.edges(tree, root).remove(key_below, slot);
         }
         if let Some(slot) = tree.slot_of(root, key) {
-            self.edges(tree, root).lead(key, slot, child);
+            self.edges(tree, root).redirect(key, slot, child);
         }
         if is_node(above.parent()) {
             tree.node(above.parent()).exchange(at, child);
         }
         below.set_blocks(above.parent(), (hashes, len), above.first());
         if lie_together {
-            self.room.mend(below_at);
+            self.allocator.merge_runs(below_at);
         } else {
-            self.room.give_back(above_at, above_len);
-            self.room.give_back(below_at, below_len);
+            self.allocator.give_back(above_at, above_len);
+            self.allocator.give_back(below_at, below_len);
         }
         self.give_list_back(&above);
-        self.room.give_back(at, NODE_WORDS);
+        self.allocator.give_back(at, NODE_WORDS);
     }
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
-        Edges { root: &tree.roots[root], words: &tree.words, room: &mut self.room }
+        Edges { root: &tree.roots[root], words: &tree.words, allocator: &mut self.allocator }
     }
 }
 
@@ -374,13 +374,13 @@ const fn lie_together((at, len): (u32, u32), behind: u32) -> bool {
 fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
     // Relaxed: the root's sequence tells readers of them.
     let store = |(word, local): (&AtomicU64, &LocalHash)| word.store(local.0, Ordering::Relaxed);
-    let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<LANES>(), blocks.as_chunks::<LANES>());
+    let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<STRIDE>(), blocks.as_chunks::<STRIDE>());
     to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(store));
     to_rest.iter().zip(from_rest).for_each(store);
 }
 
-fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash]) -> Branch {
-    let mut branch = Branch { parent: root_of(space), depth: 0, within: None };
+fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash]) -> Divergence {
+    let mut branch = Divergence { parent: root_of(space), depth: 0, within: None };
     while branch.depth < locals.len() {
         let key = tree.key(branch.parent, locals[branch.depth]);
         let Some(found) = tree.roots[root].find(&tree.words, key, WRITER_PROBES_MAX) else { break };

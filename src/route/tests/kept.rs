@@ -30,7 +30,7 @@ fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) ->
 }
 
 /// A world in which anything happens between two decisions.
-struct Happening {
+struct RandomWorld {
     world: World,
     predictor: Option<Predictor>,
     rng: Xoshiro256PlusPlus,
@@ -40,7 +40,7 @@ struct Happening {
     now_ns: u64,
 }
 
-impl Happening {
+impl RandomWorld {
     fn new(seed: u64, prefill: PrefillModel) -> Self {
         let mut world = World::new(WORKERS, Some(SCHEME));
         world.loads = Loads::new(WORKERS as usize, LoadsConfig { prefill, ..LoadsConfig::default() });
@@ -217,17 +217,17 @@ impl Happening {
         // Who decides may have looked at the clock before whoever decided last.
         let ago_ns = if self.one_in(8) { STEP_NS * self.rng.random_range(0..40) } else { 0 };
         let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
-        let (affinities, now_ns) = (&Affinities::new(8, 0), self.now_ns.saturating_sub(ago_ns));
+        let (affinities, now_ns) = (&AffinityTable::new(8, 0), self.now_ns.saturating_sub(ago_ns));
         let mut active = ActiveDepths::default();
         loads.active(SpaceId(0), &locals(&prompt), &mut active);
-        let view = View { fleet, indexes, predictions, loads, policy, turns: &[], affinities, now_ns };
+        let view = View { fleet, indexes, predictions, loads, policy, round_robin_counters: &[], affinities, now_ns };
         let draws = Draws::new(self.names);
         [scratch, &mut Scratch::default()].map(|scratch| {
             let mut decision = Decision::default();
             decide(&view, &request, scratch, draws, &mut decision).unwrap();
             let observation = scratch.observation().clone();
-            for observed in &observation.workers {
-                assert_eq!(observed.active_depth_blocks, active.of(observed.index), "what runs on it, and on no other");
+            for facts in &observation.workers {
+                assert_eq!(facts.active_depth_blocks, active.of(facts.index), "what runs on it, and on no other");
             }
             let mut again = Decision::default();
             judge(policy, &observation, draws, &mut again);
@@ -241,16 +241,16 @@ impl Happening {
 #[test]
 fn what_is_kept_is_what_would_be_read_again() {
     let fixed = PrefillModel::Fixed { base_ns: STEP_NS, token_ns: STEP_NS / 10, cached_token_ns: 0 };
-    let observed = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
-    let observed = observed.map(|(seed, prefill)| (seed, Happening::new(seed, prefill)));
-    let predicted = (4, Happening::new(4, PrefillModel::Off).predicting());
-    for (seed, mut happening) in observed.into_iter().chain([predicted]) {
+    let facts = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
+    let facts = facts.map(|(seed, prefill)| (seed, RandomWorld::new(seed, prefill)));
+    let predicted = (4, RandomWorld::new(4, PrefillModel::Off).predicting());
+    for (seed, mut random) in facts.into_iter().chain([predicted]) {
         for step in 0..1500 {
-            for _ in 0..happening.rng.random_range(0..4) {
-                happening.pass();
+            for _ in 0..random.rng.random_range(0..4) {
+                random.pass();
             }
-            let [kept, fresh] = happening.decide();
-            assert_eq!(kept.1, fresh.1, "observed at step {step} of seed {seed}");
+            let [kept, fresh] = random.decide();
+            assert_eq!(kept.1, fresh.1, "facts at step {step} of seed {seed}");
             assert_eq!(kept.0, fresh.0, "decided at step {step} of seed {seed}");
         }
     }
@@ -258,11 +258,11 @@ fn what_is_kept_is_what_would_be_read_again() {
 
 #[test]
 fn what_others_change_meanwhile_is_seen_once_they_rest() {
-    let mut happening = Happening::new(5, PrefillModel::Off);
-    let (other, prompt) = (happening.world.loads.open_session(None, 0).unwrap(), tokens(16));
-    let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut happening.world;
-    let (loads, trust, affinities) = (&*loads, &fleet.workers[2].trust, &Affinities::new(8, 0));
-    let view = View { fleet, indexes, predictions, loads, policy, turns: &[], affinities, now_ns: 0 };
+    let mut random = RandomWorld::new(5, PrefillModel::Off);
+    let (other, prompt) = (random.world.loads.open_session(None, 0).unwrap(), tokens(16));
+    let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut random.world;
+    let (loads, trust, affinities) = (&*loads, &fleet.workers[2].trust, &AffinityTable::new(8, 0));
+    let view = View { fleet, indexes, predictions, loads, policy, round_robin_counters: &[], affinities, now_ns: 0 };
     let decide_once = |scratch: &mut Scratch| {
         let mut decision = Decision::default();
         decide(&view, &ask(&prompt), scratch, Draws::new(1), &mut decision).unwrap();
@@ -316,11 +316,11 @@ fn spaces_are_kept_side_by_side() {
         }
         for (space, ids, held, run) in [(0, [1, 2], round, round), (1, [3, 4], 2 * round, 3 * round)] {
             world.decide(&RouteRequest { space: SpaceId(space), ..ask(&prompt) }).unwrap();
-            let observed = |of: &Observed| {
+            let facts = |of: &WorkerFacts| {
                 let (id, since) = (of.worker.id.0, of.trust.since_unix_ms);
                 (id, of.overlap.device, since, of.active_depth_blocks, of.load.requests)
             };
-            let found: Vec<_> = world.scratch.observation().workers.iter().map(observed).collect();
+            let found: Vec<_> = world.scratch.observation().workers.iter().map(facts).collect();
             let [booked, holder] = ids;
             let expected = [(booked, 0, 0, run, u64::from(round)), (holder, held, u64::from(held), 0, 0)];
             assert_eq!(found, expected, "round {round}, space {space}");

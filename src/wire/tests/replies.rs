@@ -48,10 +48,10 @@ fn decision() -> (Decision, FleetTable) {
             (Rule::NotAllowed, Worker::new(2, 0)),
             (Rule::Down, Worker::new(3, 0)),
         ],
-        running: vec![0, 1],
+        eligible_rows: vec![0, 1],
         seed: 3,
         mode: Mode::LeastLoaded,
-        nobody: None,
+        no_worker: None,
         shares_blocks: true,
         tracks_prefill: true,
         ..Decision::default()
@@ -96,7 +96,7 @@ fn a_route_reply_round_trips() {
     let mut out = Vec::new();
     encoder.route(
         ID,
-        &Decision { candidates: Vec::new(), nobody: Some(Kind::AllBusy), ..decision },
+        &Decision { candidates: Vec::new(), no_worker: Some(Kind::AllBusy), ..decision },
         false,
         &fleet,
         &mut out,

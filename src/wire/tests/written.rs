@@ -64,7 +64,7 @@ fn decided() -> impl Strategy<Value = Decision> {
             booking: booking.map(|(slot, generation)| BookingHandle { slot, generation }),
             removed: removed.into_iter().map(|(rule, id, rank)| (rule, Worker::new(id, rank))).collect(),
             mode: if is_matched { Mode::Kv } else { Mode::Lmetric },
-            nobody,
+            no_worker: nobody,
             ..Decision::default()
         },
     )

@@ -4,7 +4,7 @@ use kvrouted::fleet::{DeviceClass, WorkerState};
 use kvrouted::ids::{EventSeq, SpaceId, TierBlocks, Worker, WorkerIndex};
 use kvrouted::journal::{Encoder, Origin, Record, SpaceLabel};
 use kvrouted::load::Load;
-use kvrouted::route::{Asked, Decision, Draws, Mode, Observation, Observed, Policy, judge};
+use kvrouted::route::{Decision, Draws, Mode, Observation, Policy, RequestFacts, WorkerFacts, judge};
 use kvrouted::trust::{Trust, TrustLevel};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -44,7 +44,7 @@ fn journal(rng: &mut Xoshiro256PlusPlus, at: u64) -> Vec<u8> {
 
 fn observation(rng: &mut Xoshiro256PlusPlus) -> Observation {
     let states = [WorkerState::Ready, WorkerState::Ready, WorkerState::Draining, WorkerState::Down];
-    let mut observed = |place: u16| Observed {
+    let mut facts = |place: u16| WorkerFacts {
         index: WorkerIndex::at(place, rng.random_range(0..3)),
         worker: Worker::new(u64::from(place), rng.random_range(0..2)),
         overlap: TierBlocks { device: rng.random_range(0..20), host: rng.random_range(0..3), disk: 0, external: 1 },
@@ -70,7 +70,13 @@ fn observation(rng: &mut Xoshiro256PlusPlus) -> Observation {
         has_required_taints: true,
         taint_weight: rng.random(),
     };
-    let workers = (0..6).map(&mut observed).collect();
-    let asked = Asked { prompt_tokens: 321, block_size: 16, whole_blocks: 20, candidates_max: 4, ..Asked::default() };
-    Observation { asked, workers, request_blocks: 20, fleet_version: 3, index_epoch: 99, ..Observation::default() }
+    let workers = (0..6).map(&mut facts).collect();
+    let request = RequestFacts {
+        prompt_tokens: 321,
+        block_size: 16,
+        whole_blocks: 20,
+        candidates_max: 4,
+        ..RequestFacts::default()
+    };
+    Observation { request, workers, request_blocks: 20, fleet_version: 3, index_epoch: 99, ..Observation::default() }
 }

@@ -2,7 +2,7 @@
 
 use kvrouted::journal::{Again, Encoder, Ending, Entry, Reader, Record};
 use kvrouted::route::Policy;
-use kvrouted::shadow::Contrasting;
+use kvrouted::shadow::PolicyComparison;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const PREAMBLE_BYTES: usize = 16;
@@ -19,7 +19,7 @@ pub(crate) fn journal(data: &[u8]) {
 
 fn read(data: &[u8]) {
     let Ok(mut reader) = Reader::open(data) else { return };
-    let (mut record, mut again, mut contrasting) = (Record::default(), Again::default(), Contrasting::default());
+    let (mut record, mut again, mut comparison) = (Record::default(), Again::default(), PolicyComparison::default());
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(reader.origin(), &mut bytes);
     let mut said = Vec::new();
@@ -27,7 +27,7 @@ fn read(data: &[u8]) {
         match reader.next(&mut record) {
             Entry::Decision { core } => {
                 again.judge(&record);
-                contrasting.pick(&Policy::default(), &mut record.observation, record.outcome.seed);
+                comparison.pick(&Policy::default(), &mut record.observation, record.outcome.seed);
                 encoder.decision(core, &record, &mut bytes);
                 said.push((core, format!("{record:?}")));
             }

@@ -4,9 +4,9 @@
 //! sits behind it in cells of atomics, so that a decision reads one table and current trust without a lock.
 
 mod cells;
-mod places;
 mod table;
 
 pub use cells::{SchemeCell, TrustCell, trust_changes};
-pub use places::PlaceAllocator;
-pub use table::{DeviceClass, EventSource, Fleet, FleetTable, PoolRole, Space, WorkerRecord, WorkerState};
+pub use table::{
+    DeviceClass, EventSource, Fleet, FleetTable, PlaceAllocator, PoolRole, Space, WorkerRecord, WorkerState,
+};

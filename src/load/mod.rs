@@ -12,18 +12,13 @@
 
 mod active;
 mod booking;
-mod books;
 mod cell;
 mod changes;
-mod failures;
-mod names;
+mod ledger;
+mod loads;
 mod prefill;
 mod reporters;
-mod reports;
 mod session;
-mod table;
-mod users;
-
 #[cfg(test)]
 mod tests;
 
@@ -31,9 +26,7 @@ pub use active::ActiveDepths;
 pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
 pub use cell::{EngineLoad, Load, LoadCells, LoadStability};
 pub use changes::ChangesSeen;
-pub use failures::BackOff;
+pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
-pub use reporters::{BeyondShare, Reporter};
-pub use reports::{Freed, Moved};
+pub use reporters::{BackOff, BeyondShare, Reporter};
 pub use session::{SessionId, SessionToken};
-pub use table::{ActiveRead, Booked, Expired, Leaving, Loads, LoadsConfig};

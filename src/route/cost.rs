@@ -1,7 +1,7 @@
 //! The cost of a candidate, as one record of named terms.
 
-use super::mode::CostModel;
 use super::observation::{RequestFacts, WorkerFacts};
+use super::policy::CostModel;
 use super::policy::Policy;
 use crate::fleet::PoolRole;
 use crate::ids::TierBlocks;

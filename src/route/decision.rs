@@ -1,11 +1,11 @@
 //! What was decided, and everything a reply, an explanation or a metric says of it.
 
-use super::bound::AffinityOutcome;
+use super::affinity::AffinityOutcome;
 use super::cost::CostTerms;
-use super::mode::Mode;
 use super::observation::{Observation, WorkerFacts};
+use super::policy::Mode;
 use super::policy::Policy;
-use super::rule::Rule;
+use super::rules::Rule;
 use crate::error::Kind;
 use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker, WorkerId, WorkerIndex};

@@ -13,46 +13,35 @@
 //! of what it depends on, where a policy needs few of the values.
 
 mod affinity;
-mod bound;
-mod columns;
 mod cost;
 mod decide;
 mod decision;
 mod disaggregate;
-mod draws;
-mod judge;
-mod kept;
-mod mode;
-mod names;
 mod observation;
 mod observe;
 mod policy;
 mod potential;
 mod repeats;
 mod request;
-mod rule;
+mod rules;
 mod select;
-mod shared;
+mod space_cache;
 #[cfg(test)]
 mod tests;
 mod wait;
 
 pub use crate::load::BookingHandle;
-pub use affinity::{AffinityTable, BindOutcome};
-pub use bound::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession};
+pub use affinity::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome};
 pub use cost::{CostTerms, PoolFacts, cost};
-pub use decide::{Scratch, advance_round_robin, decide, demand, overlaps, propose};
+pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};
 pub use decision::{CandidateCost, Decision, MatchStatus, ReplyNotes, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
-pub use draws::Draws;
-pub use judge::judge;
-pub use mode::Mode;
-pub use names::{Names, Preferences};
 pub use observation::{Observation, RequestFacts, WorkerFacts};
 pub use observe::{View, seconds};
-pub use policy::{BusyThresholds, Overrides, Policy, PolicyTable, QueuePolicy};
+pub use policy::{BusyThresholds, Mode, Overrides, Policy, PolicyTable, QueuePolicy};
 pub use potential::{PotentialLoad, PotentialLoads, potential_loads};
 pub use repeats::Repeats;
-pub use request::{BookingRequest, Prompt, RouteRequest};
-pub use rule::Rule;
+pub use request::{BookingRequest, Names, Preferences, Prompt, RouteRequest};
+pub use rules::Rule;
+pub use select::Draws;
 pub use wait::Wait;

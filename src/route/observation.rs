@@ -1,6 +1,6 @@
 //! What a decision is made from, read at once and kept as plain values.
 
-use super::bound::AffinitySession;
+use super::affinity::AffinitySession;
 use super::decision::{MatchStatus, ReplyNotes};
 use super::policy::Overrides;
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};

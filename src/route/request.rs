@@ -1,7 +1,6 @@
-//! What a gateway asks, borrowed from wherever it lies.
+//! What a gateway asks, borrowed from the request frame.
 
-use super::mode::Mode;
-use super::names::{Names, Preferences};
+use super::policy::Mode;
 use super::policy::{Overrides, Policy};
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, Worker};
@@ -146,5 +145,102 @@ impl<'a> RouteRequest<'a> {
     pub(super) fn of_every_worker(&self, policy: &Policy) -> Self {
         let mode = if policy.mode == Mode::Direct { Some(Mode::Kv) } else { self.overrides.mode };
         Self { overrides: Overrides { mode, ..self.overrides }, ..self.as_question() }
+    }
+}
+
+/// Names of a request. A gateway lists them; a request that came over the wire has them packed.
+#[derive(Clone, Copy, Debug)]
+pub enum Names<'a> {
+    /// One by one.
+    Listed(&'a [&'a str]),
+    /// All in one text, each from where the one before ends.
+    Packed {
+        /// The names, one behind the other.
+        text: &'a str,
+        /// Where each ends.
+        ends: &'a [u32],
+    },
+}
+
+impl<'a> Names<'a> {
+    /// No names.
+    pub const NONE: Names<'static> = Names::Listed(&[]);
+
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Listed(names) => names.len(),
+            Self::Packed { ends, .. } => ends.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The name at a place; `None` where there is none.
+    #[must_use]
+    pub fn get(&self, at: usize) -> Option<&'a str> {
+        match self {
+            Self::Listed(names) => names.get(at).copied(),
+            Self::Packed { text, ends } => {
+                let end = *ends.get(at)? as usize;
+                let start = at.checked_sub(1).map_or(0, |before| ends[before] as usize);
+                text.get(start..end)
+            }
+        }
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let names = *self;
+        (0..names.len()).filter_map(move |at| names.get(at))
+    }
+}
+
+impl Default for Names<'_> {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl PartialEq for Names<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Names<'_> {}
+
+/// Labels of workers that a request would rather, or rather not, have.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Preferences<'a> {
+    /// The labels.
+    pub names: Names<'a>,
+    /// How much each matters, in the order of the names; below 0 = rather not.
+    pub weights: &'a [f64],
+}
+
+impl<'a> Preferences<'a> {
+    /// Labels with their weights.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, f64)> + use<'a> {
+        self.names.iter().zip(self.weights.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_names_are_the_same_names() {
+        let listed = Names::Listed(&["a", "", "bcd"]);
+        let packed = Names::Packed { text: "abcd", ends: &[1, 1, 4] };
+        assert_eq!(listed, packed);
+        assert_eq!((packed.len(), packed.get(2), packed.get(3)), (3, Some("bcd"), None));
+        assert!(Names::NONE.is_empty() && listed != Names::NONE);
     }
 }

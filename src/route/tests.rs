@@ -1,7 +1,6 @@
 //! Decisions over a small fleet with a real index.
 
-mod doubt;
-mod kept;
+mod space_cache;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 //! where no prompt in flight begins as the one in question, and few begin at all, a look-up reads that line alone.
 //! What finds no place there is in hash tables, a few for each root, with open addresses.
 
+use super::memory::WordAllocator;
+use super::memory::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::node::Node;
-use super::room::WordAllocator;
-use super::words::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::{AtomicU64, Ordering, fence};
 
 /// Edges beside the sequence of a root: what is left of the line. The model checker gets a small world.

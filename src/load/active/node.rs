@@ -1,8 +1,13 @@
-//! One node: a run of blocks, and who runs a prompt through all of them.
+//! One node, a run of blocks, and its list of workers: how many prompts each worker runs through the node, and how much the
+//! node's blocks weigh for it.
+//!
+//! A block weighs one block, or less while the only prompt that a worker runs through it nears its expected end. Another prompt
+//! that shares the block restores its full weight. A list has one word per worker and, behind all of these, one weight per worker;
+//! readers use the first half only. The node itself holds a list of one worker.
 
-use super::lists::LIST_WORDS;
-use super::words::{LINE_WORDS, Line, Words, halves, word};
-use crate::ids::SpaceId;
+use super::memory::{LINE_WORDS, Line, Words, halves, word};
+use super::{ActiveTree, BLOCK_PARTS};
+use crate::ids::{SpaceId, WorkerIndex};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a node: a cache line, in which there is room for the list of one worker.
@@ -191,4 +196,109 @@ impl<'a> Node<'a> {
     pub(super) fn exchange(&self, one: u32, other: u32) {
         self.put(ONLY_ROOT, (self.only() ^ one ^ other, self.root() as u32));
     }
+}
+
+/// Words of a list for each worker that it has room for.
+pub(super) const LIST_WORDS: u32 = 2;
+
+/// The list of a node, for the writer. Relaxed: readers learn from the root's sequence whether to believe it.
+pub(super) struct List<'a> {
+    pub(super) workers: &'a [AtomicU64],
+    pub(super) weights: &'a [AtomicU64],
+}
+
+impl<'a> List<'a> {
+    pub(super) fn of(node: &Node<'a>, words: &'a Words) -> Self {
+        let list = node.list(words);
+        let (workers, weights) = list.split_at(node.list_capacity() as usize);
+        Self { workers, weights }
+    }
+
+    /// Where a worker stands among the first so many.
+    pub(super) fn place_of(&self, worker: WorkerIndex, workers: u32) -> Option<usize> {
+        let is_it = |entry: &AtomicU64| halves(entry.load(Ordering::Relaxed)).0 == worker.0;
+        self.workers[..workers as usize].iter().position(is_it)
+    }
+
+    /// How many prompts run through the node of the worker that stands at `place`.
+    pub(super) fn prompts(&self, place: usize) -> u32 {
+        halves(self.workers[place].load(Ordering::Relaxed)).1
+    }
+
+    pub(super) fn weight(&self, place: usize) -> u64 {
+        self.weights[place].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, place: usize, worker: WorkerIndex, prompts: u32) {
+        self.workers[place].store(word(worker.0, prompts), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_weight(&self, place: usize, parts: u64) {
+        self.weights[place].store(parts, Ordering::Relaxed);
+    }
+
+    /// Takes the first so many workers of another list, each at its place.
+    pub(super) fn copy(&self, from: &List<'_>, workers: u32) {
+        for place in 0..workers as usize {
+            self.workers[place].store(from.workers[place].load(Ordering::Relaxed), Ordering::Relaxed);
+            self.set_weight(place, from.weight(place));
+        }
+    }
+}
+
+/// Whether the blocks of two nodes that the same workers run weigh the same for each.
+pub(super) fn weigh_alike(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bool {
+    let (here, there) = (List::of(one, words), List::of(other, words));
+    (0..one.workers() as usize).all(|place| {
+        let worker = WorkerIndex(halves(here.workers[place].load(Ordering::Relaxed)).0);
+        there.place_of(worker, other.workers()).is_some_and(|other| here.weight(place) == there.weight(other))
+    })
+}
+
+/// A prompt of a worker runs through a node, in whose list there is room. Returns what that adds to the worker, in parts
+/// of a block.
+#[inline]
+pub(super) fn join(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
+    let (workers, list) = (node.workers(), List::of(node, words));
+    let place = list.place_of(worker, workers);
+    let before = place.map_or(0, |place| list.weight(place));
+    if let Some(place) = place {
+        list.set(place, worker, list.prompts(place) + 1);
+    } else {
+        list.set(workers as usize, worker, 1);
+        node.set_workers(workers + 1);
+    }
+    list.set_weight(place.unwrap_or(workers as usize), BLOCK_PARTS);
+    u64::from(node.len()) * (BLOCK_PARTS - before)
+}
+
+/// A prompt of a worker runs through a node and all above it; there is room in their lists. Returns what that adds to
+/// the worker, in parts of a block.
+pub(super) fn join_path(tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> u64 {
+    let mut added = 0;
+    while is_node(at) {
+        let node = tree.node(at);
+        added += join(&tree.words, &node, worker);
+        at = node.parent();
+    }
+    added
+}
+
+/// A prompt of a worker leaves one node. Returns what that takes from the worker, in parts of a block.
+#[inline]
+pub(super) fn leave(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
+    let (workers, list) = (node.workers(), List::of(node, words));
+    let Some(place) = list.place_of(worker, workers) else {
+        debug_assert!(false, "a prompt ended that was not there");
+        return 0;
+    };
+    let (prompts, weight, last) = (list.prompts(place), list.weight(place), workers as usize - 1);
+    if prompts > 1 {
+        list.set(place, worker, prompts - 1);
+        return 0;
+    }
+    list.workers[place].store(list.workers[last].load(Ordering::Relaxed), Ordering::Relaxed);
+    list.set_weight(place, list.weight(last));
+    node.set_workers(last as u32);
+    u64::from(node.len()) * weight
 }

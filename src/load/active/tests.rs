@@ -282,9 +282,9 @@ fn prompts_at_the_ends_of_two_chunks_stay_two_runs() {
     // Only the last line of the first chunk is free, and what nodes and tables take.
     let (words, room) = (&checked.tree.words, &mut checked.writer.allocator);
     let spare = room.take(words, 64).expect("room");
-    let lines = words::CHUNK_WORDS / words::LINE_WORDS;
+    let lines = memory::CHUNK_WORDS / memory::LINE_WORDS;
     for _ in 0..lines - 10 {
-        room.take(words, words::LINE_WORDS).expect("room");
+        room.take(words, memory::LINE_WORDS).expect("room");
     }
     room.give_back(spare, 64);
     checked.add(SpaceId(0), prompt(8), WorkerIndex(0));

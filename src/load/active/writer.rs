@@ -1,10 +1,11 @@
 //! How the tree changes: a prompt comes, a prompt ends.
 
 use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
-use super::lists::{join, join_path, leave, weigh_alike};
-use super::node::{NODE_WORDS, Node, capacity_for, is_node, root_of};
-use super::room::WordAllocator;
-use super::words::CHUNK_WORDS;
+use super::memory::CHUNK_WORDS;
+use super::memory::WordAllocator;
+use super::node::{
+    LIST_WORDS, List, NODE_WORDS, Node, capacity_for, is_node, join, join_path, leave, root_of, weigh_alike,
+};
 use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Ordering, STRIDE};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
@@ -361,6 +362,70 @@ impl ActiveWriter {
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
         Edges { root: &tree.roots[root], words: &tree.words, allocator: &mut self.allocator }
+    }
+}
+
+impl ActiveWriter {
+    /// Makes room for a worker in the lists from a node up to the root.
+    pub(super) fn reserve_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> Option<()> {
+        while is_node(at) {
+            let node = tree.node(at);
+            let (workers, list) = (node.workers(), List::of(&node, &tree.words));
+            if workers == node.list_capacity() && list.place_of(worker, workers).is_none() {
+                self.move_list(tree, &node, &node, capacity_for(workers + 1))?;
+            }
+            at = node.parent();
+        }
+        Some(())
+    }
+
+    /// Gives the list of `from`, in words with room for so many, to `to`, which may be the same node. The words that the
+    /// list of `to` is in are given back. `None` if there is no memory for it, and nothing changed.
+    pub(super) fn move_list(&mut self, tree: &ActiveTree, from: &Node<'_>, to: &Node<'_>, capacity: u32) -> Option<()> {
+        let (words, workers) = (&tree.words, from.workers());
+        let at = if capacity > 1 { self.allocator.take(words, capacity * LIST_WORDS)? } else { 0 };
+        let (before, has) = (to.list_at(), to.list_capacity());
+        let source = List::of(from, words);
+        if capacity > 1 {
+            let (workers_there, weights) = words.run(at, capacity * LIST_WORDS).split_at(capacity as usize);
+            List { workers: workers_there, weights }.copy(&source, workers);
+        } else {
+            List::of(to, words).copy(&source, workers);
+        }
+        to.set_list((at, capacity));
+        to.set_workers(workers);
+        if let Some(before) = before {
+            self.allocator.give_back(before, has * LIST_WORDS);
+        }
+        Some(())
+    }
+
+    /// Gives the words of a node's list back, if it has any beside the node's.
+    pub(super) fn give_list_back(&mut self, node: &Node<'_>) {
+        if let Some(at) = node.list_at() {
+            self.allocator.give_back(at, node.list_capacity() * LIST_WORDS);
+        }
+    }
+
+    /// The blocks that a worker runs for one prompt alone, which ended with `node`, weigh so many parts from now on.
+    /// Returns what that takes from the worker, less than 0 where it gives, in parts of a block.
+    /// Nothing that readers look at changes.
+    pub(in crate::load) fn weigh(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex, parts: u64) -> i64 {
+        // As in `add`: these words may have been another node's.
+        fence(Ordering::Release);
+        let (mut at, mut taken) = (node, 0);
+        while is_node(at) {
+            let node = tree.node(at);
+            let list = List::of(&node, &tree.words);
+            let Some(place) = list.place_of(worker, node.workers()) else { break };
+            if list.prompts(place) > 1 {
+                break;
+            }
+            taken += i64::from(node.len()) * (list.weight(place) as i64 - parts as i64);
+            list.set_weight(place, parts);
+            at = node.parent();
+        }
+        taken
     }
 }
 

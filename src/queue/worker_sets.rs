@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::Ticket;
 use super::rank::Rank;
-use super::waiting::Ticket;
 use crate::ids::WorkerIndex;
 
 /// The number of a lane; given again to another set once the lane is empty.

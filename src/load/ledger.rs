@@ -3,13 +3,13 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
+use super::booking::Name;
 use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, NameState};
-use super::failures::Failures;
-use super::names::Name;
+use super::loads::LoadsConfig;
 use super::prefill::{Prefill, PrefillId, Prefills};
+use super::reporters::Failures;
 use super::reporters::{Reporter, Reporters};
 use super::session::{SessionId, Sessions};
-use super::table::LoadsConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};

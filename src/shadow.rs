@@ -76,13 +76,13 @@ impl PolicyComparison {
         judge(policy, observation, Draws::new(seed), &mut self.decision);
         observation.request = request;
         let chosen = self.decision.candidates.first()?;
-        observation.worker(chosen.index).map(|facts| PolicyChoice::of(observation, facts))
+        observation.worker(chosen.index).map(|facts| PolicyChoice::of(observation, &facts))
     }
 
     /// What a worker that was chosen means; `None` if it is not of the observation.
     #[must_use]
     pub fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<PolicyChoice> {
-        observation.worker(chosen?).map(|facts| PolicyChoice::of(observation, facts))
+        observation.worker(chosen?).map(|facts| PolicyChoice::of(observation, &facts))
     }
 
     /// Holds the choice that was made to what `policy` makes of it.
@@ -220,7 +220,7 @@ mod tests {
             candidates_max: 1,
             ..RequestFacts::default()
         };
-        let workers = vec![facts(0, 8, 80), facts(1, 2, 0), facts(2, 0, 0)];
+        let workers = [facts(0, 8, 80), facts(1, 2, 0), facts(2, 0, 0)].into_iter().collect();
         Observation { request, workers, ..Observation::default() }
     }
 
@@ -245,10 +245,10 @@ mod tests {
     #[test]
     fn who_is_out_of_the_running_costs_nothing_that_could_be_named() {
         let mut seen = observation();
-        seen.workers[1].state = WorkerState::Draining;
+        seen.workers.update(1, |facts| facts.state = WorkerState::Draining);
         let compare = PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
         assert_eq!(compare, PolicyDifference::Excluded { overlap_blocks: 6 });
-        seen.workers.iter_mut().for_each(|facts| facts.allowed = false);
+        (0..seen.workers.len()).for_each(|row| seen.workers.update(row, |facts| facts.allowed = false));
         assert_eq!(PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, None), PolicyDifference::Same);
     }
 

@@ -214,7 +214,9 @@ impl Layout {
         };
         fill(&self.record, record, rest)?;
         fill(&self.request, &mut record.observation.request, rest)?;
-        all(&self.worker, WorkerFacts::default(), &mut record.observation.workers, rest)?;
+        let workers = &mut record.observation.workers;
+        workers.clear();
+        each(&self.worker, WorkerFacts::default(), |facts| workers.push(&facts), rest)?;
         all(&self.listed, Listed::default(), &mut record.outcome.listed, rest)?;
         all(&self.removed, Removed::default(), &mut record.outcome.removed, rest)?;
         for removed in &mut record.outcome.removed {
@@ -222,7 +224,7 @@ impl Layout {
         }
         let Observation { request, workers, .. } = &record.observation;
         let is_asked_soundly = request.block_size > 0 && request.prompt_tokens <= PROMPT_TOKENS_MAX as u64;
-        (is_asked_soundly && workers.iter().all(is_sound)).then_some(())
+        (is_asked_soundly && workers.iter().all(|facts| is_sound(&facts))).then_some(())
     }
 }
 
@@ -304,14 +306,19 @@ fn fill<T>(order: &Order<T>, row: &mut T, rest: &mut &[u8]) -> Option<()> {
     Some(())
 }
 
-/// As many rows as are said to follow, each `unsaid` but for what it says.
+/// Overwrites `rows` with the rows that follow; a row has the values of `unsaid` where the file has no column.
 fn all<T: Copy>(order: &Order<T>, unsaid: T, rows: &mut Vec<T>, rest: &mut &[u8]) -> Option<()> {
-    let count = take(rest).filter(|count| *count <= WORKERS_MAX as u64)?;
     rows.clear();
+    each(order, unsaid, |row| rows.push(row), rest)
+}
+
+/// As [`all`], one row after the other.
+fn each<T: Copy>(order: &Order<T>, unsaid: T, mut take_row: impl FnMut(T), rest: &mut &[u8]) -> Option<()> {
+    let count = take(rest).filter(|count| *count <= WORKERS_MAX as u64)?;
     for _ in 0..count {
         let mut row = unsaid;
         fill(order, &mut row, rest)?;
-        rows.push(row);
+        take_row(row);
     }
     Some(())
 }

@@ -45,9 +45,9 @@ impl Encoder {
             put(u64::from(record.space.0), out);
             row(columns::RECORD, record, out);
             row(columns::REQUEST, &record.observation.request, out);
-            rows(columns::WORKER, &record.observation.workers, out);
-            rows(columns::LISTED, &record.outcome.listed, out);
-            rows(columns::REMOVED, &record.outcome.removed, out);
+            rows(columns::WORKER, record.observation.workers.iter(), out);
+            rows(columns::LISTED, record.outcome.listed.iter().copied(), out);
+            rows(columns::REMOVED, record.outcome.removed.iter().copied(), out);
         });
     }
 
@@ -89,7 +89,7 @@ fn row<T>(columns: &[Column<T>], row: &T, out: &mut Vec<u8>) {
     columns.iter().for_each(|column| put((column.get)(row), out));
 }
 
-fn rows<T>(columns: &[Column<T>], all: &[T], out: &mut Vec<u8>) {
+fn rows<T>(columns: &[Column<T>], all: impl ExactSizeIterator<Item = T>, out: &mut Vec<u8>) {
     put(all.len() as u64, out);
-    all.iter().for_each(|one| row(columns, one, out));
+    all.for_each(|one| row(columns, &one, out));
 }

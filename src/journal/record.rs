@@ -109,8 +109,7 @@ impl Record {
     ) {
         (self.at_ns, self.space, self.booked, self.policy) = (at_ns, space, decision.booking.is_some(), *policy);
         let mut workers = std::mem::take(&mut self.observation.workers);
-        workers.clear();
-        workers.extend_from_slice(&observation.workers);
+        workers.copy_from(&observation.workers);
         self.observation = Observation { workers, ..*observation };
         // What is said of a pair follows from two decisions, not from judging this one.
         for note in [ReplyNotes::PREFILL_LOCAL, ReplyNotes::PREFILL_NOBODY] {

@@ -11,7 +11,7 @@ use super::*;
 use crate::error::Kind;
 use crate::limits::JOURNAL_FILE_BYTES_MIN;
 use crate::metrics::{CounterSet, JournalCounter};
-use crate::route::{Decision, Policy};
+use crate::route::{Decision, Policy, WorkerFacts};
 
 const DECISIONS: usize = 60;
 
@@ -53,8 +53,9 @@ fn what_is_read_is_what_was_decided_on() {
     let mut read = Record::default();
     for mut record in records {
         assert_eq!(reader.next(&mut read), Entry::Decision { core: 2 });
-        for facts in &mut record.observation.workers {
-            (facts.trust.since_unix_ms, facts.trust.as_of_unix_ms) = (0, 0);
+        for row in 0..record.observation.workers.len() {
+            let forget = |facts: &mut WorkerFacts| (facts.trust.since_unix_ms, facts.trust.as_of_unix_ms) = (0, 0);
+            record.observation.workers.update(row, forget);
         }
         assert_eq!(read, record);
     }

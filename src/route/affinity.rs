@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::cost::CostTerms;
 use super::decision::Decision;
-use super::observation::{Observation, WorkerFacts};
+use super::observation::Observation;
 use super::policy::Mode;
 use super::policy::Policy;
 use super::rules::Rule;
@@ -113,17 +113,18 @@ impl AffinityEffect {
         if affinity.mode == AffinityMode::Off || observation.request.pin.is_some() {
             return Self::None;
         }
-        let running = || decision.eligible_rows.iter().filter_map(|place| observation.workers.get(*place as usize));
-        let Some(at) = running().position(|facts| facts.worker == worker) else {
+        let workers = &observation.workers;
+        let Some(row) = decision.eligible_rows.iter().copied().find(|row| workers.worker(*row as usize) == worker)
+        else {
             return Self::Lost(AffinityOutcome::Ineligible);
         };
-        let place = decision.eligible_rows[at];
-        if running().nth(at).is_some_and(|bound| is_overloaded(affinity.load_max, bound, running())) {
+        let requests = |row: u32| workers.requests(row as usize);
+        if is_overloaded(affinity.load_max, requests(row), decision.eligible_rows.iter().map(|row| requests(*row))) {
             return Self::Lost(AffinityOutcome::Overloaded);
         }
         match affinity.mode {
-            AffinityMode::Soft if chooses_by_lowest_cost(policy.mode) => Self::Discounted(place),
-            _ => Self::Only(place),
+            AffinityMode::Soft if chooses_by_lowest_cost(policy.mode) => Self::Discounted(row),
+            _ => Self::Only(row),
         }
     }
 
@@ -146,8 +147,8 @@ impl AffinityEffect {
     pub(super) fn apply(self, observation: &Observation, decision: &mut Decision) {
         let Self::Only(only) = self else { return };
         let others = decision.eligible_rows.iter().filter(|place| **place != only);
-        let others = others.filter_map(|place| observation.workers.get(*place as usize));
-        decision.removed.extend(others.map(|facts| (Rule::BoundElsewhere, facts.worker)));
+        let others = others.map(|row| observation.workers.worker(*row as usize));
+        decision.removed.extend(others.map(|worker| (Rule::BoundElsewhere, worker)));
         decision.eligible_rows.clear();
         decision.eligible_rows.push(only);
     }
@@ -174,14 +175,14 @@ pub(super) fn factor(affinity: &AffinityPolicy, cost: f64) -> f64 {
 
 /// Whether one more request is more than `load_max` times the average of all in the running with it: consistent hashing
 /// with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) has the same bound.
-fn is_overloaded<'a>(load_max: f64, bound: &WorkerFacts, running: impl Iterator<Item = &'a WorkerFacts>) -> bool {
+fn is_overloaded(load_max: f64, bound_requests: u64, eligible_requests: impl Iterator<Item = u64>) -> bool {
     let (mut requests, mut workers) = (1_u64, 0_u64);
-    for facts in running {
-        requests += facts.load.requests;
+    for of_worker in eligible_requests {
+        requests += of_worker;
         workers += 1;
     }
     let allowed = (load_max * requests as f64 / workers.max(1) as f64).ceil();
-    (bound.load.requests + 1) as f64 > allowed
+    (bound_requests + 1) as f64 > allowed
 }
 
 /// Whether a lower cost is what a mode chooses by, so that a factor of it says something. Elsewhere a preference is to
@@ -398,7 +399,7 @@ mod tests {
     use crate::fleet::WorkerState;
     use crate::ids::WorkerIndex;
     use crate::load::Load;
-    use crate::route::{Draws, Overrides, RequestFacts, judge};
+    use crate::route::{Draws, Overrides, RequestFacts, WorkerFacts, judge};
 
     /// Workers 0, 1 and so on with so many requests in flight each, and a session that is bound to worker 0.
     fn facts(requests: &[u64]) -> Observation {
@@ -438,10 +439,11 @@ mod tests {
         let (chosen, affinity, eligible) = judged(&hard, &facts(&[3, 0, 0]));
         assert!(chosen != 0 && (affinity, eligible) == (AffinityOutcome::Overloaded, 3));
         let mut drains = facts(&[0, 9]);
-        drains.workers[0].state = WorkerState::Draining;
+        drains.workers.update(0, |facts| facts.state = WorkerState::Draining);
         assert_eq!(judged(&hard, &drains), (1, AffinityOutcome::Ineligible, 1));
         let mut pinned = facts(&[0, 9]);
-        (pinned.request.pin, pinned.workers[0].is_pinned) = (Some(Worker::new(1, 0)), false);
+        pinned.request.pin = Some(Worker::new(1, 0));
+        pinned.workers.update(0, |facts| facts.is_pinned = false);
         assert_eq!(judged(&hard, &pinned), (1, AffinityOutcome::Pinned, 1));
         assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &facts(&[3, 0])).0, 1, "nobody is preferred");
     }

@@ -1,10 +1,10 @@
 //! The cost of a candidate, as one record of named terms.
 
-use super::observation::{RequestFacts, WorkerFacts};
-use super::policy::CostModel;
-use super::policy::Policy;
+use super::observation::{PlainFacts, RequestFacts, WorkerFacts};
+use super::policy::{CostModel, Mode, Policy};
 use crate::fleet::PoolRole;
 use crate::ids::TierBlocks;
+use crate::trust::TrustLevel;
 
 /// What a cost was made of, in the order the terms are applied. Blocks unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -66,10 +66,10 @@ pub struct PoolFacts {
 impl PoolFacts {
     /// Of those in the running, as far as the costs of `policy` depend on it; `round_robin_counter` counts decisions.
     #[must_use]
-    pub fn of<'a>(
+    pub fn of(
         policy: &Policy,
         round_robin_counter: u64,
-        running: impl ExactSizeIterator<Item = &'a WorkerFacts> + Clone,
+        running: impl ExactSizeIterator<Item = WorkerFacts> + Clone,
     ) -> Self {
         let mut pool = Self { count: running.len() as u32, ..Self::default() };
         pool.round_robin_first = round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
@@ -115,6 +115,42 @@ pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool:
     CostTerms { cost, ..terms }
 }
 
+/// Whether a request's costs under a policy depend on [`PlainFacts`] alone, where
+/// [`WorkerColumns::plain`](super::observation::WorkerColumns::plain) gives them.
+pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
+    let divides_or_decays = policy.capability || policy.credit_decay > 0.0 || applies_preferences(request);
+    policy.mode.cost_model() == CostModel::Blocks && !divides_or_decays && policy.track_active_blocks
+}
+
+/// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
+pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
+    // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that they
+    // switch off, and compute several costs at once.
+    let policy = Policy {
+        mode: Mode::Kv,
+        capability: false,
+        credit_decay: 0.0,
+        track_active_blocks: true,
+        credit_trust_min: TrustLevel::None,
+        ..*policy
+    };
+    let request = RequestFacts { prefers_taints: false, shared_blocks: 0, ..*request };
+    match policy.track_prefill_tokens {
+        true => fill_costs(&Policy { track_prefill_tokens: true, ..policy }, &request, plain, costs),
+        false => fill_costs(&Policy { track_prefill_tokens: false, ..policy }, &request, plain, costs),
+    }
+}
+
+#[inline(always)]
+fn fill_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
+    let pool = PoolFacts::default();
+    costs.clear();
+    costs.resize(plain.len(), 0.0);
+    for (to, facts) in costs.iter_mut().zip(plain.iter()) {
+        *to = cost(policy, request, &facts, &pool, 0).cost;
+    }
+}
+
 /// The terms, and the cost in blocks.
 #[inline(always)]
 fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> CostTerms {
@@ -149,7 +185,7 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
     let taint_factor = taint_factor(request, worker);
     // Without a weight or labels there is nothing to wait for: a quotient or product by 1 is the number itself.
     let weighed = if policy.capability { sum / capability_weight } else { sum };
-    let cost = if prefers(request) { weighed * taint_factor } else { weighed };
+    let cost = if applies_preferences(request) { weighed * taint_factor } else { weighed };
     CostTerms {
         active_prefill_tokens,
         prefill,
@@ -237,14 +273,14 @@ fn in_blocks(tokens: f64, block_size: u32) -> f64 {
 
 /// Whether labels that the request prefers make a difference.
 #[inline(always)]
-pub(super) const fn prefers(request: &RequestFacts) -> bool {
+pub(super) const fn applies_preferences(request: &RequestFacts) -> bool {
     request.prefers_taints && request.pin.is_none()
 }
 
 /// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
 #[inline]
 fn taint_factor(request: &RequestFacts, worker: &WorkerFacts) -> f64 {
-    match prefers(request) {
+    match applies_preferences(request) {
         // Not the system's functions: those differ in their last bit from one machine to the next.
         true => libm::exp(-libm::tanh(worker.taint_weight)),
         false => 1.0,
@@ -407,7 +443,7 @@ mod tests {
         ];
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
-            let pool = PoolFacts::of(&policy, 4, workers.iter());
+            let pool = PoolFacts::of(&policy, 4, workers.iter().copied());
             let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);
             [0, 1, 2].map(|place| terms(place).cost)

@@ -1,18 +1,15 @@
 //! One decision, run to completion: observe, judge, and the demand to book.
 
 use super::affinity::{AffinityEffect, factor};
-use super::cost::{CostTerms, PoolFacts, cost};
+use super::cost::{CostTerms, PoolFacts, cost, is_plain, plain_costs};
 use super::decision::{Decision, MatchStatus, Scored};
-use super::observation::{Observation, RequestFacts, WorkerFacts};
+use super::observation::{Observation, PlainFacts, RequestFacts, WorkerFacts};
 use super::observe::{self, ObservationBuffers, View, observe};
-use super::policy::Mode;
-use super::policy::Policy;
+use super::policy::{Mode, Policy};
 use super::request::RouteRequest;
 use super::rules::{apply_rules, no_worker_kind};
-use super::select::Draws;
-use super::select::choose;
+use super::select::{Draws, choose};
 use super::space_cache::SpaceCache;
-use super::space_cache::WorkerColumns;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, SpaceId, TierBlocks};
@@ -56,17 +53,16 @@ impl Scratch {
         &mut self.cache[self.space.0 as usize]
     }
 
-    /// What the last decision was made from, every worker whole.
-    pub fn observation(&mut self) -> &Observation {
-        let cache = self.cache_mut();
-        cache.materialize();
-        &cache.observation
+    /// What the last decision was made from.
+    #[must_use]
+    pub fn observation(&self) -> &Observation {
+        self.cache().observation()
     }
 
-    /// What was asked for the last decision.
+    /// The facts of the last request.
     #[must_use]
     pub fn request_facts(&self) -> RequestFacts {
-        self.cache().observation.request
+        self.observation().request
     }
 
     /// The hashes of the prompt's blocks, if the last decision could look them up; else none.
@@ -92,7 +88,7 @@ impl Scratch {
     /// looked at, each for [`WORKER_WORK`] blocks.
     #[must_use]
     pub fn work(&self) -> u64 {
-        let Observation { request_blocks, workers, .. } = &self.cache().observation;
+        let Observation { request_blocks, workers, .. } = self.observation();
         u64::from(*request_blocks) + workers.len() as u64 * WORKER_WORK
     }
 
@@ -106,10 +102,7 @@ impl Scratch {
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
-        chosen.is_some_and(|chosen| {
-            let read = self.cache().of(chosen.index).map_or(0, |facts| facts.load.version);
-            loads.read(chosen.index).version != read
-        })
+        chosen.is_some_and(|chosen| loads.read(chosen.index).version != self.cache().load_version_of(chosen.index))
     }
 }
 
@@ -141,7 +134,7 @@ pub fn propose(
     draws: Draws,
     decision: &mut Decision,
 ) -> Result<()> {
-    judge_cached(view.policy, scratch.observe(view, request)?, draws, decision);
+    judge(view.policy, scratch.observe(view, request)?.observation(), draws, decision);
     Ok(())
 }
 
@@ -157,12 +150,12 @@ pub fn advance_round_robin(
         return;
     }
     let cache = scratch.cache_mut();
-    let facts = &mut cache.observation.request;
-    let counter = observe::advance_round_robin(view, request).filter(|counter| *counter != facts.round_robin_counter);
+    let read = cache.observation().request.round_robin_counter;
+    let counter = observe::advance_round_robin(view, request).filter(|counter| *counter != read);
     // Under a policy that has just been replaced the decision stands, and is recorded with the counter that it read.
     if let Some(counter) = counter.filter(|_| decision.policy_version == view.policy.version) {
-        facts.round_robin_counter = counter;
-        judge_cached(view.policy, cache, Draws::new(decision.seed), decision);
+        cache.set_round_robin_counter(counter);
+        judge(view.policy, cache.observation(), Draws::new(decision.seed), decision);
     }
 }
 
@@ -177,11 +170,9 @@ pub fn overlaps(
     scratch: &mut Scratch,
     decision: &mut Decision,
 ) -> Result<()> {
-    let cache = scratch.observe(view, &request.of_every_worker(view.policy))?;
-    cache.materialize();
-    let observation = &cache.observation;
+    let observation = scratch.observe(view, &request.of_every_worker(view.policy))?.observation();
     decision.begin(&view.policy.under(&observation.request.overrides), observation);
-    decision.candidates.extend(observation.workers.iter().map(|facts| Scored::of(facts, Default::default())));
+    decision.candidates.extend(observation.workers.iter().map(|facts| Scored::of(&facts, CostTerms::default())));
     Ok(())
 }
 
@@ -216,39 +207,16 @@ pub fn demand<'a>(
     }
 }
 
-/// Filters, costs and selects; the record goes into `decision`, whose buffers are reused. `policy` is the space's: what
-/// the request sets in place of it is in the observation.
+/// Applies the rules, computes costs and selects. Overwrites `decision`, whose buffers are reused. `policy` is the policy of
+/// the space; the observation holds what the request overrides.
 pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
     let policy = &policy.under(&observation.request.overrides);
     decision.begin(policy, observation);
     apply_rules(policy, observation, decision);
     let pricing = Pricing::of(policy, observation, decision);
-    pricing.price_rows(observation, decision);
+    pricing.price(observation, decision);
     pricing.select(observation, draws, decision);
     pricing.list(observation, decision);
-}
-
-/// As [`judge`], of what is kept, whose rows are made whole only where somebody looks at them: to the same bits.
-pub(super) fn judge_cached(policy: &Policy, cache: &mut SpaceCache, draws: Draws, decision: &mut Decision) {
-    let policy = &policy.under(&cache.observation.request.overrides);
-    decision.begin(policy, &cache.observation);
-    match cache.admits_all(policy) {
-        true => decision.eligible_rows.extend(0..cache.observation.workers.len() as u32),
-        false => apply_rules(policy, &cache.observation, decision),
-    }
-    let is_plain = cache.cover_credits(policy) && WorkerColumns::cover_costs(policy, &cache.observation.request);
-    if !is_plain {
-        cache.materialize();
-    }
-    let pricing = Pricing::of(policy, &cache.observation, decision);
-    match is_plain {
-        true => pricing.price_columns(&cache.columns, &cache.observation.request, decision),
-        false => pricing.price_rows(&cache.observation, decision),
-    }
-    pricing.select(&cache.observation, draws, decision);
-    let listed = decision.selected.iter().filter_map(|priced| decision.eligible_rows.get(priced.place as usize));
-    cache.materialize_rows(listed.copied());
-    pricing.list(&cache.observation, decision);
 }
 
 /// Whom to choose from, once it is known who is in the running.
@@ -264,8 +232,8 @@ impl<'a> Pricing<'a> {
         decision.no_worker = no_worker_kind(observation, decision);
         let affinity = AffinityEffect::of(policy, observation, decision);
         affinity.apply(observation, decision);
-        let running = decision.eligible_rows.iter().map(|place| &observation.workers[*place as usize]);
-        let pool = PoolFacts::of(policy, observation.request.round_robin_counter, running);
+        let eligible = decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
+        let pool = PoolFacts::of(policy, observation.request.round_robin_counter, eligible);
         Self { policy, affinity, pool }
     }
 
@@ -276,18 +244,23 @@ impl<'a> Pricing<'a> {
         self.affinity.discount(self.policy, row, terms)
     }
 
-    /// Notes what each of those in the running costs.
-    fn price_rows(&self, observation: &Observation, decision: &mut Decision) {
+    /// Computes the cost of every eligible worker.
+    fn price(&self, observation: &Observation, decision: &mut Decision) {
         let Observation { request, workers, .. } = observation;
-        let price = |(row, place): (&u32, u32)| self.terms(request, place, *row, &workers[*row as usize]).cost;
-        decision.costs.extend(decision.eligible_rows.iter().zip(0_u32..).map(price));
+        let plain = workers.plain(self.policy).filter(|_| is_plain(self.policy, request));
+        if let Some(plain) = plain {
+            self.price_columns(plain, request, decision);
+        } else {
+            let price = |(row, place): (&u32, u32)| self.terms(request, place, *row, &workers.row(*row as usize)).cost;
+            decision.costs.extend(decision.eligible_rows.iter().zip(0_u32..).map(price));
+        }
     }
 
-    /// The same by columns.
-    fn price_columns(&self, columns: &WorkerColumns, request: &RequestFacts, decision: &mut Decision) {
-        columns.costs(self.policy, request, &mut decision.costs);
+    /// Computes the costs of all workers, several at once, and keeps those of the eligible ones.
+    fn price_columns(&self, plain: PlainFacts<'_>, request: &RequestFacts, decision: &mut Decision) {
+        plain_costs(self.policy, request, plain, &mut decision.costs);
         if decision.eligible_rows.len() < decision.costs.len() {
-            // In ascending order, so that none is overwritten before it is moved.
+            // Rows ascend, so that no cost is overwritten before it is moved.
             for (place, row) in decision.eligible_rows.iter().enumerate() {
                 decision.costs[place] = decision.costs[*row as usize];
             }
@@ -305,7 +278,7 @@ impl<'a> Pricing<'a> {
         decision.seed = draws.seed();
         decision.eligible = decision.eligible_rows.len() as u32;
         let pick = self.policy.mode.pick(self.policy.temperature);
-        let requests = |place: usize| observation.workers[decision.eligible_rows[place] as usize].load.requests as f64;
+        let requests = |place: usize| observation.workers.requests(decision.eligible_rows[place] as usize) as f64;
         let listed = observation.request.candidates_max as usize;
         let drawing = &mut draws.begin();
         decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.selected);
@@ -315,9 +288,9 @@ impl<'a> Pricing<'a> {
     fn list(&self, observation: &Observation, decision: &mut Decision) {
         for priced in &decision.selected {
             let Some(row) = decision.eligible_rows.get(priced.place as usize) else { continue };
-            let facts = &observation.workers[*row as usize];
-            let terms = self.terms(&observation.request, priced.place, *row, facts);
-            decision.candidates.push(Scored::of(facts, terms));
+            let facts = observation.workers.row(*row as usize);
+            let terms = self.terms(&observation.request, priced.place, *row, &facts);
+            decision.candidates.push(Scored::of(&facts, terms));
         }
         let chosen = decision.candidates.first().map(|chosen| chosen.worker);
         decision.affinity = self.affinity.outcome(observation, chosen);

@@ -36,7 +36,7 @@ pub use cost::{CostTerms, PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};
 pub use decision::{CandidateCost, Decision, MatchStatus, ReplyNotes, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
-pub use observation::{Observation, RequestFacts, WorkerFacts};
+pub use observation::{Observation, RequestFacts, WorkerColumns, WorkerFacts};
 pub use observe::{View, seconds};
 pub use policy::{BusyThresholds, Mode, Overrides, Policy, PolicyTable, QueuePolicy};
 pub use potential::{PotentialLoad, PotentialLoads, potential_loads};

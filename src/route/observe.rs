@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::affinity::AffinityTable;
 use super::affinity::{AffinityMode, AffinitySession};
-use super::decision::{MatchStatus, ReplyNotes};
-use super::observation::{Observation, RequestFacts, WorkerFacts};
+use super::decision::ReplyNotes;
+use super::observation::{ConstraintFacts, RequestFacts};
 use super::policy::Mode;
 use super::policy::Policy;
 use super::request::{Prompt, RouteRequest};
@@ -15,12 +15,11 @@ use super::space_cache::SpaceCache;
 use crate::error::{Error, Kind, Result, counted};
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::hash;
-use crate::ids::{DpRank, LocalHash, Scheme, TierBlocks, Window, Worker};
+use crate::ids::{DpRank, LocalHash, Scheme, Window, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
-use crate::trust::{TrustLevel, TrustReason};
 
 /// Where a decision looks. Index readers are by space.
 #[derive(Clone, Copy)]
@@ -73,19 +72,15 @@ pub(super) fn observe(
     let mode = request.overrides.mode.unwrap_or(view.policy.mode);
     check(view, request, mode)?;
     let scheme = space.scheme.get();
-    let observation = &mut cache.observation;
-    observation.request = request_facts(request, space, scheme);
-    observation.matched = MatchStatus::Matched;
-    observation.notes = ReplyNotes::default();
-    observation.request_blocks = 0;
-    observation.fleet_version = view.fleet.version;
-    observation.index_epoch = 0;
+    let mut facts = request_facts(request, space, scheme);
+    let mut notes = ReplyNotes::default();
+    facts.session = session(view, request, &mut notes);
+    cache.begin(facts, notes, view.fleet.version);
     buffers.active_locked = false;
-    observation.request.session = session(view, request, observation);
-    // Before workers are read: what is known of them then is as fresh as can be when one of them is booked. And what can be
-    // refused is refused before it costs more than its own reading: refusals are not charged to a turn.
+    // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before the
+    // workers are read too, because they are not charged to the connection's share of the thread.
     if let Some(scheme) = scheme {
-        buffers.shared.set(request.shared_hits, cache.observation.request.whole_blocks)?;
+        buffers.shared.set(request.shared_hits, facts.whole_blocks)?;
         block_hashes(request, scheme, &mut buffers.locals)?;
     }
     // Trust is read here, before the index: what the index then says is at least as new.
@@ -94,17 +89,17 @@ pub(super) fn observe(
     look_up_overlaps(view, request, scheme, mode, buffers, cache);
     set_shared_blocks(request, scheme, buffers, cache);
     if mode == Mode::RoundRobin {
-        cache.observation.request.round_robin_counter = round_robin_counter(view, request);
+        cache.set_round_robin_counter(round_robin_counter(view, request));
     }
     Ok(())
 }
 
 /// Whom the session that a request names is bound to.
-fn session(view: &View<'_>, request: &RouteRequest<'_>, observation: &mut Observation) -> AffinitySession {
+fn session(view: &View<'_>, request: &RouteRequest<'_>, notes: &mut ReplyNotes) -> AffinitySession {
     let Some(name) = request.affinity_session else { return AffinitySession::None };
     let affinity = &view.policy.affinity;
     if affinity.mode == AffinityMode::Off {
-        observation.notes.insert(ReplyNotes::AFFINITY_OFF);
+        notes.insert(ReplyNotes::AFFINITY_OFF);
         return AffinitySession::None;
     }
     let bound = view.affinities.worker_of(request.space, name, seconds(view.now_ns), affinity.ttl_s);
@@ -187,9 +182,9 @@ fn apply_constraints(
     buffers.allowed.clear();
     buffers.allowed.extend_from_slice(request.allow.unwrap_or_default());
     buffers.allowed.sort_unstable();
-    let Some(workers) = cache.rows_to_constrain(has_constraints(request)) else { return };
-    for (facts, record) in workers.iter_mut().zip(view.fleet.workers_of(request.space)) {
-        constrain(request, &buffers.allowed, record, facts);
+    if has_constraints(request) {
+        let records = view.fleet.workers_of(request.space);
+        cache.constrain(records.map(|record| constraints_of(request, &buffers.allowed, record)));
     }
 }
 
@@ -199,15 +194,17 @@ fn has_constraints(request: &RouteRequest<'_>) -> bool {
     labels || request.allow.is_some() || request.pin.is_some() || request.lora.is_some()
 }
 
-/// Notes how a worker suits what a request asks of it.
-fn constrain(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord, facts: &mut WorkerFacts) {
+/// How a worker meets the constraints of a request, whose allow-list is `allowed`, sorted.
+fn constraints_of(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord) -> ConstraintFacts {
     let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
-    let named = |worker: &Worker| allowed.binary_search(worker).is_ok();
-    facts.allowed = request.allow.is_none() || named(&record.worker) || named(&every_rank);
-    facts.is_pinned = request.pin.is_none_or(|pin| names(pin, record.worker));
-    facts.has_adapter = request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora));
-    facts.has_required_taints = request.required_taints.iter().all(|taint| has_taint(record, taint));
-    facts.taint_weight = taint_weight(request, record);
+    let is_listed = |worker: &Worker| allowed.binary_search(worker).is_ok();
+    ConstraintFacts {
+        allowed: request.allow.is_none() || is_listed(&record.worker) || is_listed(&every_rank),
+        is_pinned: request.pin.is_none_or(|pin| names(pin, record.worker)),
+        has_adapter: request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora)),
+        has_required_taints: request.required_taints.iter().all(|taint| has_taint(record, taint)),
+        taint_weight: taint_weight(request, record),
+    }
 }
 
 fn has_taint(record: &WorkerRecord, taint: &str) -> bool {
@@ -227,12 +224,8 @@ fn set_shared_blocks(
     buffers: &ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    if request.shared_hits.is_empty() || scheme.is_none() {
-        return;
-    }
-    cache.observation.request.shared_blocks = buffers.shared.beyond(0);
-    for facts in cache.overlay() {
-        facts.shared_blocks = buffers.shared.beyond(facts.overlap.device);
+    if !request.shared_hits.is_empty() && scheme.is_some() {
+        cache.set_shared_blocks(|depth| buffers.shared.beyond(depth));
     }
 }
 
@@ -245,16 +238,10 @@ fn look_up_overlaps(
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    let Some(known) = scheme else {
-        cache.observation.matched = MatchStatus::Unmatchable;
-        cache.observation.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
-        cache.set_active_depths(None);
-        cache.clear_overlaps();
-        return;
-    };
+    let Some(known) = scheme else { return cache.set_unmatchable() };
     overlap(view, request, known, buffers, cache);
     if mode == Mode::Approximate {
-        cache.overlay().iter_mut().for_each(|facts| facts.overlap = TierBlocks::default());
+        cache.clear_overlaps();
     }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
         predict(view, request, predictions, buffers, cache);
@@ -310,7 +297,7 @@ fn overlap(
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    cache.observation.request_blocks = buffers.locals.len() as u32;
+    cache.set_request_blocks(buffers.locals.len() as u32);
     let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
     buffers.active_locked = read == ActiveRead::Locked;
     cache.set_active_depths(Some(&buffers.active));
@@ -318,10 +305,9 @@ fn overlap(
     // Engines compute the last token in any case, and with it all of its block.
     let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
     let lookup = index.lookup_usable(&buffers.locals, usable as u32, &mut buffers.depths);
-    cache.observation.index_epoch = lookup.epoch;
-    cache.set_overlaps(&buffers.depths);
+    cache.set_overlaps(&buffers.depths, lookup.epoch);
     if cache.mark_contended(lookup.contended) {
-        cache.observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        cache.note(ReplyNotes::READ_CONTENDED);
     }
 }
 
@@ -335,19 +321,13 @@ fn predict(
 ) {
     let predicted = predictions.look_up(&buffers.locals, &mut buffers.predicted);
     if predicted.is_contended() {
-        cache.observation.notes.insert(ReplyNotes::READ_CONTENDED);
+        cache.note(ReplyNotes::READ_CONTENDED);
     }
-    for (facts, record) in cache.overlay().iter_mut().zip(view.fleet.workers_of(request.space)) {
-        let silent = record.events.is_none();
-        let Some(device) = predicted.blocks(facts.index, facts.worker).filter(|_| silent) else { continue };
-        facts.trust.level = TrustLevel::Predicted;
-        facts.trust.reasons.remove(TrustReason::NoEvents);
-        facts.trust.reasons.insert(TrustReason::OwnDecisions);
-        facts.overlap = TierBlocks { device, ..TierBlocks::default() };
-        if predicted.is_contended() {
-            facts.trust.reasons.insert(TrustReason::ReadContended);
-        }
-    }
+    let of_worker = |record: &WorkerRecord| match record.events {
+        None => predicted.blocks(record.index, record.worker),
+        Some(_) => None,
+    };
+    cache.predict(predicted.is_contended(), view.fleet.workers_of(request.space).map(of_worker));
 }
 
 /// Ranges of blocks in order, none touching another, with how many blocks lie in each and behind it.

@@ -47,7 +47,7 @@ impl PotentialLoads {
         // A cost in blocks depends on the others by the decay of credits alone, and no credit is taken off here.
         let alone = PoolFacts::default();
         self.workers.extend(observation.workers.iter().map(|facts| {
-            let terms = cost(policy, request, facts, &alone, 0);
+            let terms = cost(policy, request, &facts, &alone, 0);
             let uncached_tokens = request.prompt_tokens.saturating_sub(terms.cached_tokens as u64);
             let prefill_tokens = facts.load.prefill_tokens.saturating_add(uncached_tokens);
             PotentialLoad {
@@ -71,9 +71,7 @@ pub fn potential_loads(
     scratch: &mut Scratch,
     potential: &mut PotentialLoads,
 ) -> Result<()> {
-    let cache = scratch.observe(view, &request.of_every_worker(view.policy))?;
-    cache.materialize();
-    potential.of(view.policy, &cache.observation);
+    potential.of(view.policy, scratch.observe(view, &request.of_every_worker(view.policy))?.observation());
     Ok(())
 }
 

@@ -77,6 +77,10 @@ pub(super) fn names(named: Worker, worker: Worker) -> bool {
 
 /// Lists who is in the running, and the others with the rule that removed them.
 pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: &mut Decision) {
+    if observation.workers.admits_all(policy) {
+        decision.eligible_rows.extend(0..observation.workers.len() as u32);
+        return;
+    }
     list_idle_engines(&policy.busy, observation, decision);
     // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
     let mut rules = Rules { policy, adapter: false, ignores_liveness: false };
@@ -140,9 +144,9 @@ impl Rules<'_> {
             advertised |= facts.allowed && facts.has_adapter;
             let idle = !busy || decision.engines_idle.binary_search(&facts.worker.id).is_ok();
             // Most stay: to know that takes no look at which rule would come first.
-            if self.admits(facts, idle) {
+            if self.admits(&facts, idle) {
                 decision.eligible_rows.push(place as u32);
-            } else if let Some(rule) = self.removed_by(facts, idle) {
+            } else if let Some(rule) = self.removed_by(&facts, idle) {
                 decision.removed.push((rule, facts.worker));
             }
         }

@@ -36,9 +36,9 @@ impl QueuePolicy {
         if self.threshold.is_none() || request.book.is_none() || decision.eligible_rows.is_empty() {
             return None;
         }
-        let running = || decision.eligible_rows.iter().filter_map(|place| observation.workers.get(*place as usize));
-        let has_room = |facts: &WorkerFacts| self.has_room(facts.load.prefill_tokens, facts.batched_tokens_max);
-        if running().any(has_room) {
+        let eligible = || decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
+        let has_room = |facts: WorkerFacts| self.has_room(facts.load.prefill_tokens, facts.batched_tokens_max);
+        if eligible().any(has_room) {
             return None;
         }
         let wait_ns = match request.deadline_us {
@@ -46,7 +46,7 @@ impl QueuePolicy {
             us => u64::from(us) * 1000,
         };
         let ends_ns = now_ns.saturating_add(wait_ns);
-        let held_blocks = running().map(|facts| u64::from(facts.overlap.total())).max().unwrap_or(0);
+        let held_blocks = eligible().map(|facts| u64::from(facts.overlap.total())).max().unwrap_or(0);
         let held_tokens = held_blocks * u64::from(observation.request.block_size);
         let claim = Claim {
             discipline: self.discipline,
@@ -58,7 +58,7 @@ impl QueuePolicy {
             bytes: 0,
             user: 0,
         };
-        Some(Wait { claim, workers: running().map(|facts| facts.index).collect() })
+        Some(Wait { claim, workers: eligible().map(|facts| facts.index).collect() })
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
         let mut observation = Observation::default();
         (observation.request.prompt_tokens, observation.request.block_size) = (165, 16);
         for (place, (prefill_tokens, held)) in workers.iter().enumerate() {
-            observation.workers.push(WorkerFacts {
+            observation.workers.push(&WorkerFacts {
                 index: WorkerIndex(place as u32),
                 worker: Worker::new(place as u64, 0),
                 overlap: TierBlocks { device: *held, ..TierBlocks::default() },

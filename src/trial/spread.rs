@@ -37,7 +37,7 @@ pub struct Spread {
 impl Spread {
     /// Adds a decision about `observation`.
     pub fn add(&mut self, space: SpaceId, observation: &Observation, pick: Option<PolicyChoice>) {
-        for facts in &observation.workers {
+        for facts in observation.workers.iter() {
             self.workers.entry((space, facts.worker)).or_default();
         }
         let Some(pick) = pick else {

@@ -155,7 +155,7 @@ pub(crate) fn observation() -> impl Strategy<Value = Observation> {
                     pin.id == facts.worker.id && (pin.rank.0 == u32::MAX || pin.rank == facts.worker.rank)
                 });
             }
-            Observation { request, workers, fleet_version: 1, ..Observation::default() }
+            Observation { request, workers: workers.into_iter().collect(), fleet_version: 1, ..Observation::default() }
         })
     })
 }

@@ -44,7 +44,7 @@ proptest! {
         let policy = policy.under(&observation.request.overrides);
         let running = reference::sift(&policy, &observation).running;
         for scored in &decision.candidates {
-            let place = running.iter().position(|at| observation.workers[*at].index == scored.index).unwrap();
+            let place = running.iter().position(|at| observation.workers.row(*at).index == scored.index).unwrap();
             let expected = reference::cost(&policy, &observation, &running, place);
             let terms = &scored.terms;
             prop_assert!(near(terms.cost, expected), "{} against {expected}: {terms:?}", terms.cost);
@@ -66,7 +66,7 @@ proptest! {
         let policy = policy.under(&observation.request.overrides);
         let running = reference::sift(&policy, &observation).running;
         let Some(chosen) = decision.candidates.first() else { return Ok(()) };
-        let place = running.iter().position(|at| observation.workers[*at].index == chosen.index).unwrap();
+        let place = running.iter().position(|at| observation.workers.row(*at).index == chosen.index).unwrap();
         let fit = reference::may_be_chosen(&policy, &observation, &running);
         prop_assert!(fit.contains(&place), "{place} of {fit:?} in {:?}", policy.mode);
     }

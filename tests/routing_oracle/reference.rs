@@ -29,8 +29,8 @@ pub(crate) fn sift(policy: &Policy, observation: &Observation) -> Sifted {
 fn sift_once(policy: &Policy, observation: &Observation, lenient: bool) -> Sifted {
     // An engine is busy when each of its ranks is.
     let mut engines: BTreeMap<u64, bool> = BTreeMap::new();
-    for facts in &observation.workers {
-        *engines.entry(facts.worker.id.0).or_insert(true) &= is_rank_busy(policy, facts);
+    for facts in observation.workers.iter() {
+        *engines.entry(facts.worker.id.0).or_insert(true) &= is_rank_busy(policy, &facts);
     }
     let allowed = || observation.workers.iter().filter(|facts| facts.allowed);
     let adapters_count = observation.request.pin.is_none() && allowed().any(|facts| facts.has_adapter);
@@ -109,7 +109,7 @@ fn nobody(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'st
 
 /// What the worker at a place among those in the running costs. `policy` has the request's overrides.
 pub(crate) fn cost(policy: &Policy, observation: &Observation, running: &[usize], place: usize) -> f64 {
-    let facts = &observation.workers[running[place]];
+    let facts = &observation.workers.row(running[place]);
     let requests = facts.load.requests as f64;
     match policy.mode {
         Mode::LeastLoaded | Mode::PowerOfTwo => requests,
@@ -128,7 +128,7 @@ pub(crate) fn cost(policy: &Policy, observation: &Observation, running: &[usize]
 }
 
 fn pool_load(observation: &Observation, running: &[usize], class: DeviceClass) -> f64 {
-    let pool = || running.iter().map(|at| &observation.workers[*at]).filter(|other| other.device_class == class);
+    let pool = || running.iter().map(|at| observation.workers.row(*at)).filter(|other| other.device_class == class);
     let (requests, weight) = (pool().map(|other| other.load.requests).sum::<u64>(), pool().map(|other| other.weight));
     requests as f64 / weight.sum::<f64>()
 }
@@ -159,7 +159,7 @@ fn kv(policy: &Policy, observation: &Observation, running: &[usize], facts: &Wor
     let request_blocks = (isl / bs).ceil();
     let mut d = 1.0;
     if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
-        let min = running.iter().map(|at| observation.workers[*at].load.prefill_tokens).min().unwrap() as f64;
+        let min = running.iter().map(|at| observation.workers.row(*at).load.prefill_tokens).min().unwrap() as f64;
         let excess = (active - min).max(0.0) / bs;
         d = 1.0 / (1.0 + policy.credit_decay * excess / request_blocks.max(1.0));
     }
@@ -214,7 +214,7 @@ pub(crate) fn may_be_chosen(policy: &Policy, observation: &Observation, running:
         }
         Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Lmetric if policy.temperature > 0.0 => places.collect(),
         Mode::DeviceAwareWeighted => {
-            let requests = |place: usize| observation.workers[running[place]].load.requests;
+            let requests = |place: usize| observation.workers.row(running[place]).load.requests;
             let idlest = places.clone().filter(lowest).map(requests).min();
             places.filter(lowest).filter(|place| Some(requests(*place)) == idlest).collect()
         }

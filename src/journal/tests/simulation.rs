@@ -219,7 +219,7 @@ impl Simulation {
     }
 
     /// What the last decision was made from.
-    pub(crate) fn observation(&mut self) -> &Observation {
+    pub(crate) fn observation(&self) -> &Observation {
         self.scratch.observation()
     }
 

@@ -4,8 +4,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
+use crate::fleet::DeviceClass;
 use crate::ids::EventSeq;
-use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, PrefillModel, Reporter, SessionId};
+use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, Load, PrefillModel, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::route::space_cache::SpaceCache;
 use crate::trust::{TrustLevel, TrustReason};
@@ -14,9 +15,26 @@ const WORKERS: u32 = 9;
 const STEP_NS: u64 = 100_000_000;
 
 fn locals(prompt: &[u32]) -> Vec<LocalHash> {
+    locals_of(prompt, None)
+}
+
+fn locals_of(prompt: &[u32], lora: Option<&str>) -> Vec<LocalHash> {
     let mut locals = Vec::new();
-    hash::local_hashes(SCHEME, hash::seed(None, None), bytemuck::cast_slice(prompt), &[], &mut locals);
+    hash::local_hashes(SCHEME, hash::seed(lora, None), bytemuck::cast_slice(prompt), &[], &mut locals);
     locals
+}
+
+/// Gives a worker's record random values of every fact that a decision reads from it.
+fn randomize(record: &mut WorkerRecord, rng: &mut Xoshiro256PlusPlus) {
+    record.device_class = [DeviceClass::Gpu, DeviceClass::Cpu][rng.random_range(0..2_usize)];
+    record.weight = f64::from(rng.random_range(1..4));
+    record.capacity_blocks = [0, 10, 40][rng.random_range(0..3_usize)];
+    record.batched_tokens_max = [10, 50][rng.random_range(0..2_usize)];
+    let some = |names: &[&str], rng: &mut Xoshiro256PlusPlus| {
+        names.iter().filter(|_| rng.random::<bool>()).map(|name| (*name).to_string()).collect()
+    };
+    record.taints = some(&["fast", "spot"], rng);
+    record.loras = some(&["x"], rng);
 }
 
 /// What a prompt of so many tokens, not yet held anywhere, adds to a worker of a space.
@@ -38,6 +56,7 @@ struct RandomWorld {
     rng: Xoshiro256PlusPlus,
     session: SessionId,
     live: Vec<BookingHandle>,
+    affinities: AffinityTable,
     names: u64,
     now_ns: u64,
 }
@@ -47,8 +66,10 @@ impl RandomWorld {
         let mut world = World::new(WORKERS, Some(SCHEME));
         world.loads = Loads::new(WORKERS as usize, LoadsConfig { prefill, ..LoadsConfig::default() });
         let session = world.loads.open_session(None, 0).unwrap();
-        let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Self { world, predictor: None, rng, session, live: Vec::new(), names: 0, now_ns: 0 }
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        world.change(|workers| workers.iter_mut().for_each(|record| randomize(record, &mut rng)));
+        let affinities = AffinityTable::new(8, 0);
+        Self { world, predictor: None, rng, session, live: Vec::new(), affinities, names: 0, now_ns: 0 }
     }
 
     /// What workers hold is predicted, but for every third, which publishes events.
@@ -134,7 +155,7 @@ impl RandomWorld {
     fn pass(&mut self) {
         let place = self.rng.random_range(0..WORKERS);
         let index = self.world.fleet.workers[place as usize].index;
-        match self.rng.random_range(0..27) {
+        match self.rng.random_range(0..28) {
             0..6 => self.book(),
             6..11 => self.free(),
             11 => self.now_ns += STEP_NS * self.rng.random_range(0..40),
@@ -157,7 +178,9 @@ impl RandomWorld {
                 trust.store(Trust { as_of_seq: Some(crate::ids::EventSeq(self.names)), ..trust.load() });
             }
             16..19 => {
-                let (prompt, tier) = (self.prompt(), if self.one_in(40) { Tier::Host } else { Tier::Device });
+                let prompt = self.prompt();
+                let tiers = [Tier::Device, Tier::Host, Tier::Disk, Tier::External];
+                let tier = if self.one_in(40) { tiers[self.rng.random_range(1..4_usize)] } else { Tier::Device };
                 self.world.hold(place as usize, &prompt, tier);
             }
             19 => {
@@ -166,8 +189,8 @@ impl RandomWorld {
                 self.world.change(|workers| workers[place as usize].state = state);
             }
             20 => {
-                let weight = f64::from(self.rng.random_range(1..4));
-                self.world.change(|workers| workers[place as usize].weight = weight);
+                let Self { world, rng, .. } = self;
+                world.change(|workers| randomize(&mut workers[place as usize], rng));
             }
             // More than is known of whose they were.
             21 if self.one_in(20) => (0..700).for_each(|_| {
@@ -180,6 +203,10 @@ impl RandomWorld {
                 let exact = Trust { level: TrustLevel::Exact, ..Trust::default() };
                 self.world.fleet.workers.iter().for_each(|record| record.trust.store(exact));
             }
+            26 => {
+                let (index, name) = (self.world.fleet.workers[place as usize].worker, self.rng.random_range(0..3_u32));
+                self.affinities.bind(SpaceId(0), &name.to_string(), (index, 0), seconds(self.now_ns), 100);
+            }
             _ => {}
         }
     }
@@ -190,8 +217,9 @@ impl RandomWorld {
         if self.one_in(2) {
             return policy;
         }
-        policy.mode = [Mode::Kv, Mode::LoadAware, Mode::LeastLoaded, Mode::DeviceAwareWeighted, Mode::Lmetric]
-            [self.rng.random_range(0..5_usize)];
+        let modes: Vec<_> =
+            Mode::ALL.into_iter().filter(|mode| !matches!(mode, Mode::Direct | Mode::Approximate)).collect();
+        policy.mode = if self.one_in(2) { Mode::Kv } else { modes[self.rng.random_range(0..modes.len())] };
         policy.device_credit = f64::from(self.rng.random_range(0..5)) / 2.0;
         policy.active_request_weight = f64::from(self.rng.random_range(0..2));
         (policy.track_prefill_tokens, policy.assume_kv_reuse) = (any(&mut self.rng), any(&mut self.rng));
@@ -200,7 +228,12 @@ impl RandomWorld {
         policy.temperature = if self.one_in(6) { 0.3 } else { 0.0 };
         policy.trust_min = if self.one_in(6) { TrustLevel::LowerBound } else { TrustLevel::None };
         policy.credit_trust_min = if self.one_in(6) { TrustLevel::LowerBound } else { TrustLevel::None };
+        policy.track_active_blocks = !self.one_in(6);
+        policy.shared_multiplier = if self.one_in(2) { 0.5 } else { 0.0 };
         policy.busy.prefill_tokens = self.one_in(6).then_some(40);
+        policy.busy.decode_blocks_share = self.one_in(6).then_some(0.5);
+        policy.busy.prefill_steps = self.one_in(6).then_some(1.0);
+        policy.affinity.mode = AffinityMode::ALL[self.rng.random_range(0..3_usize)];
         policy
     }
 
@@ -209,7 +242,16 @@ impl RandomWorld {
         self.world.policy = self.policy();
         let prompt = self.prompt();
         let allow = [Worker::new(1, 0), Worker::new(3, 0), Worker::new(4, u32::MAX)];
+        let session = self.rng.random_range(0..3_u32).to_string();
+        let lora = self.one_in(9).then_some("x");
         let request = RouteRequest {
+            lora,
+            required_taints: if self.one_in(9) { Names::Listed(&["fast"]) } else { Names::NONE },
+            preferred_taints: Preferences {
+                names: if self.one_in(9) { Names::Listed(&["fast", "spot"]) } else { Names::NONE },
+                weights: &[0.5, -1.0],
+            },
+            affinity_session: self.one_in(3).then_some(&session),
             allow: self.one_in(9).then_some(&allow),
             pin: self.one_in(9).then_some(allow[1]),
             shared_hits: if self.one_in(9) { &[(1, 3)] } else { &[] },
@@ -219,16 +261,16 @@ impl RandomWorld {
         // Who decides may have looked at the clock before whoever decided last.
         let ago_ns = if self.one_in(8) { STEP_NS * self.rng.random_range(0..40) } else { 0 };
         let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
-        let (affinities, now_ns) = (&AffinityTable::new(8, 0), self.now_ns.saturating_sub(ago_ns));
+        let (affinities, now_ns) = (&self.affinities, self.now_ns.saturating_sub(ago_ns));
         let mut active = ActiveDepths::default();
-        loads.active(SpaceId(0), &locals(&prompt), &mut active);
+        loads.active(SpaceId(0), &locals_of(&prompt, lora), &mut active);
         let view = View { fleet, indexes, predictions, loads, policy, round_robin_counters: &[], affinities, now_ns };
         let draws = Draws::new(self.names);
         [scratch, &mut Scratch::default()].map(|scratch| {
             let mut decision = Decision::default();
             decide(&view, &request, scratch, draws, &mut decision).unwrap();
             let observation = scratch.observation().clone();
-            for facts in &observation.workers {
+            for facts in observation.workers.iter() {
                 assert_eq!(facts.active_depth_blocks, active.of(facts.index), "what runs on it, and on no other");
             }
             let mut again = Decision::default();
@@ -318,7 +360,7 @@ fn spaces_are_kept_side_by_side() {
         }
         for (space, ids, held, run) in [(0, [1, 2], round, round), (1, [3, 4], 2 * round, 3 * round)] {
             world.decide(&RouteRequest { space: SpaceId(space), ..ask(&prompt) }).unwrap();
-            let facts = |of: &WorkerFacts| {
+            let facts = |of: WorkerFacts| {
                 let (id, since) = (of.worker.id.0, of.trust.since_unix_ms);
                 (id, of.overlap.device, since, of.active_depth_blocks, of.load.requests)
             };
@@ -355,15 +397,15 @@ fn refresh(cache: &mut SpaceCache, world: &World) {
     );
 }
 
-fn found(cache: &mut SpaceCache) -> Vec<Trust> {
-    cache.materialize();
-    cache.observation.workers.iter().map(|facts| facts.trust).collect()
+fn found(cache: &SpaceCache) -> Vec<Trust> {
+    cache.observation().workers.iter().map(|facts| facts.trust).collect()
 }
 
 /// Whether all workers are taken to be believed at least so much: by the rule that removes, and by what credits.
 fn passes(cache: &SpaceCache, level: TrustLevel) -> bool {
-    let stay = cache.admits_all(&Policy { trust_min: level, ..Policy::default() });
-    assert_eq!(stay, cache.cover_credits(&Policy { credit_trust_min: level, ..Policy::default() }));
+    let workers = &cache.observation().workers;
+    let stay = workers.admits_all(&Policy { trust_min: level, ..Policy::default() });
+    assert_eq!(stay, workers.plain(&Policy { credit_trust_min: level, ..Policy::default() }).is_some());
     stay
 }
 
@@ -374,7 +416,7 @@ fn a_fall_while_the_index_was_read_holds_and_a_rise_does_not() {
     refresh(&mut cache, &world);
     assert!(passes(&cache, TrustLevel::LowerBound) && !passes(&cache, TrustLevel::Exact));
     assert!(!cache.mark_contended(false), "nothing changed");
-    assert_eq!(found(&mut cache), [exact, exact, low]);
+    assert_eq!(found(&cache), [exact, exact, low]);
 
     let later = |trust| Trust { since_unix_ms: 2, as_of_seq: Some(EventSeq(8)), as_of_unix_ms: 80, ..trust };
     let fallen = trust(TrustLevel::Unproven, &[TrustReason::Recovering], 1);
@@ -382,10 +424,10 @@ fn a_fall_while_the_index_was_read_holds_and_a_rise_does_not() {
     world.fleet.workers[2].trust.store(later(exact));
     assert!(!cache.mark_contended(false), "the lower of two holds for all states between them: none are mixed");
     let met = Trust { since_unix_ms: 2, ..fallen };
-    assert_eq!(found(&mut cache), [exact, met, low], "and as of what was known before");
+    assert_eq!(found(&cache), [exact, met, low], "and as of what was known before");
     assert!(!passes(&cache, TrustLevel::LowerBound));
     refresh(&mut cache, &world);
-    assert_eq!(found(&mut cache), [exact, later(fallen), later(exact)]);
+    assert_eq!(found(&cache), [exact, later(fallen), later(exact)]);
     assert!(passes(&cache, TrustLevel::Unproven) && !passes(&cache, TrustLevel::LowerBound));
 }
 
@@ -399,10 +441,10 @@ fn a_fall_and_a_rise_while_the_index_was_read_are_noticed() {
     world.fleet.workers[1].trust.store(again);
     assert!(cache.mark_contended(false));
     let contended = trust(TrustLevel::Unproven, &[TrustReason::ReadContended], 3);
-    assert_eq!(found(&mut cache), [exact, contended]);
+    assert_eq!(found(&cache), [exact, contended]);
     assert!(!passes(&cache, TrustLevel::LowerBound));
     refresh(&mut cache, &world);
-    assert_eq!(found(&mut cache), [exact, again]);
+    assert_eq!(found(&cache), [exact, again]);
     assert!(passes(&cache, TrustLevel::Exact) && !cache.mark_contended(false));
 }
 
@@ -421,10 +463,140 @@ fn a_contended_look_up_proves_nothing_of_anybody_and_only_that_one() {
             reasons.insert(TrustReason::ReadContended);
             Trust { level: trust.level.min(TrustLevel::Unproven), reasons, ..trust }
         });
-        assert_eq!(found(&mut cache), contended);
+        assert_eq!(found(&cache), contended);
         assert!(!passes(&cache, TrustLevel::LowerBound));
         refresh(&mut cache, &world);
-        assert_eq!(found(&mut cache), trusts, "nothing of it is cache");
+        assert_eq!(found(&cache), trusts, "nothing of it is cache");
         assert_eq!(passes(&cache, TrustLevel::LowerBound), passed);
     }
+}
+
+/// Draws random numbers.
+struct Dice<'a>(&'a mut Xoshiro256PlusPlus);
+
+impl Dice<'_> {
+    /// From 0 to `most`.
+    fn up_to(&mut self, most: u32) -> u32 {
+        self.0.random_range(0..=most)
+    }
+
+    /// From 0 to `most`; 0 unless `varies`.
+    fn some(&mut self, most: u32, varies: bool) -> u32 {
+        if varies { self.up_to(most) } else { 0 }
+    }
+
+    /// `usual`, or now and then the other if it `varies`.
+    fn flag(&mut self, usual: bool, varies: bool) -> bool {
+        usual != (varies && self.up_to(4) == 0)
+    }
+}
+
+/// Random values of every fact. Constraints, lower tiers, shared blocks, and what rules go by, have their usual values unless
+/// `varied` says so.
+fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> WorkerFacts {
+    let [constraints, lower_tiers, shared, states] = varied;
+    let mut dice = Dice(rng);
+    let all_states = [WorkerState::Ready, WorkerState::Joining, WorkerState::Draining, WorkerState::Down];
+    let engine = dice.flag(false, true).then(|| EngineLoad {
+        prefill_tokens: u64::from(dice.up_to(90)),
+        decode_blocks: u64::from(dice.up_to(9)),
+        running: dice.up_to(9),
+        waiting: dice.up_to(9),
+        kv_usage_millionths: dice.up_to(1_000_000),
+    });
+    // Without `..`: a new fact has to be given random values here.
+    WorkerFacts {
+        index: WorkerIndex::at(place, dice.up_to(9)),
+        worker: Worker::new(u64::from(place / 2), u32::from(place % 2)),
+        overlap: TierBlocks {
+            device: dice.up_to(6),
+            host: dice.some(3, lower_tiers),
+            disk: dice.some(2, lower_tiers),
+            external: dice.some(2, lower_tiers),
+        },
+        active_depth_blocks: dice.up_to(6),
+        shared_blocks: dice.some(3, shared),
+        load: Load {
+            prefill_tokens: u64::from(dice.up_to(90)),
+            decode_blocks: u64::from(dice.up_to(9)),
+            requests: u64::from(dice.up_to(4)),
+            back_off_until_ns: u64::from(dice.up_to(99)),
+            engine,
+            version: u64::from(dice.up_to(99)),
+        },
+        trust: Trust {
+            level: TrustLevel::from_u8(if states { dice.up_to(4) as u8 } else { 4 }).unwrap(),
+            reasons: dice.flag(false, true).then_some(TrustReason::Gap).into_iter().collect(),
+            since_unix_ms: u64::from(dice.up_to(99)),
+            as_of_seq: Some(EventSeq(u64::from(dice.up_to(99)))).filter(|seq| seq.0 > 9),
+            as_of_unix_ms: u64::from(dice.up_to(99)),
+        },
+        state: all_states[dice.up_to(if states { 3 } else { 1 }) as usize],
+        device_class: if dice.flag(true, true) { DeviceClass::Gpu } else { DeviceClass::Cpu },
+        weight: f64::from(1 + dice.up_to(3)),
+        capacity_blocks: u64::from(dice.up_to(20)),
+        batched_tokens_max: u64::from(dice.up_to(60)),
+        allowed: dice.flag(true, constraints),
+        backing_off: dice.flag(false, states),
+        is_pinned: dice.flag(true, constraints),
+        has_adapter: dice.flag(false, constraints),
+        has_required_taints: dice.flag(true, constraints),
+        taint_weight: f64::from(dice.some(4, constraints)),
+    }
+}
+
+#[test]
+fn columns_return_every_fact_that_was_written() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(6);
+    for round in 0..200 {
+        let varied = std::array::from_fn(|_| rng.random::<bool>());
+        let mut rows: Vec<_> = (0..rng.random_range(0..20)).map(|at| random_facts(&mut rng, at, varied)).collect();
+        let mut columns: WorkerColumns = rows.iter().copied().collect();
+        for _ in 0..rng.random_range(0..10) {
+            let Some(row) = rows.len().checked_sub(1).map(|last| rng.random_range(0..=last)) else { break };
+            let varied = [rng.random::<bool>(); 4];
+            rows[row] = random_facts(&mut rng, row as u16, varied);
+            columns.set(row, &rows[row]);
+        }
+        assert_eq!(columns.iter().collect::<Vec<_>>(), rows, "round {round}");
+        let mut copy: WorkerColumns = (0..3).map(|at| random_facts(&mut rng, at, [true; 4])).collect();
+        copy.copy_from(&columns);
+        assert_eq!(copy, columns);
+        columns.fill_sparse();
+        assert_eq!(copy, columns, "an empty sparse column stands for its defaults");
+    }
+}
+
+#[test]
+fn many_at_once_and_row_by_row_decide_to_the_same_bits() {
+    let mut random = RandomWorld::new(7, PrefillModel::Off);
+    let mut plain = 0;
+    for seed in 0..6000 {
+        let varied = std::array::from_fn(|_| random.one_in(4));
+        let count = random.rng.random_range(0..40);
+        let workers = (0..count).map(|at| random_facts(&mut random.rng, at, varied)).collect();
+        let request = RequestFacts {
+            prompt_tokens: random.rng.random_range(0..120),
+            block_size: [16, 24][random.rng.random_range(0..2_usize)],
+            whole_blocks: random.rng.random_range(0..8),
+            role: [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode][random.rng.random_range(0..3_usize)],
+            candidates_max: random.rng.random_range(1..12),
+            pin: random.one_in(9).then_some(Worker::new(1, 0)),
+            prefers_taints: random.one_in(4),
+            shared_blocks: random.rng.random_range(0..4),
+            overrides: Overrides::NONE,
+            round_robin_counter: random.rng.random_range(0..50),
+            session: if random.one_in(3) { AffinitySession::Bound(Worker::new(2, 1)) } else { AffinitySession::None },
+        };
+        let mut observation = Observation { request, workers, ..Observation::default() };
+        let (policy, draws) = (random.policy(), Draws::new(seed));
+        plain += usize::from(observation.workers.plain(&policy).is_some());
+        let [mut at_once, mut by_rows] = [Decision::default(), Decision::default()];
+        judge(&policy, &observation, draws, &mut at_once);
+        observation.workers.fill_sparse();
+        assert!(observation.workers.is_empty() || observation.workers.plain(&policy).is_none());
+        judge(&policy, &observation, draws, &mut by_rows);
+        assert_eq!(format!("{at_once:?}"), format!("{by_rows:?}"), "seed {seed}");
+    }
+    assert!((1000..5000).contains(&plain), "both ways are taken: {plain}");
 }

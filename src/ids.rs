@@ -115,6 +115,71 @@ impl Worker {
     pub const fn new(id: u64, rank: u32) -> Self {
         Self { id: WorkerId(id), rank: DpRank(rank) }
     }
+
+    /// The selector of every rank of an engine: see [`Worker::selects`].
+    #[must_use]
+    pub const fn every_rank(id: WorkerId) -> Self {
+        Self { id, rank: RankSelection::Every.to_rank() }
+    }
+
+    /// The selector of one rank of an engine; `None` = of every rank.
+    #[must_use]
+    pub const fn of_ranks(id: u64, rank: Option<u32>) -> Self {
+        match rank {
+            Some(rank) => Self::new(id, rank),
+            None => Self::every_rank(WorkerId(id)),
+        }
+    }
+
+    /// The ranks that this worker selects where it is used as a selector.
+    #[must_use]
+    pub const fn ranks(self) -> RankSelection {
+        RankSelection::from_rank(self.rank)
+    }
+
+    /// Whether this worker, used as a selector, selects `worker`: the same engine, and that rank or every rank.
+    #[must_use]
+    pub fn selects(self, worker: Self) -> bool {
+        self.id == worker.id && self.ranks().matches(worker.rank)
+    }
+}
+
+/// The ranks that a selector names: an allow-list, a pin, a report, or an operator's command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankSelection {
+    /// One rank.
+    One(DpRank),
+    /// Every rank of the engine.
+    Every,
+}
+
+impl RankSelection {
+    /// The rank that means every rank, on the wire and in [`Worker`].
+    const EVERY: u32 = u32::MAX;
+
+    /// The selection that a rank of the wire means.
+    #[must_use]
+    pub const fn from_rank(rank: DpRank) -> Self {
+        if rank.0 == Self::EVERY { Self::Every } else { Self::One(rank) }
+    }
+
+    /// The rank of the wire that means this selection.
+    #[must_use]
+    pub const fn to_rank(self) -> DpRank {
+        match self {
+            Self::One(rank) => rank,
+            Self::Every => DpRank(Self::EVERY),
+        }
+    }
+
+    /// Whether a rank is selected.
+    #[must_use]
+    pub fn matches(self, rank: DpRank) -> bool {
+        match self {
+            Self::One(one) => one == rank,
+            Self::Every => true,
+        }
+    }
 }
 
 impl fmt::Display for Worker {
@@ -204,4 +269,18 @@ pub struct Scheme {
     pub block_size: u32,
     /// How blocks' tokens lie.
     pub window: Window,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selector_selects_one_rank_or_every_rank_of_its_engine() {
+        let [one, every] = [Worker::of_ranks(7, Some(1)), Worker::of_ranks(7, None)];
+        let selected = |by: Worker| [(7, 0), (7, 1), (8, 1)].map(|(id, rank)| by.selects(Worker::new(id, rank)));
+        assert_eq!((selected(one), selected(every)), ([false, true, false], [true, true, false]));
+        assert_eq!((one.ranks(), every.ranks()), (RankSelection::One(DpRank(1)), RankSelection::Every));
+        assert_eq!(every, Worker::new(7, u32::MAX), "the number of the wire");
+    }
 }

@@ -10,7 +10,7 @@ use super::exit::{Exit, Failure};
 use super::{remote, status};
 use crate::config::socket_default;
 use crate::error::counted;
-use crate::ids::{DpRank, Worker};
+use crate::ids::Worker;
 use crate::wire::{StatusPage, WorkerChange, WorkerOp, WorkerStatus};
 
 const FIELDS_HELP: &str = "\
@@ -99,10 +99,10 @@ impl WorkerArgs {
 pub(super) fn worker(text: &str) -> Result<Worker, String> {
     let expected = |_| format!("`{text}` is neither ID nor ID/RANK");
     let (id, rank) = match text.split_once('/') {
-        Some((id, rank)) => (id, rank.parse().map_err(expected)?),
-        None => (text, DpRank(u32::MAX).0),
+        Some((id, rank)) => (id, Some(rank.parse().map_err(expected)?)),
+        None => (text, None),
     };
-    Ok(Worker::new(id.parse().map_err(expected)?, rank))
+    Ok(Worker::of_ranks(id.parse().map_err(expected)?, rank))
 }
 
 fn pairs(said: &[String]) -> Result<Vec<(String, String)>, String> {

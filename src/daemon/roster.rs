@@ -9,14 +9,11 @@ use tokio::sync::watch;
 use crate::config::{Named, Problems, SpaceConfig, WorkerPatch, parse_worker};
 use crate::discovery::{Directory, Refusal, RefusalReason, ServerInfo, Source};
 use crate::error::{Error, Kind, Result};
-use crate::ids::Worker;
+use crate::ids::{RankSelection, Worker};
 use crate::limits::WORKERS_MAX;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::serve::WorkerOrder;
 use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
-
-/// "Every rank" on the wire.
-const EVERY_RANK: u32 = u32::MAX;
 
 /// Who there shall be.
 pub(super) struct Roster {
@@ -209,10 +206,10 @@ impl Roster {
 
     /// Takes a worker, or all of its ranks, from those that requests named.
     fn remove_from(&self, said: &mut Named, worker: Worker) -> Result<u32> {
-        let is_meant = |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+        let is_meant = |is: Worker| worker.selects(is);
         let before = said.workers.len() + said.servers.len();
         said.workers.retain(|worker| !is_meant(worker.worker));
-        said.servers.retain(|server| server.worker.worker.id != worker.id || worker.rank.0 != EVERY_RANK);
+        said.servers.retain(|server| server.worker.worker.id != worker.id || worker.ranks() != RankSelection::Every);
         let removed = before - said.workers.len() - said.servers.len();
         if removed > 0 {
             return Ok(removed as u32);
@@ -238,7 +235,7 @@ impl Roster {
         let patch = WorkerPatch::parse("the request", fields).map_err(|problems| invalid(&problems))?;
         let meant: Vec<Worker> = {
             let directory = self.directory.borrow();
-            let is_meant = |is: &Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+            let is_meant = |is: &Worker| worker.selects(*is);
             directory.merged().workers.keys().copied().filter(is_meant).collect()
         };
         if meant.is_empty() {

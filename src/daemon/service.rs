@@ -13,7 +13,7 @@ use super::pair::prefill_name;
 use super::shared::Shared;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
-use crate::ids::{DpRank, SpaceId, Worker, WorkerIndex};
+use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::journal::{Noted, Recorder};
 use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
@@ -359,9 +359,7 @@ impl Service for CoreService {
 
     fn report_failure(&mut self, session: SessionId, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
         let (fleet, now_ns) = (self.shared.fleet.load(), self.shared.now_ns());
-        let failed = |record: &&WorkerRecord| {
-            record.worker == worker || (record.worker.id == worker.id && worker.rank == DpRank(u32::MAX))
-        };
+        let failed = |record: &&WorkerRecord| worker.selects(record.worker);
         let reporter = Reporter { session, space, workers: fleet.workers_of(space).count() };
         let (mut longest_ns, mut is_refused) = (None, false);
         for record in fleet.workers_of(space).filter(failed) {

@@ -10,12 +10,11 @@ use super::observation::{ConstraintFacts, RequestFacts};
 use super::policy::Mode;
 use super::policy::Policy;
 use super::request::{Prompt, RouteRequest};
-use super::rules::names;
 use super::space_cache::SpaceCache;
 use crate::error::{Error, Kind, Result, counted};
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::hash;
-use crate::ids::{DpRank, LocalHash, Scheme, Window, Worker};
+use crate::ids::{LocalHash, RankSelection, Scheme, Window, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
 use crate::load::{ActiveDepths, ActiveRead, Loads};
@@ -120,7 +119,7 @@ fn round_robin_counter(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
 
 /// Takes the turn of a request, if it takes one: whoever only asks does not, nor who names the worker. Answers which.
 pub(super) fn advance_round_robin(view: &View<'_>, request: &RouteRequest<'_>) -> Option<u64> {
-    let is_named = request.pin.is_some_and(|pin| pin.rank != DpRank(u32::MAX));
+    let is_named = request.pin.is_some_and(|pin| pin.ranks() != RankSelection::Every);
     if request.is_question() || is_named {
         return None;
     }
@@ -196,11 +195,11 @@ fn has_constraints(request: &RouteRequest<'_>) -> bool {
 
 /// How a worker meets the constraints of a request, whose allow-list is `allowed`, sorted.
 fn constraints_of(request: &RouteRequest<'_>, allowed: &[Worker], record: &WorkerRecord) -> ConstraintFacts {
-    let every_rank = Worker { rank: DpRank(u32::MAX), ..record.worker };
+    let every_rank = Worker::every_rank(record.worker.id);
     let is_listed = |worker: &Worker| allowed.binary_search(worker).is_ok();
     ConstraintFacts {
         allowed: request.allow.is_none() || is_listed(&record.worker) || is_listed(&every_rank),
-        is_pinned: request.pin.is_none_or(|pin| names(pin, record.worker)),
+        is_pinned: request.pin.is_none_or(|pin| pin.selects(record.worker)),
         has_adapter: request.lora.is_some_and(|lora| record.loras.iter().any(|has| has == lora)),
         has_required_taints: request.required_taints.iter().all(|taint| has_taint(record, taint)),
         taint_weight: taint_weight(request, record),

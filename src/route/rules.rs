@@ -5,7 +5,7 @@ use super::observation::{Observation, WorkerFacts};
 use super::policy::{BusyThresholds, Policy};
 use crate::error::Kind;
 use crate::fleet::WorkerState;
-use crate::ids::{DpRank, Worker};
+use crate::ids::Worker;
 
 /// A rule that takes workers out of the running. The order is that in which they are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,11 +68,6 @@ impl Rule {
     const fn is_liveness(self) -> bool {
         matches!(self, Self::Down | Self::BackingOff)
     }
-}
-
-/// Whether `named`, of which rank `u32::MAX` is every rank, means this worker.
-pub(super) fn names(named: Worker, worker: Worker) -> bool {
-    named.id == worker.id && (named.rank == worker.rank || named.rank == DpRank(u32::MAX))
 }
 
 /// Lists who is in the running, and the others with the rule that removed them.
@@ -195,7 +190,7 @@ pub(super) fn no_worker_kind(observation: &Observation, decision: &Decision) -> 
         return None;
     }
     let pin = observation.request.pin;
-    let of_pinned = |worker: Worker| pin.is_none_or(|pin| names(pin, worker));
+    let of_pinned = |worker: Worker| pin.is_none_or(|pin| pin.selects(worker));
     let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, of)| rule(*by) && of_pinned(*of));
     let temporary = |rule| matches!(rule, Rule::Draining | Rule::Down | Rule::BackingOff);
     Some(match pin {

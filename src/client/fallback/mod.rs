@@ -99,8 +99,7 @@ fn by_cost(one: &(f64, u64, Worker), other: &(f64, u64, Worker)) -> Ordering {
 }
 
 fn may_run(info: &WorkerInfo, request: &RouteRequest<'_>) -> bool {
-    let names =
-        |listed: &Worker| listed.id == info.worker.id && (listed.rank.0 == u32::MAX || listed.rank == info.worker.rank);
+    let names = |listed: &Worker| listed.selects(info.worker);
     request.allow.is_none_or(|allow| allow.iter().any(names))
         && request.pin.is_none_or(|pin| names(&pin))
         && request.required_taints.iter().all(|label| info.taints.iter().any(|taint| taint == label))

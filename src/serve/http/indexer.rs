@@ -14,7 +14,6 @@ use super::desk::broken;
 use super::fields::{HashQueryFields, OverlapSummary, QueryFields, group_default};
 use super::listener::Caller;
 use super::materials::bits;
-use super::orders::EVERY_RANK;
 use super::records::{Record, WorkerFields};
 use super::refusal::{Refusal, done, json};
 use super::selection::summary_of;
@@ -77,8 +76,8 @@ pub(super) async fn unregister(State(app): State<Arc<App>>, request: Request) ->
     app.administering()?;
     let said: Unregistration = app.bodies.read(request).await?;
     let _alone = app.changing.lock().await;
-    let worker = Worker::new(said.instance_id, said.dp_rank.unwrap_or(EVERY_RANK));
-    let is_meant = move |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+    let worker = Worker::of_ranks(said.instance_id, said.dp_rank);
+    let is_meant = move |is: Worker| worker.selects(is);
     {
         let fleet = app.backend.fleet();
         let is_of = |space: SpaceId| {

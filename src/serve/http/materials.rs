@@ -2,12 +2,9 @@
 
 use super::fields::{BlockMedia, HashNumber, PromptFields};
 use super::refusal::Refusal;
-use crate::ids::{Scheme, SpaceId, Window, Worker};
+use crate::ids::{Scheme, SpaceId, Window, Worker, WorkerId};
 use crate::limits::PROMPT_TOKENS_MAX;
 use crate::route::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
-
-/// "Every rank".
-const EVERY_RANK: u32 = u32::MAX;
 
 /// What a request is made of beside what its fields hold as it is needed.
 pub(super) struct Materials<'a> {
@@ -43,7 +40,7 @@ impl<'a> Materials<'a> {
             None => hashes_of(fields)?,
         };
         let constraints = &fields.routing_constraints;
-        let every_rank = |id: &u64| Worker::new(*id, EVERY_RANK);
+        let every_rank = |id: &u64| Worker::every_rank(WorkerId(*id));
         Ok(Self {
             fields,
             scheme,
@@ -92,7 +89,7 @@ impl<'a> Materials<'a> {
         pin: Option<Worker>,
     ) -> RouteRequest<'b> {
         let fields = self.fields;
-        let target = fields.affinity_target.map(|to| Worker::new(to.worker_id, to.dp_rank.unwrap_or(EVERY_RANK)));
+        let target = fields.affinity_target.map(|to| Worker::of_ranks(to.worker_id, to.dp_rank));
         let pinned = fields.pinned_worker.map(|to| Worker::new(to.worker_id, to.dp_rank));
         let session = fields.session_context.as_ref().map(|context| &context.session_id).or(fields.session_id.as_ref());
         let pin = pin.or(pinned).or(target);

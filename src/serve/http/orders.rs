@@ -17,9 +17,6 @@ use crate::ids::{SpaceId, Worker};
 use crate::limits::{HTTP_SETTLE_MS_MAX, HTTP_SETTLE_REST_MS};
 use crate::metrics::HttpCounter;
 
-/// "Every rank" of a worker that is named.
-pub(super) const EVERY_RANK: u32 = u32::MAX;
-
 /// One change of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerOrder {
@@ -107,7 +104,7 @@ impl App {
             Kind::InvalidArgument => Refusal::new(StatusCode::CONFLICT, error),
             _ => error.into(),
         })?;
-        let is_meant = move |is: Worker| is.id == worker.id && (worker.rank.0 == EVERY_RANK || is.rank == worker.rank);
+        let is_meant = move |is: Worker| worker.selects(is);
         self.settle(|fleet| !fleet.workers.iter().any(|record| is_meant(record.worker))).await?;
         let (fleet, mut records) = (self.backend.fleet(), self.records.lock());
         if !fleet.workers.iter().any(|record| record.worker.id == worker.id) {

@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use super::app::App;
 use super::listener::Caller;
-use super::orders::{EVERY_RANK, WorkerOrder};
+use super::orders::WorkerOrder;
 use super::records::{Lifecycle, Record, WorkerFields};
 use super::refusal::{Refusal, json};
 use super::space;
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
-use crate::ids::{SpaceId, Worker};
+use crate::ids::{SpaceId, Worker, WorkerId};
 use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX};
 use crate::trust::TrustReason;
 
@@ -120,7 +120,7 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(worker_id): Path<St
     let is_in_fleet = in_fleet.is_some();
     let record = known.or(in_fleet).ok_or_else(|| not_found(worker_id))?;
     if is_in_fleet {
-        app.remove(Worker::new(worker_id, EVERY_RANK)).await?;
+        app.remove(Worker::every_rank(WorkerId(worker_id))).await?;
     }
     app.records.lock().remove(worker_id);
     let record = Record { lifecycle: Lifecycle::Unschedulable, not_schedulable_reasons: Vec::new(), ..record };
@@ -175,7 +175,7 @@ impl App {
         }
         let is_there = known_to(&self.backend.fleet(), record.worker_id).is_some();
         if !reasons.is_empty() && is_there && self.records.lock().get(record.worker_id).is_some_and(is_in_use) {
-            self.remove(Worker::new(record.worker_id, EVERY_RANK)).await?;
+            self.remove(Worker::every_rank(WorkerId(record.worker_id))).await?;
         }
         record.lifecycle = if reasons.is_empty() { Lifecycle::Schedulable } else { Lifecycle::Incomplete };
         record.not_schedulable_reasons = reasons;

@@ -1,23 +1,22 @@
-//! WHAT IF another policy had judged: a decision that was made, judged once more under a second policy, and what the two
-//! differ in. Pure.
+//! A shadow policy: judges recorded decisions again under a second policy, and counts the differences. Pure.
 //!
-//! A shadow policy decides nothing. What it would have changed is an estimate: where it had decided, later decisions
-//! would have found other caches and other loads.
+//! A shadow policy decides nothing. Its effect is an estimate: had it decided, later decisions would have met other
+//! caches and other loads.
 
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 use crate::route::{Decision, Draws, Mode, Observation, Policy, WorkerFacts, judge};
 
-/// A worker that was chosen, and what running the prompt there means.
+/// A chosen worker, and the cost of running the prompt there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyChoice {
-    /// Who.
+    /// The worker.
     pub index: WorkerIndex,
-    /// Blocks of the prompt that it holds, every tier.
+    /// Blocks of the prompt that the worker holds, in all tiers.
     pub overlap_blocks: u32,
-    /// Tokens of the prompt that it has to compute: those that it holds in no tier.
+    /// Tokens of the prompt that the worker has to compute: those in none of its tiers.
     pub prefill_tokens: u64,
-    /// Tokens and requests that it was busy with.
+    /// Prefill tokens and requests in flight on the worker.
     pub busy: (u64, u64),
 }
 
@@ -34,39 +33,40 @@ impl PolicyChoice {
     }
 }
 
-/// What two policies make of one decision.
+/// The difference between two policies in one decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolicyDifference {
-    /// Both choose the same worker, or nobody.
+    /// Both choose the same worker, or none.
     Same,
-    /// They choose two workers.
+    /// They choose different workers.
     Other {
-        /// Blocks of the prompt that the second one's choice holds, less those that the first one's does.
+        /// Overlap of the second policy's choice minus that of the first policy's choice, blocks.
         overlap_blocks: i64,
-        /// What the first one's choice costs the second, above the least. Blocks, where its mode counts in blocks.
+        /// Cost of the first policy's choice under the second policy, above the lowest cost; blocks, if its mode counts
+        /// blocks.
         cost_regret: f64,
     },
-    /// The first one's choice is out of the running for the second.
+    /// The first policy's choice is not eligible under the second policy.
     Excluded {
-        /// As for `Other`.
+        /// As in `Other`.
         overlap_blocks: i64,
     },
-    /// One of the two finds nobody eligible, and the other somebody.
+    /// Only one of the policies finds an eligible worker.
     Nobody,
 }
 
-/// Judges decisions under a second policy; its buffers are reused.
+/// Judges decisions under a second policy. Its buffers are reused.
 #[derive(Debug, Default)]
 pub struct PolicyComparison {
     decision: Decision,
-    /// Counts the turns of policies by which workers take turns: a record has none where another policy decided.
+    /// The round-robin counter of shadow policies; a record has none if another policy decided.
     round_robin_counter: u64,
 }
 
 impl PolicyComparison {
-    /// Whom `policy` would have chosen; `None` = nobody. The observation is as before when this returns.
+    /// The choice of `policy`; `None` = no worker is eligible. The observation is unchanged on return.
     pub fn pick(&mut self, policy: &Policy, observation: &mut Observation, seed: u64) -> Option<PolicyChoice> {
-        // Everybody's cost is wanted, however many the gateway asked for.
+        // Compares with every worker's cost, whatever the gateway asked for.
         let request = observation.request;
         observation.request.candidates_max = WORKERS_MAX as u32;
         if policy.under(&request.overrides).mode == Mode::RoundRobin {
@@ -79,13 +79,13 @@ impl PolicyComparison {
         observation.worker(chosen.index).map(|facts| PolicyChoice::of(observation, &facts))
     }
 
-    /// What a worker that was chosen means; `None` if it is not of the observation.
+    /// The facts of a chosen worker; `None` if the observation does not hold it.
     #[must_use]
     pub fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<PolicyChoice> {
         observation.worker(chosen?).map(|facts| PolicyChoice::of(observation, &facts))
     }
 
-    /// Holds the choice that was made to what `policy` makes of it.
+    /// Compares the recorded choice with that of `policy`.
     pub fn compare(
         &mut self,
         policy: &Policy,
@@ -113,24 +113,25 @@ impl PolicyComparison {
     }
 }
 
-/// Sums over decisions.
+/// Sums of differences over the decisions of one space.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShadowTally {
     /// Decisions judged.
     pub decisions: u64,
-    /// Those where it chose the same worker.
+    /// Decisions with the same choice.
     pub agreements: u64,
-    /// Those where it chose another one.
+    /// Decisions with different choices.
     pub disagreements: u64,
-    /// Of those, where the worker that was chosen was out of the running for it.
+    /// Of these, decisions whose worker was not eligible under the shadow policy.
     pub excluded: u64,
-    /// Those where only one of the two found anybody eligible; neither an agreement nor a disagreement.
+    /// Decisions in which only one policy found an eligible worker; neither an agreement nor a disagreement.
     pub nobody: u64,
-    /// Prompt blocks held by its choices and not by those that were made, over the decisions where it is ahead.
+    /// Blocks by which the overlap of the shadow policy was larger, summed over the decisions where it was.
     pub blocks_saved: u64,
-    /// The same over the decisions where it is behind.
+    /// Blocks by which the overlap of the shadow policy was smaller, summed over the decisions where it was.
     pub blocks_lost: u64,
-    /// What the choices that were made cost it above its least, summed. Blocks, where its mode counts in blocks.
+    /// Cost of the recorded choices under the shadow policy above its lowest cost, summed; blocks, if its mode counts
+    /// blocks.
     pub cost_regret: f64,
 }
 
@@ -157,7 +158,7 @@ impl ShadowTally {
         ]
     }
 
-    /// Adds what another counted.
+    /// Adds the sums of another tally.
     pub fn merge(&mut self, other: &Self) {
         self.decisions += other.decisions;
         self.agreements += other.agreements;
@@ -169,10 +170,10 @@ impl ShadowTally {
         self.cost_regret += other.cost_regret;
     }
 
-    /// Adds a contrast.
-    pub fn add(&mut self, compare: PolicyDifference) {
+    /// Adds one difference.
+    pub fn add(&mut self, difference: PolicyDifference) {
         self.decisions += 1;
-        match compare {
+        match difference {
             PolicyDifference::Same => self.agreements += 1,
             PolicyDifference::Nobody => self.nobody += 1,
             PolicyDifference::Other { overlap_blocks, cost_regret } => {
@@ -211,7 +212,7 @@ mod tests {
         }
     }
 
-    /// Worker 0 holds 8 of the 10 blocks and is busy with 5; worker 1 holds 2 and is idle; worker 2 holds none.
+    /// Worker 0 holds 8 of 10 blocks and has a backlog of 5; worker 1 holds 2 and is idle; worker 2 holds none.
     fn observation() -> Observation {
         let request = RequestFacts {
             prompt_tokens: 160,
@@ -225,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_chooses_otherwise_is_held_to_the_choice_that_was_made() {
+    fn another_choice_is_compared_with_the_recorded_one() {
         let mut comparison = PolicyComparison::default();
         let (mut seen, before) = (observation(), observation());
         let mut compare = |policy: &Policy, chosen| comparison.compare(policy, &mut seen, 1, chosen);
         let kv = Policy::default();
-        // 10 + 5 blocks of backlog less 8 of credit are 7, 10 less 2 are 8.
+        // 10 + 5 blocks minus 8 of credit are 7; 10 minus 2 are 8.
         assert_eq!(compare(&kv, Some(WorkerIndex(0))), PolicyDifference::Same);
         assert_eq!(compare(&kv, Some(WorkerIndex(1))), PolicyDifference::Other { overlap_blocks: 6, cost_regret: 1.0 });
         let less = Policy { device_credit: 0.5, ..kv };
@@ -243,24 +244,24 @@ mod tests {
     }
 
     #[test]
-    fn who_is_out_of_the_running_costs_nothing_that_could_be_named() {
+    fn an_ineligible_worker_has_no_cost() {
         let mut seen = observation();
         seen.workers.update(1, |facts| facts.state = WorkerState::Draining);
-        let compare = PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
-        assert_eq!(compare, PolicyDifference::Excluded { overlap_blocks: 6 });
+        let difference = PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
+        assert_eq!(difference, PolicyDifference::Excluded { overlap_blocks: 6 });
         (0..seen.workers.len()).for_each(|row| seen.workers.update(row, |facts| facts.allowed = false));
         assert_eq!(PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, None), PolicyDifference::Same);
     }
 
     #[test]
-    fn a_pick_says_what_is_left_to_compute() {
+    fn a_choice_counts_the_tokens_to_compute() {
         let mut seen = observation();
         let pick = PolicyComparison::default().pick(&Policy::default(), &mut seen, 1).expect("somebody");
         assert_eq!((pick.index, pick.overlap_blocks, pick.prefill_tokens, pick.busy), (WorkerIndex(0), 8, 32, (80, 0)));
     }
 
     #[test]
-    fn workers_take_turns_under_a_policy_that_says_so() {
+    fn a_round_robin_shadow_policy_takes_one_worker_after_the_other() {
         let (mut seen, mut comparison) = (observation(), PolicyComparison::default());
         let policy = Policy { mode: Mode::RoundRobin, ..Policy::default() };
         let picks = [1, 2, 3, 4].map(|seed| comparison.pick(&policy, &mut seen, seed).expect("somebody").index.0);
@@ -269,16 +270,16 @@ mod tests {
     }
 
     #[test]
-    fn contrasts_add_up() {
+    fn differences_add_up() {
         let mut tally = ShadowTally::default();
-        for compare in [
+        for difference in [
             PolicyDifference::Same,
             PolicyDifference::Other { overlap_blocks: 6, cost_regret: 1.5 },
             PolicyDifference::Other { overlap_blocks: -2, cost_regret: 0.25 },
             PolicyDifference::Excluded { overlap_blocks: -1 },
             PolicyDifference::Nobody,
         ] {
-            tally.add(compare);
+            tally.add(difference);
         }
         assert_eq!(
             (tally.decisions, tally.agreements, tally.disagreements, tally.excluded, tally.nobody),

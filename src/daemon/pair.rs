@@ -46,7 +46,7 @@ impl CoreService {
         if prefill.candidates.is_empty() {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision);
         }
-        let turn = (prefill.mode == Mode::RoundRobin).then(|| self.scratch.request_facts().round_robin_counter);
+        let counter = (prefill.mode == Mode::RoundRobin).then(|| self.scratch.request_facts().round_robin_counter);
         let decodes = RouteRequest { overrides: decode_overrides(&alone.overrides), ..alone };
         let decided = self.decide_and_book(session, &decodes, decision);
         if matches!(decided, Ok(Routed::Decided)) && !decision.candidates.is_empty() {
@@ -57,18 +57,18 @@ impl CoreService {
             self.shared.loads.free(session, BookingRef::Handle(handle), self.shared.now_ns());
             // Somebody may have found it busy meanwhile.
             self.shared.room.made_room();
-            if let Some(turn) = turn {
-                self.return_round_robin(pool, turn);
+            if let Some(counter) = counter {
+                self.return_round_robin(pool, counter);
             }
         }
         decided
     }
 
-    /// Whose turn it was in a pool has it again, unless somebody has taken the next meanwhile.
-    fn return_round_robin(&self, pool: SpaceId, turn: u64) {
-        if let Some(turns) = self.shared.round_robin_counters.get(pool.0 as usize) {
-            // Relaxed: the number is all there is. Where it fails, one was left out.
-            let _ = turns.compare_exchange(turn + 1, turn, Ordering::Relaxed, Ordering::Relaxed);
+    /// Sets a pool's round-robin counter back to `counter`, unless another request has advanced it meanwhile.
+    fn return_round_robin(&self, pool: SpaceId, counter: u64) {
+        if let Some(counters) = self.shared.round_robin_counters.get(pool.0 as usize) {
+            // Relaxed: the counter publishes no other memory. If the exchange fails, one worker was passed over.
+            let _ = counters.compare_exchange(counter + 1, counter, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 

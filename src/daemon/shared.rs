@@ -32,7 +32,7 @@ pub(super) struct Shared {
     pub(super) loads: Arc<Loads>,
     /// Replaced whole when the configuration is read again.
     pub(super) policies: Arc<ArcSwap<PolicyTable>>,
-    /// Where workers take turns: whose it is, by `SpaceId`.
+    /// Round-robin counters, by `SpaceId`.
     pub(super) round_robin_counters: Arc<[AtomicU64]>,
     pub(super) recording: Recording,
     /// Where requests wait that find every worker busy.

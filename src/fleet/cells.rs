@@ -1,28 +1,28 @@
-//! What one thread writes per event batch and every core reads per decision.
+//! Cells that one ingest thread writes per event batch and every serving thread reads per decision.
 
 use crate::ids::{EventSeq, Scheme, Window};
 use crate::sync::{AtomicU64, Ordering};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
-/// Counts what became of the trust of workers: who keeps what it read need not look at each again.
+/// Counts changes of trust, so that a reader with cached trust knows when to read again.
 #[derive(Debug)]
 struct TrustChanges(AtomicU64);
 
 /// Over all cells.
 #[cfg(not(all(test, kvrouted_loom)))]
 static TRUST_CHANGES: TrustChanges = TrustChanges(AtomicU64::new(0));
-/// The model checker's atomics are no constants.
+/// The model checker's atomics cannot be constants.
 #[cfg(all(test, kvrouted_loom))]
 static TRUST_CHANGES: std::sync::LazyLock<TrustChanges> = std::sync::LazyLock::new(|| TrustChanges(AtomicU64::new(0)));
 
 impl TrustChanges {
-    /// To be called after the cell shows the change.
+    /// Call this after the cell shows the change.
     fn count(&self) {
         // Release: pairs with the Acquire in `seen`.
         self.0.fetch_add(1, Ordering::Release);
     }
 
-    /// Of how many a cell that is loaded after this call shows what became.
+    /// The count so far. A cell that is loaded after this call shows all counted changes.
     #[inline]
     fn seen(&self) -> u64 {
         // Acquire: pairs with the Release in `count`.
@@ -30,8 +30,8 @@ impl TrustChanges {
     }
 }
 
-/// How often the level, the reasons, or the time since when they hold, of any worker's trust has changed. What is loaded
-/// from cells after this call is at least as new.
+/// Counts changes of the level, the reasons, or the start time of any worker's trust. Cells that are loaded after this
+/// call are at least as new.
 #[must_use]
 #[inline]
 pub fn trust_changes() -> u64 {
@@ -46,15 +46,15 @@ const LEVEL_SHIFT: u32 = 56;
 /// | atomic | written | read |
 /// |---|---|---|
 /// | `as_of_seq` | Release, after the index shows the whole batch | Acquire, before the index is read |
-/// | level, reasons | Release: a fall before the index shows anything of what it speaks of, a rise after all of it | Acquire, before and after the index is read |
+/// | level, reasons | Release: a fall before the index shows any of its cause, a rise after all of it | Acquire, before and after the index is read |
 /// | [`trust_changes`] | Release, after level and reasons | Acquire, before level and reasons |
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
 ///
-/// Why no reader finds a worker emptied and still `exact`: the writer stores the fallen level before it stores what
-/// empties the worker, which is the Release store LANES of the index's head (for a removal, of a node's header). A
-/// reader whose Acquire load there sees that store sees the fallen level too, because it loads the level once more
-/// after the walk ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes what lowers
-/// the trust together with the order to empty.
+/// Why no reader finds a worker emptied and still `exact`: the writer stores the fallen level before it empties the
+/// worker. Emptying is the Release store LANES of the index's head (for a removal, of a node's header). A reader whose
+/// Acquire load sees that store also sees the fallen level, because it loads the level again after the walk
+/// ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes the reason that lowers the trust
+/// together with the order to empty.
 #[derive(Debug)]
 pub struct TrustCell {
     /// Level in the top byte, reasons below.
@@ -73,7 +73,7 @@ impl TrustCell {
         cell
     }
 
-    /// A cell that nobody reads yet.
+    /// A cell that no other thread reads yet.
     fn blank() -> Self {
         Self {
             packed: AtomicU64::new(0),
@@ -83,8 +83,7 @@ impl TrustCell {
         }
     }
 
-    /// Replaces what readers see. Call it after the index shows what `trust` speaks of; a level that
-    /// falls, also before.
+    /// Replaces the trust. Call it after the index shows what `trust` speaks of; for a level that falls, also before.
     pub fn store(&self, trust: Trust) {
         self.store_counted(&trust, &TRUST_CHANGES);
     }
@@ -98,7 +97,7 @@ impl TrustCell {
         self.as_of_seq.store(trust.as_of_seq.map_or(NO_SEQ, |seq| seq.0), Ordering::Release);
     }
 
-    /// Replaces level, reasons and since when; whether any is another.
+    /// Replaces level, reasons and start time. Returns whether any of them changed.
     fn replace(&self, trust: &Trust) -> bool {
         let packed = pack_trust(trust);
         let since_unix_ms = self.since_unix_ms.swap(trust.since_unix_ms, Ordering::Relaxed);
@@ -107,8 +106,8 @@ impl TrustCell {
         (before, since_unix_ms) != (packed, trust.since_unix_ms)
     }
 
-    /// What is known now. Load it before the index is read, so that the index is at least as new as it says, and
-    /// once more after, so that what the index lost meanwhile is not believed ([`Trust::meet`]).
+    /// The current trust. Load it before the index is read, so that the index is at least as new. Load it again after,
+    /// so that blocks which the index lost meanwhile are not trusted ([`Trust::meet`]).
     #[must_use]
     #[inline]
     pub fn load(&self) -> Trust {
@@ -125,7 +124,7 @@ impl TrustCell {
         }
     }
 
-    /// The last batch that the index shows whole, and when it came. Load it before the index is read.
+    /// The last batch that the index shows as a whole, and when it came. Load it before the index is read.
     #[must_use]
     #[inline]
     pub fn as_of(&self) -> (Option<EventSeq>, u64) {
@@ -134,7 +133,7 @@ impl TrustCell {
         ((seq != NO_SEQ).then_some(EventSeq(seq)), self.as_of_unix_ms.load(Ordering::Relaxed))
     }
 
-    /// What is known now, if it is another than `before`, which was loaded from this cell: then the two are to
+    /// The current trust, if it differs from `before`, which was loaded from this cell. The two then
     /// [meet](Trust::meet).
     #[must_use]
     #[inline]
@@ -145,15 +144,15 @@ impl TrustCell {
     }
 }
 
-/// Level in the top byte, the reasons that this version knows below: a bit of another version's must not reach the level.
+/// Level in the top byte, known reasons below. A reason bit of another version must not reach the level.
 const fn pack_trust(trust: &Trust) -> u64 {
     (trust.level as u64) << LEVEL_SHIFT | trust.reasons.known().bits()
 }
 
 const _: () = assert!(TrustReasons::KNOWN_BITS < 1 << LEVEL_SHIFT, "a reason would reach the level");
 
-/// A space's hash scheme: configured, or learnt from the first worker that shows it. Zero = unknown.
-/// Beside it, in which forms the salts of the space's workers came.
+/// A space's hash scheme: configured, or learnt from the first worker that shows one; zero = unknown. Beside it, the forms
+/// in which the salts of the space's workers came.
 #[derive(Debug, Default)]
 pub struct SchemeCell {
     scheme: AtomicU64,
@@ -162,7 +161,7 @@ pub struct SchemeCell {
 }
 
 impl SchemeCell {
-    /// A cell that holds `scheme`, or none yet.
+    /// A cell that holds `scheme`; `None` = not known yet.
     #[must_use]
     pub fn new(scheme: Option<Scheme>) -> Self {
         Self { scheme: AtomicU64::new(scheme.map_or(0, pack)), salt_forms: AtomicU64::new(0) }
@@ -171,11 +170,11 @@ impl SchemeCell {
     /// The scheme, once known.
     #[must_use]
     pub fn get(&self) -> Option<Scheme> {
-        // Relaxed: the number is all there is; no other memory hangs on it.
+        // Relaxed: the number publishes no other memory.
         unpack(self.scheme.load(Ordering::Relaxed))
     }
 
-    /// Takes `scheme` if none is known; either way, answers with the one that holds now.
+    /// Sets the scheme if none is known. Returns the scheme that holds now.
     pub fn learn(&self, scheme: Scheme) -> Scheme {
         // Relaxed: see `get`.
         match self.scheme.compare_exchange(0, pack(scheme), Ordering::Relaxed, Ordering::Relaxed) {
@@ -184,7 +183,7 @@ impl SchemeCell {
         }
     }
 
-    /// Holds `scheme` instead of whatever it held.
+    /// Replaces the scheme.
     pub fn set(&self, scheme: Scheme) {
         self.scheme.store(pack(scheme), Ordering::Relaxed);
     }
@@ -220,7 +219,7 @@ const fn unpack(packed: u64) -> Option<Scheme> {
     Some(Scheme { block_size: packed as u32, window })
 }
 
-/// Who keeps what it read beside the writer, under every order of accesses that the memory model allows:
+/// A reader that caches trust, concurrent with the writer, under every order of accesses that the memory model allows:
 /// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release fleet::cells`
 #[cfg(all(test, kvrouted_loom))]
 mod loom {
@@ -228,14 +227,14 @@ mod loom {
 
     use super::*;
 
-    /// Trust that a reader keeps, and the changes that it has seen.
+    /// Cached trust, and the count of changes that it shows.
     struct CachedTrust {
         changes: u64,
         trust: Trust,
     }
 
     impl CachedTrust {
-        /// Reads it again, if any changed.
+        /// Reads the trust again if the count changed.
         fn refresh(&mut self, cell: &TrustCell, changes: &TrustChanges) {
             let seen = changes.seen();
             if self.changes != seen {
@@ -244,7 +243,7 @@ mod loom {
         }
     }
 
-    /// Trust falls, in the way of `store`, beside one who keeps it.
+    /// Stores fallen trust by `store`, concurrent with a caching reader.
     fn falls(store: fn(&TrustCell, &Trust, &TrustChanges)) {
         ::loom::model(move || {
             let before = Trust { level: TrustLevel::Exact, since_unix_ms: 1, ..Trust::default() };
@@ -263,7 +262,7 @@ mod loom {
     }
 
     #[test]
-    fn kept_trust_does_not_stay_stale() {
+    fn cached_trust_does_not_stay_stale() {
         falls(TrustCell::store_counted);
     }
 

@@ -1,7 +1,7 @@
-//! WHO there is: spaces, workers and what is known about each, as one copy-on-write table.
+//! The fleet: spaces, workers and the facts about them, as one copy-on-write table.
 //!
-//! The table changes seldom (a worker joins, drains, dies); what changes with every event batch (trust)
-//! sits behind it in cells of atomics, so that a decision reads one table and current trust without a lock.
+//! The table changes seldom (a worker joins, drains, dies). Trust changes with every event batch and is in cells of
+//! atomics behind the table, so that a decision reads one table and current trust without a lock.
 
 mod cells;
 mod table;

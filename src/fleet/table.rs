@@ -1,4 +1,4 @@
-//! The fleet table: every space and worker, published whole; and the allocation of places in it.
+//! The fleet table: every space and worker, published as a whole, and the allocation of places in it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -36,18 +36,19 @@ impl PoolRole {
     }
 }
 
-/// Where a worker is in its life.
+/// The state of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WorkerState {
-    /// Named, and its publisher not reached yet, for less than the configured time. Eligible: it may be about to be.
+    /// Its publisher has not been reached yet, for less than the configured time. Eligible, because it may be reached
+    /// at any moment.
     #[default]
     Joining,
     /// Its publisher is connected.
     Ready,
     /// Takes no new requests.
     Draining,
-    /// Its publisher has been gone, or not been reached since the start, for longer than the configured time.
-    /// Takes no requests while others can, until its publisher connects.
+    /// Its publisher has been gone, or was never reached, for longer than the configured time. Gets no requests while
+    /// others can take them, until its publisher connects.
     Down,
 }
 
@@ -64,7 +65,7 @@ impl WorkerState {
     }
 }
 
-/// What a worker computes on.
+/// The class of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceClass {
     /// An accelerator.
@@ -85,7 +86,7 @@ impl DeviceClass {
     }
 }
 
-/// Where a worker's events come from.
+/// The source of a worker's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSource {
     /// ZeroMQ endpoint of its PUB socket, as we connect to it.
@@ -96,22 +97,22 @@ pub struct EventSource {
     pub topic: String,
 }
 
-/// Prompts and blocks that may be compared: one model, namespace and pool.
+/// A space: prompts and blocks of one model, namespace and pool, which may be compared.
 #[derive(Clone, Debug)]
 pub struct Space {
     /// Its number on the wire.
     pub id: SpaceId,
-    /// The model's name, as gateways say it.
+    /// The model's name, as gateways use it.
     pub model: String,
-    /// What else separates it; empty = the default namespace.
+    /// The namespace; empty = the default one.
     pub namespace: String,
-    /// Which pool it is.
+    /// The part of requests that its workers serve.
     pub role: PoolRole,
-    /// How its tokens become hashes.
+    /// The hash scheme of its tokens.
     pub scheme: Arc<SchemeCell>,
 }
 
-/// One worker's record. What every decision reads of it lies together on its first cache line.
+/// One worker's record. The facts of a decision lie on its first cache line.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct WorkerRecord {
@@ -119,38 +120,38 @@ pub struct WorkerRecord {
     pub index: WorkerIndex,
     /// The space it serves.
     pub space: SpaceId,
-    /// Who it is.
+    /// The worker's id and rank.
     pub worker: Worker,
-    /// Which shard's writer owns its blocks.
+    /// The shard whose writer owns its blocks.
     pub shard: ShardId,
-    /// The index's name for it in that shard.
+    /// The worker's slot in that shard of the index.
     pub slot: WorkerSlot,
-    /// Where it is in its life.
+    /// The worker's state.
     pub state: WorkerState,
-    /// What it computes on.
+    /// The class of its device.
     pub device_class: DeviceClass,
-    /// How much the index's word about it may be believed.
+    /// Trust in what the index holds for it.
     pub trust: Arc<TrustCell>,
-    /// Its throughput relative to a CPU worker's 1.
+    /// Throughput relative to a CPU worker, which has 1.
     pub weight: f64,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks that its device can hold; 0 = unknown.
     pub capacity_blocks: u64,
-    /// Tokens it batches in one step.
+    /// Tokens that it batches in one step.
     pub batched_tokens_max: u64,
     /// A short name for people.
     pub name: String,
     /// Labels that constraints match.
     pub taints: Vec<String>,
-    /// LoRA adapters that it has loaded, as far as its record says.
+    /// LoRA adapters that its record lists.
     pub loras: Vec<String>,
-    /// Where its events come from; `None` = it publishes none.
+    /// The source of its events; `None` = it publishes none.
     pub events: Option<EventSource>,
 }
 
 const _: () = assert!(std::mem::offset_of!(WorkerRecord, name) == 64, "what decisions keep of a worker is one line");
 
 impl WorkerRecord {
-    /// A GPU worker of the first space and shard that is ready and has nothing, of which nothing more is known.
+    /// A ready GPU worker of the first space and shard, without further facts.
     #[must_use]
     pub fn new(index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Self {
         Self {
@@ -180,7 +181,7 @@ pub struct FleetTable {
     pub version: u64,
     /// By [`SpaceId`].
     pub spaces: Vec<Space>,
-    /// By place, ascending; places that nobody has are left out.
+    /// By place, ascending; without the unused places.
     pub workers: Vec<WorkerRecord>,
 }
 
@@ -191,20 +192,20 @@ impl FleetTable {
         self.spaces.get(id.0 as usize)
     }
 
-    /// The worker of this index, not another one in its place.
+    /// The worker of this index; `None` if another worker has its place.
     #[must_use]
     pub fn worker(&self, index: WorkerIndex) -> Option<&WorkerRecord> {
         self.workers.get(self.position(index.place()).ok()?).filter(|record| record.index == index)
     }
 
-    /// As [`FleetTable::worker`], to change it.
+    /// As [`FleetTable::worker`], mutable.
     #[must_use]
     pub fn worker_mut(&mut self, index: WorkerIndex) -> Option<&mut WorkerRecord> {
         let at = self.position(index.place()).ok()?;
         self.workers.get_mut(at).filter(|record| record.index == index)
     }
 
-    /// Puts a worker in its place; whoever was there is gone.
+    /// Puts a worker in its place, replacing the worker there.
     pub fn put(&mut self, record: WorkerRecord) {
         match self.position(record.index.place()) {
             Ok(at) => self.workers[at] = record,
@@ -212,13 +213,14 @@ impl FleetTable {
         }
     }
 
-    /// Takes a worker out; `None` if it is not there.
+    /// Removes a worker; `None` if it is not there.
     pub fn take(&mut self, index: WorkerIndex) -> Option<WorkerRecord> {
         let at = self.position(index.place()).ok().filter(|at| self.workers[*at].index == index)?;
         Some(self.workers.remove(at))
     }
 
-    /// Where a place is in `workers`, else where it would be: no further back than there are empty places.
+    /// The position of a place in `workers`, or where it would be. The search range is as wide as the number of unused
+    /// places.
     fn position(&self, place: usize) -> Result<usize, usize> {
         let span = self.workers.last().map_or(0, |last| last.index.place() + 1);
         let (from, to) = (place.saturating_sub(span - self.workers.len()), self.workers.len().min(place + 1));
@@ -235,12 +237,12 @@ impl FleetTable {
     }
 }
 
-/// The published table. Readers take it whole and without a lock; changes are made one at a time.
+/// The published table. Readers take it as a whole, without a lock; changes are made one at a time.
 #[derive(Debug)]
 pub struct Fleet {
     table: ArcSwap<FleetTable>,
-    /// Held while a change is made, so that two changes cannot start from the same table. The tables before,
-    /// as long as somebody reads them.
+    /// Held during a change, so that no two changes start from the same table. Holds the earlier tables while they have
+    /// readers.
     changing: Mutex<Vec<(u64, Weak<FleetTable>)>>,
 }
 
@@ -252,13 +254,13 @@ impl Fleet {
         Self { table: ArcSwap::from_pointee(table), changing: Mutex::default() }
     }
 
-    /// The current table; wait-free, no reference count is touched.
+    /// The current table. Wait-free; touches no reference count.
     #[must_use]
     pub fn load(&self) -> arc_swap::Guard<Arc<FleetTable>> {
         self.table.load()
     }
 
-    /// Publishes a changed copy under the next version. `change` says whether it changed anything.
+    /// Publishes a changed copy as the next version. `change` returns whether it changed anything.
     pub fn update(&self, change: impl FnOnce(&mut FleetTable) -> bool) -> bool {
         let mut earlier = self.changing.lock();
         let mut next = FleetTable::clone(&self.table.load());
@@ -266,14 +268,14 @@ impl Fleet {
             return false;
         }
         next.version += 1;
-        // After the swap every reader of the table before holds a count of it.
+        // After the swap, every reader of the previous table holds a count of it.
         let before = self.table.swap(Arc::new(next));
         earlier.retain(|(_, table)| table.strong_count() > 0);
         earlier.push((before.version, Arc::downgrade(&before)));
         true
     }
 
-    /// The oldest version that somebody still reads: who is in no table since then is named by nobody's reading.
+    /// The oldest version with a reader. No reader can name a worker that left before it.
     #[must_use]
     pub fn oldest_in_use(&self) -> u64 {
         let mut earlier = self.changing.lock();
@@ -281,7 +283,7 @@ impl Fleet {
         earlier.first().map_or_else(|| self.table.load().version, |(version, _)| *version)
     }
 
-    /// Moves a worker to another state.
+    /// Sets the state of a worker.
     pub fn set_state(&self, index: WorkerIndex, state: WorkerState) -> bool {
         self.update(|table| match table.worker_mut(index) {
             Some(record) if record.state != state => {
@@ -293,17 +295,17 @@ impl Fleet {
     }
 }
 
-/// The places of all workers, up to `WORKERS_MAX`. A place is given again under the next generation, so that
-/// whatever still names its last owner names nobody; a place whose generations are used up stays empty.
+/// Allocates the places of workers, up to `WORKERS_MAX`. A reused place has the next generation, so that an old index
+/// names no worker. A place without generations left stays unused.
 #[derive(Debug, Default)]
 pub struct PlaceAllocator {
-    /// The next generation of every place ever given.
+    /// The next generation of every place that was ever used.
     generations: Vec<u32>,
     free: BTreeSet<u16>,
 }
 
 impl PlaceAllocator {
-    /// The lowest place that is free; `None` when all are taken.
+    /// The lowest free place; `None` if all are taken.
     pub fn take(&mut self) -> Option<WorkerIndex> {
         let place = match self.free.pop_first() {
             Some(place) => place,
@@ -316,7 +318,7 @@ impl PlaceAllocator {
         Some(WorkerIndex::at(place, self.generations[usize::from(place)]))
     }
 
-    /// Frees the place of `index`, once nothing can act in its name any more.
+    /// Frees the place of `index`, once nothing can act in its name.
     pub fn give_back(&mut self, index: WorkerIndex) {
         let Some(next) = self.generations.get_mut(index.place()) else { return };
         if *next != index.generation() {
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_whatever_is_missing_before_it() {
+    fn a_place_is_found_whatever_places_are_unused() {
         let mut table = FleetTable::default();
         for place in [5, 0, 3, 9, 1] {
             table.put(record(place));
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_in_use_as_long_as_somebody_reads_it() {
+    fn a_version_is_in_use_while_it_has_a_reader() {
         let fleet = Fleet::new(FleetTable { workers: vec![record(0)], ..FleetTable::default() });
         let (first, drain) = (fleet.load(), |state| assert!(fleet.set_state(WorkerIndex(0), state)));
         drain(WorkerState::Draining);
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_given_again_names_another() {
+    fn a_reused_place_names_another_worker() {
         let mut places = PlaceAllocator::default();
         let [a, b, c] = std::array::from_fn(|_| places.take().unwrap());
         assert_eq!([a, b, c], [WorkerIndex(0), WorkerIndex(1), WorkerIndex(2)]);

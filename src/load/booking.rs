@@ -1,4 +1,4 @@
-//! One booking, its names, and the slots that live bookings are kept in.
+//! One booking, its names, and the slots of live bookings.
 
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -10,48 +10,48 @@ use super::session::UserSlot;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
-/// An opaque name of a booking.
+/// An opaque handle of a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BookingHandle {
-    /// Where it is kept, and whose it is.
+    /// Its slot, and a check of its session.
     pub slot: u64,
-    /// Which of the bookings once kept there; never 0.
+    /// Which of the bookings of that slot; never 0.
     pub generation: u64,
 }
 
-/// How a gateway names a booking it made.
+/// A gateway's reference to its booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BookingRef<'a> {
     /// By the handle of the reply.
     Handle(BookingHandle),
-    /// By its own name of the request.
+    /// By the request id.
     Request {
         /// Unique within the session while the booking lives.
         request_id: &'a str,
-        /// The try that made the booking.
+        /// The attempt that made the booking.
         attempt: u32,
     },
 }
 
-/// What became of a report about a booking.
+/// The outcome of a report about a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BookingOutcome {
-    /// It changed the booking.
+    /// The report changed the booking.
     Applied,
-    /// It had been said before; nothing changed.
+    /// A repeated report; nothing changed.
     AlreadyApplied,
-    /// Never seen by this daemon run, expired long ago, or another session's.
+    /// No such booking: never made in this run of the daemon, expired long ago, or of another session.
     Unknown,
     /// A later attempt of the same request holds the booking.
     Superseded,
 }
 
-/// The whole blocks of a prompt, as its worker decodes on them.
+/// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptBlocks<'a> {
-    /// So many that are shared with no other request, or of which it is not known.
+    /// Blocks that are shared with no other request, or whose hashes are unknown.
     Alone(u64),
-    /// These, by their hashes: each counted once for a worker however many of its requests have it at the same place.
+    /// Block hashes. A worker counts each block once, however many of its requests have it at the same position.
     Shared(&'a [LocalHash]),
 }
 
@@ -64,29 +64,29 @@ impl Default for PromptBlocks<'_> {
 /// What a booking adds to its worker's load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand<'a> {
-    /// The space of the worker; prompts of other spaces share nothing.
+    /// The space of the worker; prompts of different spaces share nothing.
     pub space: SpaceId,
-    /// Tokens to be prefilled: those of the prompt that are not cached.
+    /// Tokens to prefill: those of the prompt that are not cached.
     pub prefill_tokens: u64,
-    /// The others: those that are cached, or computed elsewhere. Together they are the prompt, behind which output begins.
+    /// The other tokens of the prompt: cached, or computed elsewhere.
     pub cached_tokens: u64,
     /// Whole blocks of the prompt.
     pub blocks: PromptBlocks<'a>,
-    /// Tokens per block, by which output becomes blocks; 0 = output is not counted.
+    /// Tokens per block, to count output in blocks; 0 = output is not counted.
     pub block_size: u32,
-    /// Output tokens that are expected; 0 = no idea.
+    /// Expected output tokens; 0 = unknown.
     pub expected_output_tokens: u32,
 }
 
-/// What a request has put out so far, as blocks.
+/// The output of a request so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) block_size: u32,
     pub(super) expected_tokens: u32,
     pub(super) tokens: u32,
     pub(super) blocks: u64,
-    /// What its blocks and those of the prompt that it runs alone weigh, in parts of a block: less, the nearer the end
-    /// that is expected.
+    /// The weight of its output blocks, and of the prompt blocks that it runs alone, in parts of a block. It falls
+    /// towards the expected end.
     pub(super) weight: u64,
 }
 
@@ -95,7 +95,8 @@ impl Output {
         Self { block_size, expected_tokens, tokens: 0, blocks: 0, weight: BLOCK_PARTS }
     }
 
-    /// So many tokens have come after a prompt of `prompt_tokens`. Blocks begin where the prompt's partial one ends.
+    /// Counts this many output tokens after a prompt of `prompt_tokens`. Output fills the partial block of the prompt
+    /// first.
     pub(super) fn grow(&mut self, prompt_tokens: u64, tokens: u32) {
         self.tokens = tokens;
         if self.block_size > 0 {
@@ -107,12 +108,12 @@ impl Output {
     }
 }
 
-/// How the blocks of a live booking are counted.
+/// How the prompt blocks of a live booking are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeldBlocks {
-    /// By themselves.
+    /// As blocks of their own.
     Alone(u64),
-    /// With those of others: the node of the tree that its prompt ends with.
+    /// As shared blocks: the node of the tree at which the prompt ends.
     Shared(u32),
 }
 
@@ -123,15 +124,15 @@ pub(super) struct Booking {
     pub(super) name: Name,
     pub(super) attempt: u32,
     pub(super) worker: WorkerIndex,
-    /// Its prefill, until that ends; `None` = there is nothing to compute.
+    /// The prefill in progress; `None` = nothing to compute.
     pub(super) prefill: Option<PrefillId>,
     pub(super) space: SpaceId,
-    /// Tokens of the prompt that were to be computed, and those that were cached.
+    /// Tokens of the prompt that were to be computed, and cached ones.
     pub(super) prompt_tokens: [u64; 2],
     pub(super) held: HeldBlocks,
     pub(super) output: Output,
     pub(super) prefilling: bool,
-    /// Whether its name is that of the half of a request that prefills.
+    /// Whether the name is that of the prefill half of a request.
     pub(super) is_prefill_half: bool,
     pub(super) booked_at_ns: u64,
 }
@@ -139,7 +140,7 @@ pub(super) struct Booking {
 const _: () = assert!(size_of::<Option<Booking>>() <= 128, "two cache lines");
 
 impl Booking {
-    /// What it adds to its worker beside blocks that others may share, in parts of a block.
+    /// What the booking adds to its worker beyond shared blocks, in parts of a block.
     pub(super) const fn own_parts(&self) -> u64 {
         let alone = match self.held {
             HeldBlocks::Alone(blocks) => blocks,
@@ -149,47 +150,47 @@ impl Booking {
     }
 }
 
-/// What a request id stands for.
+/// The meaning of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NameState {
     /// A live booking in this slot.
     Live(u32),
-    /// A booking that ended; remembered for a while, so that ending it again is no surprise.
+    /// An ended booking, remembered so that a repeated report is recognized.
     Ended {
         /// The attempt that ended.
         attempt: u32,
     },
 }
 
-/// "None" of a slot.
+/// No slot.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Where a live booking stands in the lists that it is in. These lie beside the bookings: whoever changes a list touches a
-/// few neighbours' places, and none of the bookings.
+/// The links of a live booking in the lists that contain it. They lie beside the bookings, so that a list operation
+/// touches no booking.
 #[derive(Clone, Copy, Debug)]
 struct Links {
-    /// The slots of the bookings made just before and just after it, among those alive.
+    /// The slots of the live bookings that were made just before and just after it.
     older: u32,
     younger: u32,
     /// Its place in its session's list.
     session_place: u32,
-    /// Prompt blocks that it has in the tree of prompts.
+    /// Blocks of its prompt that are in the tree.
     prompt_blocks: u32,
-    /// Where its user is kept.
+    /// The slot of its user.
     user: Option<UserSlot>,
 }
 
-/// Bookings by slot and by name. Slots are reused, generations never are.
+/// Bookings by slot and by name. Slots are reused, generations are not.
 #[derive(Debug)]
 pub(super) struct Bookings {
     slots: Vec<Option<Booking>>,
     /// By slot.
     links: Vec<Links>,
     free: Vec<u32>,
-    /// The slots of those alive.
+    /// The slots of live bookings.
     by_name: HashTable<u32>,
     ended: EndedNames,
-    /// The ends of the list that links live bookings in the order they were made.
+    /// The ends of the list of live bookings, in order of their creation.
     oldest: u32,
     youngest: u32,
     generations: u64,
@@ -215,7 +216,7 @@ impl Bookings {
         self.slots.len() - self.free.len()
     }
 
-    /// Slots ever used: those of all live bookings are below.
+    /// Slots ever used; all live bookings are below.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -235,18 +236,18 @@ impl Bookings {
         }
     }
 
-    /// The slot of a live booking of this name.
+    /// The slot of the live booking of this name.
     pub(super) fn live_named(&self, name: Name) -> Option<u32> {
         self.by_name.find(name.hash(), |slot| self.get(*slot).is_some_and(|booking| booking.name == name)).copied()
     }
 
-    /// The highest generation handed out so far.
+    /// The highest generation so far.
     pub(super) const fn generations(&self) -> u64 {
         self.generations
     }
 
-    /// Keeps `booking`, whose name no other that is alive has, giving it its generation, at a place in its session's
-    /// list, for a user. Answers with its slot and generation.
+    /// Stores `booking`, whose name no live booking has, gives it a generation, and links it into its session's list.
+    /// Returns slot and generation.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -276,7 +277,7 @@ impl Bookings {
         (slot, generation)
     }
 
-    /// Ends the booking in `slot`, remembering its name.
+    /// Ends the booking in `slot` and remembers its name.
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.slots.get_mut(slot as usize)?.take()?;
@@ -289,7 +290,7 @@ impl Bookings {
         Some(booking)
     }
 
-    /// Takes an ended booking out of the list by age.
+    /// Removes an ended booking from the list by age.
     fn unlink(&mut self, slot: u32) {
         let Links { older, younger, .. } = self.links[slot as usize];
         match self.links.get_mut(older as usize) {
@@ -302,22 +303,22 @@ impl Bookings {
         }
     }
 
-    /// The place in its session's list of the booking that is or was last in `slot`.
+    /// The place in its session's list of the booking that is or was in `slot`.
     pub(super) fn session_place(&self, slot: u32) -> u32 {
         self.links[slot as usize].session_place
     }
 
-    /// The user of the booking that is or was last in `slot`, and the blocks it has in the tree of prompts.
+    /// The user of the booking that is or was in `slot`, and its blocks in the tree.
     pub(super) fn held_of(&self, slot: u32) -> (Option<UserSlot>, u32) {
         (self.links[slot as usize].user, self.links[slot as usize].prompt_blocks)
     }
 
-    /// The blocks of the booking in `slot` are no longer in the tree of prompts. Answers how many they were.
+    /// Notes that the blocks of the booking in `slot` have left the tree. Returns how many they were.
     pub(super) fn take_prompt_blocks(&mut self, slot: u32) -> u32 {
         std::mem::take(&mut self.links[slot as usize].prompt_blocks)
     }
 
-    /// The booking in `slot` has another place in its session's list.
+    /// Changes the place of a booking in its session's list.
     pub(super) fn move_in_session(&mut self, slot: u32, place: u32) {
         self.links[slot as usize].session_place = place;
     }
@@ -329,8 +330,8 @@ impl Bookings {
     }
 }
 
-/// A gateway's name for a request: its session, and 128 bits of the request id's hash under a secret in place of the
-/// text, which nothing asks for again.
+/// A gateway's name of a request: its session, and a 128-bit hash of the request id with a secret. Nothing needs the
+/// text again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     session: SessionId,
@@ -338,12 +339,12 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// `secret` is not to be known to those who choose request ids.
+    /// `secret` must be unknown to those who choose request ids.
     pub(super) fn new(secret: u64, session: SessionId, request_id: &str) -> Self {
         Self::of_bytes(secret, session, request_id.as_bytes())
     }
 
-    /// The name of the half of a request that prefills; `None` if that cannot be one.
+    /// The name of the prefill half of a request; `None` if that is too long.
     pub(super) fn of_prefill_half(secret: u64, session: SessionId, request_id: &str) -> Option<Self> {
         let mut text = [0; NAME_BYTES_MAX];
         let (id, len) = (request_id.as_bytes(), request_id.len() + PREFILL_BOOKING_SUFFIX.len());
@@ -357,56 +358,56 @@ impl Name {
         Self { session, text: [hash as u64, (hash >> 64) as u64] }
     }
 
-    /// The session that it is of.
+    /// The session of the name.
     pub(super) const fn session(&self) -> SessionId {
         self.session
     }
 
-    /// Where it is found in a hash table.
+    /// The hash for hash tables.
     pub(super) const fn hash(&self) -> u64 {
         self.text[0] ^ (self.session.0 as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// A name that is remembered, by its hash alone: that two of so few share one is not to be expected.
+/// A remembered name, by its hash alone: a collision among so few is not to be expected.
 #[derive(Clone, Copy, Debug, Default)]
 struct Remembered {
     hash: u64,
     attempt: u32,
-    /// Which booking ended before it whose name has the same list.
+    /// The previously ended booking in the same list.
     before: u32,
 }
 
-/// The names of the last [`EndedNames::LAST`] bookings that ended, with their attempts, in the order they ended. Names whose
-/// hashes end alike are one list, the last first.
+/// The names of the last [`EndedNames::LAST`] ended bookings with their attempts, in order of their end. Names with
+/// equal low hash bits form a list, the last one first.
 ///
-/// A booking's end writes at the end of a row, and in one of a few places elsewhere, which stay in the cache: a hash table
-/// of as many names would have each end wait for memory, and those who ask for a name that ended are few.
+/// The end of a booking writes to the end of a ring and to one of a few list heads, which stay in the cache. A hash
+/// table of as many names would wait for memory at every end, although few reports ask for an ended name.
 #[derive(Debug)]
 pub(super) struct EndedNames {
-    /// The booking that ended as number `n` is at `n % LAST`.
+    /// The ended booking number `n` is at `n % LAST`.
     row: Box<[Remembered]>,
-    /// Which booking is the last of each list.
+    /// The last ended booking of each list.
     last: Box<[u32]>,
-    /// The number of the next booking that ends. It wraps.
+    /// The number of the next booking to end. It wraps.
     next: u32,
 }
 
 impl Default for EndedNames {
     fn default() -> Self {
-        // All there will be, so that no booking's end waits for more; memory comes as it is touched.
+        // Allocated at once, so that no end of a booking waits for it; the kernel maps memory as it is touched.
         let (row, last) = (vec![Remembered::default(); Self::LAST as usize], vec![0; Self::LISTS]);
         Self { row: row.into(), last: last.into(), next: 0 }
     }
 }
 
 impl EndedNames {
-    /// Names that are remembered.
+    /// Remembered names.
     pub(super) const LAST: u32 = 1 << 16;
-    /// Lists: each of some names on average.
+    /// Lists; each holds a few names on average.
     const LISTS: usize = Self::LAST as usize / 4;
 
-    /// Remembers that a booking of this name and attempt ended.
+    /// Remembers the end of a booking.
     pub(super) fn add(&mut self, name: Name, attempt: u32) {
         let hash = name.hash();
         let before = std::mem::replace(&mut self.last[list(hash)], self.next);
@@ -418,7 +419,7 @@ impl EndedNames {
     pub(super) fn attempt(&self, name: Name) -> Option<u32> {
         let hash = name.hash();
         let (mut at, mut age) = (self.last[list(hash)], 0);
-        // What a list begins with, and goes on with, may be forgotten already. It only gets older.
+        // A link may lead to a forgotten name. Along a list, ages only grow.
         while age < self.age(at) && self.age(at) <= Self::LAST {
             let remembered = self.row[place(at)];
             if remembered.hash == hash {
@@ -429,18 +430,18 @@ impl EndedNames {
         None
     }
 
-    /// How many bookings have ended since this one ended, itself included.
+    /// Bookings that have ended since this one, itself included.
     const fn age(&self, number: u32) -> u32 {
         self.next.wrapping_sub(number)
     }
 }
 
-/// Where a booking is in the row.
+/// The place of a booking in the ring.
 const fn place(number: u32) -> usize {
     (number % EndedNames::LAST) as usize
 }
 
-/// In which list a name is.
+/// The list of a name.
 const fn list(hash: u64) -> usize {
     hash as usize % EndedNames::LISTS
 }
@@ -462,9 +463,9 @@ mod tests {
     }
 
     #[test]
-    fn so_many_names_are_remembered_and_the_last_attempt_counts() {
+    fn a_bounded_number_of_names_is_remembered_with_the_last_attempt() {
         let name = |at: u32| Name::new(7, SessionId(1), &at.to_string());
-        // The second begins where numbers are about to wrap.
+        // The second run starts just before the numbers wrap.
         for begins in [0, 0_u32.wrapping_sub(2 * EndedNames::LAST)] {
             let mut ended = EndedNames { next: begins, ..EndedNames::default() };
             assert_eq!(ended.attempt(name(0)), None, "nothing has ended");

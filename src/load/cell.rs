@@ -1,4 +1,4 @@
-//! A worker's load as every core reads it.
+//! A worker's load, as every serving thread reads it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -8,36 +8,36 @@ use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 
-/// What a worker, or who watches it, says that it is busy with.
+/// A load report of a worker, or of a gateway about a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineLoad {
-    /// Tokens still to be prefilled.
+    /// Tokens still to prefill.
     pub prefill_tokens: u64,
     /// KV blocks of its requests in flight.
     pub decode_blocks: u64,
-    /// Requests that it computes.
+    /// Requests that the worker computes.
     pub running: u32,
-    /// Requests that wait in it.
+    /// Requests that wait in the worker.
     pub waiting: u32,
-    /// Share of its KV blocks in use, millionths.
+    /// Share of KV blocks in use, millionths.
     pub kv_usage_millionths: u32,
 }
 
-/// What a worker is busy with, as far as bookings tell.
+/// A worker's load by bookings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Tokens still to be prefilled, less those that are reckoned done where a time is asked for.
+    /// Tokens still to prefill; at a given time, minus those that the prefill model counts as done.
     pub prefill_tokens: u64,
-    /// Blocks of the prompts in flight: those that several share at the same place count once. And
-    /// those of their output, where that is counted.
+    /// Blocks of the prompts in flight; a block that several share at the same position counts once. Plus output
+    /// blocks, if output is counted.
     pub decode_blocks: u64,
     /// Requests in flight.
     pub requests: u64,
-    /// Until when it is left alone after a failure, nanoseconds of the bookings' clock; 0 = it has not failed.
+    /// The end of the back-off after a failure, nanoseconds of the bookings' clock; 0 = no failure.
     pub back_off_until_ns: u64,
-    /// What it says itself, where a time is asked for and it said so not too long before.
+    /// The worker's own report, if a time is given and the report is recent.
     pub engine: Option<EngineLoad>,
-    /// Counts changes; equal versions mean that nothing moved between.
+    /// Counts changes; equal versions mean an unchanged load.
     pub version: u64,
 }
 
@@ -52,33 +52,33 @@ pub struct Load {
 #[repr(C, align(128))]
 struct LoadCell {
     sequence: AtomicU64,
-    /// Whose load it is: a [`WorkerIndex`], or `NOBODY`.
+    /// The worker that the cell belongs to: a [`WorkerIndex`], or `NOBODY`.
     owner: AtomicU32,
     prefill_tokens: AtomicU64,
     decode_parts: AtomicU64,
     requests: AtomicU64,
     back_off_until_ns: AtomicU64,
-    /// How long the anchor of the backlog takes; not known = `NO_DURATION`.
+    /// Duration of the anchor of the backlog; unknown = `NO_DURATION`.
     anchor_ns: AtomicU64,
-    /// When the worker said something; never = `NO_REPORT`.
+    /// The time of the last report; none = `NO_REPORT`.
     reported_ns: AtomicU64,
-    /// The backlog's other fields, of which nothing is read without a duration.
+    /// The other fields of the backlog, which are only read with a duration.
     anchor_tokens: AtomicU64,
     since_ns: AtomicU64,
     all_modelled: AtomicU64,
-    /// What the worker says: its fields, two of them in a word where they fit.
+    /// The last report: its fields, two to a word where they fit.
     engine_report: [AtomicU64; 4],
 }
 
 const _: () = assert!(std::mem::offset_of!(LoadCell, anchor_tokens) == 64 && size_of::<LoadCell>() == 128);
 
-/// "It has said nothing" of when it did.
+/// The report time of a worker without a report.
 const NO_REPORT: u64 = u64::MAX;
 
-/// "Not known" of how long the anchor takes.
+/// An unknown duration of the anchor.
 const NO_DURATION: u64 = u64::MAX;
 
-/// What a cell holds.
+/// The content of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) backlog: Backlog,
@@ -86,7 +86,7 @@ pub(super) struct Record {
     pub(super) decode_parts: u64,
     pub(super) requests: u64,
     pub(super) back_off_until_ns: u64,
-    /// What the worker said last, and when.
+    /// The last report and its time.
     pub(super) engine_report: Option<(EngineLoad, u64)>,
 }
 
@@ -111,7 +111,7 @@ impl LoadCell {
         cell
     }
 
-    /// Relaxed: the sequence says whether the fields belong together.
+    /// Relaxed: the sequence tells whether the fields belong together.
     fn load(&self) -> Record {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
         let reported_ns = of(&self.reported_ns);
@@ -150,7 +150,7 @@ impl LoadCell {
         }
     }
 
-    /// Writes the load to where it is wanted, with the prefills as booked. Relaxed: as `load`.
+    /// Writes the load as booked into `to`. Relaxed: as `load`.
     #[inline]
     fn booked(&self, version: u64, to: &mut Load) {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
@@ -198,16 +198,16 @@ impl LoadCell {
     }
 }
 
-/// Whether a load that was read at a time may be another later without having been changed.
+/// Whether a load can change with time alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadStability {
-    /// It stays until it is changed.
+    /// It changes only when it is written.
     Stable,
-    /// A modelled prefill goes on, what the worker said grows old, or it is left alone for a while.
+    /// It changes with time: a modelled prefill, an ageing report, or a back-off.
     TimeDependent,
 }
 
-/// No worker's index: its place is beyond all.
+/// No worker; beyond all places.
 const NOBODY: u32 = u32::MAX;
 
 /// The loads of all workers, by place. Written under the bookings' lock, read without one.
@@ -226,18 +226,18 @@ impl LoadCells {
         Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: ChangeLog::new() }
     }
 
-    /// Whether a place is this worker's. The caller holds the bookings' lock.
+    /// Whether a place belongs to this worker. The caller holds the bookings' lock.
     pub(super) fn is_of(&self, worker: WorkerIndex) -> bool {
-        // Relaxed: owners change under the lock that the caller holds.
+        // Relaxed: owners change under the caller's lock.
         self.cells.get(worker.place()).is_some_and(|cell| cell.owner.load(Ordering::Relaxed) == worker.0)
     }
 
-    /// Gives a place to a worker, idle. The caller holds the bookings' lock.
+    /// Gives a place to an idle worker. The caller holds the bookings' lock.
     pub(super) fn give(&self, worker: WorkerIndex) {
         self.hand_over(worker, worker.0);
     }
 
-    /// Takes a worker's place from it; nothing happens if it is another's. The caller holds the bookings' lock.
+    /// Takes a worker's place from it, if it has it. The caller holds the bookings' lock.
     pub(super) fn take(&self, worker: WorkerIndex) -> bool {
         let taken = self.is_of(worker);
         if taken {
@@ -248,16 +248,16 @@ impl LoadCells {
 
     fn hand_over(&self, worker: WorkerIndex, owner: u32) {
         let Some(cell) = self.cells.get(worker.place()) else { return };
-        // Relaxed: only the lock's holder writes it; readers see it within the sequence of the change below.
+        // Relaxed: only the holder of the lock writes it; readers see it within the sequence of the change below.
         let was = cell.owner.swap(worker.0, Ordering::Relaxed);
         self.change(worker, |record| *record = Record::default());
         cell.owner.store(owner, Ordering::Relaxed);
-        // Once more: who read the cell between the change and its new owner reads it again.
+        // Again, for a reader that read the cell between the change and its new owner.
         self.changes.note(worker.place() as u32);
         debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
     }
 
-    /// The load as it was booked, prefills under way in full; all zero for a worker that is not in the table.
+    /// The load as booked, with every prefill in progress in full; zero for a worker without a place.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         let mut load = Load::default();
@@ -265,8 +265,8 @@ impl LoadCells {
         load
     }
 
-    /// Writes to `to` the load at a time, nanoseconds of the bookings' clock: of prefills that are modelled, what is left
-    /// of them; what the worker said itself, if that is no longer ago than `report_age_ns_max`. Says whether it stays so.
+    /// Writes the load at a time, nanoseconds of the bookings' clock, into `to`: modelled prefills count what is left
+    /// of them, and a report counts up to the age `report_age_ns_max`. Returns whether the load changes with time.
     #[inline]
     pub fn read_at(&self, worker: WorkerIndex, now_ns: u64, report_age_ns_max: u64, to: &mut Load) -> LoadStability {
         let mut stability = LoadStability::Stable;
@@ -297,13 +297,13 @@ impl LoadCells {
         parts
     }
 
-    /// Has `read` read a worker's cell, told its version, until the fields belong together; `false` for a worker that is
-    /// not in the table, of which nothing is read.
+    /// Runs `read` on a worker's cell, with its version, until the fields belong together. Returns `false`, without
+    /// reading, for a worker without a place.
     #[inline]
     fn read_consistent(&self, worker: WorkerIndex, mut read: impl FnMut(&LoadCell, u64)) -> bool {
         let Some(cell) = self.cells.get(worker.place()) else { return false };
-        // Relaxed: nobody can name the next owner yet while a place changes hands; who still names the last one, by a table
-        // of before, finds its load or none.
+        // Relaxed: while a place changes hands, no reader can name its next owner yet. A reader with an older table
+        // that names the previous owner finds its load or none.
         if cell.owner.load(Ordering::Relaxed) != worker.0 {
             return false;
         }
@@ -321,7 +321,7 @@ impl LoadCells {
         true
     }
 
-    /// Changes a worker's load. The caller holds the bookings' lock: there is one writer at a time.
+    /// Changes a worker's load. The caller holds the bookings' lock, so there is one writer.
     pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Record)) {
         let Some(cell) = self.cells.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
         // Relaxed: only writers change these, and the lock orders writers.
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looked_before_a_place_had_its_new_owner_is_told_of_it_again() {
+    fn a_new_owner_of_a_place_is_logged_after_the_change() {
         let (cells, worker, mut places) = (LoadCells::new(1), WorkerIndex(0), Vec::new());
         let mut seen = cells.changes_seen();
         assert!(cells.take(worker) && cells.changed_since(&mut seen, &mut places));

@@ -1,11 +1,11 @@
-//! Whose load changed, in order: who keeps what was read of thousands reads again only what is another.
+//! A log of the workers whose load changed, so that a reader with thousands of cached loads reads only those again.
 
 use std::sync::atomic::AtomicU64 as Counter;
 
 use crate::limits::LOAD_CHANGES_KEPT;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Changes that are kept. The model checker gets a small world.
+/// Logged changes. The model checker gets a small world.
 const LOGGED: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KEPT };
 
 /// The last changes. Written under the bookings' lock, read without one.
@@ -16,26 +16,26 @@ const LOGGED: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_
 /// | OVERWRITE | a Release fence after `count`, before the place of the next change | an Acquire fence after places, before `count` is read again |
 #[derive(Debug)]
 pub(super) struct ChangeLog {
-    /// How many there were.
+    /// Changes so far.
     count: AtomicU64,
-    /// The places in the table of those whose loads changed; the oldest is overwritten.
+    /// The places of the workers whose load changed; the oldest is overwritten.
     places: Box<[AtomicU32]>,
 }
 
-/// Of tables of loads, so that no two count from the same number.
+/// Counts tables of loads, so that no two logs start at the same number.
 static TABLES: Counter = Counter::new(0);
 
-/// Changes that a table makes in its life are fewer than two to the power of so many.
+/// A table makes fewer changes than two to the power of this.
 const TABLE_SHIFT: u32 = 48;
 
-/// How many changes of a table a reader has seen.
+/// The changes of a table that a reader has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangesSeen(u64);
 
 impl ChangeLog {
     pub(super) fn new() -> Self {
         let places = (0..LOGGED).map(|_| AtomicU32::new(0)).collect();
-        // Relaxed: the number is all there is; no other memory hangs on it.
+        // Relaxed: the number publishes no other memory.
         let table = TABLES.fetch_add(1, Ordering::Relaxed) + 1;
         Self { count: AtomicU64::new(table << TABLE_SHIFT), places }
     }
@@ -44,25 +44,25 @@ impl ChangeLog {
         &self.places[(change % LOGGED) as usize]
     }
 
-    /// Notes that the cell of a place was changed. The caller holds the bookings' lock.
+    /// Logs a change of a place's cell. The caller holds the bookings' lock.
     pub(super) fn note(&self, place: u32) {
         // Relaxed: only writers change it, and the lock orders writers.
         let count = self.count.load(Ordering::Relaxed);
-        // OVERWRITE: who sees the new place sees that this count was reached.
+        // OVERWRITE: a reader that sees the new place sees that the count was reached.
         fence(Ordering::Release);
         self.of(count).store(place, Ordering::Relaxed);
         // CHANGED.
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// All there were so far: a cell that is read after this call is at least as new.
+    /// All changes so far. A cell that is read after this call is at least as new.
     pub(super) fn seen(&self) -> ChangesSeen {
         // Acquire: pairs with CHANGED.
         ChangesSeen(self.count.load(Ordering::Acquire))
     }
 
-    /// Appends the places of those that changed since `seen` to `places`, the same one as often as it changed, and moves
-    /// `seen` on. `false` if there were more than are kept: then any may have.
+    /// Appends the places that changed since `seen` to `places`, one for each change, and moves `seen` on. `false` if
+    /// the log does not reach back that far: then any load may have changed.
     pub(super) fn since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
         self.copy(seen, places) && self.still_logged(before)
@@ -72,33 +72,33 @@ impl ChangeLog {
     fn copy(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
         *seen = self.seen();
-        // Also where it has seen another table's.
+        // Also if `seen` is of another table's log.
         if seen.0.wrapping_sub(before) >= LOGGED {
             return false;
         }
-        // Relaxed: each is whole, and the count read again says whether it is still the one that was meant.
+        // Relaxed: each place is valid by itself; the second reading of the count tells whether it was overwritten.
         places.extend((before..seen.0).map(|change| self.of(change).load(Ordering::Relaxed)));
         true
     }
 
-    /// Whether no place was overwritten that was read before this call, of the changes from `before` on.
+    /// Whether no place since `before` was overwritten before this call.
     fn still_logged(&self, before: u64) -> bool {
         // Acquire fence: pairs with OVERWRITE.
         fence(Ordering::Acquire);
-        // The place of the change after the last that was counted may be written already.
+        // The place of the next change may be written before it is counted.
         self.count.load(Ordering::Relaxed) - before < LOGGED
     }
 }
 
-/// A reader beside the writer, under every order of accesses that the memory model allows:
-/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::changes`
+/// A reader concurrent with the writer, under every order of accesses that the memory model allows: `RUSTFLAGS="--cfg
+/// kvrouted_loom" cargo test --lib --release load::changes`
 #[cfg(all(test, kvrouted_loom))]
 mod loom {
     use std::sync::Arc;
 
     use super::*;
 
-    /// How the writer notes a change, and how the reader looks at the count again.
+    /// How the writer logs a change, and how the reader checks the count again.
     struct Model {
         note: fn(&ChangeLog, u32),
         still_logged: fn(&ChangeLog, u64) -> bool,
@@ -107,7 +107,7 @@ mod loom {
     const SOUND: Model = Model { note: ChangeLog::note, still_logged: ChangeLog::still_logged };
 
     impl Model {
-        /// One asks what changed while more changes are made than are kept.
+        /// A reader asks for changes while the writer makes more than the log holds.
         fn check(self) {
             let told = Arc::new(Counter::new(0));
             let noted = Arc::clone(&told);
@@ -132,7 +132,7 @@ mod loom {
     }
 
     #[test]
-    fn a_reader_that_is_overtaken_says_so() {
+    fn an_overtaken_reader_notices_it() {
         SOUND.check();
     }
 
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changed_is_told_once_and_too_much_at_once_is_said_to_be() {
+    fn changes_are_reported_once_and_an_overflow_is_noticed() {
         let (changes, mut seen, mut places) = (ChangeLog::new(), ChangesSeen::default(), Vec::new());
         assert!(!changes.since(&mut seen, &mut places) && places.is_empty(), "of another table");
         assert!(changes.since(&mut seen, &mut places) && places.is_empty());

@@ -1,4 +1,4 @@
-//! What is behind the bookings' lock.
+//! The state behind the bookings' lock.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -15,7 +15,7 @@ use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
 use crate::shares::{share, share_rounded_down};
 
-/// Everything that only one thread at a time may change.
+/// Everything that one thread at a time may change.
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) sessions: Sessions,
@@ -23,23 +23,23 @@ pub(super) struct Ledger {
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
     pub(super) failures: Failures,
-    /// The users whose reports of failure keep workers away.
+    /// The users whose failure reports are in force.
     pub(super) failure_reporters: Reporters,
-    /// The users whose reports of load count for workers.
+    /// The users whose load reports are in force.
     pub(super) load_reporters: Reporters,
-    /// What names are hashed by.
+    /// The secret of name hashes.
     pub(super) secret: u64,
-    /// Of what there may be, one user may have so much, percent.
+    /// The share of each limit that one user may take, percent.
     user_share_percent: u8,
 }
 
-/// Milliseconds of the configuration as nanoseconds of the bookings' clock.
+/// Milliseconds in nanoseconds of the bookings' clock.
 pub(super) const fn ns(ms: u64) -> u64 {
     ms.saturating_mul(1_000_000)
 }
 
 impl Ledger {
-    /// Nothing booked, by a configuration.
+    /// An empty ledger.
     pub(super) fn new(config: &LoadsConfig) -> Self {
         Self {
             sessions: Sessions::new(config.user_share_percent),
@@ -54,8 +54,7 @@ impl Ledger {
         }
     }
 
-    /// Adds what a booking has to prefill, the tokens to compute and the cached ones, to its worker's; `None` if
-    /// there is nothing.
+    /// Adds a booking's prefill, computed and cached tokens, to its worker; `None` if there is nothing to compute.
     pub(super) fn begin_prefill(
         &mut self,
         worker: WorkerIndex,
@@ -69,7 +68,7 @@ impl Ledger {
         Some(self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns))
     }
 
-    /// Whether one more booking of `session` fits; one that takes another's place always does.
+    /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.
     pub(super) fn admit(&mut self, session: SessionId, replaces: bool) -> Result<()> {
         if replaces {
             return Ok(());
@@ -102,8 +101,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The user of a reporter with the space, and at how many of its workers reports of the user may be in force at a time:
-    /// at all of them while no other user has sessions.
+    /// The user and space of a reporter, and how many workers of the space its reports may cover at a time: all of them
+    /// while no other user has sessions.
     pub(super) fn user_of(&self, reporter: Reporter) -> ((u32, SpaceId), usize) {
         let uid = self.sessions.uid_of(reporter.session);
         let workers_max = match self.sessions.users.has_others(uid) {
@@ -113,8 +112,8 @@ impl Ledger {
         ((uid, reporter.space), workers_max)
     }
 
-    /// Whether the blocks of one more prompt of `session` may go into the tree of prompts. A user whose prompts could take
-    /// more than its share of it, if they had no block in common, leaves what is beyond that share to others.
+    /// Whether one more prompt of `session` may go into the tree. A user whose prompts could fill more than its share,
+    /// if they had no block in common, leaves the rest to others.
     pub(super) fn may_share(&mut self, session: SessionId, blocks: usize) -> bool {
         let user_max = share(self.user_share_percent, ACTIVE_WORDS_MAX) as u64;
         let user = self.sessions.get_mut(session).map(|session| session.user);
@@ -123,7 +122,7 @@ impl Ledger {
         of_user + blocks <= user_max || used + blocks <= user_max
     }
 
-    /// The blocks of the booking in `slot` are no longer in the tree of prompts.
+    /// Notes that the blocks of the booking in `slot` have left the tree.
     pub(super) fn unshare(&mut self, slot: u32) {
         let blocks = u64::from(self.bookings.take_prompt_blocks(slot));
         if let (Some(user), _) = self.bookings.held_of(slot) {
@@ -131,8 +130,8 @@ impl Ledger {
         }
     }
 
-    /// The handle of a booking of `session`. Its upper half shows whom it was given to, long after the booking has
-    /// ended: to others it names nothing, so that nobody learns what became of it.
+    /// The handle of a booking of `session`. Its upper half checks the session, even long after the booking has ended.
+    /// To another session the handle names nothing, so it learns nothing of the booking.
     pub(super) fn handle(&self, session: SessionId, slot: u32, generation: u64) -> BookingHandle {
         let mut whose = [0; 16];
         whose[..8].copy_from_slice(&generation.to_le_bytes());
@@ -142,7 +141,7 @@ impl Ledger {
         BookingHandle { slot: u64::from(shown) << 32 | u64::from(slot), generation }
     }
 
-    /// The slot of a live booking of `session`, or what to answer instead.
+    /// The slot of a live booking of `session`, or the answer to give instead.
     pub(super) fn find(&self, session: SessionId, booking: BookingRef<'_>) -> Result<u32, BookingOutcome> {
         match booking {
             BookingRef::Handle(handle) => {
@@ -174,8 +173,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps a new booking with so many blocks in the tree of prompts, in its session's list too. Answers with its slot and
-    /// generation.
+    /// Stores a new booking with this many blocks in the tree, also in its session's list. Returns slot and generation.
     #[inline]
     pub(super) fn keep(&mut self, booking: Booking, prompt_blocks: usize) -> (u32, u64) {
         let (id, is_prefill_half) = (booking.name.session(), booking.is_prefill_half);
@@ -191,7 +189,7 @@ impl Ledger {
         (slot, generation)
     }
 
-    /// Ends a booking and takes it out of its session's list.
+    /// Ends a booking and removes it from its session's list.
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.bookings.end(slot)?;

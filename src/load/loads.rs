@@ -16,24 +16,24 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
-/// When bookings end by themselves, and what the tree of their prompts is hashed by.
+/// Limits of bookings, and the models of their load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadsConfig {
-    /// A booking older than this is dropped.
+    /// The age at which a booking ends.
     pub age_ms_max: u64,
-    /// A session without connections for this long is dropped with its bookings.
+    /// How long a session without connections keeps its bookings.
     pub session_grace_ms: u64,
-    /// Not to be known to those who choose prompts, who could have them collide.
+    /// The secret of prompt and name hashes; unknown to those who choose prompts, so that they cannot force collisions.
     pub secret: u64,
-    /// How long a prefill is reckoned to take.
+    /// The model of the duration of a prefill.
     pub prefill: PrefillModel,
     /// Whether output counts as decode blocks.
     pub track_output_blocks: bool,
-    /// How long a worker is left alone after it failed a request.
+    /// The back-off of a worker after a failure.
     pub back_off: BackOff,
-    /// What a worker says of its load is forgotten at this age.
+    /// The age at which a load report is ignored.
     pub reported_load_ms_max: u64,
-    /// Of the sessions, the bookings and the memory for their prompts, one user may have so much, percent.
+    /// The share of sessions, bookings and prompt memory that one user may take, percent.
     pub user_share_percent: u8,
 }
 
@@ -56,13 +56,13 @@ impl Default for LoadsConfig {
 /// A booking that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Booked {
-    /// Its name.
+    /// Its handle.
     pub handle: BookingHandle,
     /// Whether it took over from an earlier attempt of the same request.
     pub superseded: bool,
-    /// Whether its blocks, which others may share, are counted in full for want of memory.
+    /// Whether its blocks count in full for lack of memory in the tree.
     pub unshared: bool,
-    /// The user whose session it is.
+    /// The user of the session.
     pub uid: u32,
 }
 
@@ -71,30 +71,30 @@ pub struct Booked {
 pub enum ActiveRead {
     /// Without a lock.
     LockFree,
-    /// Something changed under every try, so the bookings stood still for it.
+    /// Under the lock, because every try met a change.
     Locked,
 }
 
-/// How far the end of a worker's bookings has come.
+/// The progress in ending a worker's bookings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaving {
     /// Bookings ended.
     pub ended: u64,
-    /// Where to go on; `None` = that was all.
+    /// Where to continue; `None` = done.
     pub next: Option<usize>,
 }
 
-/// How many bookings ended by themselves.
+/// Bookings that ended by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
-    /// Because they were too old.
+    /// Ended by age.
     pub by_age: u64,
-    /// Because their session had gone.
+    /// Ended because their session was gone.
     pub by_session: u64,
 }
 
 impl Expired {
-    /// All of them.
+    /// The sum of both.
     #[must_use]
     pub const fn bookings(&self) -> u64 {
         self.by_age + self.by_session
@@ -110,7 +110,7 @@ struct ChargedBlocks {
     unshared: bool,
 }
 
-/// The loads of all workers and the bookings they come from.
+/// The loads of all workers, and the bookings that they come from.
 #[derive(Debug)]
 pub struct Loads {
     pub(super) cells: LoadCells,
@@ -121,20 +121,20 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Idle workers, the first of the places `0..workers`; the other places are nobody's.
+    /// Idle workers at the places `0..workers`; all other places are unused.
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
         Self { cells, tree, ledger: Mutex::new(Ledger::new(&config)), config }
     }
 
-    /// A worker's load as it was booked, without a lock: every prefill under way counts in full.
+    /// A worker's load as booked, without a lock: every prefill in progress counts in full.
     #[must_use]
     pub fn read(&self, worker: WorkerIndex) -> Load {
         self.cells.read(worker)
     }
 
-    /// A worker's load at a time, without a lock: of prefills whose time is known counts what is left of them.
+    /// A worker's load at a time, without a lock: modelled prefills count what is left of them.
     #[must_use]
     pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {
         let mut load = Load::default();
@@ -142,27 +142,27 @@ impl Loads {
         load
     }
 
-    /// As [`Loads::read_at`], written to where it is wanted. Says whether it stays so until it is changed.
+    /// As [`Loads::read_at`], written into `to`. Returns whether the load changes with time.
     #[inline]
     pub fn read_into(&self, worker: WorkerIndex, now_ns: u64, to: &mut Load) -> LoadStability {
         self.cells.read_at(worker, now_ns, ns(self.config.reported_load_ms_max), to)
     }
 
-    /// All changes of loads so far: what is read after this call is at least as new.
+    /// All changes so far. A load that is read after this call is at least as new.
     #[must_use]
     pub fn changes_seen(&self) -> ChangesSeen {
         self.cells.changes_seen()
     }
 
-    /// Appends the places in the table of the workers whose loads changed since `seen`, and moves `seen` on. `false` if
-    /// any may have: there were too many, or `seen` is of another table.
+    /// Appends the places of the workers whose load changed since `seen`, and moves `seen` on. `false` if any load may
+    /// have changed: the log does not reach back, or is of another table.
     #[must_use]
     pub fn changed_since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         self.cells.changed_since(seen, places)
     }
 
-    /// How many leading blocks of a prompt each worker runs already, whichever of its requests they are of. No lock is
-    /// taken unless bookings of prompts with the same first block come too fast.
+    /// Leading blocks of a prompt that each worker already runs, in any of its requests. Takes no lock unless bookings
+    /// of prompts with the same first block come too fast.
     pub fn active(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> ActiveRead {
         if self.tree.read(space, locals, depths) {
             return ActiveRead::LockFree;
@@ -178,25 +178,25 @@ impl Loads {
         self.cells.decode_parts(worker)
     }
 
-    /// Whether nothing is to be prefilled anywhere.
+    /// Whether no prefill is in progress.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.ledger.lock().prefills.is_idle()
     }
 
-    /// Bytes in use for the prompts in flight.
+    /// Memory of the prompts in flight, bytes.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
         u64::from(self.ledger.lock().active.words_used()) * 8
     }
 
-    /// A worker comes, to a place that is nobody's, and is idle.
+    /// Gives an unused place to an idle worker.
     pub fn admit(&self, worker: WorkerIndex) {
         let _one_writer = self.ledger.lock();
         self.cells.give(worker);
     }
 
-    /// What prefills take on a worker that is there, where it is not as on all; of those booked from now on.
+    /// Sets the prefill figures of an admitted worker, for later bookings, where they differ from the model's.
     pub fn set_prefill(&self, worker: WorkerIndex, figures: PrefillFigures) {
         self.ledger.lock().prefills.set_figures(worker, figures);
     }
@@ -208,7 +208,7 @@ impl Loads {
         self.cells.is_of(worker)
     }
 
-    /// A worker leaves: it has no load and can be booked no more. Its bookings end in [`Loads::end_of`].
+    /// Removes a worker: its load is zero and it cannot be booked. Its bookings end in [`Loads::end_of`].
     pub fn leave(&self, worker: WorkerIndex) {
         let mut ledger = self.ledger.lock();
         self.cells.take(worker);
@@ -218,13 +218,13 @@ impl Loads {
         ledger.load_reporters.end(worker);
     }
 
-    /// Ends the bookings of a worker that has left, among `slots_max` slots from `from`, 0 at first.
+    /// Ends the bookings of a removed worker among `slots_max` slots from `from`, 0 at first.
     pub fn end_of(&self, worker: WorkerIndex, from: usize, slots_max: usize) -> Leaving {
         let mut ledger = self.ledger.lock();
         let to = from.saturating_add(slots_max).min(ledger.bookings.slots());
         let of_worker = |slot: &u32| ledger.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
         let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
-        // At no time in particular: nobody asks what is left for it to prefill.
+        // The time does not matter: nobody reads the backlog of a removed worker.
         slots.iter().for_each(|slot| self.end(&mut ledger, *slot, 0));
         Leaving { ended: slots.len() as u64, next: (to < ledger.bookings.slots()).then_some(to) }
     }
@@ -237,8 +237,7 @@ impl Loads {
         ledger.bookings.get(slot).map(|booking| booking.worker)
     }
 
-    /// How many tokens a live booking of `session` is known to have put out, and how many make a block; 0 = output is
-    /// not counted.
+    /// Output tokens of a live booking of `session` so far, and tokens per block; 0 = output is not counted.
     #[must_use]
     pub fn output_of(&self, session: SessionId, booking: BookingRef<'_>) -> Option<(u32, u32)> {
         let ledger = self.ledger.lock();
@@ -252,7 +251,7 @@ impl Loads {
         self.ledger.lock().bookings.live()
     }
 
-    /// Adds a connection of `uid` to the session of `token`; no token = a session of its own.
+    /// Adds a connection of `uid` to the session of `token`; without a token, to a session of its own.
     ///
     /// # Errors
     /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions.
@@ -260,7 +259,7 @@ impl Loads {
         self.ledger.lock().sessions.open(token, uid)
     }
 
-    /// Takes a connection from a session. Its bookings live on for the configured grace.
+    /// Removes a connection from a session. Its bookings live on for the configured grace.
     pub fn close_session(&self, session: SessionId, now_ns: u64) {
         self.ledger.lock().sessions.close(session, now_ns);
     }
@@ -268,8 +267,9 @@ impl Loads {
     /// Books `demand` on a worker under the session's name for the request. A later attempt takes over.
     ///
     /// # Errors
-    /// `InvalidArgument` for an empty or overlong request id; `BookingExists` if this or a later attempt
-    /// is booked already; `TooManyBookings` at the bounds of a session and of a user, `Overloaded` at that of all; `Overloaded` too if the worker has left.
+    /// `InvalidArgument` for an empty or overlong request id. `BookingExists` if this or a later attempt is booked.
+    /// `TooManyBookings` at the limit of a session or user. `Overloaded` at the limit of all bookings, or if the worker
+    /// has left.
     pub fn book(
         &self,
         session: SessionId,
@@ -336,8 +336,8 @@ impl Loads {
         Ok(Booked { handle, superseded: superseded.is_some(), unshared: placed.unshared, uid })
     }
 
-    /// Drops whose session has gone and what is too old; at most `bookings_max` together, so that a caller
-    /// may let others in between.
+    /// Ends the bookings of abandoned sessions and those that are too old: at most `bookings_max`, so that a caller can
+    /// let others in between.
     pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
         let mut ledger = self.ledger.lock();
         let mut expired = Expired::default();
@@ -379,7 +379,7 @@ impl Loads {
         }
     }
 
-    /// Ends the booking in `slot` and gives its load back.
+    /// Ends the booking in `slot` and subtracts its load.
     pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, now_ns: u64) {
         let Some(booking) = ledger.end(slot) else { return };
         let mut freed_parts = booking.own_parts();
@@ -398,26 +398,26 @@ impl Loads {
     }
 }
 
-/// A booking that was moved.
+/// A booking that moved to another worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// What became of the report.
+    /// The outcome of the report.
     pub outcome: BookingOutcome,
-    /// Whether its blocks, which others may share, are counted in full from now on for want of memory.
+    /// Whether its blocks count in full from now on, for lack of memory in the tree.
     pub unshared: bool,
 }
 
 /// A request that ended, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// What became of the report.
+    /// The outcome of the report.
     pub outcome: BookingOutcome,
-    /// Whether the half of it that prefills ended too.
+    /// Whether its prefill half ended too.
     pub prefill_half: bool,
 }
 
 impl Loads {
-    /// The gateway says that a booking's prefill is done, after so many microseconds (0 = it does not say).
+    /// Reports that the prefill of a booking is done, after `prefill_us` microseconds (0 = unknown).
     pub fn prefill_complete(
         &self,
         session: SessionId,
@@ -445,7 +445,7 @@ impl Loads {
         }
     }
 
-    /// The gateway says that a request has ended, however it ended. Idempotent.
+    /// Reports that a request has ended. Idempotent.
     pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
         let mut ledger = self.ledger.lock();
         match ledger.find(session, booking) {
@@ -457,8 +457,8 @@ impl Loads {
         }
     }
 
-    /// The gateway says that a request has ended, by its name: as [`Loads::free`], and the half of it that prefills ends
-    /// too, if that was booked by itself. Answers for the request.
+    /// Reports that a request has ended, by its name: as [`Loads::free`], and also ends its prefill half, if that has a
+    /// booking of its own. Returns the outcome for the request.
     pub fn free_request(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> Freed {
         let mut ledger = self.ledger.lock();
         let prefill_half = self.prefill_half(&mut ledger, session, request_id, attempt);
@@ -475,8 +475,8 @@ impl Loads {
         Freed { outcome, prefill_half: prefill_half.is_some() }
     }
 
-    /// The slot of the half of a request's attempt that prefills, if it is live. Most sessions have no such halves, and
-    /// need not be asked for a name.
+    /// The slot of the live prefill half of a request's attempt. Most sessions have no such halves; they skip hashing
+    /// the name.
     fn prefill_half(&self, ledger: &mut Ledger, session: SessionId, request_id: &str, attempt: u32) -> Option<u32> {
         ledger.sessions.get_mut(session).filter(|session| session.prefill_halves > 0)?;
         let name = Name::of_prefill_half(self.config.secret, session, request_id)?;
@@ -484,7 +484,7 @@ impl Loads {
         ledger.bookings.get(slot).filter(|booking| booking.attempt == attempt).map(|_| slot)
     }
 
-    /// Ends what an attempt before `attempt` booked under this name, if anything; whether there was something.
+    /// Ends the booking of an earlier attempt under this name. Returns whether there was one.
     pub fn free_earlier(&self, session: SessionId, request_id: &str, attempt: u32, now_ns: u64) -> bool {
         let name = Name::new(self.config.secret, session, request_id);
         let mut ledger = self.ledger.lock();
@@ -496,9 +496,9 @@ impl Loads {
         is_earlier
     }
 
-    /// The gateway says how many tokens a request has put out so far; less than it said before changes nothing. Where
-    /// output is counted it becomes blocks, which weigh less the nearer the end that was expected, and so does the part
-    /// of the prompt that the request runs alone.
+    /// Reports the output tokens of a request so far; a smaller number than before changes nothing. If output is
+    /// counted, it becomes blocks. These, and the prompt blocks that the request runs alone, weigh less towards the
+    /// expected end.
     pub fn output_progress(&self, session: SessionId, booking: BookingRef<'_>, tokens: u32) -> BookingOutcome {
         let mut ledger = self.ledger.lock();
         let slot = match ledger.find(session, booking) {
@@ -525,8 +525,8 @@ impl Loads {
         BookingOutcome::Applied
     }
 
-    /// The gateway says that a request runs on another worker of its space than the one it was booked on. What it has to
-    /// prefill there counts as it was booked: what the other worker holds of the prompt is not known any more.
+    /// Reports that a request runs on another worker of its space. Its prefill counts there as it was booked, because
+    /// the overlap of the other worker is no longer known.
     ///
     /// # Errors
     /// `InvalidArgument` if the worker serves another space; `Overloaded` if it has left.
@@ -593,7 +593,7 @@ impl Loads {
         Ok(Moved { outcome: BookingOutcome::Applied, unshared })
     }
 
-    /// A worker says itself how busy it is, whatever gateways reported of it before. `false` = the worker has left.
+    /// A worker's own load report, which replaces those of gateways. `false` = the worker has left.
     pub fn report_load(&self, worker: WorkerIndex, load: EngineLoad, now_ns: u64) -> bool {
         let mut ledger = self.ledger.lock();
         ledger.load_reporters.end(worker);
@@ -601,10 +601,10 @@ impl Loads {
         self.cells.is_of(worker)
     }
 
-    /// A gateway says how busy a worker is. `false` = the worker has left.
+    /// A load report of a gateway about a worker. `false` = the worker has left.
     ///
     /// # Errors
-    /// [`BeyondShare`]: the load counts for nothing.
+    /// [`BeyondShare`]: the report is ignored.
     pub fn report_load_by(
         &self,
         reporter: Reporter,
@@ -625,11 +625,11 @@ impl Loads {
         Ok(true)
     }
 
-    /// A gateway says that a request failed on a worker. Returns for how many nanoseconds the worker is left alone from
-    /// now on. While a worker is left alone, a report adds nothing, and is answered whoever sends it.
+    /// A gateway's report that a request failed on a worker. Returns the remaining back-off of the worker, nanoseconds.
+    /// A report during the back-off adds nothing, and is answered whatever its sender.
     ///
     /// # Errors
-    /// [`BeyondShare`]: the worker is not left alone.
+    /// [`BeyondShare`]: the report is ignored.
     pub fn report_failure(&self, reporter: Reporter, worker: WorkerIndex, now_ns: u64) -> Result<u64, BeyondShare> {
         let mut ledger = self.ledger.lock();
         if !self.cells.is_of(worker) {

@@ -1,14 +1,14 @@
-//! HOW busy workers are: one record of scalars per worker, the prompts they run, and the bookings that move both.
+//! The load of workers: one record of scalars per worker, the prompts in flight, and the bookings that change both.
 //!
 //! A worker's decode blocks are the distinct prefix blocks of its prompts in flight, however many requests share them
-//! (`active`). Every core sees a booking at once, in the record and in the prompts; the two are not read at one moment,
-//! so that a decision beside a booking may know one without the other. The record's version moves with every booking:
-//! who finds it moved decides again. Whose load changed is noted in order (`changes`), so that a core that keeps what it
-//! read of thousands reads again only those.
+//! (`active`). Every serving thread sees a booking at once, in the record and in the prompts. A decision reads the two
+//! at different moments, so it may see a concurrent booking in one of them only. The record's version changes with
+//! every booking; a decision that finds it changed is made again. A change log lists the workers whose load changed
+//! (`changes`), so that a cache of thousands of loads reads only those again.
 //!
-//! A booking is made by a decision, loses its prefill share when the gateway reports the prefill done,
-//! and ends when it is freed, superseded by a later attempt, too old, or its session has gone. Time is
-//! an argument: nanoseconds of a clock that never goes back.
+//! A decision makes a booking. The booking loses its prefill share when the gateway reports the prefill done. It ends
+//! when the gateway frees it, a later attempt takes over, it gets too old, or its session is gone. Time is an argument:
+//! nanoseconds of a monotonic clock.
 
 mod active;
 mod booking;

@@ -1,21 +1,21 @@
-//! How much a worker has still to prefill: what is booked, less what it is reckoned to have done since.
+//! The prefill backlog of a worker: booked tokens, minus those that the prefill model counts as done.
 //!
-//! A worker prefills one prompt after another, in the order they were booked; the first is the anchor. Where it is known
-//! how long a prefill takes, the backlog falls while the anchor runs, and with all of them known it falls on when the
-//! anchor should have ended. The rules are those of Dynamo 1.6.1's router, whose prefill load model this stands for.
+//! A worker prefills one prompt after another, in the order of their bookings; the first is the anchor. If the duration
+//! of a prefill is known, the backlog falls while the anchor runs. If all durations are known, it keeps falling when
+//! the anchor should have ended. The rules are those of the prefill load model of Dynamo 1.6.1's router.
 
 use hashbrown::HashMap;
 
 use crate::ids::WorkerIndex;
 use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN};
 
-/// How long a prefill takes.
+/// The model of the duration of a prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefillModel {
-    /// Not known: a prefill counts in full until it is reported done.
+    /// Unknown: a prefill counts in full until it is reported done.
     #[default]
     Off,
-    /// The same on every worker: a part for itself, one for each token that is computed, one for each that is cached.
+    /// The same on every worker: a constant, plus a time per computed and per cached token.
     Fixed {
         /// Nanoseconds of every prefill.
         base_ns: u64,
@@ -24,11 +24,11 @@ pub enum PrefillModel {
         /// Nanoseconds of a token that is cached.
         cached_token_ns: u64,
     },
-    /// By each worker's own last prefills: their time by the tokens that were computed.
+    /// By each worker's own recent prefills: their time per computed token.
     Learnt,
 }
 
-/// What a prefill takes on one worker, where that is known of it: in place of what the fixed model says of all.
+/// Prefill figures of one worker, which replace those of the fixed model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefillFigures {
     /// Nanoseconds of every prefill.
@@ -39,32 +39,32 @@ pub struct PrefillFigures {
     pub cached_token_ns: Option<u64>,
 }
 
-/// A prefill that is under way.
+/// A prefill in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefill {
     /// Tokens to compute, at least 1.
     pub(super) tokens: u64,
-    /// How long that takes, nanoseconds; `None` = not known.
+    /// Its duration, nanoseconds; `None` = unknown.
     pub(super) duration_ns: Option<u64>,
 }
 
-/// A worker's prefills under way, as far as it matters what is left of them at a time.
+/// A worker's prefills in progress, as far as the backlog at a time depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backlog {
-    /// Tokens of all of them.
+    /// Tokens of all prefills.
     pub(super) tokens: u64,
-    /// Tokens of the anchor; 0 = there is none.
+    /// Tokens of the anchor; 0 = none.
     pub(super) anchor_tokens: u64,
-    /// How long the anchor takes, nanoseconds; `None` = not known.
+    /// Duration of the anchor, nanoseconds; `None` = unknown.
     pub(super) anchor_ns: Option<u64>,
     /// When it became the anchor.
     pub(super) since_ns: u64,
-    /// Whether it is known of all of them how long they take.
+    /// Whether all durations are known.
     pub(super) all_modelled: bool,
 }
 
 impl Backlog {
-    /// Tokens still to be computed at a time.
+    /// Tokens left at a time.
     pub(super) fn at(&self, now_ns: u64) -> u64 {
         let elapsed_ns = now_ns.saturating_sub(self.since_ns);
         let (tokens, anchor) = (self.tokens, u128::from(self.anchor_tokens));
@@ -72,7 +72,7 @@ impl Backlog {
             None => tokens,
             Some(0) => tokens.saturating_sub(self.anchor_tokens),
             Some(anchor_ns) if self.all_modelled => {
-                // On beyond the anchor: the next runs already, if only its report is late.
+                // Beyond the end of the anchor: the next prefill runs already, and only the report is late.
                 let done = anchor * u128::from(elapsed_ns) / u128::from(anchor_ns);
                 tokens.saturating_sub(u64::try_from(done).unwrap_or(u64::MAX))
             }
@@ -85,23 +85,23 @@ impl Backlog {
     }
 }
 
-/// A prefill that is under way, by where it is kept. Not to be used once it has ended.
+/// The slot of a prefill in progress. Invalid once it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PrefillId(u32);
 
-/// Where a prefill is kept, among the others of its worker.
+/// A slot for a prefill, linked with the others of its worker.
 #[derive(Clone, Copy, Debug)]
 struct PrefillSlot {
     prefill: Prefill,
-    /// Those that came just before and just after it; of a place that is free, `after` is the next that is.
+    /// The neighbours in the worker's list; in a free slot, `after` is the next free one.
     before: Option<PrefillId>,
     after: Option<PrefillId>,
 }
 
-/// The prefills of one worker, linked in the order they came in.
+/// The prefills of one worker, in order of arrival.
 #[derive(Debug, Default)]
 struct WorkerPrefills {
-    /// Whose they are: the one that had a prefill last, of those that had the place.
+    /// The worker that last had a prefill at this place.
     worker: WorkerIndex,
     anchor: Option<PrefillId>,
     last: Option<PrefillId>,
@@ -110,17 +110,17 @@ struct WorkerPrefills {
     since_ns: u64,
 }
 
-/// What one worker's prefills took.
+/// The durations of one worker's prefills.
 #[derive(Clone, Copy, Debug, Default)]
 struct LearntRate {
-    /// Averages of a prefill's time and its tokens, in which the last ones weigh most. Their quotient is what a token
-    /// takes: short prefills, whose time is not their tokens', weigh little in it.
+    /// Weighted means of time and tokens, recent ones first. Their quotient is the time per token: short prefills,
+    /// whose time has other causes, weigh little in it.
     nanoseconds: f64,
     tokens: f64,
     samples: u32,
 }
 
-/// A sample counts as at most so many times what was expected: a report may be late by any time.
+/// A sample counts at most this many times the expected duration, because a report may be late.
 const SURPRISE_MAX: f64 = 4.0;
 
 impl LearntRate {
@@ -129,7 +129,7 @@ impl LearntRate {
         if let Some(expected) = self.expects(tokens) {
             took_ns = took_ns.min(expected * SURPRISE_MAX);
         }
-        // The first stands for all before it.
+        // The first sample stands for all before it.
         let weight = if self.samples == 0 { 1.0 } else { PREFILL_SAMPLE_WEIGHT };
         self.nanoseconds += weight * (took_ns - self.nanoseconds);
         self.tokens += weight * (tokens - self.tokens);
@@ -147,11 +147,11 @@ pub(super) struct Prefills {
     model: PrefillModel,
     /// By the worker's place.
     queues: Vec<WorkerPrefills>,
-    /// The prefills of all queues, and the first place that is free.
+    /// The slots of all prefills, and the first free one.
     places: Vec<PrefillSlot>,
     free: Option<PrefillId>,
     learnt: HashMap<WorkerIndex, LearntRate>,
-    /// Of workers that have any.
+    /// For workers that have some.
     figures: HashMap<WorkerIndex, PrefillFigures>,
 }
 
@@ -160,7 +160,7 @@ impl Prefills {
         Self { model, ..Self::default() }
     }
 
-    /// How long a prefill of so many tokens, after so many cached ones, takes on a worker.
+    /// The duration of a prefill of `tokens` after `cached_tokens` on a worker.
     pub(super) fn duration_ns(&self, worker: WorkerIndex, tokens: u64, cached_tokens: u64) -> Option<u64> {
         match self.model {
             PrefillModel::Off => None,
@@ -174,14 +174,14 @@ impl Prefills {
         }
     }
 
-    /// A prefill begins or waits its turn. Returns by what it ends.
+    /// Adds a prefill behind the others of its worker. Returns its slot.
     pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
         if worker.place() >= self.queues.len() {
             self.queues.resize_with(worker.place() + 1, WorkerPrefills::default);
         }
         let queue = &mut self.queues[worker.place()];
         if queue.worker != worker {
-            // Of a worker that has left nobody asks what is left to prefill: its prefills belong to no queue.
+            // Nobody reads the backlog of the worker that left; its prefills belong to no list.
             *queue = WorkerPrefills { worker, ..WorkerPrefills::default() };
         }
         let place = PrefillSlot { prefill, before: queue.last, after: None };
@@ -205,7 +205,7 @@ impl Prefills {
         id
     }
 
-    /// A prefill ends, however it ends.
+    /// Ends a prefill, for whatever reason.
     pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
         let PrefillSlot { prefill, before, after } = self.places[id.0 as usize];
         self.places[id.0 as usize].after = self.free.replace(id);
@@ -223,7 +223,7 @@ impl Prefills {
         if before.is_none() {
             queue.since_ns = now_ns;
         } else if let Some(duration_ns) = prefill.duration_ns {
-            // The worker was busy with this one meanwhile, not with the anchor.
+            // The worker was busy with this prefill meanwhile, not with the anchor.
             queue.since_ns = now_ns.min(queue.since_ns.saturating_add(duration_ns));
         }
     }
@@ -233,8 +233,9 @@ impl Prefills {
         self.queues.get(worker.place()).filter(|queue| queue.worker == worker)
     }
 
-    /// A prefill was reported done: `took_us` is what its gateway says, 0 = nothing. Call it before [`Prefills::end`].
-    /// What the gateway does not say is learnt from the anchor alone, as it is not known when the others began.
+    /// Learns from a prefill that was reported done; `took_us` is the reported duration, 0 = unknown. Call it before
+    /// [`Prefills::end`]. Without a reported duration only the anchor is learnt from, because the start of the others
+    /// is unknown.
     pub(super) fn learn(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
         if self.model != PrefillModel::Learnt {
             return;
@@ -249,7 +250,7 @@ impl Prefills {
         self.learnt.entry(worker).or_default().take(prefill.tokens, took_ns);
     }
 
-    /// What a worker's prefills take from now on, those under way left as they are.
+    /// Sets a worker's figures for later prefills.
     pub(super) fn set_figures(&mut self, worker: WorkerIndex, figures: PrefillFigures) {
         if figures == PrefillFigures::default() {
             self.figures.remove(&worker);
@@ -258,13 +259,13 @@ impl Prefills {
         }
     }
 
-    /// Forgets what a worker's prefills took, and take.
+    /// Forgets a worker's durations and figures.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
         self.learnt.remove(&worker);
         self.figures.remove(&worker);
     }
 
-    /// What a worker has to prefill.
+    /// A worker's backlog.
     pub(super) fn backlog(&self, worker: WorkerIndex) -> Backlog {
         let Some((queue, anchor)) = self.queue(worker).and_then(|queue| Some((queue, queue.anchor?))) else {
             return Backlog::default();
@@ -279,7 +280,7 @@ impl Prefills {
         }
     }
 
-    /// Whether nothing is under way anywhere.
+    /// Whether no prefill is in progress.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.queues.iter().all(|queue| queue.anchor.is_none())
@@ -294,10 +295,10 @@ mod tests {
 
     const W: WorkerIndex = WorkerIndex(3);
 
-    /// The rules as they are written down, over a plain list.
+    /// The documented rules over a plain list.
     #[derive(Default)]
     struct ReferenceBacklog {
-        /// Name, tokens, duration.
+        /// Slot, tokens, duration.
         active: Vec<(PrefillId, u64, Option<u64>)>,
         since: u64,
     }
@@ -339,7 +340,7 @@ mod tests {
         }
     }
 
-    /// Add with tokens and duration, or end the nth; time that passes first.
+    /// Lets time pass, then adds a prefill with tokens and duration, or ends the nth.
     fn step() -> impl Strategy<Value = (Option<(u64, Option<u64>)>, usize, u64)> {
         let duration = prop_oneof![2 => (0..5000_u64).prop_map(Some), 1 => Just(None)];
         (prop::option::of((1..4000_u64, duration)), any::<usize>(), 0..3000_u64)
@@ -347,7 +348,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_backlog_is_what_the_plain_rules_say(steps in prop::collection::vec(step(), 1..80)) {
+        fn a_backlog_follows_the_documented_rules(steps in prop::collection::vec(step(), 1..80)) {
             let (mut prefills, mut plain, mut now) = (Prefills::default(), ReferenceBacklog::default(), 0);
             for (add, nth, passes) in steps {
                 now += passes;
@@ -372,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn prefills_of_who_had_a_place_before_are_not_those_of_who_has_it() {
+    fn prefills_of_the_previous_owner_of_a_place_do_not_count() {
         let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
         let (mut prefills, prefill) = (Prefills::default(), Prefill { tokens: 10, duration_ns: None });
         let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, now));
         prefills.end(left, of_left[0], 3);
         assert_eq!((prefills.backlog(left).tokens, prefills.backlog(here)), (20, Backlog::default()));
         let of_here = [4, 5].map(|now| prefills.add(here, prefill, now));
-        // What is left of the other's ends, and its places are used again.
+        // The other worker's remaining prefills end, and their slots are reused.
         prefills.end(left, of_left[2], 6);
         let again = prefills.add(here, prefill, 7);
         prefills.end(left, of_left[1], 8);
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_takes_for_a_token_is_learnt_from_its_own_prefills() {
+    fn the_time_per_token_is_learnt_from_a_workers_own_prefills() {
         let mut prefills = Prefills::new(PrefillModel::Learnt);
         let mut now = 0;
         let mut run = |prefills: &mut Prefills, tokens: u64, token_ns: u64, said: bool| {
@@ -425,7 +426,7 @@ mod tests {
             assert!((token_ns * 950..token_ns * 1050).contains(&ns), "{ns}");
         };
         about(&prefills, 2000);
-        // One report that comes ever so late does not spoil it for long.
+        // One very late report has no lasting effect.
         run(&mut prefills, 1000, 2_000_000, false);
         (0..40).for_each(|_| run(&mut prefills, 1000, 2000, false));
         about(&prefills, 2000);

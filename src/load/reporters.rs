@@ -11,20 +11,20 @@ use crate::limits::BACK_OFF_DOUBLINGS_MAX;
 /// The gateway that reports on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reporter {
-    /// The gateway's session, by which its user is known.
+    /// The gateway's session, which identifies its user.
     pub session: SessionId,
     /// The worker's space.
     pub space: SpaceId,
-    /// How many workers the space has.
+    /// Workers of that space.
     pub workers: usize,
 }
 
-/// The refusal of a report: reports of the same user are in force at as many workers of the space as one user may have,
-/// and another user has sessions.
+/// The refusal of a report: the user's reports already cover its share of the space's workers, and another user has
+/// sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeyondShare;
 
-/// A report that is in force.
+/// A report in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct InForce {
     uid: u32,
@@ -32,17 +32,17 @@ struct InForce {
     until_ns: u64,
 }
 
-/// The reports of one kind that are in force, at most one for each worker, under the bookings' lock.
+/// The reports of one kind that are in force, at most one for each worker. Under the bookings' lock.
 #[derive(Debug, Default)]
 pub(super) struct Reporters {
     by_worker: HashMap<WorkerIndex, InForce>,
     by_end: BTreeSet<(u64, WorkerIndex)>,
-    /// How many workers of a space a user's reports are in force at; never 0.
+    /// Workers of a space that a user's reports cover; never 0.
     counts: HashMap<(u32, SpaceId), usize>,
 }
 
 impl Reporters {
-    /// Whether a user may report on a worker of a space, of whose workers it may report on `workers_max` at a time.
+    /// Whether a user may report on a worker of a space, if its reports may cover `workers_max` workers at a time.
     pub(super) fn admits(
         &mut self,
         (uid, space): (u32, SpaceId),
@@ -53,11 +53,11 @@ impl Reporters {
         self.end_expired(now_ns);
         let is_theirs = self.by_worker.get(&worker).is_some_and(|report| (report.uid, report.space) == (uid, space));
         let count = self.counts.get(&(uid, space)).copied().unwrap_or(0);
-        // A report that renews one is bounded too: a user who was alone may have reports in force at all workers.
+        // The limit applies to a renewal too: a user who was alone may cover all workers.
         count - usize::from(is_theirs) < workers_max
     }
 
-    /// A user's report on a worker is in force until a time, and the one before is no more.
+    /// Puts a user's report on a worker in force until a time, instead of the previous one.
     pub(super) fn put(&mut self, (uid, space): (u32, SpaceId), worker: WorkerIndex, until_ns: u64) {
         self.end(worker);
         self.by_worker.insert(worker, InForce { uid, space, until_ns });
@@ -65,7 +65,7 @@ impl Reporters {
         *self.counts.entry((uid, space)).or_default() += 1;
     }
 
-    /// No user's report on a worker is in force any more: the worker has left, or speaks for itself.
+    /// Ends the report on a worker: the worker has left, or reports itself.
     pub(super) fn end(&mut self, worker: WorkerIndex) {
         let Some(report) = self.by_worker.remove(&worker) else { return };
         self.by_end.remove(&(report.until_ns, worker));
@@ -91,12 +91,12 @@ impl Reporters {
     }
 }
 
-/// How long a worker is left alone after it failed a request.
+/// The back-off of a worker after a failed request: it gets no requests while others can take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// After the first failure, nanoseconds; 0 = not at all.
+    /// After the first failure, nanoseconds; 0 = none.
     pub first_ns: u64,
-    /// At most.
+    /// The longest back-off, nanoseconds.
     pub max_ns: u64,
 }
 
@@ -108,20 +108,20 @@ impl Default for BackOff {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Failed {
-    /// Times that the back-off is doubled next.
+    /// Doublings of the next back-off.
     doublings: u32,
     until_ns: u64,
 }
 
-/// The workers that failed, under the bookings' lock.
+/// The workers that failed. Under the bookings' lock.
 #[derive(Debug, Default)]
 pub(super) struct Failures(HashMap<WorkerIndex, Failed>);
 
 impl Failures {
-    /// A request failed on a worker. Returns until when the worker is to be left alone.
+    /// Counts a failed request of a worker. Returns the end of the worker's back-off.
     ///
-    /// What fails while it is left alone already was under way before, and adds nothing. After that each failure doubles
-    /// the time; each [`BackOff::max_ns`] without one takes a doubling back.
+    /// A failure during the back-off adds nothing, because its request was already in flight. Each later failure
+    /// doubles the back-off; each [`BackOff::max_ns`] without one takes a doubling back.
     pub(super) fn add(&mut self, worker: WorkerIndex, back_off: BackOff, now_ns: u64) -> u64 {
         if back_off.first_ns == 0 {
             return 0;
@@ -138,7 +138,7 @@ impl Failures {
         failed.until_ns
     }
 
-    /// Until when a worker is left alone, if it is at this time.
+    /// The end of a worker's back-off, if it is in force.
     pub(super) fn in_force(&self, worker: WorkerIndex, now_ns: u64) -> Option<u64> {
         self.0.get(&worker).map(|failed| failed.until_ns).filter(|until_ns| now_ns < *until_ns)
     }
@@ -163,7 +163,7 @@ mod tests {
         assert!(!reporters.admits(here, third, 2, 9));
         assert!(reporters.admits(here, second, 2, 9), "the user reports on it already");
         assert!(reporters.admits(there, third, 2, 9) && reporters.admits((8, SpaceId(0)), third, 2, 9));
-        // A longer report takes the place of the one before, and is counted once.
+        // A longer report replaces the one before, and counts once.
         reporters.put(here, second, 30);
         assert!(!reporters.admits(here, third, 2, 9));
         assert!(reporters.admits(here, third, 2, 10), "the first has ended");
@@ -173,7 +173,7 @@ mod tests {
         assert!(reporters.admits(here, third, 1, 30), "the other has ended");
         reporters.put(here, second, 30);
         reporters.end(third);
-        // Another user's report takes the place of this one's.
+        // Another user's report replaces this one.
         reporters.put((8, SpaceId(0)), second, 30);
         assert!(reporters.admits(here, third, 1, 29) && !reporters.admits((8, SpaceId(0)), third, 1, 29));
         reporters.end(second);
@@ -192,7 +192,7 @@ mod tests {
             now = until;
         }
         assert_eq!(lengths, [10, 20, 40, 70, 70]);
-        // Two times the bound without a failure take two doublings.
+        // Twice the maximum without a failure takes two doublings back.
         now += 2 * 70;
         assert_eq!(failures.add(worker, back_off, now) - now, 70);
         now += 70 + 4 * 70;

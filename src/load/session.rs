@@ -1,4 +1,4 @@
-//! Who bookings belong to: sessions, one for each gateway, and the users that own the sessions.
+//! The owners of bookings: sessions, one for each gateway, and the users of the sessions.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::limits::{SESSIONS_ENDED_PER_TURN_MAX, SESSIONS_MAX};
 use crate::shares::share;
 
-/// What a gateway's connections show to belong together; drawn by the gateway.
+/// The token that joins a gateway's connections in one session; drawn by the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SessionToken {
     /// The upper half.
@@ -21,19 +21,19 @@ pub struct SessionToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
 
-/// One session: its connections, and the bookings it holds.
+/// One session: its connections and its bookings.
 #[derive(Debug)]
 pub(super) struct Session {
     token: Option<SessionToken>,
     uid: u32,
-    /// Where its user is kept.
+    /// The slot of its user.
     pub(super) user: UserSlot,
     connections: u32,
-    /// When the last connection went; meaningless while there is one.
+    /// When the last connection closed; meaningless while there is one.
     left_at_ns: u64,
     /// Slots of its live bookings; a booking knows its place here.
     pub(super) bookings: Vec<u32>,
-    /// How many of them are halves that prefill.
+    /// Prefill halves among them.
     pub(super) prefill_halves: u32,
 }
 
@@ -43,17 +43,17 @@ pub(super) struct Sessions {
     by_id: HashMap<SessionId, Session>,
     by_token: HashMap<SessionToken, SessionId>,
     next: u32,
-    /// Those without a connection, by when the last one went.
+    /// Sessions without a connection, by the time the last one closed.
     left: BTreeSet<(u64, SessionId)>,
-    /// Of those, the ones without a booking.
+    /// Of these, the ones without a booking.
     idle: BTreeSet<(u64, SessionId)>,
     pub(super) users: UserTable,
-    /// How many sessions one user may have.
+    /// Sessions that one user may have.
     user_sessions_max: usize,
 }
 
 impl Sessions {
-    /// None, of which one user may have so many percent of all there may be.
+    /// No sessions; one user may have this share of all, in percent.
     pub(super) fn new(user_share_percent: u8) -> Self {
         Self {
             by_id: HashMap::default(),
@@ -69,7 +69,8 @@ impl Sessions {
     /// Adds a connection of `uid` to the session of `token`, or to a new one.
     ///
     /// # Errors
-    /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions, of this user or of all.
+    /// `NotPermitted` if the token is another user's; `Overloaded` if there are too many sessions, of this user or of
+    /// all.
     pub(super) fn open(&mut self, token: Option<SessionToken>, uid: u32) -> Result<SessionId> {
         if let Some(id) = token.and_then(|token| self.by_token.get(&token).copied())
             && let Some(session) = self.by_id.get_mut(&id)
@@ -95,7 +96,7 @@ impl Sessions {
             self.users.remove_if_unused(user);
             return Err(error);
         }
-        // After a wrap, a session that has been there ever since keeps its number.
+        // After a wrap, a session that still lives keeps its number.
         while self.by_id.contains_key(&SessionId(self.next)) {
             self.next = self.next.wrapping_add(1);
         }
@@ -111,8 +112,8 @@ impl Sessions {
         Ok(id)
     }
 
-    /// Makes room for one more session of a user: of those that have neither a connection nor a booking, the one that was
-    /// left first is forgotten before its grace is over. Looks at no other session, however many there are.
+    /// Makes room for one more session of a user: among sessions without connection and booking, drops the one that was
+    /// left first, before its grace is over. Looks at no other session.
     fn make_room(&mut self, user: UserSlot) -> Result<()> {
         if self.users.get(user).sessions >= self.user_sessions_max {
             let oldest = self.users.get(user).idle.first().copied();
@@ -129,8 +130,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// Takes a connection away. What nobody can come back to and holds nothing is gone at once, so that
-    /// clients that come and go cannot fill the table.
+    /// Removes a connection. A session without token and bookings ends at once, so that clients which come and go
+    /// cannot fill the table.
     pub(super) fn close(&mut self, id: SessionId, now_ns: u64) {
         let Some(session) = self.by_id.get_mut(&id) else { return };
         if session.connections == 0 {
@@ -149,7 +150,7 @@ impl Sessions {
         if has_token { self.note_idle(id) } else { self.remove(id) }
     }
 
-    /// A session that nobody is connected to has lost its last booking.
+    /// Notes that a session without a connection lost its last booking.
     fn note_idle(&mut self, id: SessionId) {
         let Some(session) = self.by_id.get(&id) else { return };
         let (at, user) = ((session.left_at_ns, id), session.user);
@@ -157,7 +158,7 @@ impl Sessions {
         self.users.get_mut(user).idle.insert(at);
     }
 
-    /// Forgets a session that holds nothing.
+    /// Removes a session without bookings.
     fn remove(&mut self, id: SessionId) {
         let Some(session) = self.by_id.remove(&id) else { return };
         let at = (session.left_at_ns, id);
@@ -181,7 +182,7 @@ impl Sessions {
         self.by_id.get_mut(&id)
     }
 
-    /// A session has one booking more, in a slot.
+    /// Adds a booking to a session's list.
     pub(super) fn add_booking(&mut self, id: SessionId, slot: u32, is_prefill_half: bool) {
         let Some(session) = self.by_id.get_mut(&id) else { return };
         session.bookings.push(slot);
@@ -193,11 +194,11 @@ impl Sessions {
         }
     }
 
-    /// A booking at a place in a session's list has ended. Gives the slot of the booking that is at that place now.
+    /// Removes the booking at a place of a session's list. Returns the slot of the booking that is there now.
     pub(super) fn take_booking(&mut self, id: SessionId, place: usize, is_prefill_half: bool) -> Option<u32> {
         let session = self.by_id.get_mut(&id)?;
         session.prefill_halves -= u32::from(is_prefill_half);
-        // A session that is abandoned has let go of it already.
+        // An abandoned session has already released it.
         if place >= session.bookings.len() {
             return None;
         }
@@ -209,8 +210,8 @@ impl Sessions {
         moved
     }
 
-    /// Takes at most `bookings_max` slots of bookings from the sessions whose last connection went `grace_ns`
-    /// ago; a session ends with its last one. Nobody comes back to it meanwhile: its token is free at once.
+    /// Takes at most `bookings_max` bookings from the sessions whose last connection closed `grace_ns` ago. A session
+    /// ends with its last booking. Its token is free at once, so no gateway can return to it meanwhile.
     pub(super) fn end_abandoned(&mut self, now_ns: u64, grace_ns: u64, bookings_max: usize) -> Vec<u32> {
         let mut slots = Vec::new();
         for _ in 0..SESSIONS_ENDED_PER_TURN_MAX {
@@ -223,7 +224,7 @@ impl Sessions {
                 self.by_token.remove(&token);
             }
             let kept = session.bookings.len().saturating_sub(bookings_max - slots.len());
-            // From the end: the places of those that stay do not change.
+            // From the end, so that the places of the others do not change.
             slots.extend(session.bookings.drain(kept..));
             if kept > 0 {
                 break;
@@ -239,23 +240,23 @@ fn too_many(what: String) -> Error {
     Error::new(Kind::Overloaded, what, remedy)
 }
 
-/// Where a user is kept, while it has a session or a booking.
+/// The slot of a user with a session or a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserSlot(u32);
 
-/// What one user has.
+/// What one user holds.
 #[derive(Debug, Default)]
 pub(super) struct User {
     uid: u32,
     pub(super) sessions: usize,
     pub(super) bookings: usize,
-    /// Prompt blocks of its bookings that are in the tree of prompts, each time that a booking has one.
+    /// Blocks of its prompts in the tree, once for each booking that has them.
     pub(super) prompt_blocks: u64,
-    /// Its sessions that have neither a connection nor a booking, by when they were left.
+    /// Its sessions without connection and booking, by the time they were left.
     pub(super) idle: BTreeSet<(u64, SessionId)>,
 }
 
-/// Every user who has something.
+/// Every user that holds something.
 #[derive(Debug, Default)]
 pub(super) struct UserTable {
     users: Vec<User>,
@@ -264,7 +265,8 @@ pub(super) struct UserTable {
 }
 
 impl UserTable {
-    /// The place of a user, who may have had nothing so far. Whoever asks gives it something, or calls [`UserTable::remove_if_unused`].
+    /// The slot of a user, who may be new. The caller then gives the user something, or calls
+    /// [`UserTable::remove_if_unused`].
     pub(super) fn place_of(&mut self, uid: u32) -> UserSlot {
         if let Some(place) = self.by_uid.get(&uid) {
             return *place;
@@ -281,7 +283,7 @@ impl UserTable {
         place
     }
 
-    /// Whether any user but this one has something.
+    /// Whether any other user holds something.
     pub(super) fn has_others(&self, uid: u32) -> bool {
         self.by_uid.len() > usize::from(self.by_uid.contains_key(&uid))
     }
@@ -294,7 +296,7 @@ impl UserTable {
         &mut self.users[place.0 as usize]
     }
 
-    /// Forgets a user who has nothing any more.
+    /// Removes a user that holds nothing.
     pub(super) fn remove_if_unused(&mut self, place: UserSlot) {
         let user = &self.users[place.0 as usize];
         if user.sessions == 0 && user.bookings == 0 {

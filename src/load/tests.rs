@@ -57,7 +57,7 @@ fn a_booking_lives_from_book_to_free() {
 }
 
 #[test]
-fn by_its_name_a_request_ends_with_the_half_that_prefills() {
+fn freeing_a_request_by_name_ends_its_prefill_half() {
     let (loads, session) = loads();
     let other = loads.open_session(None, 7).unwrap();
     let freed = |outcome, prefill_half| Freed { outcome, prefill_half };
@@ -297,7 +297,7 @@ fn loads_are_the_sum_of_the_live_bookings_whatever_the_threads_do() {
 }
 
 #[test]
-fn who_leaves_takes_its_bookings_along_and_who_comes_next_has_none() {
+fn bookings_end_with_their_worker_and_its_successor_has_none() {
     let loads = Loads::new(2, LoadsConfig::default());
     let session = loads.open_session(None, 7).unwrap();
     let [leaver, other, next] = [WorkerIndex(0), WorkerIndex(1), WorkerIndex::at(0, 1)];
@@ -333,7 +333,7 @@ fn reporter(session: SessionId) -> Reporter {
 }
 
 #[test]
-fn reports_of_a_user_who_is_alone_hold_for_all_workers_and_beside_another_for_its_share() {
+fn a_lone_user_may_report_on_all_workers_and_otherwise_on_its_share() {
     let config = LoadsConfig { user_share_percent: 75, reported_load_ms_max: 1, ..LoadsConfig::default() };
     let loads = Loads::new(4, config);
     let workers = [0, 1, 2, 3].map(WorkerIndex);

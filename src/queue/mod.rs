@@ -1,15 +1,16 @@
-//! WHEN a request runs that found every worker it may have busy. Pure: time is an argument, and what waits is the
-//! caller's own.
+//! The queue of requests whose eligible workers are all busy. Pure: time is an argument, and the caller owns what
+//! waits.
 //!
-//! A request waits with the set of workers that may take it. Requests with the same set share a lane, ordered by
-//! [`Rank`]; a worker that has room gets the first of the lanes it is in. So a request whose workers are all busy keeps
-//! nobody waiting whose workers are not, and whoever asks looks at the heads of lanes only.
+//! A request waits with the set of workers that may take it. Requests with the same set are in one
+//! [`WorkerSet`](worker_sets), ordered by [`Rank`]. A worker with room gets the first request of all sets that contain
+//! it. A request whose workers are busy therefore never blocks a request whose workers are not, and a search looks only
+//! at the first request of each set.
 //!
 //! ```text
-//! push ─▶ waiting ─ next_for / next_where ─▶ in hand ─┬─ finish    it is answered
-//!            ▲ │                                       └─ put_back  everybody was busy again: its rank is kept
-//!            └─┼───────────────────────────────────────────┘
-//!              └─ next_expired, cancel, drain            it is answered with an error, or with nothing
+//! push ─▶ waiting ─ next_for / next_where ─▶ dispatched ─┬─ finish    it is answered
+//!            ▲ │                                          └─ put_back  its workers were busy again: its rank stays
+//!            └─┼──────────────────────────────────────────────┘
+//!              └─ next_expired, cancel, drain               it is answered with an error, or not at all
 //! ```
 
 mod rank;
@@ -27,59 +28,59 @@ use crate::limits::{QUEUE_RETRY_NS_MAX, QUEUE_RETRY_NS_MIN};
 pub use rank::{Claim, Discipline, Rank};
 use worker_sets::{WorkerSetId, WorkerSets};
 
-/// The name of a request that waits; never used again.
+/// The number of a queued request; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// How much may wait.
+/// The limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Requests.
     pub requests_max: usize,
-    /// Their memory, as their claims say it.
+    /// Memory of the requests, as their claims state it.
     pub bytes_max: usize,
     /// Different sets of workers.
     pub sets_max: usize,
-    /// Of those, the ones that the requests of one user may wait for.
+    /// Different sets of workers of the requests of one user.
     pub user_sets_max: usize,
 }
 
 /// Why a request may not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueFull {
-    /// As many wait as may.
+    /// The number of requests is at its limit.
     Requests,
-    /// Those that wait take as much memory as they may.
+    /// The memory of the requests is at its limit.
     Bytes,
-    /// Those that wait may have too many different sets of workers.
+    /// The number of different sets of workers is at its limit.
     Sets,
-    /// Those of the same user may have as many of them as those of one user may.
+    /// The number of sets of one user is at its limit.
     UserSets,
-    /// Nothing waits any more: [`Queue::drain`].
+    /// The queue is closed: [`Queue::drain`].
     Closed,
 }
 
-/// What became of a request that was in hand and finds everybody busy again.
+/// The outcome for a dispatched request whose workers are busy again.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Requeued<T> {
-    /// It waits again, at its rank.
+    /// It waits again, with the same rank.
     Waits,
     /// It was cancelled meanwhile.
     Cancelled(T),
-    /// Nothing waits any more.
+    /// The queue is closed.
     Closed(T),
 }
 
-/// A request that was taken out to be served. It is in hand until [`Queue::finish`] or [`Queue::put_back`].
+/// A request that left the queue to be served. It counts as dispatched until [`Queue::finish`] or [`Queue::put_back`].
 #[derive(Debug)]
 pub struct Dequeued<T> {
-    /// Its name.
+    /// Its number.
     pub ticket: Ticket,
-    /// When it began to wait, nanoseconds.
+    /// The start of its wait, nanoseconds.
     pub since_ns: u64,
-    /// When it is given up, nanoseconds.
+    /// The end of its wait, nanoseconds.
     pub ends_ns: u64,
-    /// What waited.
+    /// The value that waited.
     pub what: T,
     rank: Rank,
     bytes: usize,
@@ -97,19 +98,19 @@ struct Waiting<T> {
     what: T,
 }
 
-/// Requests that wait for one of their workers to have room.
+/// Requests that wait until one of their workers has room.
 #[derive(Debug)]
 pub struct Queue<T> {
     bounds: QueueLimits,
     sets: WorkerSets,
     waiting: FxHashMap<Ticket, Waiting<T>>,
     by_end: BTreeSet<(u64, Ticket)>,
-    /// In hand, and whether cancelled since.
+    /// Dispatched requests, and whether they were cancelled since.
     in_hand: FxHashMap<Ticket, bool>,
     next_ticket: u64,
     bytes: usize,
     is_closed: bool,
-    /// When the last one was served, nanoseconds, and how far apart that is, smoothed.
+    /// When the last request was served, and the smoothed time between two, nanoseconds.
     served_last_ns: Option<u64>,
     served_every_ns: u64,
 }
@@ -132,34 +133,34 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Requests that wait; those in hand are not among them.
+    /// Requests that wait, without the dispatched ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Memory of those that wait, as their claims say it.
+    /// Memory of the waiting requests, as their claims state it.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// When the next one is given up, nanoseconds.
+    /// The earliest end of a wait, nanoseconds.
     #[must_use]
     pub fn next_end_ns(&self) -> Option<u64> {
         self.by_end.first().map(|(ends_ns, _)| *ends_ns)
     }
 
-    /// Lets `what` wait for one of `workers`, of which there is at least one, in any order.
+    /// Queues `what` for `workers`: at least one, in any order.
     ///
     /// # Errors
-    /// Which bound is reached, and `what` itself.
+    /// The limit that is reached, and `what`.
     pub fn push(
         &mut self,
         now_ns: u64,
@@ -218,22 +219,22 @@ impl<T> Queue<T> {
         Some(taken)
     }
 
-    /// Takes the first request that `worker`, which has room, may have.
+    /// Dispatches the first request that `worker`, which has room, may take.
     pub fn next_for(&mut self, worker: WorkerIndex) -> Option<Dequeued<T>> {
         self.sets.first_for(worker).and_then(|ticket| self.take(ticket))
     }
 
-    /// Takes the first request of which a worker has room. Looks at every set of workers that somebody waits for.
+    /// Dispatches the first request with a worker that has room. Looks at every set of workers with requests.
     pub fn next_where(&mut self, has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Dequeued<T>> {
         self.sets.first_where(has_room).and_then(|ticket| self.take(ticket))
     }
 
-    /// All who wait, in no order.
+    /// All waiting requests, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.waiting.values().map(|waiting| &waiting.what)
     }
 
-    /// Who waits, in order, whomever they wait for.
+    /// All waiting requests in order of their rank, whatever their workers.
     #[must_use]
     pub fn tickets(&self) -> Vec<Ticket> {
         let mut ranked: Vec<_> = self.waiting.iter().map(|(ticket, waiting)| (waiting.rank, *ticket)).collect();
@@ -241,21 +242,23 @@ impl<T> Queue<T> {
         ranked.into_iter().map(|(_, ticket)| ticket).collect()
     }
 
-    /// Takes this request, if it still waits.
+    /// Dispatches this request, if it still waits.
     pub fn take_back(&mut self, ticket: Ticket) -> Option<Dequeued<T>> {
         self.take(ticket)
     }
 
-    /// What was in hand is answered. Says whether it was cancelled meanwhile, so that nobody wants the answer.
+    /// Ends a dispatched request that was answered. Returns whether it was cancelled meanwhile, so that nobody waits
+    /// for the answer.
     pub fn finish(&mut self, ticket: Ticket, now_ns: u64) -> bool {
         if let Some(last_ns) = self.served_last_ns.replace(now_ns) {
-            // An eighth of what is new, so that a burst does not hide the pace.
+            // One eighth is new, so that a burst does not hide the pace.
             self.served_every_ns = self.served_every_ns / 8 * 7 + now_ns.saturating_sub(last_ns) / 8;
         }
         self.in_hand.remove(&ticket).unwrap_or(false)
     }
 
-    /// What was in hand finds all of `workers` busy again, and waits as if it had not been taken. No bound keeps it out.
+    /// Returns a dispatched request whose `workers` are all busy again to the queue, with its old rank. No limit
+    /// applies.
     pub fn put_back(&mut self, taken: Dequeued<T>, workers: &[WorkerIndex]) -> Requeued<T> {
         let is_cancelled = self.in_hand.remove(&taken.ticket).unwrap_or(false);
         if is_cancelled {
@@ -268,7 +271,7 @@ impl<T> Queue<T> {
         Requeued::Waits
     }
 
-    /// Nobody wants the answer any more. `None` if it is in hand, whose holder is told, or no longer there.
+    /// Cancels a request. `None` if it is dispatched (its holder learns of the cancellation) or gone.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<T> {
         if let Some(cancelled) = self.in_hand.get_mut(&ticket) {
             *cancelled = true;
@@ -276,13 +279,13 @@ impl<T> Queue<T> {
         self.leave(ticket).map(|taken| taken.what)
     }
 
-    /// Takes one that is to be given up by `now_ns`; the earliest first.
+    /// Takes the request whose wait ended first, if it ended by `now_ns`.
     pub fn next_expired(&mut self, now_ns: u64) -> Option<Dequeued<T>> {
         let (ends_ns, ticket) = *self.by_end.first()?;
         if ends_ns > now_ns { None } else { self.leave(ticket) }
     }
 
-    /// Nothing waits any more from now on: all that does, in no particular order.
+    /// Closes the queue and returns all waiting requests, in no order.
     pub fn drain(&mut self) -> Vec<(Ticket, T)> {
         self.is_closed = true;
         (self.sets, self.bytes) = (WorkerSets::default(), 0);
@@ -290,14 +293,14 @@ impl<T> Queue<T> {
         self.waiting.drain().map(|(ticket, waiting)| (ticket, waiting.what)).collect()
     }
 
-    /// In how long somebody who found it full may try again, nanoseconds: about the time in which one is served.
+    /// Nanoseconds after which a refused client should retry: about the time in which one request is served.
     #[must_use]
     pub fn retry_after_ns(&self) -> u64 {
         self.served_every_ns.clamp(QUEUE_RETRY_NS_MIN, QUEUE_RETRY_NS_MAX)
     }
 }
 
-/// Ascending, without repetition.
+/// Sorted, without duplicates.
 fn set_of(workers: &[WorkerIndex]) -> Vec<WorkerIndex> {
     let mut set = workers.to_vec();
     set.sort_unstable();

@@ -1,16 +1,16 @@
-//! Who comes first among those that wait.
+//! The order of waiting requests.
 
 use std::cmp::Ordering;
 
 const NS_PER_S: f64 = 1e9;
 
-/// How requests of one priority and without a deadline are ordered.
+/// The order of requests of one priority without a deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Discipline {
-    /// First come, first served; a request's jump counts as so many seconds that it came earlier.
+    /// First come, first served. A jump counts as an arrival earlier by this many seconds.
     #[default]
     Fcfs,
-    /// Last come, first served; a jump counts as so many seconds that it came later.
+    /// Last come, first served. A jump counts as an arrival later by this many seconds.
     Lcfs,
     /// Weighted shortest processing time: `(1 + jump) / tokens to prefill`, the highest first.
     Wspt,
@@ -33,34 +33,34 @@ impl Discipline {
     }
 }
 
-/// What a request says for itself when it begins to wait.
+/// What decides the order of a request, and what it costs the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
-    /// How it is ordered among its likes.
+    /// The order among requests of its priority.
     pub discipline: Discipline,
-    /// A request of a higher priority comes before all of a lower one.
+    /// Requests of a higher priority come first.
     pub priority: i32,
     /// See [`Discipline`]; finite.
     pub jump: f64,
-    /// The time it asks to be answered by, nanoseconds; within a priority the earliest is first, `None` last.
+    /// The requested time of the answer, nanoseconds. Within a priority the earliest is first, `None` last.
     pub deadline_ns: Option<u64>,
-    /// When it is given up, nanoseconds; not later than its deadline.
+    /// The end of the wait, nanoseconds; at most the deadline.
     pub ends_ns: u64,
-    /// Tokens that the worker which holds most of its prompt would have to prefill.
+    /// Tokens to prefill on the worker with the largest overlap.
     pub prefill_tokens: u64,
-    /// Memory that what waits takes.
+    /// Memory of the queued value.
     pub bytes: usize,
-    /// The user who asks.
+    /// The user of the request.
     pub user: u32,
 }
 
-/// A place in the order: `a < b` = `a` is first. No two requests have the same.
+/// A position in the order: the smallest is first. No two requests have the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     priority: i32,
     deadline_ns: u64,
     score: f64,
-    /// Counts requests, so that equals are served as they came.
+    /// Counts requests, so that equals are served in order of arrival.
     sequence: u64,
 }
 
@@ -109,7 +109,7 @@ mod tests {
         user: 0,
     };
 
-    /// Claims in the order they come, a second apart; the order they are served in.
+    /// The order in which claims are served that come one second apart.
     fn served(claims: &[Claim]) -> Vec<usize> {
         let rank = |(at, claim): (usize, &Claim)| (Rank::new(claim, at as u64 * 1_000_000_000, at as u64), at);
         let mut ranks: Vec<_> = claims.iter().enumerate().map(rank).collect();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_are_served_as_they_came_and_scores_need_not_be_finite() {
+    fn equals_are_served_in_order_of_arrival_and_scores_may_be_infinite() {
         let wspt = Claim { discipline: Discipline::Wspt, ..CLAIM };
         let huge = Claim { jump: f64::MAX, prefill_tokens: 0, ..wspt };
         assert_eq!(served(&[wspt, wspt, huge, huge, wspt]), [2, 3, 0, 1, 4]);

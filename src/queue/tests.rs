@@ -1,4 +1,4 @@
-//! The queue against a list that is searched from end to end.
+//! The queue against an unsorted list.
 
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ struct Entry {
     workers: Vec<WorkerIndex>,
 }
 
-/// All that waits, unsorted, and all that is in hand with whether it was cancelled.
+/// All waiting requests, and all dispatched ones with whether they were cancelled.
 #[derive(Default)]
 struct Model {
     waiting: Vec<Entry>,
@@ -101,7 +101,7 @@ impl Model {
         }
     }
 
-    /// The first in order of those for which something holds.
+    /// The first request in order for which `holds` is true.
     fn first(&self, holds: impl Fn(&Entry) -> bool) -> Option<usize> {
         let found = self.waiting.iter().enumerate().filter(|(_, entry)| holds(entry));
         found.min_by_key(|(_, entry)| entry.rank).map(|(at, _)| at)
@@ -214,7 +214,7 @@ fn apply(queue: &mut Queue<u64>, model: &mut Model, now_ns: u64, step: &Step) {
 
 proptest! {
     #[test]
-    fn it_does_what_a_list_would(steps in prop::collection::vec(steps(), 1..200)) {
+    fn the_queue_equals_an_unsorted_list(steps in prop::collection::vec(steps(), 1..200)) {
         let (mut queue, mut model) = (Queue::new(BOUNDS), Model::default());
         for (now_ns, step) in steps.iter().enumerate() {
             apply(&mut queue, &mut model, now_ns as u64 / 2, step);
@@ -240,7 +240,7 @@ const CLAIM: Claim = Claim {
 };
 
 #[test]
-fn a_request_whose_workers_are_busy_keeps_nobody_waiting_whose_are_not() {
+fn a_blocked_request_does_not_block_others() {
     let mut queue = Queue::new(BOUNDS);
     queue.push(0, &Claim { priority: 9, ..CLAIM }, &[WorkerIndex(1)], "first, and stuck").unwrap();
     queue.push(1, &CLAIM, &[WorkerIndex(1), WorkerIndex(2)], "either").unwrap();
@@ -251,7 +251,7 @@ fn a_request_whose_workers_are_busy_keeps_nobody_waiting_whose_are_not() {
 }
 
 #[test]
-fn who_is_put_back_keeps_the_place() {
+fn a_request_that_is_put_back_keeps_its_rank() {
     let mut queue = Queue::new(BOUNDS);
     let set = [WorkerIndex(1)];
     let first = queue.push(0, &CLAIM, &set, "first").unwrap();
@@ -263,7 +263,7 @@ fn who_is_put_back_keeps_the_place() {
 }
 
 #[test]
-fn who_finds_it_full_is_told_to_come_again_in_about_the_time_that_one_is_served() {
+fn retry_after_is_about_the_time_to_serve_one_request() {
     let mut queue = Queue::new(BOUNDS);
     assert_eq!(queue.retry_after_ns(), crate::limits::QUEUE_RETRY_NS_MIN);
     for at in 0..100 {

@@ -1,4 +1,4 @@
-//! The requests that wait, by the set of workers that may take them.
+//! Waiting requests, by the set of workers that may take them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,54 +9,54 @@ use super::Ticket;
 use super::rank::Rank;
 use crate::ids::WorkerIndex;
 
-/// The number of a lane; given again to another set once the lane is empty.
+/// The number of a worker set; reused once the set has no requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkerSetId(u32);
 
-/// Requests that the same workers may take.
+/// The waiting requests that the same workers may take.
 #[derive(Debug, Default)]
 struct WorkerSet {
-    /// Ascending, without repetition.
+    /// Sorted, without duplicates.
     workers: Arc<[WorkerIndex]>,
     /// The first is served first.
     order: BTreeMap<Rank, Ticket>,
-    /// Requests of each user who has some.
+    /// Requests of each user.
     users: FxHashMap<u32, usize>,
 }
 
-/// Lanes by their set of workers. A lane without requests is nobody's.
+/// All worker sets. A set without requests is unused.
 #[derive(Debug, Default)]
 pub(super) struct WorkerSets {
     sets: Vec<WorkerSet>,
     unused: Vec<WorkerSetId>,
     by_set: FxHashMap<Arc<[WorkerIndex]>, WorkerSetId>,
     by_worker: FxHashMap<WorkerIndex, Vec<WorkerSetId>>,
-    /// Lanes in which a user has a request, by user.
+    /// Sets with requests of a user, by user.
     by_user: FxHashMap<u32, usize>,
 }
 
 impl WorkerSets {
-    /// Lanes with requests.
+    /// Sets with requests.
     pub(super) fn used(&self) -> usize {
         self.by_set.len()
     }
 
-    /// Whether this set has a lane already.
+    /// Whether a set has requests.
     pub(super) fn has(&self, workers: &[WorkerIndex]) -> bool {
         self.by_set.contains_key(workers)
     }
 
-    /// Lanes in which a user has requests.
+    /// Sets with requests of a user.
     pub(super) fn used_by(&self, user: u32) -> usize {
         self.by_user.get(&user).copied().unwrap_or_default()
     }
 
-    /// Whether a user has a request in the lane of this set.
+    /// Whether a user has requests in a set.
     pub(super) fn has_of(&self, user: u32, workers: &[WorkerIndex]) -> bool {
         self.by_set.get(workers).is_some_and(|id| self.sets[id.0 as usize].users.contains_key(&user))
     }
 
-    /// Adds a request of a user to the lane of `workers`, which are ascending and without repetition.
+    /// Adds a request of a user to the set of `workers`, sorted and without duplicates.
     pub(super) fn insert(&mut self, workers: &[WorkerIndex], (rank, user): (Rank, u32), ticket: Ticket) -> WorkerSetId {
         let id = self.by_set.get(workers).copied().unwrap_or_else(|| self.open(workers));
         let set = &mut self.sets[id.0 as usize];
@@ -69,7 +69,7 @@ impl WorkerSets {
         id
     }
 
-    /// A user has one request less in a lane.
+    /// Counts one request of a user less in a set.
     fn leave(&mut self, id: WorkerSetId, user: u32) {
         let users = &mut self.sets[id.0 as usize].users;
         let Some(requests) = users.get_mut(&user) else { return };
@@ -100,7 +100,7 @@ impl WorkerSets {
         id
     }
 
-    /// Takes a request of a user out of its lane.
+    /// Removes a request of a user from its set.
     pub(super) fn remove(&mut self, id: WorkerSetId, rank: &Rank, user: u32) {
         self.leave(id, user);
         let set = &mut self.sets[id.0 as usize];
@@ -127,7 +127,7 @@ impl WorkerSets {
         sets.iter().filter_map(|id| self.head(&self.sets[id.0 as usize])).min().map(|(_, ticket)| ticket)
     }
 
-    /// The first request that a worker with room may take.
+    /// The first request with a worker that has room.
     pub(super) fn first_where(&self, mut has_room: impl FnMut(WorkerIndex) -> bool) -> Option<Ticket> {
         let open = self.sets.iter().filter(|set| set.workers.iter().any(|worker| has_room(*worker)));
         open.filter_map(|set| self.head(set)).min().map(|(_, ticket)| ticket)

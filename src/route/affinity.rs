@@ -1,13 +1,13 @@
 //! Session affinity: the policy, its effect on a decision, and the table of sessions and their workers.
 //!
 //! A gateway names a session with a request so that the requests of one conversation go to one worker. All serving
-//! threads share one [`AffinityTable`] of fixed size: buckets of eight entries, 32 bytes each. The hash of the session's name
-//! selects the bucket. A full bucket evicts its least recently used entry. The table stores 128-bit hashes of the names, made
-//! with a secret, and no names.
+//! threads share one [`AffinityTable`] of fixed size: buckets of eight entries, 32 bytes each. The hash of the
+//! session's name selects the bucket. A full bucket evicts its least recently used entry. The table stores 128-bit
+//! hashes of the names, made with a secret, and no names.
 //!
-//! Readers take no lock. Each bucket has a sequence number, odd while a writer is in it; a reader that sees the number change
-//! reads again. A writer that cannot enter a bucket within a bounded number of tries leaves the entry as it was and reports
-//! that, so no thread here waits for a descheduled one.
+//! Readers take no lock. Each bucket has a sequence number, odd while a writer is in it; a reader that sees the number
+//! change reads again. A writer that cannot enter a bucket within a bounded number of tries leaves the entry as it was
+//! and reports that, so no thread here waits for a descheduled one.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -21,15 +21,15 @@ use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
 use crate::shares::share;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin};
 
-/// How far a session is kept with its worker.
+/// How strongly a session stays with its worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AffinityMode {
-    /// Not at all.
+    /// Sessions are ignored.
     #[default]
     Off,
-    /// Its worker's cost is lessened by a factor.
+    /// A factor reduces the cost of the session's worker.
     Soft,
-    /// Its worker is taken, as long as it may be chosen and is not overloaded.
+    /// The session's worker is chosen, as long as it is eligible and not overloaded.
     Hard,
 }
 
@@ -40,16 +40,16 @@ impl AffinityMode {
     pub const ALL: [Self; 3] = [Self::Off, Self::Soft, Self::Hard];
 }
 
-/// How sessions are kept with their workers.
+/// The affinity part of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AffinityPolicy {
-    /// How far.
+    /// How strongly a session stays with its worker.
     pub mode: AffinityMode,
-    /// How long a session is bound that nothing is booked for, seconds.
+    /// Seconds after which the binding of a session without bookings ends.
     pub ttl_s: u32,
-    /// Factor of the bound worker's cost where that is only lessened, 0 to 1.
+    /// Factor of the bound worker's cost in soft mode, 0 to 1.
     pub factor: f64,
-    /// A worker is overloaded beyond so many times the average of requests in flight, this one included; at least 1.
+    /// A worker is overloaded above this multiple of the mean of requests in flight, this request included; at least 1.
     pub load_max: f64,
 }
 
@@ -59,57 +59,57 @@ impl Default for AffinityPolicy {
     }
 }
 
-/// What is known of the session that a request names.
+/// What is known of the request's session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AffinitySession {
-    /// It names none, or sessions are not kept.
+    /// The request names no session, or affinity is off.
     #[default]
     None,
-    /// It is bound to nobody yet, or no more.
+    /// The session is not bound, or its binding has ended.
     Unbound,
-    /// It is bound to this worker.
+    /// The session is bound to this worker.
     Bound(Worker),
 }
 
-/// What became of a session's binding in a decision.
+/// The outcome of a decision for the session's binding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AffinityOutcome {
-    /// There is no session to keep.
+    /// The request has no session, or affinity is off.
     #[default]
     None,
-    /// It was bound to nobody.
+    /// The session was not bound.
     New,
-    /// It stays with its worker.
+    /// The session stays with its worker.
     Kept,
-    /// Its worker is not in the running.
+    /// The bound worker is not eligible.
     Ineligible,
-    /// Its worker has more in flight than the average allows.
+    /// The bound worker is overloaded.
     Overloaded,
-    /// Another was cheaper in spite of the factor.
+    /// Another worker was cheaper in spite of the factor.
     Outweighed,
-    /// The request is pinned to another.
+    /// The request is pinned to another worker.
     Pinned,
 }
 
-/// Whether the worker that a session is bound to is preferred.
+/// The effect of a binding on a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AffinityEffect {
-    /// Nobody is.
+    /// No effect.
     None,
-    /// It may not be chosen, or is overloaded.
+    /// The bound worker cannot be chosen, or is overloaded.
     Lost(AffinityOutcome),
-    /// The one at this place of the observation is cheaper.
+    /// The cost of the worker in this row is reduced.
     Discounted(u32),
-    /// Only it stays in the running.
+    /// Only the worker in this row stays eligible.
     Only(u32),
 }
 
 impl AffinityEffect {
-    /// Who is preferred among those in the running.
+    /// The effect of the session's binding, given the eligible workers.
     pub(super) fn of(policy: &Policy, observation: &Observation, decision: &Decision) -> Self {
         let affinity = &policy.affinity;
         let AffinitySession::Bound(worker) = observation.request.session else { return Self::None };
-        // A pin says more than a habit.
+        // A pin has precedence over a session.
         if affinity.mode == AffinityMode::Off || observation.request.pin.is_some() {
             return Self::None;
         }
@@ -128,12 +128,12 @@ impl AffinityEffect {
         }
     }
 
-    /// The place of the worker that is cheaper, if one is.
+    /// The row of the worker whose cost is reduced.
     pub(super) const fn discounted_row(self) -> Option<u32> {
         if let Self::Discounted(place) = self { Some(place) } else { None }
     }
 
-    /// What the worker at a place costs, if it is preferred.
+    /// The terms of the worker in a row, reduced if it is the bound one.
     #[inline]
     pub(super) fn discount(self, policy: &Policy, place: u32, terms: CostTerms) -> CostTerms {
         if self != Self::Discounted(place) {
@@ -143,7 +143,7 @@ impl AffinityEffect {
         CostTerms { affinity_factor, cost: terms.cost * affinity_factor, ..terms }
     }
 
-    /// Takes the others out of the running, where only one may stay.
+    /// Removes the other workers, if only one may stay.
     pub(super) fn apply(self, observation: &Observation, decision: &mut Decision) {
         let Self::Only(only) = self else { return };
         let others = decision.eligible_rows.iter().filter(|place| **place != only);
@@ -153,7 +153,7 @@ impl AffinityEffect {
         decision.eligible_rows.push(only);
     }
 
-    /// What became of the binding, once somebody is chosen.
+    /// The outcome for the binding, once a worker is chosen.
     pub(super) fn outcome(self, observation: &Observation, chosen: Option<Worker>) -> AffinityOutcome {
         match (observation.request.session, self) {
             (AffinitySession::None, _) => AffinityOutcome::None,
@@ -166,15 +166,14 @@ impl AffinityEffect {
     }
 }
 
-/// By what the cost of the bound worker is lessened. One below nothing cannot be lessened by a factor, nor can one without
-/// end: nothing times it is no number.
+/// The factor of a cost. Negative or infinite costs are left alone (0 × ∞ is NaN).
 pub(super) fn factor(affinity: &AffinityPolicy, cost: f64) -> f64 {
     let is_weighable = cost > 0.0 && cost.is_finite();
     if is_weighable { affinity.factor } else { 1.0 }
 }
 
-/// Whether one more request is more than `load_max` times the average of all in the running with it: consistent hashing
-/// with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) has the same bound.
+/// Whether one more request on the bound worker exceeds `load_max` times the mean of all eligible workers with it. This
+/// is the bound of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016).
 fn is_overloaded(load_max: f64, bound_requests: u64, eligible_requests: impl Iterator<Item = u64>) -> bool {
     let (mut requests, mut workers) = (1_u64, 0_u64);
     for of_worker in eligible_requests {
@@ -185,44 +184,44 @@ fn is_overloaded(load_max: f64, bound_requests: u64, eligible_requests: impl Ite
     (bound_requests + 1) as f64 > allowed
 }
 
-/// Whether a lower cost is what a mode chooses by, so that a factor of it says something. Elsewhere a preference is to
-/// be chosen.
+/// Whether a mode chooses by lowest cost, so that a factor has an effect. In other modes a soft session is treated as a
+/// hard one.
 const fn chooses_by_lowest_cost(mode: Mode) -> bool {
     matches!(mode, Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::LeastLoaded | Mode::Lmetric)
 }
 
 /// Entries of one bucket. The model checker gets a small world.
 const WAYS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
-/// Times that a reader or a writer finds a bucket being written before it goes without.
+/// Tries of a reader or writer that finds a bucket being written, before it gives up.
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 256 };
 
-/// What binding a session did.
+/// The outcome of binding a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindOutcome {
-    /// It is bound; whether for the first time, again or to another worker.
+    /// The session is bound: for the first time, again, or to another worker.
     Done,
-    /// It is bound, in place of a session that was used less recently and still bound.
+    /// The session is bound, and the least recently used binding of its bucket was evicted.
     Evicted,
-    /// It is bound as it was: others were at work for too long.
+    /// The binding was left as it was, because other writers held the bucket for too long.
     Skipped,
 }
 
-/// The bindings of all spaces.
+/// The session bindings of all spaces.
 #[derive(Debug)]
 pub struct AffinityTable {
     buckets: Box<[Bucket]>,
     secret: u64,
-    /// Entries of a bucket that one user does not lose to others.
+    /// Entries of a bucket that one user may hold before others may evict them.
     user_ways: usize,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Bucket {
-    /// Odd while an entry is written.
+    /// Odd while a writer changes an entry.
     sequence: AtomicU64,
     entries: [Entry; WAYS],
-    /// Who bound each entry last.
+    /// The user that bound each entry last.
     users: [AtomicU32; WAYS],
 }
 
@@ -230,7 +229,8 @@ struct Bucket {
 struct Entry {
     key: [AtomicU64; 2],
     worker_id: AtomicU64,
-    /// The rank above, and below when it was last used: seconds of the caller's clock plus one; 0 = nobody's.
+    /// The rank in the upper half. In the lower half the time of the last use: seconds of the caller's clock plus one;
+    /// 0 = empty.
     rank_and_used: AtomicU64,
 }
 
@@ -243,7 +243,7 @@ struct Binding {
 }
 
 impl Binding {
-    /// Whether it holds at a time, seconds plus one, where an unused one lasts so many seconds.
+    /// Whether the binding still holds at `now` (seconds plus one), with this time to live.
     const fn holds(&self, now: u32, ttl_s: u32) -> bool {
         self.used != 0 && now.saturating_sub(self.used) <= ttl_s
     }
@@ -251,7 +251,7 @@ impl Binding {
 
 impl Entry {
     fn read(&self) -> Binding {
-        // Relaxed everywhere: the bucket's sequence says whether it is whole.
+        // Relaxed everywhere: the sequence of the bucket tells whether the values belong together.
         let rank_and_used = self.rank_and_used.load(Ordering::Relaxed);
         let id = WorkerId(self.worker_id.load(Ordering::Relaxed));
         let worker = Worker { id, rank: DpRank((rank_and_used >> 32) as u32) };
@@ -269,7 +269,7 @@ impl Entry {
 }
 
 impl Bucket {
-    /// All entries as they were at one moment; `None` = it is written all the time.
+    /// All entries at one moment; `None` = writers changed the bucket during every try.
     fn read(&self) -> Option<[Binding; WAYS]> {
         for _ in 0..TRIES_MAX {
             // Acquire: pairs with DONE.
@@ -285,11 +285,11 @@ impl Bucket {
         None
     }
 
-    /// Keeps other writers out until [`Bucket::close`]; `None` = another is in.
+    /// Keeps other writers out until [`Bucket::close`]; `None` = another writer is in.
     fn open(&self) -> Option<u64> {
         for _ in 0..TRIES_MAX {
             let sequence = self.sequence.load(Ordering::Relaxed);
-            // Acquire: pairs with DONE, so that what the writer before wrote is seen.
+            // Acquire: pairs with DONE, so that the previous writer's entries are visible.
             let opened = sequence.is_multiple_of(2)
                 && self
                     .sequence
@@ -312,15 +312,16 @@ impl Bucket {
 }
 
 impl AffinityTable {
-    /// Room for about `sessions_max` sessions. `secret` is not to be known to those who name sessions, who could have
-    /// them collide.
+    /// A table for about `sessions_max` sessions. `secret` must be unknown to those who name sessions, so that they
+    /// cannot force collisions.
     #[must_use]
     pub fn new(sessions_max: usize, secret: u64) -> Self {
         let buckets = sessions_max.div_ceil(WAYS).max(1);
         Self { buckets: (0..buckets).map(|_| Bucket::default()).collect(), secret, user_ways: WAYS }
     }
 
-    /// The same where the sessions of one user leave the others' bound beyond so many percent of a bucket.
+    /// The same table, with this share of a bucket, in percent, that one user may hold before others may evict its
+    /// entries.
     #[must_use]
     pub fn shared_by(self, user_share_percent: u8) -> Self {
         Self { user_ways: share(user_share_percent, WAYS), ..self }
@@ -329,13 +330,13 @@ impl AffinityTable {
     fn place(&self, space: SpaceId, session: &str) -> ([u64; 2], &Bucket) {
         let hash = xxh3_128_with_seed(session.as_bytes(), self.secret.wrapping_add(u64::from(space.0) << 32));
         let key = [hash as u64, (hash >> 64) as u64];
-        // The upper half of a product: every bucket for as many keys as any other.
+        // The upper half of the product spreads keys evenly over the buckets.
         let bucket = (u128::from(key[0]) * self.buckets.len() as u128) >> 64;
         (key, &self.buckets[bucket as usize])
     }
 
-    /// The worker of a session of a space that was used within `ttl_s` seconds. No lock is taken. A bucket that is
-    /// written all the time looks as if the session were not bound.
+    /// The worker of a session that was used within `ttl_s` seconds. Takes no lock. A bucket that writers keep changing
+    /// counts as unbound.
     #[must_use]
     pub fn worker_of(&self, space: SpaceId, session: &str, now_s: u32, ttl_s: u32) -> Option<Worker> {
         let (key, bucket) = self.place(space, session);
@@ -344,7 +345,7 @@ impl AffinityTable {
         found.map(|entry| entry.worker)
     }
 
-    /// Binds a session to a worker for a user, or notes that it is used.
+    /// Binds a session to a worker for a user, or renews its binding.
     pub fn bind(
         &self,
         space: SpaceId,
@@ -358,7 +359,7 @@ impl AffinityTable {
         let Some(opened) = bucket.open() else { return BindOutcome::Skipped };
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
-        // Relaxed: only who has opened the bucket looks at its users.
+        // Relaxed: only the writer that opened the bucket reads its users.
         let users: [u32; WAYS] = std::array::from_fn(|way| bucket.users[way].load(Ordering::Relaxed));
         let holds = |way: usize| entries[way].holds(now, ttl_s);
         let way = own.unwrap_or_else(|| self.given_up((&entries, &users), holds, user));
@@ -368,8 +369,8 @@ impl AffinityTable {
         if own.is_none() && holds(way) { BindOutcome::Evicted } else { BindOutcome::Done }
     }
 
-    /// Which entry of a bucket makes way for a new one of `user`: one that holds no more; else, where the user has its
-    /// share, its own that was used least recently; else that of a user who has more; else that of anybody.
+    /// The entry to evict for a new one of `user`: an expired one; else, if the user has its share, the least recently
+    /// used of its own; else of a user above its share; else of any user.
     fn given_up(
         &self,
         (entries, users): (&[Binding; WAYS], &[u32; WAYS]),
@@ -386,7 +387,7 @@ impl AffinityTable {
             .unwrap_or(0)
     }
 
-    /// Bytes that it takes, however many are bound.
+    /// Memory of the table, which does not depend on the number of bindings.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.buckets.len() * size_of::<Bucket>()
@@ -401,7 +402,7 @@ mod tests {
     use crate::load::Load;
     use crate::route::{Draws, Overrides, RequestFacts, WorkerFacts, judge};
 
-    /// Workers 0, 1 and so on with so many requests in flight each, and a session that is bound to worker 0.
+    /// Workers 0, 1 and so on with these requests in flight, and a session that is bound to worker 0.
     fn facts(requests: &[u64]) -> Observation {
         let worker = |(place, requests): (usize, &u64)| WorkerFacts {
             index: WorkerIndex(place as u32),
@@ -431,11 +432,11 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_session_stays_until_its_worker_is_overloaded_or_out_of_the_running() {
+    fn a_hard_session_stays_until_its_worker_is_overloaded_or_ineligible() {
         let hard = policy(AffinityMode::Hard, 2.0);
-        // 4 requests, the next one included, on 2 workers: 4 are allowed on one.
+        // 4 requests on 2 workers, the next one included: 4 are allowed on one worker.
         assert_eq!(judged(&hard, &facts(&[3, 0])), (0, AffinityOutcome::Kept, 1));
-        // On 3 workers 3 are.
+        // On 3 workers, 3 are allowed.
         let (chosen, affinity, eligible) = judged(&hard, &facts(&[3, 0, 0]));
         assert!(chosen != 0 && (affinity, eligible) == (AffinityOutcome::Overloaded, 3));
         let mut drains = facts(&[0, 9]);
@@ -451,10 +452,10 @@ mod tests {
     #[test]
     fn a_soft_session_stays_while_its_worker_is_cheap_enough() {
         let soft = policy(AffinityMode::Soft, f64::MAX);
-        // 10 to prefill and 10 to decode, 20 in all; half of 20 + 10 is less, half of 20 + 30 is not.
+        // 10 to prefill and 10 to decode make 20; half of 20 + 10 is less, half of 20 + 30 is not.
         assert_eq!(judged(&soft, &facts(&[1, 0])), (0, AffinityOutcome::Kept, 2));
         assert_eq!(judged(&soft, &facts(&[3, 0])), (1, AffinityOutcome::Outweighed, 2));
-        // Where a cost is nothing that can be weighed, it stays as a hard one does.
+        // In modes without a comparable cost, a soft session stays as a hard one does.
         for mode in [Mode::Random, Mode::RoundRobin, Mode::PowerOfTwo, Mode::DeviceAwareWeighted] {
             let mut observation = facts(&[3, 0]);
             observation.request.overrides = Overrides { mode: Some(mode), ..Overrides::default() };
@@ -463,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_without_end_stays_so_whatever_the_factor() {
+    fn infinite_and_negative_costs_ignore_the_factor() {
         let affinity = AffinityPolicy { factor: 0.0, ..AffinityPolicy::default() };
         let free = Policy { affinity, ..Policy::default() };
         let discount =
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_new_says_so() {
+    fn an_unbound_session_is_new() {
         let mut observation = facts(&[0, 0]);
         observation.request.session = AffinitySession::Unbound;
         assert_eq!(judged(&policy(AffinityMode::Hard, 1.0), &observation).1, AffinityOutcome::New);
@@ -481,8 +482,8 @@ mod tests {
     }
 }
 
-/// Every order of accesses that the memory model allows, tried by the model checker:
-/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release route::affinity`
+/// Every order of accesses that the memory model allows, tried by the model checker: `RUSTFLAGS="--cfg kvrouted_loom"
+/// cargo test --lib --release route::affinity`
 #[cfg(all(test, kvrouted_loom))]
 mod loom {
     use std::sync::Arc;
@@ -500,7 +501,7 @@ mod loom {
     }
 
     #[test]
-    fn a_reader_beside_a_writer_sees_a_whole_binding_or_none() {
+    fn a_concurrent_reader_sees_a_whole_binding_or_none() {
         ::loom::model(|| {
             let table = Arc::new(AffinityTable::new(1, 0));
             assert_eq!(bind(&table, 1), BindOutcome::Done);
@@ -514,7 +515,7 @@ mod loom {
     }
 
     #[test]
-    fn of_two_writers_one_follows_the_other_or_goes_without() {
+    fn concurrent_writers_serialize_or_skip() {
         ::loom::model(|| {
             let table = Arc::new(AffinityTable::new(1, 0));
             let shared = Arc::clone(&table);
@@ -542,7 +543,7 @@ mod table_tests {
 
     proptest! {
         #[test]
-        fn it_says_what_a_map_would_of_all_it_has_not_given_up(
+        fn bindings_equal_those_of_a_map_except_evicted_ones(
             steps in prop::collection::vec((0..2_u32, 0..40_u32, 0..5_u64, 0..4_u32, any::<bool>()), 1..300)
         ) {
             let (table, mut model) = (AffinityTable::new(32, 7), HashMap::new());
@@ -562,7 +563,8 @@ mod table_tests {
                 prop_assert!(living.count() <= evictions, "nothing is lost but what was given up");
                 if binds {
                     let worker = Worker::new(worker, session);
-                    evictions += usize::from(table.bind(space, &name, (worker, session % 3), now_s, TTL_S) == BindOutcome::Evicted);
+                    let bound = table.bind(space, &name, (worker, session % 3), now_s, TTL_S);
+                    evictions += usize::from(bound == BindOutcome::Evicted);
                     prop_assert_eq!(table.worker_of(space, &name, now_s, TTL_S), Some(worker));
                     model.insert((space, session), (worker, now_s));
                 }
@@ -571,7 +573,7 @@ mod table_tests {
     }
 
     #[test]
-    fn a_full_bucket_gives_up_what_was_used_least_recently() {
+    fn a_full_bucket_evicts_the_least_recently_used_binding() {
         let table = AffinityTable::new(1, 0);
         let worker = Worker::new(3, 1);
         let names: Vec<String> = (0..=WAYS as u32).map(|n| n.to_string()).collect();
@@ -586,7 +588,7 @@ mod table_tests {
     }
 
     #[test]
-    fn a_user_who_binds_without_end_leaves_the_sessions_of_others_bound() {
+    fn a_user_cannot_evict_the_sessions_of_others() {
         let table = AffinityTable::new(1, 0).shared_by(75);
         let (worker, held) = (Worker::new(3, 1), |table: &AffinityTable, name: &str| {
             table.worker_of(SPACE, name, 5_000, 10_000).is_some()
@@ -596,7 +598,7 @@ mod table_tests {
                 table.bind(SPACE, &format!("greedy{n}"), (worker, 7), n, 10_000);
             }
         };
-        // Alone it has all there is.
+        // Alone, the user may hold the whole bucket.
         flood(0);
         assert_eq!((0..1000).filter(|n| held(&table, &format!("greedy{n}"))).count(), WAYS);
         for name in ["a", "b"] {

@@ -1,4 +1,4 @@
-//! The cost of a candidate, as one record of named terms.
+//! The cost of a worker, as one record of named terms.
 
 use super::observation::{PlainFacts, RequestFacts, WorkerFacts};
 use super::policy::{CostModel, Mode, Policy};
@@ -6,18 +6,18 @@ use crate::fleet::PoolRole;
 use crate::ids::TierBlocks;
 use crate::trust::TrustLevel;
 
-/// What a cost was made of, in the order the terms are applied. Blocks unless said otherwise.
+/// The terms of a cost, in the order of their computation. The unit is blocks unless a term says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CostTerms {
-    /// Blocks of the prompt, the partial one included.
+    /// Blocks of the prompt, including a partial last block.
     pub request_blocks: f64,
-    /// Tokens of the prompt that need not be computed, every tier at its weight.
+    /// Tokens of the prompt that need no computation, each tier at its weight.
     pub cached_tokens: f64,
-    /// The blocks those tokens are.
+    /// The same in blocks.
     pub effective_overlap: f64,
-    /// Tokens of prefill the worker is busy with.
+    /// Tokens in the worker's prefill backlog.
     pub active_prefill_tokens: f64,
-    /// Factor in (0, 1] by which a backlog lessens the device credit.
+    /// Factor in (0, 1] by which a backlog reduces the device credit.
     pub decay: f64,
     /// Credit for blocks in device memory.
     pub device_credit: f64,
@@ -25,46 +25,45 @@ pub struct CostTerms {
     pub host_credit: f64,
     /// Credit for blocks on disk or in an external store.
     pub disk_credit: f64,
-    /// Credit for blocks in a cache shared by all.
+    /// Credit for blocks in a cache that all workers share.
     pub shared_credit: f64,
-    /// The prefill term: what would have to be computed, less all credits, scaled.
+    /// The prefill term: blocks to compute, minus all credits, times the scale.
     pub prefill: f64,
-    /// Decode blocks the worker is busy with.
+    /// Active decode blocks of the worker.
     pub active_decode_blocks: f64,
-    /// Decode blocks the prompt would add.
+    /// Decode blocks that the prompt would add.
     pub additional_decode_blocks: f64,
-    /// The decode term: their sum.
+    /// The decode term: the sum of both.
     pub decode: f64,
-    /// Requests the worker is busy with.
+    /// Requests in flight on the worker.
     pub active_requests: f64,
-    /// What they add to the cost.
+    /// The cost of these requests.
     pub active_requests_cost: f64,
     /// The worker's weight, which divides the sum; 1 = not applied.
     pub capability_weight: f64,
-    /// Factor of the preferred taints; 1 = none.
+    /// Factor of the preferred labels; 1 = none.
     pub taint_factor: f64,
     /// Factor of a session that is bound to the worker; 1 = none.
     pub affinity_factor: f64,
-    /// What decides, and in `kv` the sum: blocks there, in other modes what the mode counts.
+    /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
     pub cost: f64,
 }
 
-/// What a cost depends on beside the worker itself: all those in the running together. What no cost of a policy depends
-/// on is left at 0.
+/// Facts of all eligible workers together, which costs depend on. A value that no cost of the policy depends on is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PoolFacts {
-    /// How many there are.
+    /// Eligible workers.
     pub count: u32,
-    /// The least prefill load, in tokens: where a backlog begins.
+    /// The smallest prefill backlog, tokens: decay counts what is above it.
     pub prefill_tokens_min: u64,
-    /// Whose turn it is: a place among them.
+    /// The place among the eligible workers that round-robin chooses.
     pub round_robin_first: u32,
-    /// Requests in flight for each unit of weight, on GPUs and on CPUs.
+    /// Requests in flight per unit of weight, on GPUs and on CPUs.
     pub pool_loads: [f64; 2],
 }
 
 impl PoolFacts {
-    /// Of those in the running, as far as the costs of `policy` depend on it; `round_robin_counter` counts decisions.
+    /// The facts of these workers that the policy's costs depend on.
     #[must_use]
     pub fn of(
         policy: &Policy,
@@ -91,12 +90,12 @@ impl PoolFacts {
     }
 }
 
-/// What it costs to run what is asked on a worker. `place` is its place among those in the running.
+/// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
 ///
-/// The formula of `kv` is Dynamo 1.6.1's (`scheduling/selector/reference.rs` there), every tier told apart; the
-/// lowest cost wins. In other modes the terms say the same of the worker, and only the cost is another.
+/// The formula of `kv` is that of Dynamo 1.6.1 (`scheduling/selector/reference.rs` there), with every tier counted
+/// separately. The lowest cost wins. In other modes the terms are the same, and only the cost differs.
 ///
-/// Always inlined, with what it is made of: who wants the cost alone, of thousands, makes no terms then.
+/// Always inlined, so that a caller that needs only the cost of thousands of workers does not build their terms.
 #[must_use]
 #[inline(always)]
 pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool: &PoolFacts, place: u32) -> CostTerms {
@@ -124,8 +123,8 @@ pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
 
 /// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
 pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
-    // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that they
-    // switch off, and compute several costs at once.
+    // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that
+    // they switch off, and compute several costs at once.
     let policy = Policy {
         mode: Mode::Kv,
         capability: false,
@@ -159,7 +158,7 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
     let held = credits(policy, request, worker, held);
     let credit = held.device_credit + held.host_credit + held.disk_credit + held.shared_credit;
 
-    // A worker whose load nobody knows is idle to us: the prompt alone, as there.
+    // An unknown load counts as idle: the cost is that of the prompt alone, as in Dynamo.
     let uncached_tokens = (request.prompt_tokens as f64 - held.cached_tokens).max(0.0);
     let active_prefill_tokens = load.prefill_tokens as f64;
     let raw_tokens =
@@ -183,7 +182,7 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
     };
     let capability_weight = if policy.capability { worker.weight } else { 1.0 };
     let taint_factor = taint_factor(request, worker);
-    // Without a weight or labels there is nothing to wait for: a quotient or product by 1 is the number itself.
+    // Skips a division or multiplication by 1, so that the cost does not wait for it.
     let weighed = if policy.capability { sum / capability_weight } else { sum };
     let cost = if applies_preferences(request) { weighed * taint_factor } else { weighed };
     CostTerms {
@@ -202,7 +201,7 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
     }
 }
 
-/// How much a backlog lessens the device credit.
+/// The factor by which a backlog reduces the device credit.
 #[inline(always)]
 fn decay(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> f64 {
     if !policy.track_prefill_tokens || policy.credit_decay <= 0.0 {
@@ -213,7 +212,7 @@ fn decay(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_
     1.0 / (1.0 + policy.credit_decay * excess_blocks / (request.request_blocks() as f64).max(1.0))
 }
 
-/// Adds what the worker holds, and the credit it is worth, to `terms`.
+/// Adds the blocks that the worker holds, and their credit, to `terms`.
 #[inline(always)]
 fn credits(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms: CostTerms) -> CostTerms {
     let is_believed = worker.trust.level >= policy.credit_trust_min;
@@ -238,32 +237,32 @@ fn credits(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms:
     }
 }
 
-/// From here on every number is whole.
+/// Every `f64` from here on is a whole number.
 const WHOLE_FROM: f64 = (1_u64 << 52) as f64;
 
-/// The nearest whole number, of two the higher: for what is not negative as [`f64::round`], which is a call into the
-/// system's library where the processor's own instruction is not asked for.
+/// Rounds half up. Equal to [`f64::round`] for values that are not negative, but without the call into the C library
+/// that `round` needs on the baseline instruction set.
 #[inline(always)]
 fn rounded(value: f64) -> f64 {
     if !(0.0..WHOLE_FROM).contains(&value) {
         return value.round();
     }
-    // The sum keeps no part of a whole: it is rounded, of two to the even one.
+    // The sum cannot hold a fraction: it rounds half to even.
     let nearest = (value + WHOLE_FROM) - WHOLE_FROM;
     nearest + if value - nearest == 0.5 { 1.0 } else { 0.0 }
 }
 
-/// As [`f64::from`]. The processor's instruction waits for the number that its register held before, which is another
-/// worker's: thousands of costs would be worked out one after the other instead of side by side.
+/// Equal to [`f64::from`]. The processor's conversion instruction depends on the previous value of its register, so the
+/// costs of thousands of workers could not be computed in parallel.
 #[inline(always)]
 fn exact(count: u32) -> f64 {
     f64::from_bits(WHOLE_FROM.to_bits() | u64::from(count)) - WHOLE_FROM
 }
 
-/// Tokens as blocks: their quotient, which for a power of two is also a product, sooner there and the same to the last bit.
+/// Tokens in blocks. For a power of two a multiplication gives the same bits as the division, and is faster.
 #[inline(always)]
 fn in_blocks(tokens: f64, block_size: u32) -> f64 {
-    /// The exponent's bits of 1, and where they are.
+    /// The exponent bits of 1.0, and their position.
     const EXPONENT: (u32, u32) = (1023, 52);
     match block_size.is_power_of_two() {
         true => tokens * f64::from_bits(u64::from(EXPONENT.0 - block_size.trailing_zeros()) << EXPONENT.1),
@@ -271,17 +270,17 @@ fn in_blocks(tokens: f64, block_size: u32) -> f64 {
     }
 }
 
-/// Whether labels that the request prefers make a difference.
+/// Whether preferred labels affect the cost.
 #[inline(always)]
 pub(super) const fn applies_preferences(request: &RequestFacts) -> bool {
     request.prefers_taints && request.pin.is_none()
 }
 
-/// What the labels that the request prefers make of the cost: from 1/e, where the worker has many, to e.
+/// The factor of the preferred labels: from 1/e for a worker with preferred labels to e for one with avoided labels.
 #[inline]
 fn taint_factor(request: &RequestFacts, worker: &WorkerFacts) -> f64 {
     match applies_preferences(request) {
-        // Not the system's functions: those differ in their last bit from one machine to the next.
+        // libm instead of the C library, whose results differ in the last bit between machines.
         true => libm::exp(-libm::tanh(worker.taint_weight)),
         false => 1.0,
     }
@@ -300,7 +299,7 @@ mod tests {
         RequestFacts { prompt_tokens: 100, block_size: 16, whole_blocks: 6, ..RequestFacts::default() }
     }
 
-    /// What a worker costs in an idle fleet.
+    /// The cost on a worker of an idle fleet.
     fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill_tokens_min: u64) -> CostTerms {
         let pool = PoolFacts { count: 1, prefill_tokens_min, ..PoolFacts::default() };
         super::cost(policy, request, worker, &pool, 0)
@@ -316,14 +315,14 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_cold_worker_costs_its_prefill_and_its_blocks() {
+    fn an_idle_worker_without_blocks_costs_prefill_and_decode() {
         let terms = cost(&Policy::default(), &request_facts(), &held(0, 0, 0, 0), 0);
-        // 100 tokens are 6.25 blocks to prefill and 6 whole ones to decode on.
+        // 100 tokens are 6.25 blocks to prefill and 6 whole blocks to decode.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
     }
 
     #[test]
-    fn numbers_are_rounded_as_the_library_does() {
+    fn rounding_equals_the_standard_library() {
         let halves = (0..4000_u32).map(|at| f64::from(at) / 2.0);
         let awkward = [0.499_999_999_999_999_94, 0.5, 2.5, 4_503_599_627_370_495.5, 4_503_599_627_370_497.0, 1e300];
         let around = |value: f64| [value.next_down(), value, value.next_up()];
@@ -354,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn load_adds_its_prefill_in_blocks_and_its_decode_blocks() {
+    fn load_adds_its_prefill_and_decode_blocks() {
         let load = Load { prefill_tokens: 320, decode_blocks: 5, requests: 3, ..Load::default() };
         let policy = Policy { active_request_weight: 0.5, ..Policy::default() };
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(6, 0, 0, 0) }, 0);
@@ -364,23 +363,23 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_requests_in_flight_run_already_are_not_added_again() {
+    fn active_blocks_are_not_added_again() {
         let terms =
             cost(&Policy::default(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!((terms.additional_decode_blocks, terms.cost), (2.0, 8.25));
     }
 
     #[test]
-    fn a_prefill_term_is_never_negative() {
+    fn the_prefill_term_is_never_negative() {
         let policy = Policy { device_credit: 3.0, ..Policy::default() };
         assert_eq!(cost(&policy, &request_facts(), &held(6, 0, 0, 0), 0).prefill, 0.0);
     }
 
     #[test]
-    fn a_backlog_beyond_the_least_loaded_lessens_the_credit() {
+    fn a_backlog_above_the_minimum_reduces_the_credit() {
         let policy = Policy { credit_decay: 1.0, ..Policy::default() };
         let load = Load { prefill_tokens: 100 + 7 * 16, ..Load::default() };
-        // The excess is 7 blocks, as many as the request has: the credit is halved.
+        // The excess is 7 blocks, as many as the request has: this halves the credit.
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(4, 0, 0, 0) }, 100);
         assert_eq!((terms.decay, terms.device_credit), (0.5, 2.0));
     }
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_blocks_are_credited_and_doubted_ones_are_not() {
+    fn shared_blocks_are_credited_and_distrusted_overlap_is_not() {
         let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::default() };
         let shared = RequestFacts { shared_blocks: 5, ..request_facts() };
         let trusted = |level| Trust { level, ..Trust::default() };
@@ -429,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn other_modes_count_something_else_and_say_the_same_terms() {
+    fn other_modes_change_the_cost_and_keep_the_terms() {
         let load = Load { requests: 3, decode_blocks: 7, ..Load::default() };
         let workers = [
             held(0, 0, 0, 0),

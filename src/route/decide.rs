@@ -1,4 +1,4 @@
-//! One decision, run to completion: observe, judge, and the demand to book.
+//! One decision, run to completion: observe, judge, and the load to book.
 
 use super::affinity::{AffinityEffect, factor};
 use super::cost::{CostTerms, PoolFacts, cost, is_plain, plain_costs};
@@ -16,11 +16,10 @@ use crate::ids::{LocalHash, SpaceId, TierBlocks};
 use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
 
-/// Buffers reused from one decision to the next, and what they keep of workers: all decisions of a scratch are about one
-/// fleet, whose tables have versions, and its loads.
+/// Buffers and caches that consecutive decisions share. All decisions of a scratch are about one fleet and its loads.
 pub struct Scratch {
     pub(super) buffers: ObservationBuffers,
-    /// By space, and of at least one.
+    /// By space; at least one.
     cache: Vec<SpaceCache>,
     /// The space of the last decision.
     space: SpaceId,
@@ -36,7 +35,7 @@ impl Scratch {
     /// Reads everything that a decision about `request` depends on.
     pub(super) fn observe(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Result<&mut SpaceCache> {
         let (spaces, space) = (view.fleet.spaces.len(), request.space.0 as usize);
-        // Of a space that there is not something is refused, and nothing kept.
+        // An unknown space is refused below; its cache is never read.
         self.cache.resize_with(spaces.max(1), SpaceCache::default);
         self.space = if space < spaces { request.space } else { SpaceId(0) };
         let cache = &mut self.cache[self.space.0 as usize];
@@ -44,7 +43,7 @@ impl Scratch {
         Ok(cache)
     }
 
-    /// What is kept of the space of the last decision.
+    /// The cache of the space of the last decision.
     fn cache(&self) -> &SpaceCache {
         &self.cache[self.space.0 as usize]
     }
@@ -53,7 +52,7 @@ impl Scratch {
         &mut self.cache[self.space.0 as usize]
     }
 
-    /// What the last decision was made from.
+    /// The observation of the last decision.
     #[must_use]
     pub fn observation(&self) -> &Observation {
         self.cache().observation()
@@ -65,40 +64,39 @@ impl Scratch {
         self.observation().request
     }
 
-    /// The hashes of the prompt's blocks, if the last decision could look them up; else none.
+    /// The hashes of the prompt's blocks, if the last decision could look them up; empty otherwise.
     #[must_use]
     pub fn locals(&self, decision: &Decision) -> &[LocalHash] {
         let looked_up = decision.matched == MatchStatus::Matched;
         if looked_up { &self.buffers.locals } else { &[] }
     }
 
-    /// Those of them that the prompt is taken to share with others in flight; none if it shares nothing.
+    /// The same hashes, if the prompt may share its blocks with other requests in flight; empty otherwise.
     #[must_use]
     pub fn shared_locals(&self, decision: &Decision) -> &[LocalHash] {
         if decision.shares_blocks { self.locals(decision) } else { &[] }
     }
 
-    /// What a worker of the decision's space holds of the prompt, listed or not, where it was looked up.
+    /// Blocks of the prompt that a worker of the space holds, listed or not.
     #[must_use]
     pub fn overlap_of(&self, record: &WorkerRecord) -> TierBlocks {
         self.buffers.depths.of(record.shard, record.slot)
     }
 
-    /// How much work the last observation was: blocks of the prompt that were hashed and looked up, and workers that were
-    /// looked at, each for [`WORKER_WORK`] blocks.
+    /// The work of the last observation: blocks that were hashed and looked up, plus [`WORKER_WORK`] for each worker.
     #[must_use]
     pub fn work(&self) -> u64 {
         let Observation { request_blocks, workers, .. } = self.observation();
         u64::from(*request_blocks) + workers.len() as u64 * WORKER_WORK
     }
 
-    /// Whether the last decision had to wait for bookings to read what workers run of the prompt.
+    /// Whether the last decision waited for the bookings' lock to read active prompts.
     #[must_use]
     pub const fn active_locked(&self) -> bool {
         self.buffers.active_locked
     }
 
-    /// Whether the chosen worker's load has moved since the decision read it, if that matters to how it was chosen.
+    /// Whether the chosen worker's load changed since the decision read it, and the mode depends on load.
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
@@ -106,7 +104,7 @@ impl Scratch {
     }
 }
 
-/// Decides `request`; the record goes into `decision`, whose buffers are reused. Books nothing.
+/// Decides `request` and overwrites `decision`, whose buffers are reused. Books nothing.
 ///
 /// # Errors
 /// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
@@ -122,8 +120,8 @@ pub fn decide(
     Ok(())
 }
 
-/// As [`decide`], but for the turn: where workers take turns, what was decided is to be done only after [`advance_round_robin`].
-/// A request that has to wait is proposed again and again, and takes its turn once.
+/// As [`decide`], without advancing the round-robin counter. In round-robin mode the decision takes effect after
+/// [`advance_round_robin`]. A queued request is proposed several times and advances the counter once.
 ///
 /// # Errors
 /// As [`decide`].
@@ -138,8 +136,8 @@ pub fn propose(
     Ok(())
 }
 
-/// Takes the turn of the request that was just proposed, if it takes one. Where another took it meanwhile it is judged
-/// once more, from what was observed.
+/// Advances the round-robin counter for the request that was just proposed, if it counts. If another request advanced
+/// the counter meanwhile, judges the same observation again with the new value.
 pub fn advance_round_robin(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -152,15 +150,15 @@ pub fn advance_round_robin(
     let cache = scratch.cache_mut();
     let read = cache.observation().request.round_robin_counter;
     let counter = observe::advance_round_robin(view, request).filter(|counter| *counter != read);
-    // Under a policy that has just been replaced the decision stands, and is recorded with the counter that it read.
+    // If the policy was replaced meanwhile, the decision stands and is recorded with the counter that it read.
     if let Some(counter) = counter.filter(|_| decision.policy_version == view.policy.version) {
         cache.set_round_robin_counter(counter);
         judge(view.policy, cache.observation(), Draws::new(decision.seed), decision);
     }
 }
 
-/// Fills `decision.candidates` with what every worker of the space holds of the prompt, eligible or not, in
-/// table order and without a cost. Decides nothing, and takes nobody's turn.
+/// Fills `decision.candidates` with the overlap of every worker of the space, eligible or not, in table order and
+/// without a cost. Decides nothing and does not advance the round-robin counter.
 ///
 /// # Errors
 /// As [`decide`].
@@ -176,9 +174,9 @@ pub fn overlaps(
     Ok(())
 }
 
-/// What a decision's choice adds to the chosen worker's load. `locals` are the prompt's blocks where they are known
-/// ([`Scratch::shared_locals`]); without them it shares nothing. `block_size` is the
-/// observation's, by which output becomes blocks.
+/// The load that a decision adds to the chosen worker. `locals` are the hashes of the prompt's blocks, from
+/// [`Scratch::shared_locals`]; without them the prompt shares nothing. `block_size` is that of the observation, and
+/// turns output tokens into blocks.
 #[must_use]
 pub fn demand<'a>(
     request: &RouteRequest<'_>,
@@ -194,7 +192,7 @@ pub fn demand<'a>(
     };
     let cached_tokens = match decision.tracks_prefill {
         true => prompt_tokens.min(chosen.terms.cached_tokens as u64),
-        // As there: a request whose prefill does not count is none to those that count theirs.
+        // As in Dynamo: a request that does not track prefill adds none to its worker.
         false => prompt_tokens,
     };
     Demand {
@@ -207,8 +205,8 @@ pub fn demand<'a>(
     }
 }
 
-/// Applies the rules, computes costs and selects. Overwrites `decision`, whose buffers are reused. `policy` is the policy of
-/// the space; the observation holds what the request overrides.
+/// Applies the rules, computes costs and selects. Overwrites `decision`, whose buffers are reused. `policy` is the
+/// policy of the space; the observation holds what the request overrides.
 pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
     let policy = &policy.under(&observation.request.overrides);
     decision.begin(policy, observation);
@@ -219,7 +217,7 @@ pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision:
     pricing.list(observation, decision);
 }
 
-/// Whom to choose from, once it is known who is in the running.
+/// What pricing needs, once the eligible workers are known.
 #[derive(Clone, Copy)]
 struct Pricing<'a> {
     policy: &'a Policy,
@@ -237,7 +235,7 @@ impl<'a> Pricing<'a> {
         Self { policy, affinity, pool }
     }
 
-    /// What it costs to run what is asked on the worker at a place of those in the running.
+    /// The cost terms of one eligible worker.
     #[inline(always)]
     fn terms(&self, request: &RequestFacts, place: u32, row: u32, facts: &WorkerFacts) -> CostTerms {
         let terms = cost(self.policy, request, facts, &self.pool, place);
@@ -273,7 +271,7 @@ impl<'a> Pricing<'a> {
         }
     }
 
-    /// Chooses, and who is listed behind the chosen one.
+    /// Selects a worker, and the candidates to list behind it.
     fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
         decision.seed = draws.seed();
         decision.eligible = decision.eligible_rows.len() as u32;
@@ -284,7 +282,7 @@ impl<'a> Pricing<'a> {
         decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.selected);
     }
 
-    /// Lists those who were selected with all that there is to say of them.
+    /// Lists the selected workers with all their facts and terms.
     fn list(&self, observation: &Observation, decision: &mut Decision) {
         for priced in &decision.selected {
             let Some(row) = decision.eligible_rows.get(priced.place as usize) else { continue };

@@ -1,4 +1,4 @@
-//! What was decided, and everything a reply, an explanation or a metric says of it.
+//! The record of a decision: everything that a reply, an explanation or a metric needs.
 
 use super::affinity::AffinityOutcome;
 use super::cost::CostTerms;
@@ -12,13 +12,13 @@ use crate::ids::{TierBlocks, Worker, WorkerId, WorkerIndex};
 use crate::load::BookingHandle;
 use crate::trust::Trust;
 
-/// Whether the prompt could be compared with the index at all. Never reported as a miss.
+/// Whether the prompt could be compared with the index. An unmatchable prompt is not a miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatchStatus {
-    /// Overlaps mean what they say.
+    /// The overlaps are valid.
     #[default]
     Matched,
-    /// The prompt's scheme, salt, LoRA or media cannot be matched soundly; overlaps are all zero.
+    /// The scheme, salt, LoRA or media of the prompt cannot be matched soundly; all overlaps are zero.
     Unmatchable,
 }
 
@@ -38,18 +38,18 @@ impl MatchStatus {
 pub struct ReplyNotes(pub u64);
 
 impl ReplyNotes {
-    /// The space's hash scheme is not known yet: the decision was made by load alone.
+    /// The space's hash scheme is not known yet; the decision used load alone.
     pub const SCHEME_UNKNOWN: Self = Self(1);
-    /// The index moved under the query more often than it was willing to look again.
+    /// The index changed under every try of the look-up.
     pub const READ_CONTENDED: Self = Self(1 << 1);
 
-    /// Every worker that could have been in the running is down or backing off; they were ranked all the same.
+    /// Every worker that could be eligible is down or backing off; they were ranked all the same.
     pub const ALL_DOWN: Self = Self(1 << 2);
-    /// The request names a session, and the space keeps none with a worker.
+    /// The request names a session, but the policy of the space has affinity off.
     pub const AFFINITY_OFF: Self = Self(1 << 3);
-    /// The chosen worker prefills too, as the policy wants: it is not worth the way to another.
+    /// The chosen worker prefills too: the policy bypassed the prefill pool.
     pub const PREFILL_LOCAL: Self = Self(1 << 4);
-    /// The chosen worker prefills too: the model has no pool for that, or nobody in it is eligible.
+    /// The chosen worker prefills too: the model has no prefill pool, or no worker of it is eligible.
     pub const PREFILL_NOBODY: Self = Self(1 << 5);
 
     /// Adds `other`'s bits.
@@ -64,25 +64,25 @@ impl ReplyNotes {
     }
 }
 
-/// One candidate with what it would cost.
+/// One candidate with its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scored {
     /// Its place in the fleet table of the decision's version.
     pub index: WorkerIndex,
-    /// Who it is.
+    /// The candidate's id and rank.
     pub worker: Worker,
-    /// What it holds of the prompt.
+    /// Blocks of the prompt that it holds.
     pub overlap: TierBlocks,
-    /// How far that may be believed.
+    /// Trust in the overlap.
     pub trust: Trust,
-    /// Where it is in its life.
+    /// The worker's state.
     pub state: WorkerState,
-    /// What its cost is made of; `terms.cost` is the cost.
+    /// The terms of its cost; `terms.cost` decides.
     pub terms: CostTerms,
 }
 
 impl Scored {
-    /// A worker as it was observed, at this cost.
+    /// The candidate of an observed worker and its cost.
     #[must_use]
     pub const fn of(facts: &WorkerFacts, terms: CostTerms) -> Self {
         let WorkerFacts { index, worker, overlap, trust, state, .. } = *facts;
@@ -90,68 +90,68 @@ impl Scored {
     }
 }
 
-/// What somebody in the running would cost, as far as choosing goes.
+/// The cost of one eligible worker, as the selection compares it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CandidateCost {
-    /// A place among those in the running.
+    /// Its place among the eligible workers.
     pub place: u32,
-    /// What decides.
+    /// The cost that decides.
     pub cost: f64,
-    /// Requests in flight, where they decide among equals; else 0.
+    /// Requests in flight if they break ties; 0 otherwise.
     pub active_requests: f64,
 }
 
-/// The record of one decision, reused from one to the next.
+/// One decision. Its buffers are reused.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
-    /// The chosen one first, then by ascending cost; empty = nobody was eligible.
+    /// The chosen worker first, the others by ascending cost; empty = no worker was eligible.
     pub candidates: Vec<Scored>,
-    /// How many were in the running, however many are listed.
+    /// Eligible workers, listed or not.
     pub eligible: u32,
-    /// How many shared the lowest cost.
+    /// Workers with the lowest cost.
     pub ties: u32,
-    /// Whether overlaps mean anything.
+    /// Whether overlaps are valid.
     pub matched: MatchStatus,
-    /// Remarks.
+    /// Remarks on the reply.
     pub notes: ReplyNotes,
     /// Whole blocks of the prompt that were looked up.
     pub request_blocks: u32,
-    /// How the worker was chosen: what costs are costs of.
+    /// The mode, which says what the costs count.
     pub mode: Mode,
-    /// Which policy was used.
+    /// The version of the policy.
     pub policy_version: u64,
-    /// Which fleet table was used.
+    /// The version of the fleet table.
     pub fleet_version: u64,
-    /// How many batches had ended in the index, summed over shards: the answer reflects them all.
+    /// Batches that had ended in the index, summed over its shards; the answer reflects all of them.
     pub index_epoch: u64,
-    /// The booking, if one was asked for and somebody was eligible.
+    /// The booking, if the request asked for one and a worker was eligible.
     pub booking: Option<BookingHandle>,
-    /// Who was taken out of the running, and by which rule.
+    /// Removed workers, and the rule that removed each.
     pub removed: Vec<(Rule, Worker)>,
-    /// Who was in the running, however many are listed: places in the observation, ascending.
+    /// The rows of the eligible workers, ascending, listed or not.
     pub eligible_rows: Vec<u32>,
-    /// What each of them costs.
+    /// The cost of each eligible worker.
     pub costs: Vec<f64>,
-    /// Those of them who are listed, as they were chosen: in the order of `candidates`.
+    /// The listed workers, in the order of `candidates`.
     pub selected: Vec<CandidateCost>,
-    /// What the draws of it follow from.
+    /// The seed of the random draws.
     pub seed: u64,
-    /// Why nobody is in the running; `None` = somebody is.
+    /// Why no worker is eligible; `None` = at least one is.
     pub no_worker: Option<Kind>,
-    /// Whether the prompt is taken to share its blocks with others in flight, once booked.
+    /// Whether the prompt, once booked, may share its blocks with other requests in flight.
     pub shares_blocks: bool,
-    /// Whether its prefill counts for its worker, once booked.
+    /// Whether the prefill counts for the worker, once booked.
     pub tracks_prefill: bool,
-    /// Engines with a rank that is not busy, ascending, where there are busy thresholds.
+    /// Engines with at least one rank that is not busy, ascending; only filled if the policy has busy thresholds.
     pub engines_idle: Vec<WorkerId>,
-    /// What became of the session's binding.
+    /// The outcome for the session's binding.
     pub affinity: AffinityOutcome,
-    /// Who prefills, where that is another than the chosen one, who then only decodes.
+    /// The worker that prefills, if that is another one; the chosen worker then only decodes.
     pub prefill: Option<Box<Decision>>,
 }
 
 impl Decision {
-    /// Nothing decided yet about `observation`.
+    /// Resets the record for a decision about `observation`.
     pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
         self.candidates.clear();
         self.removed.clear();

@@ -1,4 +1,4 @@
-//! Prompts that one pool prefills and another decodes: who that is, and when it is not worth the way.
+//! Disaggregated serving: the pool that prefills for another, and when to bypass it.
 
 use super::decision::Decision;
 use super::observation::Observation;
@@ -8,39 +8,40 @@ use crate::fleet::{FleetTable, PoolRole};
 use crate::ids::SpaceId;
 use crate::load::Load;
 
-/// When a prompt is prefilled where it is decoded, though a pool is there to prefill it.
+/// When a prompt is prefilled by the worker that decodes it, although a prefill pool exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bypass {
     /// Never.
     #[default]
     Off,
-    /// When little of it is new to the worker that would decode it.
+    /// When few of its tokens are new to the decode worker.
     IslBounding,
-    /// When the worker that would prefill it is busy.
+    /// When the prefill worker is busy.
     PrefillLoad,
-    /// When either is so.
+    /// When either applies.
     IslOrLoad,
 }
 
 impl Bypass {
     /// The names used in the configuration.
     pub const NAMES: [&'static str; 4] = ["off", "isl_bounding", "prefill_load", "isl_or_load"];
-    /// Every one, in the order of [`Bypass::NAMES`].
+    /// Every variant, in the order of [`Bypass::NAMES`].
     pub const ALL: [Self; 4] = [Self::Off, Self::IslBounding, Self::PrefillLoad, Self::IslOrLoad];
 }
 
-/// When the pool that prefills is passed by. Defaults are those of Dynamo 1.6.1's router.
+/// When the prefill pool is bypassed. The defaults are those of the router of Dynamo 1.6.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DisaggregationPolicy {
-    /// By what.
+    /// The condition.
     pub bypass: Bypass,
-    /// Little is fewer new tokens than this,
+    /// "Few" is fewer new tokens than this,
     pub new_tokens_max: u64,
     /// and a smaller share of the prompt than this.
     pub new_share_max: f64,
-    /// A worker that prefills is busy with more tokens than so many of its batches; `None` = never.
+    /// A prefill worker is busy with a backlog of more than this many of its batches; `None` = never.
     pub prefill_busy_steps: Option<f64>,
-    /// Nothing is prefilled where more than this share of the blocks is active, 0 to 1; `None` = wherever.
+    /// The pool is never bypassed while more than this share of the decode worker's blocks is active, 0 to 1; `None` =
+    /// no such limit.
     pub decode_busy_share: Option<f64>,
 }
 
@@ -56,23 +57,23 @@ impl Default for DisaggregationPolicy {
     }
 }
 
-/// A worker that was chosen for one half of a request, as far as a bypass depends on it.
+/// The facts of a chosen worker that a bypass depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Half {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Those that it would have to compute.
+    /// Tokens that the worker would have to compute.
     pub new_tokens: u64,
-    /// What it is busy with.
+    /// The worker's load.
     pub load: Load,
-    /// Tokens it batches in one step.
+    /// Tokens that it batches in one step.
     pub batched_tokens_max: u64,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks that its device can hold; 0 = unknown.
     pub capacity_blocks: u64,
 }
 
 impl Half {
-    /// The worker that a decision chose; `None` = nobody was.
+    /// The worker that a decision chose; `None` = none was eligible.
     #[must_use]
     pub fn chosen(observation: &Observation, decision: &Decision) -> Option<Self> {
         let chosen = decision.candidates.first()?;
@@ -89,7 +90,7 @@ impl Half {
 }
 
 impl DisaggregationPolicy {
-    /// Whether a prompt is prefilled where it is decoded.
+    /// Whether the decode worker should prefill the prompt too.
     #[must_use]
     pub fn bypasses(&self, decode: &Half, prefill: &Half) -> bool {
         let decode_busy = self.decode_busy_share.is_some_and(|share| {
@@ -112,8 +113,8 @@ impl DisaggregationPolicy {
     }
 }
 
-/// What a request sets for the half that only decodes: the blocks come from elsewhere, so that what is held there
-/// counts for nothing, nothing is shared before it has come, and there is nothing to prefill.
+/// The overrides for the half that only decodes. Its blocks come from the prefill worker, so overlap has no credit,
+/// nothing is shared yet, and there is nothing to prefill.
 #[must_use]
 pub const fn decode_overrides(overrides: &Overrides) -> Overrides {
     Overrides {
@@ -124,10 +125,10 @@ pub const fn decode_overrides(overrides: &Overrides) -> Overrides {
     }
 }
 
-/// The space that prefills for another: the one of its model and namespace with that role.
+/// The space that prefills for `space`: the prefill pool of the same model and namespace.
 ///
 /// # Errors
-/// `InvalidArgument` if the other prefills itself.
+/// `InvalidArgument` if `space` only prefills itself.
 pub fn prefill_pool(fleet: &FleetTable, space: SpaceId) -> Result<Option<SpaceId>> {
     let Some(decodes) = fleet.space(space) else { return Ok(None) };
     if decodes.role == PoolRole::Prefill {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_of_which_little_is_new_stays() {
+    fn a_prompt_with_few_new_tokens_bypasses_the_prefill_pool() {
         let isl = policy(Bypass::IslBounding);
         let new = |prompt_tokens, new_tokens| isl.bypasses(&Half { prompt_tokens, new_tokens, ..idle() }, &idle());
         assert!(new(4000, 2047) && !new(4000, 2048), "fewer than 2048");
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_prefill_worker_is_passed_by_unless_decode_is_busy_too() {
+    fn a_busy_prefill_worker_is_bypassed_unless_decode_is_busy_too() {
         let busy = |prefill_tokens| Half { load: Load { prefill_tokens, ..Load::default() }, ..idle() };
         for bypass in [Bypass::PrefillLoad, Bypass::IslOrLoad] {
             assert!(policy(bypass).bypasses(&idle(), &busy(201)) && !policy(bypass).bypasses(&idle(), &busy(200)));

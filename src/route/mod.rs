@@ -1,16 +1,16 @@
-//! WHICH worker should run a prompt. Pure: index, loads, fleet, time and chance are arguments.
+//! Which worker should run a prompt. Pure: index, loads, fleet, time and random seed are arguments.
 //!
 //! ```text
-//! observe (fleet, index, predictions, loads → plain values) → judge (filter, cost, select) → book
+//! observe (fleet, index, predictions, loads → plain values) → judge (rules, costs, selection) → book
 //! ```
 //!
-//! Observing is the only part that reads what others change, and each thing once; what nobody changed since the decision
-//! before is kept from it (`kept`). [`judge`] has nothing but its arguments, and draws from one number: an
-//! [`Observation`] that is kept can be judged again, bit for bit, or under another policy. [`decide`] is the one after
-//! the other.
+//! Observing is the only part that reads what other threads change, and it reads each thing once. Facts that did not
+//! change since the last decision come from a cache (`space_cache`). [`judge`] depends on its arguments alone, and all
+//! its random draws follow from one seed. A recorded [`Observation`] can therefore be judged again with the same
+//! result, bit for bit, or under another policy. [`decide`] observes and then judges.
 //!
-//! The cost of a candidate is one function, [`cost`], whoever asks: worker by worker of an observation, or over `columns`
-//! of what it depends on, where a policy needs few of the values.
+//! One function computes the cost of a worker: [`cost`]. The fast path calls it with the columns that a plain policy
+//! depends on, so that a processor computes the costs of several workers at once.
 
 mod affinity;
 mod cost;

@@ -1,7 +1,7 @@
 //! What one decision is made from: the facts of the request and of every worker, read once and stored as plain values.
 //!
-//! [`WorkerColumns`] is the only representation of the workers. Rules, costs, explanations and the journal read the same
-//! columns, so no copy of a fact can be stale.
+//! [`WorkerColumns`] is the only representation of the workers. Rules, costs, explanations and the journal read the
+//! same columns, so no copy of a fact can be stale.
 
 use super::affinity::AffinitySession;
 use super::decision::{MatchStatus, ReplyNotes};
@@ -552,8 +552,8 @@ impl WorkerColumns {
             && self.backing_off.iter().fold(true, |all, backing_off| all & !backing_off)
     }
 
-    /// The columns that [`plain`](PlainFacts) costs read, if a policy credits every worker's overlap, no worker holds blocks
-    /// below its device memory, and no cache is shared.
+    /// The columns that [`plain`](PlainFacts) costs read, if a policy credits every worker's overlap, no worker holds
+    /// blocks below its device memory, and no cache is shared.
     pub(super) fn plain(&self, policy: &Policy) -> Option<PlainFacts<'_>> {
         let is_plain = self.lower_tiers.is_default()
             && self.shared_blocks.is_default()
@@ -632,8 +632,8 @@ impl PlainFacts<'_> {
     }
 }
 
-/// What one decision is made from. Nothing else is read once it is there: the same observation, policy and seed give the
-/// same decision.
+/// What one decision is made from. Nothing else is read once it is there: the same observation, policy and seed give
+/// the same decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observation {
     /// Facts of the request.

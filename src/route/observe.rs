@@ -20,44 +20,44 @@ use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
 
-/// Where a decision looks. Index readers are by space.
+/// The shared state that a decision reads. Index readers are by space.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
-    /// Who there is.
+    /// The fleet table.
     pub fleet: &'a FleetTable,
-    /// Where blocks are, by `SpaceId`.
+    /// The indexes, by `SpaceId`.
     pub indexes: &'a [IndexReader],
-    /// What is predicted for workers without events, by `SpaceId`; nothing where the list ends or has `None`.
+    /// Predictions for workers without events, by `SpaceId`; `None` or no entry = the space has none.
     pub predictions: &'a [Option<PredictionReader>],
-    /// How busy workers are.
+    /// The loads of all workers.
     pub loads: &'a Loads,
     /// The policy of the request's space.
     pub policy: &'a Policy,
-    /// Counts the turns of a space's workers, by `SpaceId`; the first turn for ever where the list ends.
+    /// Round-robin counters, by `SpaceId`; a space without an entry always chooses its first worker.
     pub round_robin_counters: &'a [AtomicU64],
-    /// Whom sessions are bound to.
+    /// The table of sessions and their workers.
     pub affinities: &'a AffinityTable,
-    /// When it looks, nanoseconds of the clock of bookings.
+    /// The time, nanoseconds of the bookings' clock.
     pub now_ns: u64,
 }
 
-/// What reading needs beside its result, reused from one time to the next.
+/// Buffers of an observation, reused by the next.
 #[derive(Default)]
 pub(super) struct ObservationBuffers {
-    /// The hashes of the prompt's blocks, where they could be looked up.
+    /// The hashes of the prompt's blocks, if they could be looked up.
     pub(super) locals: Vec<LocalHash>,
     pub(super) depths: Depths,
     predicted: Depths,
-    /// How far each worker already runs the prompt, and whether bookings had to wait to read it.
+    /// Leading blocks of the prompt that each worker already runs.
     active: ActiveDepths,
     pub(super) active_locked: bool,
-    /// The request's allow-list in order, so that a long one is not gone through for every worker.
+    /// The request's allow-list, sorted for binary search.
     allowed: Vec<Worker>,
     shared: SharedHits,
 }
 
-/// Reads everything that a decision about `request` depends on into what is `cache` of its space. Once `buffers` and
-/// `cache` are warm nothing is allocated.
+/// Reads everything that a decision about `request` depends on into the cache of its space. Allocates nothing once
+/// `buffers` and `cache` are warm.
 ///
 /// # Errors
 /// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
@@ -76,13 +76,13 @@ pub(super) fn observe(
     facts.session = session(view, request, &mut notes);
     cache.begin(facts, notes, view.fleet.version);
     buffers.active_locked = false;
-    // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before the
-    // workers are read too, because they are not charged to the connection's share of the thread.
+    // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before
+    // the workers are read too, because they are not charged to the connection's share of the thread.
     if let Some(scheme) = scheme {
         buffers.shared.set(request.shared_hits, facts.whole_blocks)?;
         block_hashes(request, scheme, &mut buffers.locals)?;
     }
-    // Trust is read here, before the index: what the index then says is at least as new.
+    // Trust comes before the index, so that the index is at least as new.
     cache.refresh(view, request.space);
     apply_constraints(view, request, buffers, cache);
     look_up_overlaps(view, request, scheme, mode, buffers, cache);
@@ -93,7 +93,7 @@ pub(super) fn observe(
     Ok(())
 }
 
-/// Whom the session that a request names is bound to.
+/// The worker that the request's session is bound to.
 fn session(view: &View<'_>, request: &RouteRequest<'_>, notes: &mut ReplyNotes) -> AffinitySession {
     let Some(name) = request.affinity_session else { return AffinitySession::None };
     let affinity = &view.policy.affinity;
@@ -105,19 +105,19 @@ fn session(view: &View<'_>, request: &RouteRequest<'_>, notes: &mut ReplyNotes) 
     bound.map_or(AffinitySession::Unbound, AffinitySession::Bound)
 }
 
-/// A time of the clock of bookings as bindings of sessions have it.
+/// A time of the bookings' clock in the seconds of session bindings.
 #[must_use]
 pub const fn seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
-/// Whose turn it is. Nobody takes it by that.
+/// The space's round-robin counter; reading does not advance it.
 fn round_robin_counter(view: &View<'_>, request: &RouteRequest<'_>) -> u64 {
-    // Relaxed: the number is all there is; no other memory hangs on it.
+    // Relaxed: the counter publishes no other memory.
     view.round_robin_counters.get(request.space.0 as usize).map_or(0, |counter| counter.load(Ordering::Relaxed))
 }
 
-/// Takes the turn of a request, if it takes one: whoever only asks does not, nor who names the worker. Answers which.
+/// Advances the round-robin counter, unless the request is only a question or names one rank. Returns the value before.
 pub(super) fn advance_round_robin(view: &View<'_>, request: &RouteRequest<'_>) -> Option<u64> {
     let is_named = request.pin.is_some_and(|pin| pin.ranks() != RankSelection::Every);
     if request.is_question() || is_named {
@@ -171,7 +171,7 @@ fn request_facts(request: &RouteRequest<'_>, space: &Space, scheme: Option<Schem
     }
 }
 
-/// Notes how every worker suits what the request asks of it, unless it asks nothing, nor did the one before.
+/// Notes how every worker meets the request's constraints, if it has any.
 fn apply_constraints(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -187,7 +187,7 @@ fn apply_constraints(
     }
 }
 
-/// Whether a request asks for more of a worker than that it is of the space.
+/// Whether a request constrains its workers beyond their space.
 fn has_constraints(request: &RouteRequest<'_>) -> bool {
     let labels = !request.required_taints.is_empty() || !request.preferred_taints.names.is_empty();
     labels || request.allow.is_some() || request.pin.is_some() || request.lora.is_some()
@@ -210,13 +210,13 @@ fn has_taint(record: &WorkerRecord, taint: &str) -> bool {
     record.taints.iter().any(|has| has == taint)
 }
 
-/// Sum of the weights of those labels that the request prefers and the worker has.
+/// Sum of the weights of the preferred labels that the worker has.
 fn taint_weight(request: &RouteRequest<'_>, record: &WorkerRecord) -> f64 {
     request.preferred_taints.iter().filter(|(taint, _)| has_taint(record, taint)).map(|(_, weight)| weight).sum()
 }
 
-/// Gives every worker the blocks that a shared cache holds beyond its own; after its overlap is known. Where blocks
-/// are not known, ranges of blocks mean nothing.
+/// Notes the blocks of a shared cache beyond those in each device. Needs the overlaps; without a scheme, block ranges
+/// mean nothing.
 fn set_shared_blocks(
     request: &RouteRequest<'_>,
     scheme: Option<Scheme>,
@@ -228,7 +228,7 @@ fn set_shared_blocks(
     }
 }
 
-/// Gives every worker its overlap with the prompt, whose blocks are hashed, or says that none can be known.
+/// Looks up the overlap of every worker with the prompt, or notes that the prompt is unmatchable.
 fn look_up_overlaps(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -247,7 +247,7 @@ fn look_up_overlaps(
     }
 }
 
-/// The prompt's local hashes under the space's scheme.
+/// Hashes the prompt's blocks under the scheme of the space.
 fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<LocalHash>) -> Result<()> {
     let blocks = hash::block_count(request.prompt.token_count(), scheme);
     if let Some((block, _)) = request.media.iter().find(|(block, _)| *block as usize >= blocks.max(1)) {
@@ -286,9 +286,8 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
     Ok(())
 }
 
-/// Reads the index once and the prompts in flight once, and gives every worker what it holds of the prompt and how far it
-/// runs it already. The prompts are read after the loads: what a booking between the two adds is counted by neither, or
-/// it is the chosen worker's and noticed.
+/// Reads the index and the prompts in flight once each. The prompts are read after the loads: a booking between the two
+/// counts in neither, or belongs to the chosen worker and is noticed.
 fn overlap(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -301,7 +300,7 @@ fn overlap(
     buffers.active_locked = read == ActiveRead::Locked;
     cache.set_active_depths(Some(&buffers.active));
     let Some(index) = view.indexes.get(request.space.0 as usize) else { return cache.clear_overlaps() };
-    // Engines compute the last token in any case, and with it all of its block.
+    // Engines always compute the last token, and with it its whole block.
     let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
     let lookup = index.lookup_usable(&buffers.locals, usable as u32, &mut buffers.depths);
     cache.set_overlaps(&buffers.depths, lookup.epoch);
@@ -310,7 +309,7 @@ fn overlap(
     }
 }
 
-/// Reads the predictions once and gives the workers that publish no events their overlap.
+/// Reads the predictions once, for the workers that publish no events.
 fn predict(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -329,15 +328,15 @@ fn predict(
     cache.predict(predicted.is_contended(), view.fleet.workers_of(request.space).map(of_worker));
 }
 
-/// Ranges of blocks in order, none touching another, with how many blocks lie in each and behind it.
+/// Block ranges of a cache that all workers share: ascending and disjoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedHits {
-    /// Start, end, and blocks from the start of this range to the end of the last.
+    /// Start, end, and the number of blocks from the start of this range to the end of the last one.
     ranges: Vec<(u32, u32, u32)>,
 }
 
 impl SharedHits {
-    /// Takes half-open ranges in any order, which may overlap; what lies beyond `whole_blocks` is left out.
+    /// Takes half-open ranges in any order, which may overlap, and cuts them at `whole_blocks`.
     ///
     /// # Errors
     /// `InvalidArgument` if a range ends before it starts.
@@ -368,7 +367,7 @@ impl SharedHits {
         Ok(())
     }
 
-    /// Blocks in the ranges that are not among the first `depth` of the prompt.
+    /// Blocks in the ranges behind the first `depth` blocks of the prompt.
     pub(super) fn beyond(&self, depth: u32) -> u32 {
         let from = self.ranges.partition_point(|(_, end, _)| *end <= depth);
         self.ranges.get(from).map_or(0, |(start, _, blocks)| blocks - depth.saturating_sub(*start))
@@ -382,7 +381,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_counted_as_one_by_one(
+        fn shared_blocks_equal_a_count_one_by_one(
             ranges in proptest::collection::vec((0_u32..40, 0_u32..12), 0..6),
             whole_blocks in 0_u32..40,
         ) {

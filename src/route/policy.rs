@@ -6,17 +6,17 @@ use crate::ids::SpaceId;
 use crate::queue::Discipline;
 use crate::trust::TrustLevel;
 
-/// How workers of a space are chosen. Defaults are those of Dynamo 1.6.1's router, so that its users
-/// get the same decisions.
+/// How a space chooses its workers. The defaults are those of the router of Dynamo 1.6.1, so that its users get the
+/// same decisions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// Counts changes of all policies of a daemon; part of every reply.
+    /// Counts changes of the daemon's policies; part of every reply.
     pub version: u64,
-    /// How a worker is chosen.
+    /// The mode of choosing.
     pub mode: Mode,
     /// Credit of a block in device memory.
     pub device_credit: f64,
-    /// How fast a backlog lessens that credit; 0 = not at all.
+    /// How fast a prefill backlog reduces the device credit; 0 = not at all.
     pub credit_decay: f64,
     /// Factor of the prefill term.
     pub prefill_load_scale: f64,
@@ -26,41 +26,41 @@ pub struct Policy {
     pub host_hit_weight: f64,
     /// Weight of a block on disk or in an external store, 0 to 1.
     pub disk_hit_weight: f64,
-    /// Credit of a block in a cache shared by all workers, beyond what the worker has in device memory, 0 to 1.
+    /// Credit of a block in a cache that all workers share, beyond those in device memory, 0 to 1.
     pub shared_multiplier: f64,
-    /// How much chance there is in the choice; 0 = none but among equals.
+    /// Randomness of the choice; 0 = random only among equal costs.
     pub temperature: f64,
-    /// Whether the prefill term counts at all.
+    /// Whether costs include the prefill term.
     pub track_prefill_tokens: bool,
-    /// Whether the decode term counts at all.
+    /// Whether costs include the decode term.
     pub track_active_blocks: bool,
-    /// Whether requests with a prefix in common are taken to share its blocks while they run.
+    /// Whether requests with a common prefix share its blocks while they run.
     pub assume_kv_reuse: bool,
     /// Whether a worker's weight divides its cost.
     pub capability: bool,
-    /// Workers that are believed less are out of the running.
+    /// The minimum trust of an eligible worker.
     pub trust_min: TrustLevel,
-    /// What workers that are believed less hold is not counted.
+    /// The minimum trust at which a worker's overlap is credited.
     pub credit_trust_min: TrustLevel,
-    /// When a worker is too busy to be in the running.
+    /// When a worker is too busy to be eligible.
     pub busy: BusyThresholds,
-    /// When a request waits for a worker, and for how long.
+    /// When a request is queued, and for how long.
     pub queue: QueuePolicy,
-    /// How sessions are kept with their workers.
+    /// Session affinity.
     pub affinity: AffinityPolicy,
-    /// When the pool that prefills is passed by.
+    /// When the prefill pool is bypassed.
     pub disaggregation: DisaggregationPolicy,
 }
 
-/// When requests that are booked wait for a worker.
+/// When requests with a booking wait for a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueuePolicy {
-    /// A worker with more tokens to prefill than so many times those of its batch has no room; where nobody has, a
-    /// request waits. `None` = nobody waits.
+    /// A worker has room while its prefill backlog is at most this many times its batch size. If no eligible worker has
+    /// room, the request waits. `None` = no request waits.
     pub threshold: Option<f64>,
-    /// Who comes first among those of one priority without a deadline.
+    /// The order of requests of one priority without a deadline.
     pub discipline: Discipline,
-    /// How long a request waits that does not say it, milliseconds.
+    /// The longest wait of a request that names no deadline, milliseconds.
     pub wait_ms_max: u64,
 }
 
@@ -70,20 +70,19 @@ impl Default for QueuePolicy {
     }
 }
 
-/// When a rank is busy: where any of them is exceeded. `None` = never. An engine is out of the running when all of its
-/// ranks are.
+/// When a rank is busy: above any of these. `None` = never. An engine is removed when all its ranks are busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BusyThresholds {
-    /// Active decode blocks, as a share of the worker's capacity, 0 to 1. Not applied where the capacity is not known.
+    /// Active decode blocks, as a share of the worker's capacity, 0 to 1. Ignored if the capacity is unknown.
     pub decode_blocks_share: Option<f64>,
-    /// Active prefill tokens.
+    /// Prefill backlog, tokens.
     pub prefill_tokens: Option<u64>,
-    /// Active prefill tokens, in steps of the worker's batch.
+    /// Prefill backlog, in batches of the worker.
     pub prefill_steps: Option<f64>,
 }
 
 impl BusyThresholds {
-    /// Whether there is any.
+    /// Whether any threshold is set.
     #[must_use]
     pub const fn any(&self) -> bool {
         self.decode_blocks_share.is_some() || self.prefill_tokens.is_some() || self.prefill_steps.is_some()
@@ -117,27 +116,27 @@ impl Default for Policy {
     }
 }
 
-/// What a request sets in place of its space's policy.
+/// Policy values that a request overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overrides {
-    /// How the worker is chosen.
+    /// The mode of choosing.
     pub mode: Option<Mode>,
     /// Credit of a block in device memory.
     pub device_credit: Option<f64>,
     /// Factor of the prefill term.
     pub prefill_load_scale: Option<f64>,
-    /// How much chance there is in the choice.
+    /// Randomness of the choice.
     pub temperature: Option<f64>,
-    /// Credit of a block in a cache shared by all workers.
+    /// Credit of a block in a cache that all workers share.
     pub shared_multiplier: Option<f64>,
-    /// Whether requests with a prefix in common are taken to share its blocks.
+    /// Whether requests with a common prefix share its blocks.
     pub assume_kv_reuse: Option<bool>,
-    /// Whether the prefill term counts.
+    /// Whether costs include the prefill term.
     pub track_prefill_tokens: Option<bool>,
 }
 
 impl Overrides {
-    /// Nothing.
+    /// No override.
     pub const NONE: Self = Self {
         mode: None,
         device_credit: None,
@@ -150,7 +149,7 @@ impl Overrides {
 }
 
 impl Policy {
-    /// The policy that one request is judged by: the mode first with what it implies, then what the request sets.
+    /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
     pub fn under(&self, overrides: &Overrides) -> Self {
         let mut policy = Self { mode: overrides.mode.unwrap_or(self.mode), ..*self };
@@ -172,28 +171,28 @@ impl Policy {
 /// The policies of all spaces at one version.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyTable {
-    /// Of spaces that are not listed.
+    /// For spaces without an entry.
     fallback: Policy,
     /// By [`SpaceId`].
     spaces: Vec<Policy>,
 }
 
 impl PolicyTable {
-    /// The policies by space, and that of spaces that are not listed, as version `version`.
+    /// The policies by space, with `fallback` for all other spaces, at this version.
     #[must_use]
     pub fn new(version: u64, fallback: &Policy, spaces: &[Policy]) -> Self {
         let versioned = |policy: &Policy| Policy { version, ..*policy };
         Self { fallback: versioned(fallback), spaces: spaces.iter().map(versioned).collect() }
     }
 
-    /// The policies with something changed, as the next version.
+    /// The same policies with a change, at the next version.
     #[must_use]
     pub fn map(&self, change: impl Fn(&Policy) -> Policy) -> Self {
         let spaces: Vec<_> = self.spaces.iter().map(&change).collect();
         Self::new(self.version() + 1, &change(&self.fallback), &spaces)
     }
 
-    /// Whether it says the same, whatever the versions.
+    /// Whether both tables have the same policies, whatever their versions.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
         let this = Self::new(other.version(), &self.fallback, &self.spaces);
@@ -216,24 +215,25 @@ impl PolicyTable {
 /// How a worker is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By the blocks that would have to be computed and those that are run already, less what the worker holds.
+    /// By the blocks to compute and the active decode blocks, minus the worker's overlap.
     #[default]
     Kv,
-    /// As `kv`, without any regard to what workers hold.
+    /// As `kv`, without regard to overlaps.
     LoadAware,
-    /// As `kv`, on what is predicted of workers alone: nothing that events say counts.
+    /// As `kv`, but with predicted overlaps only.
     Approximate,
-    /// The fewest requests in flight.
+    /// The worker with the fewest requests in flight.
     LeastLoaded,
-    /// Two workers are drawn, and the one with fewer requests in flight is taken.
+    /// Draws two workers and takes the one with fewer requests in flight.
     PowerOfTwo,
-    /// Each in its turn.
+    /// One worker after the other.
     RoundRobin,
-    /// Any.
+    /// Any worker.
     Random,
-    /// The one that the request is pinned to.
+    /// The worker of the request's pin.
     Direct,
-    /// The device class with the fewest requests in flight for its weight, and the fewest within it.
+    /// The device class with the fewest requests in flight per weight, and its worker with the fewest requests in
+    /// flight.
     DeviceAwareWeighted,
     /// The fewest tokens to compute, times the requests that would then be in flight.
     Lmetric,
@@ -274,13 +274,13 @@ impl Mode {
         Self::NAMES[self as usize]
     }
 
-    /// Whether a load that moves while a worker is chosen can change who is.
+    /// Whether the choice depends on load, so that a load that changes meanwhile matters.
     #[must_use]
     pub const fn heeds_load(self) -> bool {
         !matches!(self, Self::RoundRobin | Self::Random | Self::Direct)
     }
 
-    /// What its candidates cost.
+    /// What the costs of the mode count.
     pub(super) const fn cost_model(self) -> CostModel {
         match self {
             Self::Kv | Self::LoadAware | Self::Approximate | Self::Direct => CostModel::Blocks,
@@ -292,7 +292,7 @@ impl Mode {
         }
     }
 
-    /// Who is picked by that cost, at this temperature.
+    /// How the mode picks a worker by cost, at this temperature.
     pub(super) fn pick(self, temperature: f64) -> Pick {
         match self {
             Self::PowerOfTwo => Pick::BetterOfTwo,
@@ -305,36 +305,36 @@ impl Mode {
     }
 }
 
-/// What a candidate costs.
+/// What a cost counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CostModel {
-    /// Blocks to prefill, scaled, and to decode, less credits.
+    /// Blocks to prefill, scaled, plus blocks to decode, minus credits.
     Blocks,
-    /// Tokens that it would have to compute, times the requests it would then run.
+    /// Tokens to compute, times the requests that would then be in flight.
     UncachedTimesInFlight,
     /// Requests in flight.
     InFlight,
-    /// Requests in flight on workers of its device class, for each unit of their weight.
+    /// Requests in flight on the worker's device class, per unit of weight.
     PoolLoad,
-    /// How many others have their turn before it.
+    /// Workers that come before it in round-robin order.
     RoundRobin,
-    /// 0: all are equal.
+    /// Nothing: all costs are 0.
     Nothing,
 }
 
-/// Who is picked by the costs.
+/// How a worker is picked by cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Pick {
-    /// The lowest, any of equals.
+    /// The lowest cost; a random one of equals.
     Lowest,
-    /// The lowest, of equals the one with the fewest requests in flight, any of equals in both.
+    /// The lowest cost, then the fewest requests in flight, then a random one of equals.
     LowestThenIdlest,
-    /// Each with a probability that falls with its cost.
+    /// Random, with a probability that falls with the cost.
     Sampled {
         /// Above 0; the higher, the less the cost matters.
         temperature: f64,
     },
-    /// The lower of two that are drawn, of equals the first.
+    /// The lower of two random costs, of equals the first.
     BetterOfTwo,
 }
 
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_request_sets_comes_after_what_its_mode_implies() {
+    fn overrides_come_after_what_the_mode_implies() {
         let policy = Policy { device_credit: 2.0, track_prefill_tokens: false, ..Policy::default() };
         assert_eq!(policy.under(&Overrides::default()), policy);
         let load_aware = policy.under(&Overrides { mode: Some(Mode::LoadAware), ..Overrides::default() });

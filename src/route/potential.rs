@@ -1,4 +1,4 @@
-//! What every worker would have to do if it took a prompt: for gateways that choose by a rule of their own.
+//! The load of every worker if it took a prompt, for gateways that choose by a rule of their own.
 
 use super::cost::{PoolFacts, cost};
 use super::decide::Scratch;
@@ -10,25 +10,25 @@ use super::request::RouteRequest;
 use crate::error::Result;
 use crate::ids::Worker;
 
-/// One worker's load as it would be with the prompt.
+/// One worker's load, including the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PotentialLoad {
-    /// Who.
+    /// The worker.
     pub worker: Worker,
-    /// Requests in flight there now, without the prompt.
+    /// Requests in flight now, without the prompt.
     pub active_requests: u64,
-    /// Tokens it would have to prefill: those under way, and those of the prompt that it does not hold.
+    /// Prefill tokens: the backlog, and the tokens of the prompt that the worker does not hold.
     pub prefill_tokens: u64,
-    /// Blocks of the prompts that it would run, those that several share counted once.
+    /// Distinct blocks of the prompts in flight, including this one.
     pub decode_blocks: u64,
 }
 
-/// What every worker of a space would have to do.
+/// The load of every worker of a space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PotentialLoads {
     /// Every worker, eligible or not, in table order.
     pub workers: Vec<PotentialLoad>,
-    /// Whether what they hold of the prompt means anything.
+    /// Whether overlaps are valid.
     pub matched: MatchStatus,
     /// Whole blocks of the prompt that were looked up.
     pub request_blocks: u32,
@@ -37,14 +37,14 @@ pub struct PotentialLoads {
 }
 
 impl PotentialLoads {
-    /// Overwrites all of it with what an observation gives: the terms that a cost is made of, before they are weighed.
-    /// What the space's policy does not track is 0.
+    /// Overwrites all values with those of an observation: the terms of a cost, before they are weighted. A load that
+    /// the policy does not track is 0.
     pub fn of(&mut self, policy: &Policy, observation: &Observation) {
         let (policy, request) = (&policy.under(&observation.request.overrides), &observation.request);
         (self.matched, self.request_blocks) = (observation.matched, observation.request_blocks);
         self.notes = observation.notes;
         self.workers.clear();
-        // A cost in blocks depends on the others by the decay of credits alone, and no credit is taken off here.
+        // No cost term here depends on other workers: only the decay of credits does, and no credit is subtracted.
         let alone = PoolFacts::default();
         self.workers.extend(observation.workers.iter().map(|facts| {
             let terms = cost(policy, request, &facts, &alone, 0);
@@ -60,11 +60,11 @@ impl PotentialLoads {
     }
 }
 
-/// Overwrites `potential` with what every worker of the space would have to do if it took the request's prompt.
-/// Decides nothing, and takes nobody's turn.
+/// Overwrites `potential` with the load of every worker of the space if it took the prompt. Decides nothing and does
+/// not advance the round-robin counter.
 ///
 /// # Errors
-/// Those of [`decide`](super::decide).
+/// As [`decide`](super::decide).
 pub fn potential_loads(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -84,8 +84,8 @@ mod tests {
     use crate::route::{RequestFacts, WorkerFacts};
     use crate::trust::{Trust, TrustLevel};
 
-    /// A prompt of 100 tokens, 16 a block, and workers of so many requests, prefill tokens, decode blocks, device blocks
-    /// that they hold and leading blocks that they run.
+    /// A prompt of 100 tokens in blocks of 16, and workers with these requests, prefill tokens, decode blocks, device
+    /// blocks of the prompt, and active leading blocks.
     fn observation(workers: &[(u64, u64, u64, u32, u32)]) -> Observation {
         let facts = |(place, &(requests, prefill_tokens, decode_blocks, device, active_depth_blocks))| WorkerFacts {
             index: WorkerIndex(place as u32),
@@ -124,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_adds_what_is_not_held_and_the_blocks_that_are_not_run() {
+    fn a_prompt_adds_uncached_tokens_and_inactive_blocks() {
         let observation = observation(&[(0, 0, 0, 0, 0), (3, 500, 40, 2, 1), (1, u64::MAX, 7, 6, 6)]);
-        // A block in host memory spares three quarters of its tokens.
+        // A block in host memory saves three quarters of its tokens.
         let expected = [(0, 100 - 12, 6), (3, 500 + 100 - 44, 40 + 5), (1, u64::MAX, 7)];
         assert_eq!(loads(&Policy::default(), &observation), expected);
     }
 
     #[test]
-    fn what_is_not_tracked_is_no_load() {
+    fn untracked_loads_are_zero() {
         let observation = observation(&[(3, 500, 40, 2, 1)]);
         let prefill = Policy { track_prefill_tokens: false, ..Policy::default() };
         assert_eq!(loads(&prefill, &observation), [(3, 0, 45)]);

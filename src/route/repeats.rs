@@ -1,12 +1,12 @@
-//! Which worker a prompt was sent to a while ago: a bounded sample, one core's own. Pure.
+//! The worker that a prompt was sent to some time ago: a bounded sample, one for each serving thread. Pure.
 //!
-//! It shows whether prompts are found again where they were computed. A place is kept until its prompt has come
-//! again or is too old, so at a high rate it is a sample and not a cache of the latest.
+//! The sample shows whether a repeated prompt is still cached by the worker that computed it. A place is kept until its
+//! prompt comes again or gets too old, so at a high rate it is a sample rather than a cache of the latest prompts.
 
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{REPEAT_AGE_MS_MAX, REPEAT_AGE_MS_MIN, REPEAT_BLOCKS, REPEATS_REMEMBERED};
 
-/// A prompt by its first blocks, and where it was sent. Key 0 = empty.
+/// A prompt, by the hash of its first blocks, and its worker. Key 0 = empty.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
     key: u64,
@@ -27,9 +27,9 @@ impl Default for Repeats {
 }
 
 impl Repeats {
-    /// Takes a prompt that is sent to `worker` now (milliseconds of a clock that is never set). Answers with the
-    /// worker that the same first blocks were sent to, if that was neither too short nor too long ago.
-    /// Prompts of too few blocks are passed over.
+    /// Notes that a prompt is sent to `worker` now (milliseconds of a monotonic clock). Returns the worker that the
+    /// same first blocks were sent to, if that is between the minimum and maximum age ago. Ignores prompts of too few
+    /// blocks.
     pub fn sent(
         &mut self,
         space: SpaceId,
@@ -49,7 +49,7 @@ impl Repeats {
     }
 }
 
-/// Local hashes are well mixed already; it only has to keep their order apart. Never 0.
+/// Local hashes are well mixed; the rotation only keeps their order apart. Never 0.
 fn key(space: SpaceId, blocks: &[LocalHash; REPEAT_BLOCKS]) -> u64 {
     let own = u64::from(space.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     blocks.iter().fold(own, |key, block| key.rotate_left(17) ^ block.0).max(1)

@@ -14,15 +14,15 @@ pub enum Prompt<'a> {
     LocalHashes {
         /// The hashes.
         hashes: &'a [u8],
-        /// How they were made.
+        /// The scheme of the hashes.
         scheme: Scheme,
-        /// Tokens of the prompt, the last partial block included.
+        /// Tokens of the prompt, including a partial last block.
         token_count: u32,
     },
 }
 
 impl<'a> Prompt<'a> {
-    /// A prompt of these tokens, without copying.
+    /// A prompt of these tokens, without a copy.
     #[must_use]
     pub fn of_tokens(tokens: &'a [u32]) -> Self {
         Self::Tokens(hash::token_bytes(tokens))
@@ -38,24 +38,24 @@ impl<'a> Prompt<'a> {
     }
 }
 
-/// Under what name a decision is to be booked.
+/// The name of the booking that a decision makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BookingRequest<'a> {
     /// The gateway's name of the request, unique within its session while the booking lives.
     pub request_id: &'a str,
-    /// Counts the gateway's tries of that request; a later try takes the booking over.
+    /// The attempt of that request; a later attempt takes the booking over.
     pub attempt: u32,
 }
 
-/// Candidates that [`RouteRequest::new`] asks for: the best, and some to turn to if it fails.
+/// Candidates that [`RouteRequest::new`] asks for: the best one, and some to retry on.
 const CANDIDATES_DEFAULT: usize = 8;
 
 /// One question: which worker should run this prompt?
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteRequest<'a> {
-    /// Among the workers of this space.
+    /// The space of the workers.
     pub space: SpaceId,
-    /// What is to be run.
+    /// The prompt to run.
     pub prompt: Prompt<'a>,
     /// LoRA adapter; `None` or empty = none.
     pub lora: Option<&'a str>,
@@ -63,43 +63,43 @@ pub struct RouteRequest<'a> {
     pub salt: Option<&'a str>,
     /// Multimodal objects as (block index, hash).
     pub media: &'a [(u32, u64)],
-    /// Book the chosen worker, or only ask.
+    /// The booking to make; `None` = make none.
     pub book: Option<BookingRequest<'a>>,
-    /// Return the terms of every candidate's cost and what removed the others.
+    /// Whether the reply lists cost terms and removed workers.
     pub explain: bool,
-    /// How many candidates to list, from 1. Who wants to know of one alone is going to send the prompt there, so that
-    /// it takes its turn also if it explains itself and books nothing. The daemon refuses 0 and lists at most
+    /// Candidates to list, at least 1. A request for one candidate advances the round-robin counter even if it explains
+    /// and books nothing, because its gateway will send the prompt there. The daemon refuses 0 and lists at most
     /// `limits::CANDIDATES_MAX`.
     pub candidates_max: usize,
-    /// Only these workers, rank `u32::MAX` = every rank; `None` = all.
+    /// The allowed workers, rank `u32::MAX` = every rank; `None` = all.
     pub allow: Option<&'a [Worker]>,
-    /// Only this worker, rank `u32::MAX` = any rank of it; `None` = any.
+    /// The only worker that may be chosen, rank `u32::MAX` = any rank of it; `None` = any worker.
     pub pin: Option<Worker>,
     /// Labels that the worker must have.
     pub required_taints: Names<'a>,
-    /// Labels that the worker should have, or should not.
+    /// Labels that the request prefers or avoids.
     pub preferred_taints: Preferences<'a>,
-    /// Blocks of the prompt that a cache shared by all workers holds, as ranges `[start, end)`.
+    /// Blocks of the prompt in a cache that all workers share, as ranges `[start, end)`.
     pub shared_hits: &'a [(u32, u32)],
-    /// What is set in place of the space's policy.
+    /// Policy values that the request overrides.
     pub overrides: Overrides,
-    /// The conversation it belongs to, whose requests are to come to one worker; `None` or empty = none.
+    /// The session whose requests should go to one worker; `None` or empty = none.
     pub affinity_session: Option<&'a str>,
-    /// Choose a worker of the model's prefill pool too, and the one here for decode alone.
+    /// Whether a worker of the model's prefill pool is chosen too, so that the worker here only decodes.
     pub disaggregate: bool,
-    /// How many output tokens the gateway expects; 0 = no idea.
+    /// Output tokens that the gateway expects; 0 = unknown.
     pub expected_output_tokens: u32,
-    /// Before requests of a lower one, where they wait for a worker.
+    /// Queue priority: requests of a higher priority leave the queue first.
     pub priority: i32,
-    /// How far it jumps ahead of its likes, where they wait: see [`Discipline`](crate::queue::Discipline). Finite.
+    /// How far the request jumps ahead within its priority: see [`Discipline`](crate::queue::Discipline). Finite.
     pub priority_jump: f64,
-    /// How long it may wait for a worker, microseconds; 0 = as long as the policy says.
+    /// The longest wait in the queue, microseconds; 0 = that of the policy.
     pub deadline_us: u32,
 }
 
 impl<'a> RouteRequest<'a> {
-    /// A plain question: no adapter, salt or media, nothing booked or explained, any worker, 8 candidates.
-    /// Set what differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
+    /// A plain question: no adapter, salt or media, no booking or explanation, any worker, 8 candidates. Set what
+    /// differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
     #[must_use]
     pub const fn new(space: SpaceId, prompt: Prompt<'a>) -> Self {
         Self {
@@ -126,21 +126,21 @@ impl<'a> RouteRequest<'a> {
         }
     }
 
-    /// The same only to be looked at: nothing is booked, and nobody's turn is taken.
+    /// The same request as a question: it books nothing and does not advance the round-robin counter.
     #[must_use]
     pub const fn as_question(&self) -> Self {
         let candidates_max = if self.candidates_max > 1 { self.candidates_max } else { 2 };
         Self { book: None, explain: true, candidates_max, ..*self }
     }
 
-    /// Whether it takes nobody's turn: candidates are compared and explained, and none of them is booked.
+    /// Whether the request is only a question: it compares and explains several candidates, and books none.
     #[must_use]
     pub(super) const fn is_question(&self) -> bool {
         self.explain && self.book.is_none() && self.candidates_max != 1
     }
 
-    /// The same as a question about every worker, whom `policy` would choose or not. Where only pinned requests are
-    /// decided, it may still be asked.
+    /// The same request as a question about every worker of the space, eligible or not. Overrides mode `direct`, which
+    /// needs a pin.
     #[must_use]
     pub(super) fn of_every_worker(&self, policy: &Policy) -> Self {
         let mode = if policy.mode == Mode::Direct { Some(Mode::Kv) } else { self.overrides.mode };
@@ -148,25 +148,25 @@ impl<'a> RouteRequest<'a> {
     }
 }
 
-/// Names of a request. A gateway lists them; a request that came over the wire has them packed.
+/// A list of names, borrowed. Requests from the wire have it packed.
 #[derive(Clone, Copy, Debug)]
 pub enum Names<'a> {
-    /// One by one.
+    /// Separate strings.
     Listed(&'a [&'a str]),
-    /// All in one text, each from where the one before ends.
+    /// One string; each name begins where the previous one ends.
     Packed {
-        /// The names, one behind the other.
+        /// The concatenated names.
         text: &'a str,
-        /// Where each ends.
+        /// Where each name ends.
         ends: &'a [u32],
     },
 }
 
 impl<'a> Names<'a> {
-    /// No names.
+    /// The empty list.
     pub const NONE: Names<'static> = Names::Listed(&[]);
 
-    /// How many there are.
+    /// Names in the list.
     #[must_use]
     pub const fn len(&self) -> usize {
         match self {
@@ -175,13 +175,13 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The name at a place; `None` where there is none.
+    /// The name at a position.
     #[must_use]
     pub fn get(&self, at: usize) -> Option<&'a str> {
         match self {
@@ -194,7 +194,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// All of them, in order.
+    /// All names, in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let names = *self;
         (0..names.len()).filter_map(move |at| names.get(at))
@@ -215,17 +215,17 @@ impl PartialEq for Names<'_> {
 
 impl Eq for Names<'_> {}
 
-/// Labels of workers that a request would rather, or rather not, have.
+/// Labels that a request prefers or avoids.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Preferences<'a> {
     /// The labels.
     pub names: Names<'a>,
-    /// How much each matters, in the order of the names; below 0 = rather not.
+    /// The weight of each label, in the order of the names; negative = avoid.
     pub weights: &'a [f64],
 }
 
 impl<'a> Preferences<'a> {
-    /// Labels with their weights.
+    /// Each label with its weight.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, f64)> + use<'a> {
         self.names.iter().zip(self.weights.iter().copied())
     }

@@ -1,4 +1,4 @@
-//! Who is in the running: the rules, in their order, and what is said when nobody is left.
+//! Eligibility: the rules that remove workers, in their order, and the error if no worker is left.
 
 use super::decision::{Decision, ReplyNotes};
 use super::observation::{Observation, WorkerFacts};
@@ -7,33 +7,33 @@ use crate::error::Kind;
 use crate::fleet::WorkerState;
 use crate::ids::Worker;
 
-/// A rule that takes workers out of the running. The order is that in which they are applied.
+/// A rule that removes workers from a decision. The order of the variants is the order of application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rule {
-    /// Not on the request's allow-list.
+    /// The worker is not on the request's allow-list.
     NotAllowed,
-    /// Does not advertise the request's adapter, and others do.
+    /// The worker does not advertise the request's adapter, and others do.
     NoAdapter,
-    /// Takes no new requests.
+    /// The worker takes no new requests.
     Draining,
-    /// Its publisher has been gone too long, and there are others.
+    /// The worker's publisher has been gone too long, and other workers are there.
     Down,
-    /// It failed a gateway of late, and there are others.
+    /// The worker failed a gateway recently, and other workers are there.
     BackingOff,
-    /// The request is pinned to another.
+    /// The request is pinned to another worker.
     NotPinned,
-    /// Lacks a label that the request requires.
+    /// The worker lacks a label that the request requires.
     Taints,
-    /// All ranks of its engine are beyond a busy threshold.
+    /// All ranks of the worker's engine are above a busy threshold.
     Busy,
-    /// Believed less than the policy wants.
+    /// Trust in the worker is below the policy's minimum.
     Trust,
-    /// The request's session is bound to another, which it is not to leave.
+    /// The request's session is bound to another worker, which it must not leave.
     BoundElsewhere,
 }
 
 impl Rule {
-    /// Every rule, in the order they are applied.
+    /// Every rule, in the order of application.
     pub const ALL: &'static [Self] = &[
         Self::NotAllowed,
         Self::NoAdapter,
@@ -64,20 +64,20 @@ impl Rule {
         }
     }
 
-    /// Whether it speaks of what may well be otherwise: better a doubtful worker than none.
+    /// Whether the rule rests on a guess that a worker is dead. If it removes all workers, it is ignored.
     const fn is_liveness(self) -> bool {
         matches!(self, Self::Down | Self::BackingOff)
     }
 }
 
-/// Lists who is in the running, and the others with the rule that removed them.
+/// Lists the eligible workers, and the removed ones with their rule.
 pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: &mut Decision) {
     if observation.workers.admits_all(policy) {
         decision.eligible_rows.extend(0..observation.workers.len() as u32);
         return;
     }
     list_idle_engines(&policy.busy, observation, decision);
-    // Where nobody says what it has loaded, or the request is pinned, that is no reason to refuse.
+    // The adapter rule does not apply if no worker advertises adapters, or if the request is pinned.
     let mut rules = Rules { policy, adapter: false, ignores_liveness: false };
     rules.adapter = rules.list(observation, decision) && observation.request.pin.is_none();
     if rules.adapter {
@@ -94,7 +94,7 @@ pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: 
     }
 }
 
-/// Notes the engines with a rank that is not busy, where that matters.
+/// Lists the engines with a rank that is not busy, if the policy has busy thresholds.
 fn list_idle_engines(busy: &BusyThresholds, observation: &Observation, decision: &mut Decision) {
     decision.engines_idle.clear();
     if busy.any() {
@@ -104,7 +104,7 @@ fn list_idle_engines(busy: &BusyThresholds, observation: &Observation, decision:
     }
 }
 
-/// Whether a rank is beyond a threshold: by what is booked on it, or by what it says itself.
+/// Whether a rank is above a threshold, by its bookings or by its own load report.
 fn is_busy(busy: &BusyThresholds, facts: &WorkerFacts) -> bool {
     let said = facts.load.engine.unwrap_or_default();
     let blocks = facts.load.decode_blocks.max(said.decode_blocks) as f64;
@@ -118,18 +118,17 @@ fn is_busy(busy: &BusyThresholds, facts: &WorkerFacts) -> bool {
     decode || prefill || steps
 }
 
-/// What takes a worker out of the running of one decision.
+/// The rules of one decision.
 struct Rules<'a> {
     policy: &'a Policy,
-    /// Only workers that have the request's adapter stay.
+    /// Whether only workers with the request's adapter stay.
     adapter: bool,
-    /// Workers count as if their publishers were there and they had failed nobody.
+    /// Whether down and backing-off workers stay.
     ignores_liveness: bool,
 }
 
 impl Rules<'_> {
-    /// Lists every worker as in the running or under the rule that removed it. Says whether a worker that may be chosen
-    /// advertises the request's adapter.
+    /// Sorts every worker into eligible or removed. Returns whether an allowed worker advertises the request's adapter.
     fn list(&self, observation: &Observation, decision: &mut Decision) -> bool {
         decision.eligible_rows.clear();
         decision.removed.clear();
@@ -138,7 +137,7 @@ impl Rules<'_> {
         for (place, facts) in observation.workers.iter().enumerate() {
             advertised |= facts.allowed && facts.has_adapter;
             let idle = !busy || decision.engines_idle.binary_search(&facts.worker.id).is_ok();
-            // Most stay: to know that takes no look at which rule would come first.
+            // Most workers stay; this check does not search for the first rule that applies.
             if self.admits(&facts, idle) {
                 decision.eligible_rows.push(place as u32);
             } else if let Some(rule) = self.removed_by(&facts, idle) {
@@ -148,7 +147,7 @@ impl Rules<'_> {
         advertised
     }
 
-    /// Whether no rule takes a worker out.
+    /// Whether no rule removes a worker.
     #[inline]
     const fn admits(&self, facts: &WorkerFacts, idle: bool) -> bool {
         facts.allowed
@@ -161,12 +160,12 @@ impl Rules<'_> {
             & (facts.trust.level as u8 >= self.policy.trust_min as u8)
     }
 
-    /// Whether a worker's being down does not count.
+    /// Whether a worker stays although it is down.
     const fn admits_down(&self, facts: &WorkerFacts) -> bool {
         self.ignores_liveness & matches!(facts.state, WorkerState::Down)
     }
 
-    /// The first rule that takes a worker out of the running.
+    /// The first rule that removes a worker.
     #[inline(never)]
     fn removed_by(&self, facts: &WorkerFacts, idle: bool) -> Option<Rule> {
         let rules = [
@@ -184,7 +183,7 @@ impl Rules<'_> {
     }
 }
 
-/// Why nobody is in the running; `None` if somebody is.
+/// Why no worker is eligible; `None` if one is.
 pub(super) fn no_worker_kind(observation: &Observation, decision: &Decision) -> Option<Kind> {
     if !decision.eligible_rows.is_empty() {
         return None;

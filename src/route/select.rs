@@ -7,15 +7,15 @@ use rand_xoshiro::rand_core::SeedableRng;
 use super::decision::CandidateCost;
 use super::policy::Pick;
 
-/// So many of the lowest are found by going through all once; more by sorting.
+/// Up to this many candidates are found in one pass; more are sorted.
 const INSERTED_MAX: usize = 16;
 
-/// So many costs at a time are held to the highest that is listed.
+/// Costs that are compared at once with the highest listed cost.
 const STRIDE: usize = 16;
 
-/// Chooses among places with these `costs`; `requests` says how many a place has in flight. Into `chosen` goes the chosen
-/// one first, and the next `listed - 1` in ascending cost behind it; equal costs behind the first stand in order of their
-/// places. Returns how many shared the lowest cost.
+/// Selects among places with these `costs`; `requests` gives the requests in flight of a place. Overwrites `chosen`
+/// with the selected place and the next `listed - 1` by ascending cost; equal costs are in order of their places.
+/// Returns the number of places with the lowest cost.
 pub(super) fn choose(
     costs: &[f64],
     requests: impl Fn(usize) -> f64,
@@ -49,15 +49,15 @@ pub(super) fn choose(
         }
         chosen.sort_unstable_by_key(key);
     }
-    // To the front with it; who is not among the lowest takes the place of the highest of them.
+    // Moves the selected place to the front. If it is not among the lowest, it replaces the highest of them.
     let at = chosen.iter().position(|priced| priced.place as usize == first).unwrap_or(listed - 1);
     chosen[..=at].rotate_right(1);
     chosen[0] = priced(first);
     ties
 }
 
-/// Which of the lowest, each of equals as likely as the others, and how many they are. The `listed` lowest go into `lowest`,
-/// in order.
+/// One of the lowest costs, each equally likely, and their number. Overwrites `lowest` with the `listed` lowest, in
+/// order.
 fn lowest(
     costs: &[f64],
     priced: impl Fn(usize) -> CandidateCost,
@@ -67,7 +67,7 @@ fn lowest(
 ) -> (usize, u32) {
     let (mut chosen, mut ties, mut least) = (0, 0_usize, (i64::MAX, i64::MAX));
     for (stride, costs) in costs.chunks(STRIDE).enumerate() {
-        // Of most strides every cost is above all that are listed. What is no number is above nothing.
+        // Skips a chunk whose costs are all above the listed ones. NaN is above nothing.
         let highest = if lowest.len() < listed { f64::NAN } else { lowest[listed - 1].cost };
         if costs.iter().fold(true, |above, cost| above & (*cost > highest)) {
             continue;
@@ -89,7 +89,7 @@ fn lowest(
     (chosen, ties as u32)
 }
 
-/// Puts one where it belongs among the `listed` lowest, of which the highest makes room; places come in ascending order.
+/// Inserts a cost among the `listed` lowest; the highest drops out. Places come in ascending order.
 #[inline]
 fn insert(priced: CandidateCost, listed: usize, lowest: &mut Vec<CandidateCost>) {
     let rank_of = rank(&priced);
@@ -106,12 +106,12 @@ fn insert(priced: CandidateCost, listed: usize, lowest: &mut Vec<CandidateCost>)
     lowest[at] = priced;
 }
 
-/// What those that are listed stand in the order of.
+/// Sort key of the listed candidates.
 fn key(priced: &CandidateCost) -> ((i64, i64), u32) {
     (rank(priced), priced.place)
 }
 
-/// A number for what decides: the lower, the earlier.
+/// Sort key of a cost: the lower, the earlier.
 #[inline]
 fn rank(priced: &CandidateCost) -> (i64, i64) {
     (ordinal(priced.cost), ordinal(priced.active_requests))
@@ -124,13 +124,13 @@ const fn ordinal(value: f64) -> i64 {
     bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
 
-/// One by one is drawn with a probability proportional to e to the power of -(how far its cost is from the lowest, as
-/// a share of how far the highest is) / temperature. `None` where all are equal: then any of the lowest is as good.
+/// Draws a place with a probability proportional to exp(-d / temperature), where d is the distance of its cost from the
+/// lowest as a share of the range. `None` if all costs are equal.
 fn sampled(costs: &[f64], temperature: f64, drawing: &mut Drawing) -> Option<usize> {
-    // What costs infinitely much is never drawn as long as something does not.
+    // An infinite cost is never drawn while a finite one exists.
     let finite = || costs.iter().enumerate().filter(|(_, cost)| cost.is_finite());
     let (low, high) = finite().fold((f64::MAX, f64::MIN), |(low, high), (_, cost)| (low.min(*cost), high.max(*cost)));
-    // Costs may be so far apart that their difference is no number: then all are scaled.
+    // Costs can be so far apart that their difference is infinite; then all are scaled.
     let scale = if (high - low).is_finite() { 1.0 } else { low.abs().max(high.abs()) };
     let step = (high / scale - low / scale) * temperature;
     if step.is_nan() || step <= 0.0 {
@@ -151,7 +151,7 @@ fn sampled(costs: &[f64], temperature: f64, drawing: &mut Drawing) -> Option<usi
     last
 }
 
-/// Two different places are drawn; the lower of them, of equals the first drawn.
+/// Draws two different places and returns the cheaper, of equals the first.
 fn better_of_two(costs: &[f64], drawing: &mut Drawing) -> usize {
     let first = drawing.below(costs.len());
     if costs.len() == 1 {
@@ -162,10 +162,10 @@ fn better_of_two(costs: &[f64], drawing: &mut Drawing) -> usize {
     if costs[second] < costs[first] { second } else { first }
 }
 
-/// Everything random about one decision follows from one number: whoever keeps the number can draw the same again,
-/// on any machine and with any later release.
+/// The seed of a decision. All random draws of the decision follow from it, on every machine and in every later
+/// release.
 ///
-/// The generator is SplitMix64 and what is made of its numbers is written here, so that neither changes with a crate.
+/// The generator is SplitMix64, and the mapping of its numbers is written here, so that neither changes with a crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draws {
     seed: u64,
@@ -178,31 +178,31 @@ impl Draws {
         Self { seed }
     }
 
-    /// What they follow from.
+    /// The seed.
     #[must_use]
     pub const fn seed(self) -> u64 {
         self.seed
     }
 
-    /// The first of them comes next.
+    /// Starts at the first draw.
     pub(super) fn begin(self) -> Drawing {
         Drawing(SplitMix64::seed_from_u64(self.seed))
     }
 }
 
-/// The draws of a decision under way.
+/// The draws of a decision in progress.
 #[derive(Clone, Debug)]
 pub(super) struct Drawing(SplitMix64);
 
 impl Drawing {
-    /// A number below `bound`, each as likely as any other but for one part in 2⁵⁰; 0 if `bound` is 0.
+    /// A number below `bound`, uniform up to one part in 2⁵⁰; 0 if `bound` is 0.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// A number from 0 up to, not including, 1.
+    /// A number in [0, 1).
     pub(super) fn unit(&mut self) -> f64 {
-        // The 53 bits that a number below 1 can have; exact, so the same everywhere.
+        // 53 bits are exact in an `f64`, so the result is the same everywhere.
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_cost_is_it_has_its_place() {
+    fn infinite_and_nan_costs_are_ordered_too() {
         let costs = [f64::NAN, f64::INFINITY, 0.0, -f64::NAN, -0.0, f64::NEG_INFINITY, 1.0];
         let many: Vec<f64> = costs.iter().copied().cycle().take(70).collect();
         for listed in 1..=INSERTED_MAX {
@@ -281,7 +281,7 @@ mod tests {
         assert_ne!(counts, draw(8));
     }
 
-    /// How often each of `costs` is chosen of 30,000 times, one seed after the other.
+    /// How often each cost is selected in 30,000 draws with consecutive seeds.
     fn counts<const N: usize>(costs: [f64; N], pick: Pick) -> [f64; N] {
         let mut counts = [0.0; N];
         for seed in 0..30_000 {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temperature_gives_every_candidate_its_chance() {
+    fn temperature_draws_by_the_published_formula() {
         for (temperature, expected) in [(0.5, [0.0707, 0.5224, 0.4069]), (1.0, [0.1635, 0.4444, 0.3922])] {
             let counts = counts([18.0, 10.0, 11.0], Pick::Sampled { temperature });
             for (count, expected) in counts.into_iter().zip(expected) {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_at_the_end_of_numbers_are_chosen_among_too() {
+    fn extreme_costs_are_drawn_without_overflow() {
         let huge = counts([f64::MAX, -f64::MAX, 0.0], Pick::Sampled { temperature: 1.0 });
         let (half, sum) = ((-0.5_f64).exp(), 1.0 + (-0.5_f64).exp() + (-1.0_f64).exp());
         for (count, expected) in huge.into_iter().zip([(-1.0_f64).exp() / sum, 1.0 / sum, half / sum]) {
@@ -322,7 +322,7 @@ mod tests {
     fn the_better_of_two_is_never_the_worst() {
         let counts = counts([3.0, 1.0, 2.0, 1.0], Pick::BetterOfTwo);
         assert_eq!(counts[0], 0.0);
-        // Of six pairs two hold the third beside the first alone; equals go to whom was drawn first.
+        // Two of the six pairs hold only the third place beside the worst; of equals the first drawn wins.
         for (place, expected) in [(1, 5.0 / 12.0), (2, 1.0 / 6.0), (3, 5.0 / 12.0)] {
             assert!((counts[place] - expected).abs() < 0.01, "{counts:?}");
         }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_pools_the_idlest_worker_is_taken() {
+    fn equal_pools_are_decided_by_requests_in_flight() {
         let requests = |place: usize| [4.0, 2.0, 3.0, 9.0][place];
         let mut chosen = Vec::new();
         let drawing = &mut Draws::new(1).begin();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_says_all_draws() {
+    fn a_seed_determines_all_draws() {
         let draw = |seed| {
             let mut drawing = Draws::new(seed).begin();
             (0..8).map(|_| drawing.below(1000)).collect::<Vec<_>>()

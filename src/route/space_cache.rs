@@ -1,4 +1,5 @@
-//! The workers of one space as a serving thread last read them, so that the next decision reads again only what changed.
+//! The workers of one space as a serving thread last read them, so that the next decision reads again only what
+//! changed.
 //!
 //! | facts | read again |
 //! |---|---|
@@ -8,7 +9,7 @@
 //! | the batch that trust speaks of, overlap, active depth | for every decision |
 //! | lower tiers, shared blocks, constraints | for every decision that has them; empty otherwise |
 //!
-//! Only this file writes to the cached columns. What one look-up does to the trust of a worker (contention, a prediction)
+//! Only this file writes to the cached columns. A look-up that changes the trust of a worker (contention, a prediction)
 //! marks the cached trust as out of date, so that the next decision reads it again.
 
 use std::sync::Arc;
@@ -78,8 +79,8 @@ impl SpaceCache {
         self.observation.notes.insert(note);
     }
 
-    /// Brings the workers up to date, without what depends on the prompt. Call this before the index is read: the index is
-    /// then at least as new as the trust.
+    /// Brings the workers up to date, without what depends on the prompt. Call this before the index is read: the index
+    /// is then at least as new as the trust.
     pub(super) fn refresh(&mut self, view: &View<'_>, space: SpaceId) {
         if self.fleet_version == Some(view.fleet.version) && self.now_ns <= view.now_ns {
             self.refresh_loads(view);
@@ -217,8 +218,8 @@ impl SpaceCache {
         }
     }
 
-    /// Lowers the trust of workers that may have lost blocks between the reading of trust and the end of the look-up; of
-    /// all workers, if the look-up was `contended`. Returns whether any worker's overlap may mix several states.
+    /// Lowers the trust of workers that may have lost blocks between the reading of trust and the end of the look-up;
+    /// of all workers, if the look-up was `contended`. Returns whether any worker's overlap may mix several states.
     pub(super) fn mark_contended(&mut self, contended: bool) -> bool {
         if !contended && self.trust_seen == Some(trust_changes()) {
             return false;
@@ -240,8 +241,8 @@ impl SpaceCache {
         any
     }
 
-    /// Replaces what workers hold by a prediction, which may be `contended`. `predicted` gives the blocks of a worker that
-    /// publishes no events, by row; `None` leaves the worker as it is.
+    /// Replaces what workers hold by a prediction, which may be `contended`. `predicted` gives the blocks of a worker
+    /// that publishes no events, by row; `None` leaves the worker as it is.
     pub(super) fn predict(&mut self, contended: bool, predicted: impl Iterator<Item = Option<u32>>) {
         self.trust_seen = None;
         let workers = &mut self.observation.workers;

@@ -127,7 +127,7 @@ fn the_longest_prefix_wins_on_an_idle_fleet() {
 }
 
 #[test]
-fn a_request_whose_prefill_does_not_count_adds_none_to_its_worker() {
+fn untracked_prefill_adds_no_load() {
     let mut world = World::new(1, Some(SCHEME));
     let prompt = tokens(16);
     let untracked = Overrides { track_prefill_tokens: Some(false), ..Overrides::default() };
@@ -140,7 +140,7 @@ fn a_request_whose_prefill_does_not_count_adds_none_to_its_worker() {
 }
 
 #[test]
-fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix() {
+fn an_idle_worker_wins_when_the_backlog_costs_more_than_the_prefix() {
     let mut world = World::new(2, Some(SCHEME));
     let prompt = tokens(16);
     world.hold(0, &prompt, Tier::Device);
@@ -158,7 +158,7 @@ fn a_busy_holder_loses_to_an_idle_one_when_the_queue_costs_more_than_the_prefix(
 }
 
 #[test]
-fn what_a_worker_runs_already_is_not_added_to_its_decode() {
+fn active_blocks_of_a_worker_are_not_added_to_its_decode() {
     let mut world = World::new(2, Some(SCHEME));
     let (prompt, longer) = (tokens(16), tokens(26));
     let session = world.loads.open_session(None, 0).unwrap();
@@ -196,7 +196,7 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
 }
 
 #[test]
-fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
+fn a_recorded_observation_is_judged_to_the_same_bits() {
     let mut world = World::new(5, Some(SCHEME));
     let prompt = tokens(16);
     world.hold(3, &prompt[..8], Tier::Host);
@@ -212,7 +212,7 @@ fn an_observation_that_is_kept_is_judged_to_the_same_bits() {
 }
 
 #[test]
-fn rules_remove_workers_and_say_so() {
+fn rules_remove_workers_and_name_themselves() {
     let mut world = World::new(4, Some(SCHEME));
     world.change(|workers| workers[1].state = WorkerState::Draining);
     world.change(|workers| workers[2].state = WorkerState::Down);
@@ -262,7 +262,7 @@ fn lora_and_salt_separate_equal_tokens() {
 }
 
 #[test]
-fn a_prompt_may_come_as_hashes_of_the_same_scheme_only() {
+fn hashes_need_the_scheme_of_the_space() {
     let mut world = World::new(1, Some(SCHEME));
     let prompt = tokens(10);
     world.hold(0, &prompt, Tier::Host);
@@ -281,7 +281,7 @@ fn a_prompt_may_come_as_hashes_of_the_same_scheme_only() {
 }
 
 #[test]
-fn without_a_scheme_load_decides_and_the_reply_says_so() {
+fn without_a_scheme_load_decides_and_the_reply_notes_it() {
     let mut world = World::new(2, None);
     let prompt = tokens(16);
     let session = world.loads.open_session(None, 0).unwrap();
@@ -299,7 +299,7 @@ fn without_a_scheme_load_decides_and_the_reply_says_so() {
 }
 
 #[test]
-fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while() {
+fn bookings_predict_the_overlap_of_a_worker_without_events_for_a_while() {
     use crate::predict::{PredictionLimits, Predictor};
     use crate::trust::{TrustLevel, TrustReason};
     const TTL_MS: u64 = 1000;
@@ -338,7 +338,7 @@ fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!((world.decision.candidates[0].overlap.device, world.decision.ties), (0, 2));
 
-    // What is observed of a worker with events is never mixed with what was predicted before it had them.
+    // An observed overlap never mixes with a prediction from before the worker published events.
     book(&world, &mut predictor, 2000);
     let index = world.decision.candidates[0].index.0 as usize;
     let events = crate::fleet::EventSource {
@@ -357,7 +357,7 @@ fn a_worker_without_events_is_believed_to_hold_what_was_booked_on_it_for_a_while
 }
 
 #[test]
-fn what_cannot_be_judged_is_refused() {
+fn invalid_requests_are_refused() {
     let mut world = World::new(1, Some(SCHEME));
     let prompt = tokens(8);
     let elsewhere = RouteRequest { space: SpaceId(9), ..ask(&prompt) };
@@ -369,12 +369,12 @@ fn what_cannot_be_judged_is_refused() {
 }
 
 #[test]
-fn what_the_index_lost_while_a_decision_was_made_is_not_said_to_be_exact() {
+fn an_overlap_is_not_exact_if_the_index_lost_blocks_meanwhile() {
     use crate::trust::{TrustLevel, TrustReason, TrustReasons};
     use std::sync::atomic::{AtomicBool, Ordering};
     const DECISIONS: usize = 200;
     let mut world = World::new(1, Some(SCHEME));
-    // Long, so that hashing it, before trust and index are read, leaves the writer time to get anywhere.
+    // A long prompt: hashing it gives the writer time between the reading of trust and of the index.
     let prompt = tokens(1 << 14);
     let held = &prompt[..64];
     world.hold(0, held, Tier::Device);

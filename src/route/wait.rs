@@ -1,4 +1,4 @@
-//! Whether a request has to wait for a worker.
+//! Whether a request has to wait for a worker with room.
 
 use super::decision::Decision;
 use super::observation::{Observation, WorkerFacts};
@@ -7,24 +7,24 @@ use super::request::RouteRequest;
 use crate::ids::WorkerIndex;
 use crate::queue::Claim;
 
-/// What a request that waits says for itself, and whom it waits for.
+/// The queue entry of a request that has to wait.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wait {
-    /// Its place in the order. It counts no memory yet.
+    /// Its position in the queue; its memory is not counted yet.
     pub claim: Claim,
-    /// Who may take it.
+    /// The workers that may take the request.
     pub workers: Vec<WorkerIndex>,
 }
 
 impl QueuePolicy {
-    /// Whether a worker with so many tokens to prefill has room for another request.
+    /// Whether a worker with this prefill backlog has room for another request.
     #[must_use]
     pub fn has_room(&self, prefill_tokens: u64, batched_tokens_max: u64) -> bool {
         self.threshold.is_none_or(|threshold| prefill_tokens as f64 <= threshold * batched_tokens_max as f64)
     }
 
-    /// How a request waits that was just decided, if somebody may run it and nobody who may has room. Only what is to
-    /// be booked waits: a question is answered at once.
+    /// The queue entry of a request that was just decided, if workers are eligible and none of them has room. Requests
+    /// without a booking never wait.
     #[must_use]
     pub fn wait(
         &self,
@@ -74,7 +74,7 @@ mod tests {
 
     const QUEUE: QueuePolicy = QueuePolicy { threshold: Some(0.5), discipline: Discipline::Wspt, wait_ms_max: 2 };
 
-    /// A space whose workers have so many tokens to prefill, in batches of 100, and hold so many of 10 blocks.
+    /// A space whose workers have these prefill tokens, in batches of 100, and hold these blocks of 10.
     fn facts(workers: &[(u64, u32)]) -> (Observation, Decision) {
         let mut observation = Observation::default();
         (observation.request.prompt_tokens, observation.request.block_size) = (165, 16);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_waits_where_nobody_who_may_run_it_has_room() {
+    fn a_request_waits_while_no_eligible_worker_has_room() {
         let (observation, mut decision) = facts(&[(51, 2), (80, 3), (0, 9)]);
         assert_eq!(QUEUE.wait(&booked(), &observation, &decision, 7), None);
         decision.eligible_rows.pop();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_the_requests_own_and_questions_never_wait() {
+    fn a_request_brings_its_deadline_and_questions_never_wait() {
         let (observation, decision) = facts(&[(100, 0)]);
         let urgent = RouteRequest { deadline_us: 3, priority: 2, priority_jump: 0.5, ..booked() };
         let claim = QUEUE.wait(&urgent, &observation, &decision, 7).expect("it waits").claim;

@@ -1,26 +1,27 @@
-//! From a node and a block's hash to the node below. A root has a few edges beside its sequence, on one cache line:
-//! where no prompt in flight begins as the one in question, and few begin at all, a look-up reads that line alone.
-//! What finds no place there is in hash tables, a few for each root, with open addresses.
+//! Edges: from a node and the hash of a block to the node below. Each root has a few inline edges beside its sequence,
+//! on one cache line. If few prompts are in flight and none begins as the queried one, a look-up reads that line alone.
+//! Further edges spill into hash tables with open addressing, a few for each root.
 
 use super::memory::WordAllocator;
 use super::memory::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
 use super::node::Node;
 use super::{AtomicU64, Ordering, fence};
 
-/// Edges beside the sequence of a root: what is left of the line. The model checker gets a small world.
+/// Inline edges of a root: the rest of its cache line. The model checker gets a small world.
 const INLINE_EDGES: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
-/// Tables of a root that has more, each as long as a chunk at most.
+/// Spill tables of a root, each at most as long as a chunk.
 const TABLES: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
-/// Words that say of each table where it is and how long, and of each how full: the second are the writer's.
+/// Words that describe the spill tables: position and length of each, then the filled slots of each. Readers use the
+/// first half.
 const SPILL_WORDS: u32 = 2 * TABLES;
 /// Slots of the smallest table, as a power of two.
 const ORDER_MIN: u32 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 3 };
-/// Slots that a reader looks at before it takes what it reads for nonsense: tables are at most half full.
+/// Slots that a reader probes before it gives up, because what it reads is torn: tables are at most half full.
 pub(super) const READER_PROBES_MAX: u32 = 512;
-/// The writer knows what it reads to be true.
+/// The writer never reads torn words.
 pub(super) const WRITER_PROBES_MAX: u32 = u32::MAX;
 
-/// What names an edge: the node above and the hash of the first block below, mixed.
+/// The name of an edge: the node above, and the hash of the first block below; and a mix of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     parent: u32,
@@ -38,7 +39,7 @@ impl Key {
         Self { parent, first, mixed: mixed ^ mixed >> 32 }
     }
 
-    /// A number below a power of two.
+    /// A number below `power`, a power of two.
     pub(super) const fn below(self, power: usize) -> usize {
         (self.mixed >> 8) as usize & (power - 1)
     }
@@ -51,7 +52,7 @@ impl Key {
         (self.mixed >> 32) as u32
     }
 
-    /// The node that an edge leads to, if the edge is of this name.
+    /// The node below an edge, if the edge has this name.
     #[inline]
     fn child_if(self, words: &Words, edge: u64) -> Option<(u32, Node<'_>)> {
         let (tag, child) = halves(edge);
@@ -63,10 +64,10 @@ impl Key {
     }
 }
 
-/// Where an edge stands: the first [`INLINE_EDGES`] beside the sequence, those behind in the table of the edge's key.
+/// The position of an edge: the first [`INLINE_EDGES`] are inline, the others are in the table of the key.
 pub(super) type Slot = u32;
 
-/// An edge that was found: where it stands and what it leads to.
+/// An edge that was found: its position and its node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'a> {
     pub(super) slot: Slot,
@@ -74,14 +75,14 @@ pub(super) struct Found<'a> {
     pub(super) node: Node<'a>,
 }
 
-/// What lies below the first blocks of one root.
+/// A root: the edges below the first blocks that belong to it.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Root {
     sequence: AtomicU64,
-    /// The first edges, one after the other; 0 = there is no more.
+    /// Inline edges, without gaps; 0 = the end.
     inline: [AtomicU64; INLINE_EDGES as usize],
-    /// Where it is said where the tables are; 0 = there are none.
+    /// The words that describe the spill tables; 0 = there are none.
     spill: AtomicU64,
 }
 
@@ -96,7 +97,7 @@ impl Root {
         }
     }
 
-    /// The sequence before a walk; `None` = a change is under way.
+    /// The sequence before a walk; `None` = a change is in progress.
     #[inline]
     pub(super) fn still(&self) -> Option<u64> {
         // Acquire: pairs with DONE.
@@ -104,7 +105,7 @@ impl Root {
         sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// Whether nothing has changed since [`Root::still`] gave this.
+    /// Whether nothing has changed since [`Root::still`] returned `sequence`.
     #[inline]
     pub(super) fn is_still(&self, sequence: u64) -> bool {
         // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
@@ -112,7 +113,7 @@ impl Root {
         self.sequence.load(Ordering::Relaxed) == sequence
     }
 
-    /// Begins a change. The caller is the only writer.
+    /// Begins a change. There is one writer.
     pub(super) fn open(&self) {
         // Relaxed: only the writer changes it.
         let sequence = self.sequence.load(Ordering::Relaxed);
@@ -125,11 +126,11 @@ impl Root {
     pub(super) fn close(&self) {
         // Relaxed: only the writer changes it.
         let sequence = self.sequence.load(Ordering::Relaxed);
-        // DONE: whoever sees it sees every word of the change.
+        // DONE: a reader that sees it sees every word of the change.
         self.sequence.store(sequence + 1, Ordering::Release);
     }
 
-    /// The edge of a name, if it is among those near or so many slots of its table. Relaxed: see `still`.
+    /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see `still`.
     #[inline]
     pub(super) fn find<'a>(&self, words: &'a Words, key: Key, probes_max: u32) -> Option<Found<'a>> {
         for (place, edge) in self.inline.iter().enumerate() {
@@ -164,15 +165,15 @@ fn find_spilled(words: &Words, spill: u32, key: Key, probes_max: u32) -> Option<
     None
 }
 
-/// Where the table of a key is, and its order, if it is there.
+/// Position and order of the table of a key.
 #[inline]
 fn table_of(words: &Words, spill: u32, key: Key) -> Option<(u32, u32)> {
-    // Relaxed: the root's sequence says whether it still holds.
+    // Relaxed: the root's sequence tells whether it still holds.
     let (at, order) = halves(words.slice(spill, SPILL_WORDS)?[key.table() as usize].load(Ordering::Relaxed));
     (1..=CHUNK_ORDER + 1).contains(&order).then(|| (at, order - 1))
 }
 
-/// The edges of one root, to be changed. Relaxed throughout: the root's sequence tells readers of it.
+/// The edges of one root, for the writer. Relaxed throughout: the root's sequence tells readers of changes.
 pub(super) struct Edges<'a> {
     pub(super) root: &'a Root,
     pub(super) words: &'a Words,
@@ -180,8 +181,8 @@ pub(super) struct Edges<'a> {
 }
 
 impl Edges<'_> {
-    /// Makes room for so many edges more, of which that of `key` is one; `None` if there is no memory for it. To be
-    /// called for each of them before the first is added.
+    /// Reserves room for `more` edges, one of which has the name `key`; `None` if there is no memory. Call it for each
+    /// of them before the first is added.
     pub(super) fn reserve(&mut self, key: Key, more: usize) -> Option<()> {
         if self.inline_used() + more <= INLINE_EDGES as usize {
             Some(())
@@ -217,22 +218,22 @@ impl Edges<'_> {
         Some(())
     }
 
-    /// Edges that are near.
+    /// Inline edges in use.
     fn inline_used(&self) -> usize {
         self.root.inline.iter().take_while(|edge| edge.load(Ordering::Relaxed) != 0).count()
     }
 
-    /// Where the tables are; 0 = there are none.
+    /// The words that describe the spill tables; 0 = there are none.
     fn spill(&self) -> u32 {
         self.root.spill.load(Ordering::Relaxed) as u32
     }
 
-    /// How full the table of a key is.
+    /// Filled slots of the table of a key.
     fn filled(&self, spill: u32, key: Key) -> &AtomicU64 {
         &self.words.run(spill, SPILL_WORDS)[(TABLES + key.table()) as usize]
     }
 
-    /// Words for tables to be, unless there are some.
+    /// Allocates the words that describe spill tables, unless they exist.
     fn begin_spill(&mut self, spill: u32) -> Option<u32> {
         if spill != 0 {
             return Some(spill);
@@ -243,7 +244,7 @@ impl Edges<'_> {
         Some(spill)
     }
 
-    /// Adds an edge for which there is room: in its table, so that none is kept for nothing, or near.
+    /// Adds an edge for which room was reserved: to its table if there is one, otherwise inline.
     pub(super) fn add(&mut self, key: Key, child: u32) {
         let edge = word(key.tag(), child);
         let spill = self.spill();
@@ -265,7 +266,7 @@ impl Edges<'_> {
         }
     }
 
-    /// Lets an edge lead to another node, which has the words already by which it is found.
+    /// Points an edge at another node, which already has the words by which it is found.
     pub(super) fn redirect(&mut self, key: Key, slot: Slot, child: u32) {
         let edge = word(key.tag(), child);
         if let Some(inline) = self.root.inline.get(slot as usize) {
@@ -275,7 +276,7 @@ impl Edges<'_> {
         }
     }
 
-    /// Takes an edge out.
+    /// Removes an edge.
     pub(super) fn remove(&mut self, key: Key, slot: Slot) {
         let Some(inline) = self.root.inline.get(slot as usize) else {
             return self.remove_spilled(key, slot - INLINE_EDGES);
@@ -287,7 +288,7 @@ impl Edges<'_> {
         self.root.inline[last].store(0, Ordering::Relaxed);
     }
 
-    /// Those behind it move up, so that no search ends early.
+    /// Later edges of the probe sequence move up, so that no search ends early.
     fn remove_spilled(&mut self, key: Key, slot: Slot) {
         let spill = self.spill();
         let Some((at, order)) = table_of(self.words, spill, key) else { return };
@@ -305,7 +306,7 @@ impl Edges<'_> {
             if edge == 0 {
                 break;
             }
-            // It may move if its own slot does not lie between the hole and where it is.
+            // An edge may move unless its own slot lies between the hole and its position.
             let own = halves(edge).0 & mask;
             if next.wrapping_sub(own) & mask >= next.wrapping_sub(hole) & mask {
                 slots[hole as usize].store(edge, Ordering::Relaxed);
@@ -315,7 +316,7 @@ impl Edges<'_> {
         slots[hole as usize].store(0, Ordering::Relaxed);
     }
 
-    /// Gives a table back that is empty, and after the last one the words that said where they are.
+    /// Frees an empty table, and with the last one the words that describe the tables.
     fn end_table(&mut self, spill: u32, key: Key, (at, order): (u32, u32)) {
         let tables = self.words.run(spill, TABLES);
         tables[key.table() as usize].store(0, Ordering::Relaxed);

@@ -72,7 +72,7 @@ fn add(tree: &ActiveTree, writer: &mut ActiveWriter, blocks: &[u64], worker: u32
     writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker)).expect("there is room").node
 }
 
-/// A node is split, as where a prompt comes that leaves another within it. To its worker that changes nothing.
+/// A node splits, as when a prompt diverges within it. Its worker is unaffected.
 const SPLIT: Model = Model {
     before: |tree, writer| add(tree, writer, &[10, 12], 1),
     change: |tree, mut writer, node| {
@@ -96,7 +96,7 @@ fn a_node_is_split_without_a_second_look() {
     Model { is_mutant: true, ..SPLIT }.check();
 }
 
-/// A prompt ends that another shares a block with.
+/// A prompt ends that shares a block with another.
 const END: Model = Model {
     before: |tree, writer| {
         add(tree, writer, &[10], 2);
@@ -121,7 +121,7 @@ fn a_prompt_ends_without_a_second_look() {
     Model { is_mutant: true, ..END }.check();
 }
 
-/// A prompt ends, and its words are given to another with another first block, which comes to another worker.
+/// A prompt ends, and its words are reused by a prompt of another worker with another first block.
 const REUSE: Model = Model {
     before: |tree, writer| add(tree, writer, &[10], 2),
     change: |tree, mut writer, node| {
@@ -144,7 +144,7 @@ fn words_used_again_without_a_second_look() {
     Model { is_mutant: true, ..REUSE }.check();
 }
 
-/// As [`REUSE`], by another thread than the one that let go of the words.
+/// As [`REUSE`], by another thread than the one that freed the words.
 fn reuse_elsewhere(tree: &Arc<ActiveTree>, mut writer: ActiveWriter, node: u32, add: fn(&ActiveTree, ActiveWriter)) {
     writer.remove(tree, node, WorkerIndex(2));
     let tree = Arc::clone(tree);
@@ -172,10 +172,10 @@ fn words_used_again_by_another_thread_without_its_fence() {
     Model { change, ..REUSE }.check();
 }
 
-/// A table grows: what is in it moves to another, and its words are given back.
+/// A table grows: its edges move to another one, and its words are freed.
 const GROWTH: Model = Model {
     before: |tree, writer| {
-        // Those that stand beside the sequence.
+        // The inline edges.
         add(tree, writer, &[10], 2);
         add(tree, writer, &[20], 2);
         add(tree, writer, &[30], 1)

@@ -1,8 +1,8 @@
 //! The memory of the tree: numbered words in chunks, and the allocator of runs of words.
 //!
-//! The allocator is the two-level segregated fit of Masmano et al.: it hands out runs of whole cache lines, finds them by length
-//! and joins free neighbours at once, each in constant time. Its bookkeeping lies beside the words: freeing a prompt's words
-//! touches none of them, which are cold by then.
+//! The allocator is the two-level segregated fit of Masmano et al.: it hands out runs of whole cache lines, finds them
+//! by length and joins free neighbours at once, each in constant time. Its bookkeeping lies beside the words: freeing a
+//! prompt's words touches none of them, which are cold by then.
 
 use std::sync::OnceLock;
 
@@ -10,9 +10,9 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a chunk, as a power of two. The model checker gets a small world.
 pub(super) const CHUNK_ORDER: u32 = if cfg!(all(test, kvrouted_loom)) { 7 } else { 16 };
-/// Words of a chunk: what is given out as one never reaches beyond one.
+/// Words of a chunk: no allocation crosses a chunk.
 pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_ORDER;
-/// Words of a cache line: what is given out begins with one.
+/// Words of a cache line: every allocation begins at one.
 pub(super) const LINE_WORDS: u32 = 8;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
@@ -20,11 +20,11 @@ const LINE_BYTES: usize = 64;
 /// The words of a cache line.
 pub(super) type Line = [AtomicU64; LINE_WORDS as usize];
 
-/// Some words, the first of which begins a cache line.
+/// Words whose first one begins a cache line.
 #[derive(Debug)]
 struct Chunk {
     words: Box<[AtomicU64]>,
-    /// Words before the first.
+    /// Words before the first one.
     skipped: usize,
 }
 
@@ -37,25 +37,25 @@ impl Chunk {
     }
 }
 
-/// Words by number. Every access is checked, as a reader may follow a number that is no longer true; what it
-/// then reads is thrown away when it finds that its root has changed.
+/// Words by number. Every access is checked, because a reader may follow an outdated number. The reader discards what
+/// it read when it finds its root changed.
 #[derive(Debug)]
 pub(super) struct Words(Box<[OnceLock<Chunk>]>);
 
 impl Words {
-    /// Room for so many words at most; none is there yet.
+    /// At most `words_max` words; none is allocated yet.
     pub(super) fn new(words_max: usize) -> Self {
         Self((0..words_max.div_ceil(CHUNK_WORDS as usize)).map(|_| OnceLock::new()).collect())
     }
 
-    /// Makes a chunk that is not there yet; `None` if all are. The one writer calls it.
+    /// Allocates the next chunk; `None` if all are allocated. Only the writer calls it.
     pub(super) fn grow(&self) -> Option<u32> {
         let (at, chunk) = self.0.iter().enumerate().find(|(_, chunk)| chunk.get().is_none())?;
         chunk.set(Chunk::new()).ok()?;
         Some((at as u32) << CHUNK_ORDER)
     }
 
-    /// The words from `at` to the end of its chunk, and some behind; none where there is no such chunk.
+    /// The words from `at` to the end of its chunk, and a few more; none without such a chunk.
     #[inline]
     fn from(&self, at: u32) -> &[AtomicU64] {
         let Some(chunk) = self.0.get((at >> CHUNK_ORDER) as usize).and_then(OnceLock::get) else { return &[] };
@@ -63,19 +63,19 @@ impl Words {
         chunk.words.get(from..).unwrap_or_default()
     }
 
-    /// The words `at..at + len`; `None` where there are none, or not in one chunk.
+    /// The words `at..at + len`; `None` if they are not allocated, or not in one chunk.
     #[inline]
     pub(super) fn slice(&self, at: u32, len: u32) -> Option<&[AtomicU64]> {
         self.from(at).get(..len as usize)
     }
 
-    /// The line that begins with `at`, if there is one.
+    /// The cache line that begins with `at`.
     #[inline]
     pub(super) fn line(&self, at: u32) -> Option<&Line> {
         self.from(at).first_chunk()
     }
 
-    /// As [`Words::slice`], for the writer, who knows what it may ask for.
+    /// As [`Words::slice`], for the writer, which asks for allocated words only.
     #[inline]
     pub(super) fn run(&self, at: u32, len: u32) -> &[AtomicU64] {
         let words = self.slice(at, len);
@@ -83,60 +83,60 @@ impl Words {
         words.unwrap_or_default()
     }
 
-    /// Copies words. Relaxed: the root's sequence tells readers of it.
+    /// Copies words. Relaxed: the root's sequence tells readers of changes.
     pub(super) fn copy(&self, from: u32, to: u32, len: u32) {
         let (from, to) = (self.run(from, len), self.run(to, len));
         to.iter().zip(from).for_each(|(to, from)| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed));
     }
 }
 
-/// Two halves of a word, the upper first.
+/// The halves of a word, the upper first.
 #[inline]
 pub(super) const fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// The word of two halves, the upper first.
+/// A word of two halves, the upper first.
 #[inline]
 pub(super) const fn word(upper: u32, lower: u32) -> u64 {
     (upper as u64) << 32 | lower as u64
 }
 
-/// Lines of a chunk; no run reaches beyond one.
+/// Lines of a chunk; no run crosses it.
 const CHUNK_LINES: u32 = CHUNK_WORDS / LINE_WORDS;
-/// The line that is nobody's: a link to nothing.
+/// The unused first line: the end of a list.
 const NOTHING: u32 = 0;
-/// Classes of lengths for each power of two, as a power of two.
+/// Length classes per power of two, as a power of two.
 const FINE: u32 = 3;
-/// Classes of lengths: exact below `1 << FINE`, then so many for each power of two.
+/// Length classes: exact below `1 << FINE`, then a fixed number per power of two.
 const CLASSES: usize = class_of(CHUNK_LINES) + 1;
 
 const _: () = assert!(CLASSES <= u128::BITS as usize, "one bit for each class");
 const _: () = assert!(CHUNK_LINES <= 1 << 15, "a length is a u16");
 
-/// What is known of a line.
+/// The bookkeeping of a line.
 #[derive(Clone, Copy, Debug, Default)]
 struct LineState {
-    /// Lines of the free run that begins here, and of the one that ends here; 0 = none does.
+    /// Lines of the free run that begins here, and of the one that ends here; 0 = none.
     begins: u16,
     ends: u16,
-    /// Runs in use that have a part of the line, beside the first of them.
+    /// Runs in use that share the line, without the first of them.
     sharers: u8,
-    /// Of a line with which a free run begins: the runs before and after it in the list of its class.
+    /// For the first line of a free run: its neighbours in the list of its class.
     before: u32,
     after: u32,
 }
 
-/// The free words. Runs of any length are given out and taken back, in whole or in the pieces they were [cut](WordAllocator::split_run)
-/// into.
+/// The allocator. Runs of any length are taken and given back, as a whole or in the pieces they were
+/// [split](WordAllocator::split_run) into.
 #[derive(Debug)]
 pub(super) struct WordAllocator {
     lines: Vec<LineState>,
     /// The first free run of each class.
     heads: [u32; CLASSES],
-    /// The classes that have one, as a set of bits.
+    /// The classes with free runs, one bit each.
     filled: u128,
-    /// Lines given out.
+    /// Lines in use.
     used: u32,
 }
 
@@ -146,7 +146,7 @@ impl Default for WordAllocator {
     }
 }
 
-/// The class of free runs of so many lines.
+/// The class of free runs of this many lines.
 const fn class_of(lines: u32) -> usize {
     if lines < 1 << FINE {
         return lines as usize;
@@ -156,12 +156,12 @@ const fn class_of(lines: u32) -> usize {
 }
 
 impl WordAllocator {
-    /// Words given out and not taken back, in whole lines.
+    /// Words in use, in whole lines.
     pub(super) const fn used(&self) -> u32 {
         self.used * LINE_WORDS
     }
 
-    /// A run of `len` words, 1 to a chunk, that begins with a line; `None` if no more may be used.
+    /// Takes a run of `len` words, at most a chunk, that begins with a line; `None` if memory is used up.
     pub(super) fn take(&mut self, words: &Words, len: u32) -> Option<u32> {
         let wanted = len.max(1).div_ceil(LINE_WORDS);
         if wanted > CHUNK_LINES {
@@ -183,21 +183,21 @@ impl WordAllocator {
         Some(at * LINE_WORDS)
     }
 
-    /// A run in use becomes two, the second of which begins with the word `at`: each is given back by itself.
+    /// Splits a run in use before the word `at`; each part is then given back by itself.
     pub(super) fn split_run(&mut self, at: u32) {
         if !at.is_multiple_of(LINE_WORDS) {
             self.lines[(at / LINE_WORDS) as usize].sharers += 1;
         }
     }
 
-    /// Two runs in use that were one are one again.
+    /// Merges two runs in use that were split at the word `at`.
     pub(super) fn merge_runs(&mut self, at: u32) {
         if !at.is_multiple_of(LINE_WORDS) {
             self.lines[(at / LINE_WORDS) as usize].sharers -= 1;
         }
     }
 
-    /// Takes a run back. A line of which another run still has a part stays in use.
+    /// Gives a run back. A line that another run shares stays in use.
     pub(super) fn give_back(&mut self, at: u32, len: u32) {
         if len == 0 {
             return;
@@ -216,7 +216,7 @@ impl WordAllocator {
         }
     }
 
-    /// Whether others have a part of a line; then they are one less.
+    /// Whether other runs share a line; if so, counts one less.
     fn leave_to_sharers(&mut self, line: u32) -> bool {
         let sharers = &mut self.lines[line as usize].sharers;
         let is_shared = *sharers > 0;
@@ -224,8 +224,8 @@ impl WordAllocator {
         is_shared
     }
 
-    /// Where a free run of so many lines at least begins. The first class of which every run is long enough serves; what
-    /// is in the one below may be too short, and is passed by.
+    /// The start of a free run of at least `lines` lines. Searches the first class in which every run is long enough;
+    /// the class below may hold runs that are too short.
     fn find(&self, lines: u32) -> Option<u32> {
         let coarse = if lines < 1 << FINE { 0 } else { (1 << (lines.ilog2() - FINE)) - 1 };
         let long_enough = self.filled >> class_of(lines + coarse);
@@ -236,13 +236,13 @@ impl WordAllocator {
     fn grow(&mut self, words: &Words) -> Option<()> {
         let at = words.grow()? / LINE_WORDS;
         self.lines.resize((at + CHUNK_LINES) as usize, LineState::default());
-        // The first line of all is nobody's.
+        // The first line of all is never used.
         let from = at.max(1);
         self.link(from, at + CHUNK_LINES - from);
         Some(())
     }
 
-    /// Frees a run, joined with the free ones on both sides of it in its chunk.
+    /// Frees a run and joins it with the free runs on both sides of it in its chunk.
     fn free(&mut self, mut at: u32, mut len: u32) {
         let end = at + len;
         if !end.is_multiple_of(CHUNK_LINES) {
@@ -335,7 +335,7 @@ mod tests {
                     room.split_run(at + cut);
                     given.extend([(at, cut), (at + cut, len - cut)]);
                 }
-                // Again one, if they were.
+                // Merges two neighbours that were one run.
                 (_, Some((at, len))) => {
                     let Some(behind) = given.get(&(at + len)).copied() else { continue };
                     if !(at + len).is_multiple_of(LINE_WORDS) {

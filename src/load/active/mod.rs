@@ -1,28 +1,26 @@
-//! Which prompts run where: every distinct prefix block of a worker counts once, however many of its requests
-//! share it.
+//! The prompts in flight: every distinct prefix block of a worker counts once, however many of its requests share it.
 //!
-//! A compressed radix tree over the local hashes of the prompts in flight, chained by position: a node is a run of
-//! blocks, with the workers that run a prompt through all of it and how many they run. What a prompt adds to a worker
-//! is what of it lies below the last node that has the worker; what it gives back when it ends is the nodes of which
-//! it was the worker's last. One walk down the tree finds the active depth of all workers; where no prompt in flight
-//! begins as the one that is looked up, it reads the one cache line of the first block's root.
+//! A compressed radix tree over the local hashes of the prompts in flight, chained by position. A node is a run of
+//! blocks, with the workers that run a prompt through all of it and how many prompts each runs. A prompt adds to its
+//! worker the blocks below the last node that already has the worker. When it ends, it takes away the nodes of which it
+//! was the worker's last prompt. One walk down the tree finds the active depth of all workers. If no prompt in flight
+//! begins as the queried one, the walk reads the one cache line of the first block's root.
 //!
 //! # What readers see
 //!
 //! The one writer, under the bookings' lock, changes words that readers read without a lock. Every first block belongs
-//! to a root, one of [`ROOTS`], whose sequence is odd while anything below it changes. A reader that finds it odd, or
-//! another than before its walk, walks again, [`ACTIVE_READ_TRIES_MAX`] times, and then asks for the lock. So what it
-//! answers was true at one moment between the beginning and the end of the look-up: nothing is stale. Prompts of other
-//! roots do not disturb it.
+//! to a root, one of [`ROOTS`], whose sequence is odd while anything below it changes. A reader that finds the sequence
+//! odd, or changed after its walk, walks again, up to [`ACTIVE_READ_TRIES_MAX`] times, and then asks for the lock. Its
+//! answer was therefore true at one moment during the look-up: nothing is stale. Prompts of other roots do not disturb
+//! it.
 //!
 //! | tag | write | read |
 //! |---|---|---|
 //! | OPEN | a root's `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
 //! | DONE | `sequence` to even, Release | `sequence`, Acquire, before the walk |
 //!
-//! Words are used again, by any root, once the change that let go of them is done; whoever writes them then does so
-//! after the OPEN of that change. A reader that still comes upon them sees the sequence of its own root move, by the
-//! same pair of fences.
+//! Any root may reuse words once the change that freed them is done. The new owner writes them after the OPEN of that
+//! change. A reader that still reads them sees the sequence of its own root move, by the same pair of fences.
 
 mod edges;
 mod memory;
@@ -43,16 +41,16 @@ use edges::{Key, READER_PROBES_MAX, Root};
 use memory::{Words, halves};
 use node::{NODE_WORDS, Node, root_of};
 
-/// Parts of a block, in which workers' blocks are counted.
+/// Parts of a block: the unit of weights.
 pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
-/// Times that a look-up walks. Under the model checker, where each squares what is to be tried, it gives up at once.
+/// Tries of a look-up. The model checker, for which each try squares the number of orders, gets one.
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { ACTIVE_READ_TRIES_MAX };
 /// Hashes that are compared or copied at once.
 const STRIDE: usize = 8;
-/// Roots: changes below one do not disturb the readers of another.
+/// Roots: a change below one does not disturb the readers of another.
 const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 
-/// The prompts in flight, as every core reads them.
+/// The prompts in flight, as every serving thread reads them.
 #[derive(Debug)]
 pub(in crate::load) struct ActiveTree {
     words: Words,
@@ -61,13 +59,13 @@ pub(in crate::load) struct ActiveTree {
 }
 
 impl ActiveTree {
-    /// Without a prompt. `secret` is not to be known to those who choose prompts.
+    /// An empty tree. `secret` must be unknown to those who choose prompts.
     pub(in crate::load) fn new(secret: u64) -> Self {
         Self { words: Words::new(ACTIVE_WORDS_MAX), roots: (0..ROOTS).map(|_| Root::new()).collect(), secret }
     }
 
-    /// How far each worker already runs `locals`, in blocks, into `depths`; `false` = something changed under every
-    /// try, and nothing is known.
+    /// Overwrites `depths` with the leading blocks of `locals` that each worker already runs. `false` = every try met a
+    /// change, and nothing is known.
     pub(in crate::load) fn read(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> bool {
         depths.clear();
         let Some(first) = locals.first() else { return true };
@@ -85,7 +83,7 @@ impl ActiveTree {
         false
     }
 
-    /// As [`ActiveTree::read`], while the caller keeps the writer away.
+    /// As [`ActiveTree::read`], while the caller keeps the writer out.
     pub(in crate::load) fn read_alone(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
         depths.clear();
         if let Some(first) = locals.first() {
@@ -100,7 +98,7 @@ impl ActiveTree {
             let Some(found) = root.find(&self.words, key, READER_PROBES_MAX) else { break };
             let common = self.common(&found.node, &locals[depth..]);
             if common == 0 {
-                // Nonsense: what it is part of is about to be thrown away.
+                // Torn words; the caller discards what was read.
                 break;
             }
             depth += common;
@@ -116,12 +114,12 @@ impl ActiveTree {
         }
     }
 
-    /// How many leading blocks of `locals` are those of a node.
+    /// Leading blocks of `locals` that equal those of a node.
     fn common(&self, node: &Node<'_>, locals: &[LocalHash]) -> usize {
         let Some(hashes) = self.words.slice(node.hashes(), node.len()) else { return 0 };
         // Relaxed: see `read`.
         let differ = |(ours, theirs): (&AtomicU64, &LocalHash)| ours.load(Ordering::Relaxed) ^ theirs.0;
-        // So many at once, with one branch.
+        // A chunk at a time, with one branch.
         let ((ours, _), (theirs, _)) = (hashes.as_chunks::<STRIDE>(), locals.as_chunks::<STRIDE>());
         let equal = |(ours, theirs): &(&[AtomicU64; STRIDE], &[LocalHash; STRIDE])| {
             ours.iter().zip(*theirs).map(differ).fold(0, |all, one| all | one) == 0
@@ -130,7 +128,7 @@ impl ActiveTree {
         from + hashes[from..].iter().zip(&locals[from..]).take_while(|both| differ(*both) == 0).count()
     }
 
-    /// A node, for the writer, who knows that it is there.
+    /// A node, for the writer, which knows that it exists.
     fn node(&self, at: u32) -> Node<'_> {
         Node::new(&self.words.run(at, NODE_WORDS).as_chunks().0[0])
     }
@@ -144,10 +142,10 @@ impl ActiveTree {
     }
 }
 
-/// How far each worker already runs a prompt, in blocks. Kept from one look-up to the next.
+/// The leading blocks of a prompt that each worker already runs. Reused by the next look-up.
 #[derive(Debug, Default)]
 pub struct ActiveDepths {
-    /// By place: the worker and its depth; 0 = it runs nothing of the prompt.
+    /// By place: the worker and its depth; 0 = none.
     by_place: Vec<(u32, u32)>,
     /// Places with a depth.
     noted: Vec<u32>,
@@ -160,21 +158,21 @@ impl ActiveDepths {
         self.by_place.get(worker.place()).filter(|(whose, _)| *whose == worker.0).map_or(0, |(_, depth)| *depth)
     }
 
-    /// The workers that run some of the prompt, and how many leading blocks of it.
+    /// The workers with a depth, and their depths.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerIndex, u32)> {
         let entries = self.noted.iter().map(|place| self.by_place[*place as usize]);
         entries.map(|(worker, depth)| (WorkerIndex(worker), depth))
     }
 
-    /// Forgets what was found.
+    /// Forgets all depths.
     pub fn clear(&mut self) {
         for place in self.noted.drain(..) {
             self.by_place[place as usize].1 = 0;
         }
     }
 
-    /// A worker runs so many leading blocks; later calls say more. Of two that had a place one after the other, the
-    /// later counts: the other has left.
+    /// Notes the depth of a worker; later calls have larger depths. Of two workers that had the same place, the later
+    /// one counts, because the other has left.
     #[inline]
     pub(super) fn note(&mut self, worker: u32, depth: u32) {
         let place = WorkerIndex(worker).place();

@@ -1,20 +1,20 @@
-//! One node, a run of blocks, and its list of workers: how many prompts each worker runs through the node, and how much the
-//! node's blocks weigh for it.
+//! One node, a run of blocks, and its list of workers: how many prompts each worker runs through the node, and how much
+//! the node's blocks weigh for it.
 //!
-//! A block weighs one block, or less while the only prompt that a worker runs through it nears its expected end. Another prompt
-//! that shares the block restores its full weight. A list has one word per worker and, behind all of these, one weight per worker;
-//! readers use the first half only. The node itself holds a list of one worker.
+//! A block weighs one block, or less while the only prompt that a worker runs through it nears its expected end.
+//! Another prompt that shares the block restores its full weight. A list has one word per worker and, behind all of
+//! these, one weight per worker; readers use the first half only. The node itself holds a list of one worker.
 
 use super::memory::{LINE_WORDS, Line, Words, halves, word};
 use super::{ActiveTree, BLOCK_PARTS};
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Words of a node: a cache line, in which there is room for the list of one worker.
+/// Words of a node: a cache line, with room for a list of one worker.
 pub(super) const NODE_WORDS: u32 = LINE_WORDS;
-/// Workers that a list in words of its own has room for at least: those of a cache line.
+/// The smallest capacity of a list outside the node: a cache line.
 const LIST_CAPACITY_MIN: u32 = LINE_WORDS / LIST_WORDS;
-/// Parents from here on are no nodes but the roots of spaces.
+/// Parents from here on are the roots of spaces, not nodes.
 const ROOTS_FROM: u32 = 1 << 31;
 
 /// The parent of a space's first nodes.
@@ -28,7 +28,7 @@ pub(super) const fn is_node(parent: u32) -> bool {
     parent < ROOTS_FROM
 }
 
-/// How many workers a list is given room for that is to hold so many.
+/// The capacity to allocate for a list of `workers` entries.
 pub(super) const fn capacity_for(workers: u32) -> u32 {
     if workers <= 1 {
         return 1;
@@ -37,7 +37,7 @@ pub(super) const fn capacity_for(workers: u32) -> u32 {
     if capacity < LIST_CAPACITY_MIN { LIST_CAPACITY_MIN } else { capacity }
 }
 
-/// Where in a node its fields are, two to a word.
+/// The words of the fields in a node, two fields to a word.
 const PARENT_LEN: usize = 0;
 const HASHES_LIST: usize = 1;
 const WORKERS_CAPACITY: usize = 2;
@@ -47,9 +47,9 @@ const FIRST: usize = 5;
 /// The list of one worker.
 const OWN_LIST: usize = 6;
 
-/// A node, where it is. The writer changes it in place; readers may be shown nonsense, which they find out later.
+/// A node. The writer changes it in place, so that a reader may see torn values, which it discards later.
 ///
-/// Every access is relaxed: the root's sequence says whether what was read belongs together.
+/// Every access is relaxed: the root's sequence tells whether the values belong together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<'a>(&'a Line);
 
@@ -68,7 +68,7 @@ impl<'a> Node<'a> {
         self.0[at].store(word(upper, lower), Ordering::Relaxed);
     }
 
-    /// The node above, or the root of a space.
+    /// The node above, or the root of the space.
     #[inline]
     pub(super) fn parent(&self) -> u32 {
         self.get(PARENT_LEN).0
@@ -80,25 +80,25 @@ impl<'a> Node<'a> {
         self.get(PARENT_LEN).1
     }
 
-    /// Where their hashes are.
+    /// The position of their hashes.
     #[inline]
     pub(super) fn hashes(&self) -> u32 {
         self.get(HASHES_LIST).0
     }
 
-    /// Where the list of its workers is, if it is not in the node.
+    /// The position of the list of workers, if it is outside the node.
     #[inline]
     pub(super) fn list_at(&self) -> Option<u32> {
         (self.list_capacity() > 1).then(|| self.get(HASHES_LIST).1)
     }
 
-    /// How many workers run it.
+    /// Workers in the list.
     #[inline]
     pub(super) fn workers(&self) -> u32 {
         self.get(WORKERS_CAPACITY).0
     }
 
-    /// How many find room in the list.
+    /// Capacity of the list.
     #[inline]
     pub(super) fn list_capacity(&self) -> u32 {
         self.get(WORKERS_CAPACITY).1
@@ -116,7 +116,7 @@ impl<'a> Node<'a> {
         self.get(ENDS_CHILDREN).1
     }
 
-    /// The numbers of the nodes below, combined by exclusive or: the only one's, where there is one.
+    /// The numbers of the nodes below, combined by exclusive or. If there is one node below, this is its number.
     #[inline]
     pub(super) fn only(&self) -> u32 {
         self.get(ONLY_ROOT).0
@@ -134,8 +134,7 @@ impl<'a> Node<'a> {
         self.0[FIRST].load(Ordering::Relaxed)
     }
 
-    /// The words of its list: as many of workers as there is room for, then as many of weights. None where a reader is
-    /// led astray.
+    /// The words of the list: first the workers, then as many weights. Empty for a reader with torn values.
     #[inline]
     pub(super) fn list(&self, words: &'a Words) -> &'a [AtomicU64] {
         match self.list_at() {
@@ -144,8 +143,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Becomes a node of so many blocks, with their hashes there, the first of which is `first`; of no workers yet, with
-    /// room for one, at which nothing ends and below which there is nothing.
+    /// Initializes a node with `len` blocks, whose first hash is `first`; with an empty list for one worker, no ends
+    /// and no nodes below.
     pub(super) fn begin(&self, (parent, root): (u32, usize), (hashes, len): (u32, u32), first: u64) {
         self.put(PARENT_LEN, (parent, len));
         self.put(HASHES_LIST, (hashes, 0));
@@ -159,14 +158,14 @@ impl<'a> Node<'a> {
         self.put(PARENT_LEN, (parent, self.len()));
     }
 
-    /// It is below another from now on, and of so many blocks, with their hashes there, the first of which is `first`.
+    /// Moves the node below another one, with other blocks.
     pub(super) fn set_blocks(&self, parent: u32, (hashes, len): (u32, u32), first: u64) {
         self.put(PARENT_LEN, (parent, len));
         self.put(HASHES_LIST, (hashes, self.get(HASHES_LIST).1));
         self.0[FIRST].store(first, Ordering::Relaxed);
     }
 
-    /// Its list has room for so many from now on; it is there, or for one in the node.
+    /// Sets position and capacity of the list.
     pub(super) fn set_list(&self, (at, capacity): (u32, u32)) {
         self.put(HASHES_LIST, (self.hashes(), at));
         self.put(WORKERS_CAPACITY, (self.workers(), capacity));
@@ -180,28 +179,28 @@ impl<'a> Node<'a> {
         self.put(ENDS_CHILDREN, (ends, self.children()));
     }
 
-    /// Gets another node below it.
+    /// Adds a node below.
     pub(super) fn adopt(&self, child: u32) {
         self.put(ENDS_CHILDREN, (self.ends(), self.children() + 1));
         self.exchange(child, 0);
     }
 
-    /// Loses a node below it.
+    /// Removes a node below.
     pub(super) fn disown(&self, child: u32) {
         self.put(ENDS_CHILDREN, (self.ends(), self.children() - 1));
         self.exchange(child, 0);
     }
 
-    /// Has one node below it in place of another.
+    /// Replaces a node below.
     pub(super) fn exchange(&self, one: u32, other: u32) {
         self.put(ONLY_ROOT, (self.only() ^ one ^ other, self.root() as u32));
     }
 }
 
-/// Words of a list for each worker that it has room for.
+/// Words of a list for each worker.
 pub(super) const LIST_WORDS: u32 = 2;
 
-/// The list of a node, for the writer. Relaxed: readers learn from the root's sequence whether to believe it.
+/// The list of a node, for the writer. Relaxed: the root's sequence tells readers of changes.
 pub(super) struct List<'a> {
     pub(super) workers: &'a [AtomicU64],
     pub(super) weights: &'a [AtomicU64],
@@ -214,13 +213,13 @@ impl<'a> List<'a> {
         Self { workers, weights }
     }
 
-    /// Where a worker stands among the first so many.
+    /// The position of a worker among the first `workers`.
     pub(super) fn place_of(&self, worker: WorkerIndex, workers: u32) -> Option<usize> {
         let is_it = |entry: &AtomicU64| halves(entry.load(Ordering::Relaxed)).0 == worker.0;
         self.workers[..workers as usize].iter().position(is_it)
     }
 
-    /// How many prompts run through the node of the worker that stands at `place`.
+    /// Prompts through the node of the worker at `place`.
     pub(super) fn prompts(&self, place: usize) -> u32 {
         halves(self.workers[place].load(Ordering::Relaxed)).1
     }
@@ -237,7 +236,7 @@ impl<'a> List<'a> {
         self.weights[place].store(parts, Ordering::Relaxed);
     }
 
-    /// Takes the first so many workers of another list, each at its place.
+    /// Copies the first `workers` entries of another list.
     pub(super) fn copy(&self, from: &List<'_>, workers: u32) {
         for place in 0..workers as usize {
             self.workers[place].store(from.workers[place].load(Ordering::Relaxed), Ordering::Relaxed);
@@ -246,7 +245,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// Whether the blocks of two nodes that the same workers run weigh the same for each.
+/// Whether the blocks of two nodes with the same workers have the same weight for each.
 pub(super) fn weigh_alike(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bool {
     let (here, there) = (List::of(one, words), List::of(other, words));
     (0..one.workers() as usize).all(|place| {
@@ -255,8 +254,7 @@ pub(super) fn weigh_alike(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bo
     })
 }
 
-/// A prompt of a worker runs through a node, in whose list there is room. Returns what that adds to the worker, in parts
-/// of a block.
+/// Adds a prompt of a worker to a node whose list has room. Returns what that adds to the worker, in parts of a block.
 #[inline]
 pub(super) fn join(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
     let (workers, list) = (node.workers(), List::of(node, words));
@@ -272,8 +270,8 @@ pub(super) fn join(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
     u64::from(node.len()) * (BLOCK_PARTS - before)
 }
 
-/// A prompt of a worker runs through a node and all above it; there is room in their lists. Returns what that adds to
-/// the worker, in parts of a block.
+/// Adds a prompt of a worker to a node and all above it, whose lists have room. Returns what that adds to the worker,
+/// in parts of a block.
 pub(super) fn join_path(tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> u64 {
     let mut added = 0;
     while is_node(at) {
@@ -284,7 +282,7 @@ pub(super) fn join_path(tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> 
     added
 }
 
-/// A prompt of a worker leaves one node. Returns what that takes from the worker, in parts of a block.
+/// Removes a prompt of a worker from one node. Returns what that takes from the worker, in parts of a block.
 #[inline]
 pub(super) fn leave(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
     let (workers, list) = (node.workers(), List::of(node, words));

@@ -20,7 +20,7 @@ fn whole(parts: u64) -> usize {
     (parts / BLOCK_PARTS) as usize
 }
 
-/// The tree, and what it should say.
+/// The tree, and the prompts that it should hold.
 struct CheckedTree {
     tree: ActiveTree,
     writer: ActiveWriter,
@@ -35,7 +35,7 @@ impl CheckedTree {
         Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default() }
     }
 
-    /// The distinct prefixes that a worker runs.
+    /// The distinct prefixes of a worker.
     fn prefixes(&self, worker: WorkerIndex) -> BTreeSet<(SpaceId, &[LocalHash])> {
         let of_worker = self.prompts.values().filter(|prompt| prompt.2 == worker);
         of_worker.flat_map(|(space, blocks, ..)| (1..=blocks.len()).map(|to| (*space, &blocks[..to]))).collect()
@@ -47,7 +47,7 @@ impl CheckedTree {
         assert_eq!(before + whole(added), self.prefixes(worker).len());
     }
 
-    /// As `add`, without counting the model's blocks, which takes long where they are many.
+    /// As `add`, without counting the blocks of the model, which is slow if they are many.
     fn put(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) -> u64 {
         let placed = self.writer.add(&self.tree, space, &blocks, worker).expect("there is room");
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
@@ -78,7 +78,7 @@ impl CheckedTree {
         assert_eq!(after, [before[0] - whole(freed), before[1] + whole(added)]);
     }
 
-    /// Asks how far every worker runs a prompt.
+    /// Looks up the depth of every worker.
     fn check(&mut self, space: SpaceId, query: &[LocalHash], workers: u32) {
         assert!(self.tree.read(space, query, &mut self.depths), "nobody writes");
         for worker in (0..workers).map(WorkerIndex) {
@@ -109,7 +109,7 @@ enum Step {
 
 const WORKERS: u32 = 6;
 
-/// Runs of blocks from few choices, so that prompts share beginnings and leave each other anywhere.
+/// Prompts of few different runs, so that they share prefixes and diverge anywhere.
 fn prompt() -> impl Strategy<Value = Vec<u64>> {
     let run = (0..3_u64, 1..12_usize).prop_map(|(block, len)| vec![block; len]);
     prop::collection::vec(run, 1..5).prop_map(|runs| runs.concat())
@@ -156,7 +156,7 @@ fn long_prompts_many_branches_and_many_workers() {
     for (worker, to) in [(0, long), (1, long), (1, long - 200), (2, ACTIVE_JOIN_BLOCKS_MAX as u64 + 1)] {
         checked.put(SpaceId(0), run(1, 0, to), WorkerIndex(worker));
     }
-    // Below one block, as below a system prompt, so many that the tables grow.
+    // Many prompts below one block, as below a system prompt, so that the tables grow.
     for branch in 0..300 {
         let blocks = [run(1, 0, 1), run(2 + branch, 0, 3)].concat();
         checked.put(SpaceId(0), blocks, WorkerIndex(branch as u32));
@@ -168,7 +168,7 @@ fn long_prompts_many_branches_and_many_workers() {
 }
 
 #[test]
-fn a_worker_that_follows_in_a_place_is_not_taken_for_the_one_before() {
+fn the_successor_in_a_place_is_not_mistaken_for_its_predecessor() {
     let mut checked = CheckedTree::new();
     let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
     checked.add(SpaceId(0), run(1, 0, 9), left);
@@ -222,7 +222,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
                     known += 1;
                     assert_eq!(depths.of(WorkerIndex(0)), 40);
                     for worker in 1..8 {
-                        // Worker `w` runs nothing, or 8 blocks for each up to its number.
+                        // Worker `w` runs nothing, or 8 `w` blocks.
                         let depth = depths.of(WorkerIndex(worker));
                         assert!(depth == 0 || depth == 8 * worker, "{reader}: {worker} runs {depth}");
                         some += u64::from(depth > 0);
@@ -241,7 +241,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
                     None
                 }
                 None => {
-                    // The last ones run on elsewhere, so that nodes split and join.
+                    // The last workers run further blocks, so that nodes split and join.
                     let tail = if worker > 5 { run(9, 0, rng.random_range(1..30)) } else { Vec::new() };
                     let blocks = [run(1, 0, 8 * worker as u64), tail].concat();
                     writer.add(&tree, SpaceId(0), &blocks, index).map(|placed| placed.node)
@@ -253,7 +253,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
 }
 
 #[test]
-fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
+fn blocks_of_one_prompt_have_its_weight_until_another_shares_them() {
     let (mut checked, worker) = (CheckedTree::new(), WorkerIndex(1));
     let half = BLOCK_PARTS / 2;
     checked.add(SpaceId(0), run(1, 0, 10), worker);
@@ -262,10 +262,10 @@ fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
     let node = checked.prompts[&1].3;
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (5 * half) as i64, "four are shared");
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), 0, "said before");
-    // The first ends: the shared four are the second's alone, and weigh less once it says so.
+    // When the first ends, the four shared blocks are the second's alone, and weigh less with its next report.
     assert_eq!(checked.writer.remove(&checked.tree, checked.prompts[&0].3, worker), 6 * BLOCK_PARTS);
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (4 * half) as i64);
-    // A third shares six blocks with the second, which are whole again.
+    // A third shares six blocks with the second, which get their full weight back.
     let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
     let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker).expect("there is room");
     assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
@@ -276,10 +276,10 @@ fn what_one_prompt_runs_alone_weighs_what_it_says_until_another_shares_it() {
 }
 
 #[test]
-fn prompts_at_the_ends_of_two_chunks_stay_two_runs() {
+fn runs_at_the_border_of_two_chunks_are_not_joined() {
     let mut checked = CheckedTree::new();
     let prompt = |blocks: u64| (1..=blocks).map(LocalHash).collect::<Vec<_>>();
-    // Only the last line of the first chunk is free, and what nodes and tables take.
+    // Leaves only the last line of the first chunk free, and the lines for nodes and tables.
     let (words, room) = (&checked.tree.words, &mut checked.writer.allocator);
     let spare = room.take(words, 64).expect("room");
     let lines = memory::CHUNK_WORDS / memory::LINE_WORDS;

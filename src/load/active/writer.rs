@@ -1,4 +1,4 @@
-//! How the tree changes: a prompt comes, a prompt ends.
+//! Changes of the tree: a prompt begins, moves or ends.
 
 use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::memory::CHUNK_WORDS;
@@ -14,29 +14,30 @@ use crate::sync::fence;
 /// A prompt that is in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::load) struct PlacedPrompt {
-    /// The node that ends with its last block. It keeps its number as long as a prompt ends there.
+    /// The node at which the prompt ends. It keeps its number while a prompt ends there.
     pub(in crate::load) node: u32,
-    /// What it adds to its worker, in parts of a block: [`BLOCK_PARTS`] for each that the worker did not run before.
+    /// What the prompt adds to its worker, in parts of a block: [`BLOCK_PARTS`] for each block that the worker did not
+    /// run before.
     pub(in crate::load) added_parts: u64,
 }
 
-/// What only the writer needs of the tree; its methods are called under the bookings' lock.
+/// The writer's own state; its methods are called under the bookings' lock.
 #[derive(Debug, Default)]
 pub(in crate::load) struct ActiveWriter {
     pub(super) allocator: WordAllocator,
 }
 
-/// Where a prompt leaves what is in the tree.
+/// Where a prompt diverges from the tree.
 struct Divergence {
-    /// The last node that it runs through to the end, or the root.
+    /// The last node that the prompt runs through, or the root.
     parent: u32,
-    /// Its blocks down to there, and into the node below.
+    /// Blocks of the prompt that are in the tree.
     depth: usize,
-    /// The node below of which it shares some blocks, and how many.
+    /// The node below that shares some blocks, and how many.
     within: Option<(u32, u32)>,
 }
 
-/// Nodes that are not linked yet, one below the other.
+/// New nodes in a chain, not linked to the tree yet.
 #[derive(Clone, Copy)]
 struct NewNodes {
     first: u32,
@@ -50,7 +51,7 @@ impl ActiveWriter {
         self.allocator.used()
     }
 
-    /// A prompt of at least a block comes to a worker; `None` if there is no memory for it, and nothing changed.
+    /// Adds a prompt of at least one block to a worker. `None` if there is no memory, and nothing changed.
     pub(in crate::load) fn add(
         &mut self,
         tree: &ActiveTree,
@@ -59,8 +60,8 @@ impl ActiveWriter {
         worker: WorkerIndex,
     ) -> Option<PlacedPrompt> {
         let root = tree.root_at(space, *locals.first()?);
-        // As OPEN, for the words used again below, which another thread may have let go of: a reader that still looks at
-        // them for what they were sees that thread's change of `sequence`, too.
+        // As OPEN, for words that are reused below and that another thread may have freed: a reader that still reads
+        // them as what they were sees that thread's change of `sequence` too.
         fence(Ordering::Release);
         self.place(tree, (root, space), locals, worker)
     }
@@ -74,7 +75,7 @@ impl ActiveWriter {
         worker: WorkerIndex,
     ) -> Option<PlacedPrompt> {
         let branch = descend(tree, root, space, locals);
-        // Nobody can come upon the new nodes yet.
+        // No reader can reach the new nodes yet.
         let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();
         let placed = self.attach_new(tree, root, &branch, tail, worker);
@@ -85,14 +86,14 @@ impl ActiveWriter {
         placed
     }
 
-    /// A prompt that ended with `node` leaves a worker. Returns what the worker no longer runs, in parts
-    /// of a block.
+    /// Removes a prompt that ended at `node` from a worker. Returns what the worker no longer runs, in parts of a
+    /// block.
     pub(in crate::load) fn remove(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex) -> u64 {
         let end = tree.node(node);
         let root = end.root();
         tree.roots[root].open();
         end.set_ends(end.ends() - 1);
-        // Whoever runs a node runs those above it: nodes that nobody runs any more come first.
+        // A worker that runs a node runs those above it, so unused nodes come first.
         let (mut at, mut freed, mut last_run) = (node, 0, None);
         while is_node(at) {
             let here = tree.node(at);
@@ -112,8 +113,8 @@ impl ActiveWriter {
         freed
     }
 
-    /// A prompt that ended with `node` is run by another worker now: what is new to `to`, and what `from` no longer
-    /// runs, in parts of a block. `None` if there is no memory for it, and nothing changed.
+    /// Moves a prompt that ended at `node` to another worker. Returns what is new to `to`, and what `from` no longer
+    /// runs, in parts of a block. `None` if there is no memory, and nothing changed.
     pub(in crate::load) fn pass_on(
         &mut self,
         tree: &ActiveTree,
@@ -133,7 +134,7 @@ impl ActiveWriter {
         added.map(|added| (added, self.remove(tree, node, from)))
     }
 
-    /// Links a prompt's tail to where it leaves the tree, and counts the worker all the way up.
+    /// Links new nodes where the prompt diverges, and adds the worker to all nodes above.
     fn attach_new(
         &mut self,
         tree: &ActiveTree,
@@ -174,7 +175,7 @@ impl ActiveWriter {
         Some(PlacedPrompt { node: last, added_parts })
     }
 
-    /// Everything that needs memory before a prompt can be linked.
+    /// Reserves all memory that linking a prompt needs.
     fn reserve_for_attach(
         &mut self,
         tree: &ActiveTree,
@@ -198,8 +199,8 @@ impl ActiveWriter {
         self.reserve_path(tree, attach, worker)
     }
 
-    /// Nodes for the blocks that are nowhere yet, one below the other: the first and the last. The outer `None`: there
-    /// is no memory. The inner: there are no such blocks.
+    /// Makes a chain of nodes for the blocks that are not in the tree. Outer `None`: no memory. Inner `None`: no such
+    /// blocks.
     #[expect(clippy::option_option, reason = "no memory is not no tail")]
     fn make_tail(
         &mut self,
@@ -240,7 +241,7 @@ impl ActiveWriter {
         }
     }
 
-    /// A node below `parent` that one prompt of a worker runs through: its line, and its hashes behind it.
+    /// Makes a node below `parent` for one prompt of a worker: its line, with its hashes behind.
     fn make(
         &mut self,
         tree: &ActiveTree,
@@ -269,8 +270,8 @@ impl ActiveWriter {
         }
     }
 
-    /// Gives the first `common` blocks of a node to a new one above it: the old one keeps its number, as prompts end
-    /// with its last block. `None` if there is no memory, and nothing changed.
+    /// Moves the first `common` blocks of a node to a new node above it. The old node keeps its number, because prompts
+    /// end at its last block. `None` if there is no memory, and nothing changed.
     pub(super) fn split(&mut self, tree: &ActiveTree, root: usize, at: u32, common: u32) -> Option<u32> {
         let (words, below) = (&tree.words, tree.node(at));
         let (hashes, len) = (below.hashes(), below.len());
@@ -299,7 +300,7 @@ impl ActiveWriter {
         Some(number)
     }
 
-    /// Takes out a node that nobody runs any more.
+    /// Removes an unused node.
     fn prune(&mut self, tree: &ActiveTree, root: usize, at: u32) {
         let node = tree.node(at);
         let key = key_of(tree, &node);
@@ -312,8 +313,8 @@ impl ActiveWriter {
         self.unmake(tree, at);
     }
 
-    /// Joins a node at which nothing ends or branches any more with the one below, which keeps its number. Whoever
-    /// runs through one then runs through the other.
+    /// Joins a node at which nothing ends or branches any more with the one below, which keeps its number. Both have
+    /// the same workers.
     fn join(&mut self, tree: &ActiveTree, root: usize, at: u32) {
         let (words, above) = (&tree.words, tree.node(at));
         if above.ends() > 0 || above.children() != 1 {
@@ -333,7 +334,7 @@ impl ActiveWriter {
         }
         let mut hashes = above_at;
         if !lie_together {
-            // Without memory they stay apart, which is as true.
+            // Without memory the nodes stay apart, which is correct too.
             let Some(together) = self.allocator.take(words, len) else { return };
             words.copy(above_at, together, above_len);
             words.copy(below_at, together + above_len, below_len);
@@ -366,7 +367,7 @@ impl ActiveWriter {
 }
 
 impl ActiveWriter {
-    /// Makes room for a worker in the lists from a node up to the root.
+    /// Reserves room for a worker in the lists from a node up to the root.
     pub(super) fn reserve_path(&mut self, tree: &ActiveTree, mut at: u32, worker: WorkerIndex) -> Option<()> {
         while is_node(at) {
             let node = tree.node(at);
@@ -379,8 +380,8 @@ impl ActiveWriter {
         Some(())
     }
 
-    /// Gives the list of `from`, in words with room for so many, to `to`, which may be the same node. The words that the
-    /// list of `to` is in are given back. `None` if there is no memory for it, and nothing changed.
+    /// Moves the list of `from`, with this capacity, to `to`, which may be the same node, and frees the words of `to`'s
+    /// old list. `None` if there is no memory, and nothing changed.
     pub(super) fn move_list(&mut self, tree: &ActiveTree, from: &Node<'_>, to: &Node<'_>, capacity: u32) -> Option<()> {
         let (words, workers) = (&tree.words, from.workers());
         let at = if capacity > 1 { self.allocator.take(words, capacity * LIST_WORDS)? } else { 0 };
@@ -400,18 +401,17 @@ impl ActiveWriter {
         Some(())
     }
 
-    /// Gives the words of a node's list back, if it has any beside the node's.
+    /// Frees the words of a node's list, if it is outside the node.
     pub(super) fn give_list_back(&mut self, node: &Node<'_>) {
         if let Some(at) = node.list_at() {
             self.allocator.give_back(at, node.list_capacity() * LIST_WORDS);
         }
     }
 
-    /// The blocks that a worker runs for one prompt alone, which ended with `node`, weigh so many parts from now on.
-    /// Returns what that takes from the worker, less than 0 where it gives, in parts of a block.
-    /// Nothing that readers look at changes.
+    /// Sets the weight of the blocks that a worker runs for one prompt alone, which ended at `node`. Returns what that
+    /// takes from the worker in parts of a block, negative if it adds. Changes nothing that readers use.
     pub(in crate::load) fn weigh(&mut self, tree: &ActiveTree, node: u32, worker: WorkerIndex, parts: u64) -> i64 {
-        // As in `add`: these words may have been another node's.
+        // As in `add`: these words may have been part of another node.
         fence(Ordering::Release);
         let (mut at, mut taken) = (node, 0);
         while is_node(at) {
@@ -429,15 +429,14 @@ impl ActiveWriter {
     }
 }
 
-/// Whether words behind a run are one run with it: two chunks are not, though the numbers of their words follow each
-/// other.
+/// Whether the words behind a run continue it. Consecutive numbers in two chunks do not.
 const fn lie_together((at, len): (u32, u32), behind: u32) -> bool {
     at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
 }
 
-/// Writes the hashes of blocks where no root leads yet, so many at once.
+/// Writes the hashes of new blocks, a chunk at a time.
 fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
-    // Relaxed: the root's sequence tells readers of them.
+    // Relaxed: the root's sequence tells readers of changes.
     let store = |(word, local): (&AtomicU64, &LocalHash)| word.store(local.0, Ordering::Relaxed);
     let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<STRIDE>(), blocks.as_chunks::<STRIDE>());
     to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(store));
@@ -460,7 +459,7 @@ fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash])
     branch
 }
 
-/// Blocks from the first to a node's last.
+/// Blocks from the first one to a node's last.
 pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
     let mut blocks = 0;
     while is_node(at) {
@@ -471,13 +470,13 @@ pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
     blocks
 }
 
-/// What a node is found by.
+/// The name of the edge to a node.
 fn key_of(tree: &ActiveTree, node: &Node<'_>) -> Key {
     tree.key(node.parent(), LocalHash(node.first()))
 }
 
 impl ActiveTree {
-    /// Where the edge of a name stands, for the writer.
+    /// The position of an edge, for the writer.
     fn slot_of(&self, root: usize, key: Key) -> Option<Slot> {
         self.roots[root].find(&self.words, key, WRITER_PROBES_MAX).map(|found| found.slot)
     }

@@ -37,7 +37,7 @@ fn randomize(record: &mut WorkerRecord, rng: &mut Xoshiro256PlusPlus) {
     record.loras = some(&["x"], rng);
 }
 
-/// What a prompt of so many tokens, not yet held anywhere, adds to a worker of a space.
+/// The load that a prompt adds which no worker holds.
 fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) -> Demand<'_> {
     Demand {
         space,
@@ -49,7 +49,7 @@ fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) ->
     }
 }
 
-/// A world in which anything happens between two decisions.
+/// A world in which random changes happen between two decisions.
 struct RandomWorld {
     world: World,
     predictor: Option<Predictor>,
@@ -72,7 +72,7 @@ impl RandomWorld {
         Self { world, predictor: None, rng, session, live: Vec::new(), affinities, names: 0, now_ns: 0 }
     }
 
-    /// What workers hold is predicted, but for every third, which publishes events.
+    /// Predicts what workers hold, except every third one, which publishes events.
     fn predicting(mut self) -> Self {
         let limits = PredictionLimits { ttl_ms: 20_000, worker_blocks_max: 30, memory_bytes_max: 16 << 20, secret: 1 };
         let predictor = Predictor::new(&[Some(limits)]);
@@ -118,7 +118,7 @@ impl RandomWorld {
         self.world.loads.free(self.session, booking, self.now_ns);
     }
 
-    /// A worker leaves, and another takes its place. The bookings on the one that left may end later.
+    /// Another worker takes the place of one that leaves, whose bookings may end later.
     fn replace(&mut self, place: u32) {
         let all_ended = self.one_in(2);
         let World { fleet, writer, loads, .. } = &mut self.world;
@@ -133,7 +133,7 @@ impl RandomWorld {
         writer.publish();
         writer.sweep(usize::MAX);
         let (slot, trust) = (writer.add_worker().unwrap(), Arc::new(TrustCell::new(Trust::default())));
-        // Some requests name the one, some the other.
+        // Requests name one or the other.
         let worker = Worker::new(u64::from(place) + 1, index.generation() % 2);
         self.world.change(|workers| {
             let record = &mut workers[place as usize];
@@ -141,7 +141,7 @@ impl RandomWorld {
         });
     }
 
-    /// The predictor, which runs by itself, takes over who there is, and a booking.
+    /// The predictor follows the fleet and takes a booking.
     fn predict(&mut self, place: u32) {
         let prompt = self.prompt();
         let Some(predictor) = &mut self.predictor else { return };
@@ -192,7 +192,7 @@ impl RandomWorld {
                 let Self { world, rng, .. } = self;
                 world.change(|workers| randomize(&mut workers[place as usize], rng));
             }
-            // More than is known of whose they were.
+            // More changes than the change log holds.
             21 if self.one_in(20) => (0..700).for_each(|_| {
                 self.book();
                 self.free();
@@ -237,7 +237,7 @@ impl RandomWorld {
         policy
     }
 
-    /// Decides by what was kept and by nothing; returns what both made of it, and what they were made from.
+    /// Decides with the cache and without one; returns both decisions and observations.
     fn decide(&mut self) -> [(String, Observation); 2] {
         self.world.policy = self.policy();
         let prompt = self.prompt();
@@ -258,7 +258,7 @@ impl RandomWorld {
             candidates_max: self.rng.random_range(1..12),
             ..ask(&prompt)
         };
-        // Who decides may have looked at the clock before whoever decided last.
+        // The time of a decision may lie before that of the previous one.
         let ago_ns = if self.one_in(8) { STEP_NS * self.rng.random_range(0..40) } else { 0 };
         let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
         let (affinities, now_ns) = (&self.affinities, self.now_ns.saturating_sub(ago_ns));
@@ -283,7 +283,7 @@ impl RandomWorld {
 }
 
 #[test]
-fn what_is_kept_is_what_would_be_read_again() {
+fn a_cached_decision_equals_a_fresh_one() {
     let fixed = PrefillModel::Fixed { base_ns: STEP_NS, token_ns: STEP_NS / 10, cached_token_ns: 0 };
     let facts = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
     let facts = facts.map(|(seed, prefill)| (seed, RandomWorld::new(seed, prefill)));
@@ -301,7 +301,7 @@ fn what_is_kept_is_what_would_be_read_again() {
 }
 
 #[test]
-fn what_others_change_meanwhile_is_seen_once_they_rest() {
+fn concurrent_changes_are_visible_once_they_stop() {
     let mut random = RandomWorld::new(5, PrefillModel::Off);
     let (other, prompt) = (random.world.loads.open_session(None, 0).unwrap(), tokens(16));
     let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut random.world;
@@ -338,7 +338,7 @@ fn what_others_change_meanwhile_is_seen_once_they_rest() {
 }
 
 #[test]
-fn spaces_are_kept_side_by_side() {
+fn spaces_have_separate_caches() {
     let mut world = World::new(4, Some(SCHEME));
     let second = Space { id: SpaceId(1), ..world.fleet.spaces[0].clone() };
     world.fleet.spaces.push(second);
@@ -347,7 +347,7 @@ fn spaces_are_kept_side_by_side() {
     let session = world.loads.open_session(None, 0).unwrap();
     let prompt = tokens(64);
     for round in 1..5_u32 {
-        // In each round more is held, booked and believed, and in one space another number than in the other.
+        // Each round adds blocks, bookings and trust; the two spaces get different numbers.
         for (index, held) in [(1, round), (3, 2 * round)] {
             let trust = &world.fleet.workers[index].trust;
             trust.store(Trust { since_unix_ms: u64::from(held), level: TrustLevel::Exact, ..Trust::default() });
@@ -380,14 +380,14 @@ fn trust(level: TrustLevel, reasons: &[TrustReason], since_unix_ms: u64) -> Trus
     Trust { level, reasons, since_unix_ms, as_of_seq: Some(BEFORE), as_of_unix_ms: 70 }
 }
 
-/// A space whose workers are believed so much.
+/// A space whose workers have this trust.
 fn believed(trusts: &[Trust]) -> World {
     let world = World::new(trusts.len() as u32, Some(SCHEME));
     world.fleet.workers.iter().zip(trusts).for_each(|(record, trust)| record.trust.store(*trust));
     world
 }
 
-/// What is found when a decision begins.
+/// Refreshes the cache, as a decision does first.
 fn refresh(cache: &mut SpaceCache, world: &World) {
     let World { fleet, indexes, predictions, loads, policy, .. } = world;
     let affinities = &AffinityTable::new(8, 0);
@@ -401,7 +401,7 @@ fn found(cache: &SpaceCache) -> Vec<Trust> {
     cache.observation().workers.iter().map(|facts| facts.trust).collect()
 }
 
-/// Whether all workers are taken to be believed at least so much: by the rule that removes, and by what credits.
+/// Whether the trust rule keeps all workers, and all overlaps are credited, at this level.
 fn passes(cache: &SpaceCache, level: TrustLevel) -> bool {
     let workers = &cache.observation().workers;
     let stay = workers.admits_all(&Policy { trust_min: level, ..Policy::default() });
@@ -410,7 +410,7 @@ fn passes(cache: &SpaceCache, level: TrustLevel) -> bool {
 }
 
 #[test]
-fn a_fall_while_the_index_was_read_holds_and_a_rise_does_not() {
+fn trust_that_falls_during_a_look_up_counts_and_a_rise_does_not() {
     let (exact, low) = (trust(TrustLevel::Exact, &[], 1), trust(TrustLevel::LowerBound, &[TrustReason::Gap], 1));
     let (world, mut cache) = (believed(&[exact, exact, low]), SpaceCache::default());
     refresh(&mut cache, &world);
@@ -432,7 +432,7 @@ fn a_fall_while_the_index_was_read_holds_and_a_rise_does_not() {
 }
 
 #[test]
-fn a_fall_and_a_rise_while_the_index_was_read_are_noticed() {
+fn a_fall_and_a_rise_during_a_look_up_are_noticed() {
     let exact = trust(TrustLevel::Exact, &[], 1);
     let (world, mut cache) = (believed(&[exact, exact]), SpaceCache::default());
     refresh(&mut cache, &world);
@@ -449,7 +449,7 @@ fn a_fall_and_a_rise_while_the_index_was_read_are_noticed() {
 }
 
 #[test]
-fn a_contended_look_up_proves_nothing_of_anybody_and_only_that_one() {
+fn a_contended_look_up_lowers_all_trust_for_one_decision() {
     let none = trust(TrustLevel::None, &[TrustReason::NoEvents], 1);
     for lowest in [trust(TrustLevel::Exact, &[], 1), none] {
         let trusts = [trust(TrustLevel::Exact, &[], 1), trust(TrustLevel::LowerBound, &[TrustReason::Gap], 1), lowest];
@@ -491,8 +491,8 @@ impl Dice<'_> {
     }
 }
 
-/// Random values of every fact. Constraints, lower tiers, shared blocks, and what rules go by, have their usual values unless
-/// `varied` says so.
+/// Random values of every fact. Constraints, lower tiers, shared blocks, and what rules go by, have their usual values
+/// unless `varied` says so.
 fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> WorkerFacts {
     let [constraints, lower_tiers, shared, states] = varied;
     let mut dice = Dice(rng);
@@ -568,7 +568,7 @@ fn columns_return_every_fact_that_was_written() {
 }
 
 #[test]
-fn many_at_once_and_row_by_row_decide_to_the_same_bits() {
+fn columns_and_rows_decide_to_the_same_bits() {
     let mut random = RandomWorld::new(7, PrefillModel::Off);
     let mut plain = 0;
     for seed in 0..6000 {

@@ -53,7 +53,7 @@ impl Reloaded<'_> {
     fn replace_policies(&self, next: &Config) {
         let before = self.policies.load();
         let next = policies(next, before.version() + 1);
-        if !next.says_the_same(&before) {
+        if !next.equals_but_for_version(&before) {
             tracing::info!(version = next.version(), "the policies are replaced");
             self.counters.bump(DaemonCounter::PoliciesReplaced);
             self.policies.store(Arc::new(next));

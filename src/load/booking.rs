@@ -309,7 +309,7 @@ impl Bookings {
     }
 
     /// The user of the booking that is or was in `slot`, and its blocks in the tree.
-    pub(super) fn held_of(&self, slot: u32) -> (Option<UserSlot>, u32) {
+    pub(super) fn user_and_blocks_of(&self, slot: u32) -> (Option<UserSlot>, u32) {
         (self.links[slot as usize].user, self.links[slot as usize].prompt_blocks)
     }
 

@@ -125,7 +125,7 @@ impl Ledger {
     /// Notes that the blocks of the booking in `slot` have left the tree.
     pub(super) fn unshare(&mut self, slot: u32) {
         let blocks = u64::from(self.bookings.take_prompt_blocks(slot));
-        if let (Some(user), _) = self.bookings.held_of(slot) {
+        if let (Some(user), _) = self.bookings.user_and_blocks_of(slot) {
             self.sessions.users.get_mut(user).prompt_blocks -= blocks;
         }
     }
@@ -197,7 +197,7 @@ impl Ledger {
         if let Some(moved) = self.sessions.take_booking(id, place as usize, booking.is_prefill_half) {
             self.bookings.move_in_session(moved, place);
         }
-        if let (Some(user), blocks) = self.bookings.held_of(slot) {
+        if let (Some(user), blocks) = self.bookings.user_and_blocks_of(slot) {
             let held = self.sessions.users.get_mut(user);
             held.bookings -= 1;
             held.prompt_blocks -= u64::from(blocks);

@@ -564,7 +564,7 @@ impl Loads {
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
         if let HeldBlocks::Shared(node) = held {
-            if let Some((added_parts, freed_parts)) = ledger.active.pass_on(&self.tree, node, from, to) {
+            if let Some((added_parts, freed_parts)) = ledger.active.transfer(&self.tree, node, from, to) {
                 (left_parts, came_parts) = (own_parts + freed_parts, own_parts + added_parts);
             } else {
                 held_there = HeldBlocks::Alone(blocks_to(&self.tree, node));

@@ -190,7 +190,7 @@ impl<T> Queue<T> {
             Some(QueueFull::Bytes)
         } else if self.sets.used() >= sets_max && !self.sets.has(workers) {
             Some(QueueFull::Sets)
-        } else if self.sets.used_by(user) >= user_sets_max && !self.sets.has_of(user, workers) {
+        } else if self.sets.sets_of_user(user) >= user_sets_max && !self.sets.has_request_of(user, workers) {
             Some(QueueFull::UserSets)
         } else {
             None

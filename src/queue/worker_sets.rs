@@ -47,12 +47,12 @@ impl WorkerSets {
     }
 
     /// Sets with requests of a user.
-    pub(super) fn used_by(&self, user: u32) -> usize {
+    pub(super) fn sets_of_user(&self, user: u32) -> usize {
         self.by_user.get(&user).copied().unwrap_or_default()
     }
 
     /// Whether a user has requests in a set.
-    pub(super) fn has_of(&self, user: u32, workers: &[WorkerIndex]) -> bool {
+    pub(super) fn has_request_of(&self, user: u32, workers: &[WorkerIndex]) -> bool {
         self.by_set.get(workers).is_some_and(|id| self.sets[id.0 as usize].users.contains_key(&user))
     }
 

@@ -362,7 +362,7 @@ impl AffinityTable {
         // Relaxed: only the writer that opened the bucket reads its users.
         let users: [u32; WAYS] = std::array::from_fn(|way| bucket.users[way].load(Ordering::Relaxed));
         let holds = |way: usize| entries[way].holds(now, ttl_s);
-        let way = own.unwrap_or_else(|| self.given_up((&entries, &users), holds, user));
+        let way = own.unwrap_or_else(|| self.way_to_evict((&entries, &users), holds, user));
         bucket.entries[way].write(&Binding { key, worker, used: now });
         bucket.users[way].store(user, Ordering::Relaxed);
         bucket.close(opened);
@@ -371,7 +371,7 @@ impl AffinityTable {
 
     /// The entry to evict for a new one of `user`: an expired one; else, if the user has its share, the least recently
     /// used of its own; else of a user above its share; else of any user.
-    fn given_up(
+    fn way_to_evict(
         &self,
         (entries, users): (&[Binding; WAYS], &[u32; WAYS]),
         holds: impl Fn(usize) -> bool,

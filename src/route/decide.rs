@@ -99,7 +99,7 @@ impl Scratch {
     /// Whether the chosen worker's load changed since the decision read it, and the mode depends on load.
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
-        let chosen = decision.candidates.first().filter(|_| decision.mode.heeds_load());
+        let chosen = decision.candidates.first().filter(|_| decision.mode.depends_on_load());
         chosen.is_some_and(|chosen| loads.read(chosen.index).version != self.cache().load_version_of(chosen.index))
     }
 }

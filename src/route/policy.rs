@@ -194,7 +194,7 @@ impl PolicyTable {
 
     /// Whether both tables have the same policies, whatever their versions.
     #[must_use]
-    pub fn says_the_same(&self, other: &Self) -> bool {
+    pub fn equals_but_for_version(&self, other: &Self) -> bool {
         let this = Self::new(other.version(), &self.fallback, &self.spaces);
         this == *other
     }
@@ -276,7 +276,7 @@ impl Mode {
 
     /// Whether the choice depends on load, so that a load that changes meanwhile matters.
     #[must_use]
-    pub const fn heeds_load(self) -> bool {
+    pub const fn depends_on_load(self) -> bool {
         !matches!(self, Self::RoundRobin | Self::Random | Self::Direct)
     }
 
@@ -370,12 +370,12 @@ mod tests {
         assert_eq!([0, 1, 2].map(|id| table.of(SpaceId(id)).device_credit), [1.0, 3.0, 1.0]);
         assert!([0, 1, 2].iter().all(|id| table.of(SpaceId(*id)).version == 7));
         let later = PolicyTable::new(8, &table.fallback, &table.spaces);
-        assert!(later.says_the_same(&table) && later != table);
+        assert!(later.equals_but_for_version(&table) && later != table);
         let decayed = table.map(|policy| Policy { credit_decay: 0.5, ..*policy });
         assert_eq!(decayed.version(), 8);
         assert_eq!([0, 1, 2].map(|id| decayed.of(SpaceId(id)).credit_decay), [0.5; 3]);
         assert_eq!(decayed.of(SpaceId(1)).device_credit, 3.0);
-        assert!(!later.says_the_same(&PolicyTable::new(8, &table.fallback, &[])));
+        assert!(!later.equals_but_for_version(&PolicyTable::new(8, &table.fallback, &[])));
     }
 
     #[test]

@@ -106,12 +106,12 @@ fn list_idle_engines(busy: &BusyThresholds, observation: &Observation, decision:
 
 /// Whether a rank is above a threshold, by its bookings or by its own load report.
 fn is_busy(busy: &BusyThresholds, facts: &WorkerFacts) -> bool {
-    let said = facts.load.engine.unwrap_or_default();
-    let blocks = facts.load.decode_blocks.max(said.decode_blocks) as f64;
-    let tokens = facts.load.prefill_tokens.max(said.prefill_tokens);
+    let report = facts.load.engine.unwrap_or_default();
+    let blocks = facts.load.decode_blocks.max(report.decode_blocks) as f64;
+    let tokens = facts.load.prefill_tokens.max(report.prefill_tokens);
     let capacity = Some(facts.capacity_blocks as f64).filter(|capacity| *capacity > 0.0);
     let decode = busy.decode_blocks_share.zip(capacity).is_some_and(|(share, capacity)| blocks > share * capacity);
-    let usage = f64::from(said.kv_usage_millionths) / 1e6;
+    let usage = f64::from(report.kv_usage_millionths) / 1e6;
     let decode = decode || busy.decode_blocks_share.is_some_and(|share| usage > share);
     let prefill = busy.prefill_tokens.is_some_and(|most| tokens > most);
     let steps = busy.prefill_steps.is_some_and(|steps| tokens as f64 > steps * facts.batched_tokens_max as f64);

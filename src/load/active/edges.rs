@@ -99,15 +99,15 @@ impl Root {
 
     /// The sequence before a walk; `None` = a change is in progress.
     #[inline]
-    pub(super) fn still(&self) -> Option<u64> {
+    pub(super) fn stable_sequence(&self) -> Option<u64> {
         // Acquire: pairs with DONE.
         let sequence = self.sequence.load(Ordering::Acquire);
         sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// Whether nothing has changed since [`Root::still`] returned `sequence`.
+    /// Whether nothing has changed since [`Root::stable_sequence`] returned `sequence`.
     #[inline]
-    pub(super) fn is_still(&self, sequence: u64) -> bool {
+    pub(super) fn is_unchanged_since(&self, sequence: u64) -> bool {
         // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
         fence(Ordering::Acquire);
         self.sequence.load(Ordering::Relaxed) == sequence
@@ -130,7 +130,7 @@ impl Root {
         self.sequence.store(sequence + 1, Ordering::Release);
     }
 
-    /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see `still`.
+    /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see `stable_sequence`.
     #[inline]
     pub(super) fn find<'a>(&self, words: &'a Words, key: Key, probes_max: u32) -> Option<Found<'a>> {
         for (place, edge) in self.inline.iter().enumerate() {

@@ -71,9 +71,9 @@ impl ActiveTree {
         let Some(first) = locals.first() else { return true };
         let root = &self.roots[self.root_at(space, *first)];
         for _ in 0..TRIES_MAX {
-            if let Some(sequence) = root.still() {
+            if let Some(sequence) = root.stable_sequence() {
                 self.walk(root, space, locals, depths);
-                if root.is_still(sequence) {
+                if root.is_unchanged_since(sequence) {
                     return true;
                 }
                 depths.clear();

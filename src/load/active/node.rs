@@ -246,7 +246,7 @@ impl<'a> List<'a> {
 }
 
 /// Whether the blocks of two nodes with the same workers have the same weight for each.
-pub(super) fn weigh_alike(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bool {
+pub(super) fn have_equal_weights(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bool {
     let (here, there) = (List::of(one, words), List::of(other, words));
     (0..one.workers() as usize).all(|place| {
         let worker = WorkerIndex(halves(here.workers[place].load(Ordering::Relaxed)).0);

@@ -65,14 +65,14 @@ impl CheckedTree {
         assert_eq!(before, self.prefixes(worker).len() + whole(freed));
     }
 
-    fn pass_on(&mut self, nth: usize, to: WorkerIndex) {
+    fn transfer(&mut self, nth: usize, to: WorkerIndex) {
         let Some(&key) = self.prompts.keys().nth(nth % self.prompts.len().max(1)) else { return };
         let (.., from, node) = self.prompts[&key];
         if from == to {
             return;
         }
         let before = [from, to].map(|worker| self.prefixes(worker).len());
-        let (added, freed) = self.writer.pass_on(&self.tree, node, from, to).expect("there is room");
+        let (added, freed) = self.writer.transfer(&self.tree, node, from, to).expect("there is room");
         self.prompts.entry(key).and_modify(|prompt| prompt.2 = to);
         let after = [from, to].map(|worker| self.prefixes(worker).len());
         assert_eq!(after, [before[0] - whole(freed), before[1] + whole(added)]);
@@ -103,7 +103,7 @@ enum Step {
     /// Space, blocks, worker.
     Add(u32, Vec<u64>, u32),
     End(usize),
-    PassOn(usize, u32),
+    Transfer(usize, u32),
     Ask(u32, Vec<u64>),
 }
 
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..2_u32, prompt(), 0..WORKERS).prop_map(|(space, blocks, worker)| Step::Add(space, blocks, worker)),
         3 => any::<usize>().prop_map(Step::End),
-        1 => (any::<usize>(), 0..WORKERS).prop_map(|(nth, to)| Step::PassOn(nth, to)),
+        1 => (any::<usize>(), 0..WORKERS).prop_map(|(nth, to)| Step::Transfer(nth, to)),
         2 => (0..2_u32, prompt()).prop_map(|(space, blocks)| Step::Ask(space, blocks)),
     ]
 }
@@ -136,7 +136,7 @@ proptest! {
             match step {
                 Step::Add(space, blocks, worker) => checked.add(SpaceId(space), locals(&blocks), WorkerIndex(worker)),
                 Step::End(nth) => checked.end(nth),
-                Step::PassOn(nth, to) => checked.pass_on(nth, WorkerIndex(to)),
+                Step::Transfer(nth, to) => checked.transfer(nth, WorkerIndex(to)),
                 Step::Ask(space, query) => checked.check(SpaceId(space), &locals(&query), WORKERS),
             }
         }

@@ -4,7 +4,7 @@ use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::memory::CHUNK_WORDS;
 use super::memory::WordAllocator;
 use super::node::{
-    LIST_WORDS, List, NODE_WORDS, Node, capacity_for, is_node, join, join_path, leave, root_of, weigh_alike,
+    LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
 };
 use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Ordering, STRIDE};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
@@ -76,11 +76,11 @@ impl ActiveWriter {
     ) -> Option<PlacedPrompt> {
         let branch = descend(tree, root, space, locals);
         // No reader can reach the new nodes yet.
-        let tail = self.make_tail(tree, root, &locals[branch.depth..], worker)?;
+        let tail = self.make_new_nodes(tree, root, &locals[branch.depth..], worker)?;
         tree.roots[root].open();
         let placed = self.attach_new(tree, root, &branch, tail, worker);
         if placed.is_none() {
-            self.unmake_tail(tree, tail);
+            self.free_new_nodes(tree, tail);
         }
         tree.roots[root].close();
         placed
@@ -115,7 +115,7 @@ impl ActiveWriter {
 
     /// Moves a prompt that ended at `node` to another worker. Returns what is new to `to`, and what `from` no longer
     /// runs, in parts of a block. `None` if there is no memory, and nothing changed.
-    pub(in crate::load) fn pass_on(
+    pub(in crate::load) fn transfer(
         &mut self,
         tree: &ActiveTree,
         node: u32,
@@ -202,7 +202,7 @@ impl ActiveWriter {
     /// Makes a chain of nodes for the blocks that are not in the tree. Outer `None`: no memory. Inner `None`: no such
     /// blocks.
     #[expect(clippy::option_option, reason = "no memory is not no tail")]
-    fn make_tail(
+    fn make_new_nodes(
         &mut self,
         tree: &ActiveTree,
         root: usize,
@@ -213,7 +213,7 @@ impl ActiveWriter {
         for piece in blocks.chunks(ACTIVE_NODE_BLOCKS_MAX) {
             let parent = tail.map_or(root_of(SpaceId(0)), |tail| tail.last);
             let Some(made) = self.make(tree, (root, parent), piece, worker) else {
-                self.unmake_tail(tree, tail);
+                self.free_new_nodes(tree, tail);
                 return None;
             };
             if let Some(tail) = tail {
@@ -228,12 +228,12 @@ impl ActiveWriter {
         Some(tail)
     }
 
-    fn unmake_tail(&mut self, tree: &ActiveTree, tail: Option<NewNodes>) {
+    fn free_new_nodes(&mut self, tree: &ActiveTree, tail: Option<NewNodes>) {
         let Some(NewNodes { first, last, .. }) = tail else { return };
         let mut at = last;
         loop {
             let above = tree.node(at).parent();
-            self.unmake(tree, at);
+            self.free_node(tree, at);
             if at == first {
                 break;
             }
@@ -258,11 +258,11 @@ impl ActiveWriter {
         Some(at)
     }
 
-    fn unmake(&mut self, tree: &ActiveTree, at: u32) {
+    fn free_node(&mut self, tree: &ActiveTree, at: u32) {
         let node = tree.node(at);
         let (hashes, len) = (node.hashes(), node.len());
         self.give_list_back(&node);
-        if lie_together((at, NODE_WORDS), hashes) {
+        if are_contiguous((at, NODE_WORDS), hashes) {
             self.allocator.give_back(at, NODE_WORDS + len);
         } else {
             self.allocator.give_back(hashes, len);
@@ -310,7 +310,7 @@ impl ActiveWriter {
         if is_node(node.parent()) {
             tree.node(node.parent()).disown(at);
         }
-        self.unmake(tree, at);
+        self.free_node(tree, at);
     }
 
     /// Joins a node at which nothing ends or branches any more with the one below, which keeps its number. Both have
@@ -321,19 +321,19 @@ impl ActiveWriter {
             return;
         }
         let (child, below) = (above.only(), tree.node(above.only()));
-        if !weigh_alike(words, &above, &below) {
+        if !have_equal_weights(words, &above, &below) {
             return;
         }
         let ((above_at, above_len), (below_at, below_len)) =
             ((above.hashes(), above.len()), (below.hashes(), below.len()));
         let len = above_len + below_len;
-        let lie_together = lie_together((above_at, above_len), below_at);
-        let bound = if lie_together { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
+        let are_contiguous = are_contiguous((above_at, above_len), below_at);
+        let bound = if are_contiguous { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
         if len as usize > bound {
             return;
         }
         let mut hashes = above_at;
-        if !lie_together {
+        if !are_contiguous {
             // Without memory the nodes stay apart, which is correct too.
             let Some(together) = self.allocator.take(words, len) else { return };
             words.copy(above_at, together, above_len);
@@ -351,7 +351,7 @@ impl ActiveWriter {
             tree.node(above.parent()).exchange(at, child);
         }
         below.set_blocks(above.parent(), (hashes, len), above.first());
-        if lie_together {
+        if are_contiguous {
             self.allocator.merge_runs(below_at);
         } else {
             self.allocator.give_back(above_at, above_len);
@@ -430,7 +430,7 @@ impl ActiveWriter {
 }
 
 /// Whether the words behind a run continue it. Consecutive numbers in two chunks do not.
-const fn lie_together((at, len): (u32, u32), behind: u32) -> bool {
+const fn are_contiguous((at, len): (u32, u32), behind: u32) -> bool {
     at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
 }
 

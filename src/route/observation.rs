@@ -445,7 +445,7 @@ impl WorkerColumns {
         self.requests[row]
     }
 
-    /// What the version of a worker's load was when it was read.
+    /// The version of a worker's load when it was read.
     pub(super) fn load_version(&self, row: usize) -> u64 {
         self.load_details[row].version
     }
@@ -513,7 +513,7 @@ impl WorkerColumns {
         self.active_depth_blocks[row] = blocks;
     }
 
-    /// Overwrites what each worker holds below device memory.
+    /// Overwrites the blocks that each worker holds below device memory.
     pub(super) fn set_lower_tiers(&mut self, overlaps: impl Iterator<Item = TierBlocks>) {
         let lower = |TierBlocks { host, disk, external, .. }: TierBlocks| LowerTiers { host, disk, external };
         self.lower_tiers.refill(overlaps.map(lower));
@@ -613,21 +613,41 @@ impl PlainFacts<'_> {
         self.device.len()
     }
 
-    /// The facts of every worker. All others have a value that a plain cost does not depend on.
+    /// The facts of every worker. Facts without a column here have a value that a plain cost does not depend on.
     #[inline(always)]
     pub(super) fn iter(&self) -> impl Iterator<Item = WorkerFacts> + '_ {
         let prompts = self.device.iter().zip(self.active_depth_blocks);
         let loads = self.prefill_tokens.iter().zip(self.decode_blocks).zip(self.requests);
+        // Without `..`: a new fact has to be given a column here, or a reason why no plain cost depends on it.
         prompts.zip(loads).map(|((device, depth), ((prefill_tokens, decode_blocks), requests))| WorkerFacts {
-            overlap: TierBlocks { device: *device, ..TierBlocks::default() },
+            overlap: TierBlocks { device: *device, host: 0, disk: 0, external: 0 },
             active_depth_blocks: *depth,
             load: Load {
                 prefill_tokens: *prefill_tokens,
                 decode_blocks: *decode_blocks,
                 requests: *requests,
-                ..Load::default()
+                back_off_until_ns: 0,
+                engine: None,
+                version: 0,
             },
-            ..WorkerFacts::default()
+            // These default in every row: see `WorkerColumns::plain`.
+            shared_blocks: 0,
+            // A plain cost is not divided by a weight, and every worker's trust is high enough.
+            weight: 1.0,
+            trust: Trust::default(),
+            taint_weight: 0.0,
+            // No cost in blocks depends on these.
+            index: WorkerIndex::default(),
+            worker: Worker::default(),
+            state: WorkerState::Ready,
+            device_class: DeviceClass::Gpu,
+            capacity_blocks: 0,
+            batched_tokens_max: 0,
+            allowed: true,
+            backing_off: false,
+            is_pinned: true,
+            has_adapter: false,
+            has_required_taints: true,
         })
     }
 }
@@ -640,7 +660,7 @@ pub struct Observation {
     pub request: RequestFacts,
     /// Every worker of the space, eligible or not, in table order: ascending by place.
     pub workers: WorkerColumns,
-    /// Whether overlaps mean anything.
+    /// Whether overlaps are valid.
     pub matched: MatchStatus,
     /// Remarks on what was read.
     pub notes: ReplyNotes,

@@ -184,6 +184,16 @@ impl Default for ConstraintFacts {
     }
 }
 
+/// The facts of a worker that every rule but the busy one reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RuleFacts {
+    pub(super) worker: Worker,
+    pub(super) state: WorkerState,
+    pub(super) backing_off: bool,
+    pub(super) trust_level: TrustLevel,
+    pub(super) constraints: ConstraintFacts,
+}
+
 /// A column that most requests leave at its default: while it is empty, every row has the default value.
 #[derive(Clone, Debug, Default)]
 struct Sparse<T>(Vec<T>);
@@ -438,6 +448,17 @@ impl WorkerColumns {
     /// A worker's id and rank.
     pub(super) fn worker(&self, row: usize) -> Worker {
         self.records[row].worker
+    }
+
+    /// The facts of every worker that rules read, in table order.
+    pub(super) fn rule_facts(&self) -> impl Iterator<Item = RuleFacts> + '_ {
+        (0..self.len()).map(|row| RuleFacts {
+            worker: self.worker(row),
+            state: self.states[row],
+            backing_off: self.backing_off[row],
+            trust_level: self.trust_levels[row],
+            constraints: self.constraints.get(row),
+        })
     }
 
     /// Requests in flight on a worker.

@@ -1,7 +1,7 @@
 //! Eligibility: the rules that remove workers, in their order, and the error if no worker is left.
 
 use super::decision::{Decision, ReplyNotes};
-use super::observation::{Observation, WorkerFacts};
+use super::observation::{Observation, RuleFacts, WorkerFacts};
 use super::policy::{BusyThresholds, Policy};
 use crate::error::Kind;
 use crate::fleet::WorkerState;
@@ -84,8 +84,8 @@ pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: 
         rules.list(observation, decision);
     }
     let removed = |rule: fn(Rule) -> bool| decision.removed.iter().any(|(by, _)| rule(*by));
-    let others_were_alive = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
-    if decision.eligible_rows.is_empty() && removed(Rule::is_liveness) && !others_were_alive {
+    let live_workers_were_removed = removed(|rule| matches!(rule, Rule::Busy | Rule::Trust));
+    if decision.eligible_rows.is_empty() && removed(Rule::is_liveness) && !live_workers_were_removed {
         rules.ignores_liveness = true;
         rules.list(observation, decision);
         if !decision.eligible_rows.is_empty() {
@@ -134,12 +134,12 @@ impl Rules<'_> {
         decision.removed.clear();
         let busy = self.policy.busy.any();
         let mut advertised = false;
-        for (place, facts) in observation.workers.iter().enumerate() {
-            advertised |= facts.allowed && facts.has_adapter;
+        for (row, facts) in observation.workers.rule_facts().enumerate() {
+            advertised |= facts.constraints.allowed && facts.constraints.has_adapter;
             let idle = !busy || decision.engines_idle.binary_search(&facts.worker.id).is_ok();
             // Most workers stay; this check does not search for the first rule that applies.
             if self.admits(&facts, idle) {
-                decision.eligible_rows.push(place as u32);
+                decision.eligible_rows.push(row as u32);
             } else if let Some(rule) = self.removed_by(&facts, idle) {
                 decision.removed.push((rule, facts.worker));
             }
@@ -149,35 +149,35 @@ impl Rules<'_> {
 
     /// Whether no rule removes a worker.
     #[inline]
-    const fn admits(&self, facts: &WorkerFacts, idle: bool) -> bool {
-        facts.allowed
-            & (facts.has_adapter | !self.adapter)
+    const fn admits(&self, facts: &RuleFacts, idle: bool) -> bool {
+        facts.constraints.allowed
+            & (facts.constraints.has_adapter | !self.adapter)
             & (matches!(facts.state, WorkerState::Joining | WorkerState::Ready) | self.admits_down(facts))
             & (!facts.backing_off | self.ignores_liveness)
-            & facts.is_pinned
-            & facts.has_required_taints
+            & facts.constraints.is_pinned
+            & facts.constraints.has_required_taints
             & idle
-            & (facts.trust.level as u8 >= self.policy.trust_min as u8)
+            & (facts.trust_level as u8 >= self.policy.trust_min as u8)
     }
 
     /// Whether a worker stays although it is down.
-    const fn admits_down(&self, facts: &WorkerFacts) -> bool {
+    const fn admits_down(&self, facts: &RuleFacts) -> bool {
         self.ignores_liveness & matches!(facts.state, WorkerState::Down)
     }
 
     /// The first rule that removes a worker.
     #[inline(never)]
-    fn removed_by(&self, facts: &WorkerFacts, idle: bool) -> Option<Rule> {
+    fn removed_by(&self, facts: &RuleFacts, idle: bool) -> Option<Rule> {
         let rules = [
-            (!facts.allowed, Rule::NotAllowed),
-            (self.adapter && !facts.has_adapter, Rule::NoAdapter),
+            (!facts.constraints.allowed, Rule::NotAllowed),
+            (self.adapter && !facts.constraints.has_adapter, Rule::NoAdapter),
             (facts.state == WorkerState::Draining, Rule::Draining),
             (facts.state == WorkerState::Down && !self.ignores_liveness, Rule::Down),
             (facts.backing_off && !self.ignores_liveness, Rule::BackingOff),
-            (!facts.is_pinned, Rule::NotPinned),
-            (!facts.has_required_taints, Rule::Taints),
+            (!facts.constraints.is_pinned, Rule::NotPinned),
+            (!facts.constraints.has_required_taints, Rule::Taints),
             (!idle, Rule::Busy),
-            (facts.trust.level < self.policy.trust_min, Rule::Trust),
+            (facts.trust_level < self.policy.trust_min, Rule::Trust),
         ];
         rules.iter().find(|(applies, _)| *applies).map(|(_, rule)| *rule)
     }

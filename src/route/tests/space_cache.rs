@@ -285,10 +285,10 @@ impl RandomWorld {
 #[test]
 fn a_cached_decision_equals_a_fresh_one() {
     let fixed = PrefillModel::Fixed { base_ns: STEP_NS, token_ns: STEP_NS / 10, cached_token_ns: 0 };
-    let facts = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
-    let facts = facts.map(|(seed, prefill)| (seed, RandomWorld::new(seed, prefill)));
+    let worlds = [(1, PrefillModel::Off), (2, fixed), (3, PrefillModel::Learnt)];
+    let worlds = worlds.map(|(seed, prefill)| (seed, RandomWorld::new(seed, prefill)));
     let predicted = (4, RandomWorld::new(4, PrefillModel::Off).predicting());
-    for (seed, mut random) in facts.into_iter().chain([predicted]) {
+    for (seed, mut random) in worlds.into_iter().chain([predicted]) {
         for step in 0..1500 {
             for _ in 0..random.rng.random_range(0..4) {
                 random.pass();
@@ -466,7 +466,7 @@ fn a_contended_look_up_lowers_all_trust_for_one_decision() {
         assert_eq!(found(&cache), contended);
         assert!(!passes(&cache, TrustLevel::LowerBound));
         refresh(&mut cache, &world);
-        assert_eq!(found(&cache), trusts, "nothing of it is cache");
+        assert_eq!(found(&cache), trusts, "nothing of it is cached");
         assert_eq!(passes(&cache, TrustLevel::LowerBound), passed);
     }
 }

@@ -235,3 +235,10 @@ fn a_disk_that_fails_costs_the_journal_and_nothing_else() {
     let bytes = std::fs::read(&list(&dir).unwrap()[0]).unwrap();
     assert_eq!(replayed(&bytes).1, Ending::Closed);
 }
+
+#[test]
+fn the_head_of_a_file_keeps_its_names() {
+    let columns = serde_json::to_value(format::Columns::ours()).unwrap();
+    let names: std::collections::BTreeSet<_> = columns.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, ["asked", "listed", "policy", "record", "removed", "rules", "worker"].into());
+}

@@ -449,7 +449,7 @@ mod tests {
         };
         assert_eq!(costs(Mode::Kv), [12.25, 6.25 - 4.0 + 13.0, 12.25]);
         assert_eq!(costs(Mode::LeastLoaded), [0.0, 3.0, 1.0]);
-        assert_eq!(costs(Mode::RoundRobin), [2.0, 0.0, 1.0], "the fourth round_robin_counter is the second worker's");
+        assert_eq!(costs(Mode::RoundRobin), [2.0, 0.0, 1.0], "counter 4 of 3 workers chooses the second one");
         assert_eq!(costs(Mode::Random), [0.0; 3]);
         assert_eq!(costs(Mode::DeviceAwareWeighted), [1.5, 1.5, 2.0]);
         assert_eq!(costs(Mode::Lmetric), [100.0, 36.0 * 4.0, 200.0]);

@@ -207,7 +207,7 @@ fn a_recorded_observation_is_judged_to_the_same_bits() {
     world.decide(&ask(&tokens(3))).unwrap();
     judge(&world.policy, &kept, Draws::new(was.seed), &mut world.decision);
     assert_eq!(format!("{:?}", world.decision), format!("{was:?}"));
-    assert_eq!(kept.workers.len(), 5, "also those that a rule removes are facts");
+    assert_eq!(kept.workers.len(), 5, "removed workers are observed too");
     assert_eq!(was.eligible_rows, [0, 2, 3, 4]);
 }
 
@@ -239,7 +239,7 @@ fn rules_remove_workers_and_name_themselves() {
         now_ns: 0,
     };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
-    assert_eq!(world.order(), [1, 2, 3, 4], "what is held can be request of everybody");
+    assert_eq!(world.order(), [1, 2, 3, 4], "overlaps can be asked of every worker");
     let (round_robin_counters, direct) = ([AtomicU64::new(7)], Policy { mode: Mode::Direct, ..world.policy });
     let view = View { round_robin_counters: &round_robin_counters, policy: &direct, ..view };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();

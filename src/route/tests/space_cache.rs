@@ -294,7 +294,7 @@ fn a_cached_decision_equals_a_fresh_one() {
                 random.pass();
             }
             let [kept, fresh] = random.decide();
-            assert_eq!(kept.1, fresh.1, "facts at step {step} of seed {seed}");
+            assert_eq!(kept.1, fresh.1, "observed at step {step} of seed {seed}");
             assert_eq!(kept.0, fresh.0, "decided at step {step} of seed {seed}");
         }
     }

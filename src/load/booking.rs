@@ -5,8 +5,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::active::BLOCK_PARTS;
 use super::prefill::PrefillId;
-use super::session::SessionId;
-use super::session::UserSlot;
+use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 

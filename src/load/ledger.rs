@@ -3,12 +3,10 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
-use super::booking::Name;
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, NameState};
+use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Name, NameState};
 use super::loads::LoadsConfig;
 use super::prefill::{Prefill, PrefillId, Prefills};
-use super::reporters::Failures;
-use super::reporters::{Reporter, Reporters};
+use super::reporters::{Failures, Reporter, Reporters};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};

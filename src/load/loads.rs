@@ -3,14 +3,14 @@
 use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
-use super::booking::Name;
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Demand, HeldBlocks, Output, PromptBlocks};
+use super::booking::{
+    Booking, BookingHandle, BookingOutcome, BookingRef, Demand, HeldBlocks, Name, Output, PromptBlocks,
+};
 use super::cell::{EngineLoad, Load, LoadCells, LoadStability};
 use super::changes::ChangesSeen;
 use super::ledger::{Ledger, ns};
 use super::prefill::{PrefillFigures, PrefillModel};
-use super::reporters::BackOff;
-use super::reporters::{BeyondShare, Reporter};
+use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::{SessionId, SessionToken};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};

@@ -356,10 +356,10 @@ fn a_lone_user_may_report_on_all_workers_and_otherwise_on_its_share() {
     assert_eq!(workers.map(|worker| load(first, worker, later_ns)), [Ok(true), Ok(true), Ok(true), Err(BeyondShare)]);
     assert_eq!(loads.read_at(workers[3], later_ns).engine, None);
     assert_eq!(loads.read_at(workers[3], later_ns).back_off_until_ns, second_ns / 2, "of before");
-    // A worker that is left alone is so whoever asks; that one is the other user's.
+    // A back-off holds for reports of every user; this one comes from the other user's report.
     assert_eq!(fail(other, workers[3], later_ns), back_off);
     assert_eq!(fail(first, workers[3], later_ns), back_off);
-    // What a worker says itself is nobody's, and one that has left is not counted.
+    // A worker's own report belongs to no user, and a worker that has left does not count.
     assert!(loads.report_load(workers[0], EngineLoad::default(), later_ns));
     loads.leave(workers[1]);
     assert_eq!(load(first, workers[3], later_ns), Ok(true));

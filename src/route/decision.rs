@@ -3,8 +3,7 @@
 use super::affinity::AffinityOutcome;
 use super::cost::CostTerms;
 use super::observation::{Observation, WorkerFacts};
-use super::policy::Mode;
-use super::policy::Policy;
+use super::policy::{Mode, Policy};
 use super::rules::Rule;
 use crate::error::Kind;
 use crate::fleet::WorkerState;

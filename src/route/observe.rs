@@ -3,12 +3,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::affinity::AffinityTable;
-use super::affinity::{AffinityMode, AffinitySession};
+use super::affinity::{AffinityMode, AffinitySession, AffinityTable};
 use super::decision::ReplyNotes;
 use super::observation::{ConstraintFacts, RequestFacts};
-use super::policy::Mode;
-use super::policy::Policy;
+use super::policy::{Mode, Policy};
 use super::request::{Prompt, RouteRequest};
 use super::space_cache::SpaceCache;
 use crate::error::{Error, Kind, Result, counted};

@@ -1,7 +1,6 @@
 //! What a gateway asks, borrowed from the request frame.
 
-use super::policy::Mode;
-use super::policy::{Overrides, Policy};
+use super::policy::{Mode, Overrides, Policy};
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, Worker};
 

@@ -2,8 +2,7 @@
 //! on one cache line. If few prompts are in flight and none begins as the queried one, a look-up reads that line alone.
 //! Further edges spill into hash tables with open addressing, a few for each root.
 
-use super::memory::WordAllocator;
-use super::memory::{CHUNK_ORDER, LINE_WORDS, Words, halves, word};
+use super::memory::{CHUNK_ORDER, LINE_WORDS, WordAllocator, Words, halves, word};
 use super::node::Node;
 use super::{AtomicU64, Ordering, fence};
 

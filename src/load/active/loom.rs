@@ -3,7 +3,7 @@
 //!
 //! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release load::active::loom`
 //!
-//! What a reader may see beside a change grows with each word that the change writes and the reader looks at. So each
+//! What a reader may see during a change grows with each word that the change writes and the reader reads. So each
 //! model is of one step of the writer, in which few are: a node is split, a prompt ends, its words are another's, a
 //! table grows. The longest takes some seconds.
 //!

@@ -257,7 +257,7 @@ impl Stream {
         let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
         if outcome.removed > 0 {
             if tier == Tier::Device {
-                self.copies.removed();
+                self.copies.removed(outcome.removed);
             }
             self.said(|republisher| republisher.removed(tier, removed.group, removed.hashes));
         }

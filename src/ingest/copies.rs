@@ -10,7 +10,7 @@
 //! | sign | why a copy does not look so |
 //! |---|---|
 //! | more references on the device than it has blocks | each copy takes a block |
-//! | behind the repeated chain, in its batch, blocks that were not held | a request stores all its full blocks of a step in one event, but reports what it found before it stores the rest |
+//! | behind the repeated chain, in its batch, blocks that were not held, and less than half of the chain evicted for it | a request stores all its full blocks of a step in one event, but reports what it found before it stores the rest. The first token that a copy generates may fill a block in the same batch (vLLM schedules a step ahead); the blocks of that copy were evicted before |
 //! | more than [`REPORT_FREE_BLOCKS_MAX`] blocks repeated, and none evicted before in the batch, by an engine that has evicted since its last clear | an engine that evicts has no other free blocks than the unfilled ones of requests that have ended, which it uses first |
 //!
 //! What stays unseen: reports of fewer blocks, all together, than the device has blocks that are in use and not full,
@@ -32,20 +32,28 @@ pub(super) struct Copies {
     has_evicted: bool,
     /// Blocks were removed in this batch.
     evicts: bool,
-    /// The last blocks of the chains repeated in this batch.
+    /// Blocks that were removed in this batch and that no store has taken since.
+    evicted_unused: usize,
+    /// The last blocks of the chains repeated in this batch for which too little was evicted.
     repeated: SmallVec<[EngineHash; 4]>,
 }
 
 impl Copies {
     /// A batch begins.
     pub(super) fn begin_batch(&mut self) {
-        self.evicts = false;
+        (self.evicts, self.evicted_unused) = (false, 0);
         self.repeated.clear();
     }
 
     /// References of the device were taken.
-    pub(super) const fn removed(&mut self) {
+    pub(super) const fn removed(&mut self, references: u32) {
         (self.has_evicted, self.evicts) = (true, true);
+        self.evicted_unused += references as usize;
+    }
+
+    /// References of the device were added, and blocks taken for them.
+    pub(super) const fn placed(&mut self, references: u32) {
+        self.evicted_unused = self.evicted_unused.saturating_sub(references as usize);
     }
 
     /// The device is empty.
@@ -55,9 +63,11 @@ impl Copies {
 
     /// Blocks were stored on the device and counted; whether that shows a full report.
     pub(super) fn stored(&mut self, blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
+        let is_evicted_for = 2 * self.evicted_unused >= blocks.hashes.len();
+        self.placed(outcome.stored);
         if is_repeated(blocks, outcome) {
             self.has_counted = true;
-            self.repeated.extend(blocks.hashes.last().copied());
+            self.repeated.extend(blocks.hashes.last().copied().filter(|_| !is_evicted_for));
             return self.has_evicted && !self.evicts && blocks.hashes.len() > REPORT_FREE_BLOCKS_MAX;
         }
         outcome.already == 0 && blocks.parent.is_some_and(|parent| self.repeated.contains(&parent))

@@ -148,6 +148,7 @@ impl Stream {
             let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), &mut locals));
             let blocks = StoreBlocks { parent, hashes, locals: &locals, tier: Tier::Device, group, seed };
             let outcome = self.store_in_index(home, &blocks, now);
+            self.copies.placed(outcome.stored);
             self.count_stored(home, &outcome, now);
             rest = behind;
         }
@@ -195,7 +196,7 @@ impl Stream {
         };
         if outcome.removed > 0 {
             // All groups have their blocks from one pool: a block of one is free for another.
-            self.copies.removed();
+            self.copies.removed(outcome.removed);
         }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));

@@ -319,6 +319,33 @@ fn a_repeated_chain_with_new_blocks_behind_it_is_a_report() {
     rig.expect(TrustLevel::Exact, &[], 6);
 }
 
+/// vLLM schedules a step ahead: what the first token of a copy fills is announced in the batch of the copy.
+#[test]
+fn a_copy_whose_first_token_fills_a_block_is_no_report() {
+    let (names, contents) = told(12);
+    let other: Vec<u64> = (101..=112).collect();
+    for evicted in [12, 6, 5, 0] {
+        let mut rig = counting();
+        rig.send(0, &Batch::new(0).stored(None, &names, &contents).stored(None, &other, &[90; 12]));
+        let copy = Batch::new(1).removed(&other[..evicted]).stored(None, &names, &contents);
+        rig.send(1, &copy.stored(Some(12), &[13], &[13]));
+        if evicted >= 6 {
+            rig.expect(TrustLevel::Exact, &[], 1);
+            rig.send(2, &Batch::new(2).removed(&[13]).removed(&names));
+            assert_eq!(rig.device(&contents), 12);
+            rig.expect(TrustLevel::Exact, &[], 2);
+        } else {
+            rig.expect(TrustLevel::LowerBound, &[R::FullReports], 1);
+        }
+    }
+    // What was evicted for another request of the step is no sign of a copy.
+    let mut rig = counting();
+    rig.send(0, &Batch::new(0).stored(None, &names, &contents).stored(None, &other, &[90; 12]));
+    let step = Batch::new(1).removed(&other).stored(None, &[201, 202, 203, 204, 205, 206, 207, 208], &[80; 8]);
+    rig.send(1, &step.stored(None, &names, &contents).stored(Some(12), &[13], &[13]));
+    rig.expect(TrustLevel::LowerBound, &[R::FullReports], 1);
+}
+
 #[test]
 fn a_long_chain_repeated_by_an_engine_that_evicts_and_evicted_nothing_for_it_is_a_report() {
     let (names, contents) = told(12);

@@ -70,6 +70,7 @@ def arguments():
     add("--salt-ratio", type=float, default=0, help="share of requests with a cache salt (default %(default)s)")
     add("--lora-ratio", type=float, default=0, help="share of requests with a LoRA adapter (default %(default)s)")
     add("--dup-ratio", type=float, default=0, help="share of requests that repeat one and end on a block (default %(default)s)")
+    add("--anew-ratio", type=float, default=0, help="share of requests that do not read the cache, as with prompt_logprobs (vLLM; default %(default)s)")
     add("--clear-every", type=int, default=0, help="clear the cache after so many requests; 0 for never (default %(default)s)")
     add("--cache", choices=("engine", "ours"), help="whose prefix cache decides (default: the engine's, where it is driven)")
     add("--window", type=int, default=0, metavar="TOKENS", help="a model with sliding windows of TOKENS tokens beside full attention (vLLM; default: full attention only)")
@@ -101,6 +102,8 @@ def arguments():
         parser.error(f"--offload: only with vLLM's own cache, of {' or '.join(OFFLOADING_DRIVEN)}")
     if options.offload and options.window:
         parser.error("--offload is not driven with --window")
+    if options.anew_ratio and (options.engine != "vllm" or options.cache != "engine"):
+        parser.error("--anew-ratio: only with vLLM's own cache")
     if options.load_endpoint and (options.engine != "sglang" or options.cache != "engine" or options.restart):
         parser.error("--load-endpoint: only with SGLang's own cache, and without --restart")
     if options.restart and not options.restart < options.batches:

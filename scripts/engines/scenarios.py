@@ -68,6 +68,9 @@ SCENARIOS = [
     # A prefix of which a window has moved on is stored anew, in chunks of which some are held already: second copies.
     vllm("windows-in-chunks", "--window 100 --chunk 48 --lora-ratio 0.2", full_reports="none"),
     vllm("windows-reports", "--window 100 --chunk 48 --lora-ratio 0.2", must=Must.BOUNDED),
+    # Requests that do not read the cache make second copies; of windows they leave free blocks that were never full.
+    vllm("copies", "--dup-ratio 0.3 --anew-ratio 0.3", full_reports="none"),
+    vllm("windows-copies", "--window 50 --dup-ratio 0.3 --anew-ratio 0.3", full_reports="none"),
     # The connector's events name no salt: equal tokens of other tenants are other blocks.
     vllm("offload", OFFLOAD),
     vllm("offload-salt-lora", OFFLOAD + " --salt-ratio 0.4 --lora-ratio 0.3"),

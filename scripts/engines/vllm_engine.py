@@ -1,6 +1,7 @@
 """vLLM's own BlockPool, block hashes and ZmqEventPublisher, driven as its scheduler drives them."""
 
 import os
+import random
 
 import loader
 from workload import Prompt
@@ -50,6 +51,7 @@ class Engine:
         # One block of the pool is vLLM's null block and never cached.
         self.pool = block_pool.BlockPool(options.capacity, True, options.block_size, enable_kv_cache_events=True)
         self.asked = []
+        self.random = random.Random(f"requests/{options.seed}")
 
     def publisher(self):
         from vllm.config.kv_events import KVEventsConfig
@@ -69,6 +71,7 @@ class Engine:
         while True:
             prompt, decode_blocks = self.workload.next()
             request = self._request(prompt)
+            request.skip_reading_prefix_cache = self.random.random() < self.options.anew_ratio
             requests += 1
             blocks = yield from self._prefill(request)
             for _ in range(decode_blocks):
@@ -109,7 +112,7 @@ class Engine:
         # The last token is always computed, so a prompt's last whole block is never a hit when it ends there.
         for block_hash in request.block_hashes[:(request.num_tokens - 1) // size]:
             found = self.pool.get_cached_block(block_hash, [0])
-            if not found:
+            if request.skip_reading_prefix_cache or not found:
                 break
             cached.append(found[0])
         self.pool.touch(cached)

@@ -67,7 +67,7 @@ class Engine(vllm_windows_engine.Engine):
         super().__init__(options, workload)
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
         self.reported = OffloadingWorkerMetadata
-        self.random = random.Random(f"offload/{options.seed}")
+        self.delays = random.Random(f"offload/{options.seed}")
         self.connector = self._connector()
         # Transfers on their way: the job, and after how many steps more it is done.
         self.transfers, self.finished, self.clears = {}, set(), 0
@@ -163,7 +163,7 @@ class Engine(vllm_windows_engine.Engine):
         """The connector's part of a step, the transfers that end with it, and the events of both caches."""
         work = self.connector.build_connector_meta(step)
         for job in work.store_jobs:
-            self.transfers[job] = self.random.randint(1, STEPS_OF_A_STORE_MAX)
+            self.transfers[job] = self.delays.randint(1, STEPS_OF_A_STORE_MAX)
         ended = set(work.load_jobs) if loads_end else set()
         # A store whose blocks are used for something else is waited for.
         ended |= {job for job, steps in self.transfers.items() if steps == 0 or job in (work.jobs_to_flush or ())}

@@ -3,6 +3,7 @@
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,8 @@ use kvrouted::route::{Mode, ReplyNotes, Rule};
 use kvrouted::schema_generated::{events, routing};
 use kvrouted::trust::{TrustLevel, TrustReason};
 use kvrouted::wire::{FrameKind, features};
+
+mod frozen_list;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -244,4 +247,52 @@ fn bits_of_features_and_notes_are_dense_and_their_names_unique() {
         assert_eq!(names.len(), rows.len(), "{title}: a name is used twice");
         assert!(rows.len() <= 64, "{title}: more bits than the field has");
     }
+}
+
+/// A line for each field and value of a schema: `FILE.fbs table Route 0 space_id: uint`.
+fn schema_lines(file: &str, lines: &mut BTreeSet<String>) {
+    let text = read(Path::new("schemas").join(file));
+    let code: String = text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n");
+    let mut rest = code.as_str();
+    while let Some(at) = rest.find(['{', ';']) {
+        let head = rest[..at].split_whitespace().collect::<Vec<_>>().join(" ");
+        if rest[at..].starts_with(';') {
+            lines.insert(format!("{file} {head}"));
+            rest = &rest[at + 1..];
+            continue;
+        }
+        let end = at + rest[at..].find('}').unwrap();
+        let name = head.split(" :").next().unwrap();
+        lines.insert(format!("{file} {head}"));
+        let is_enum = head.starts_with("enum ");
+        let members = rest[at + 1..end].split(if is_enum { ',' } else { ';' });
+        let members = members.map(|member| member.split_whitespace().collect::<Vec<_>>().join(" "));
+        for (id, member) in members.filter(|member| !member.is_empty()).enumerate() {
+            // An enum's value carries its number; a field's number is its place, as no field has an `id`.
+            assert!(!member.contains("(id") && is_enum == !member.contains(':'), "{file}: {member}");
+            lines.insert(if is_enum {
+                format!("{file} {name} {member}")
+            } else {
+                format!("{file} {name} {id:02} {member}")
+            });
+        }
+        rest = &rest[end + 1..];
+    }
+}
+
+#[test]
+fn the_wire_is_the_frozen_one() {
+    let mut lines = BTreeSet::new();
+    for file in ["kv_events.fbs", "routing.fbs", "snapshot.fbs"] {
+        schema_lines(file, &mut lines);
+    }
+    // The tests above hold these tables to the code.
+    let numbered = ["Error codes", "Trust reasons", "Trust levels", "Message kinds", "Reply notes", "Feature bits"];
+    for title in numbered {
+        lines.extend(head(table(title), 2).iter().map(|row| format!("{title} {:>5} {}", row[0], row[1])));
+    }
+    for title in ["Findings", "Rules"] {
+        lines.extend(head(table(title), 1).iter().map(|row| format!("{title} {}", row[0])));
+    }
+    frozen_list::compare("wire.txt", lines);
 }

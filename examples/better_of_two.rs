@@ -8,10 +8,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvrouted::client::{Client, ClientOptions};
+use kvrouted::client::{BookingRef, BookingRequest, Client, ClientOptions, Mode, Overrides, Prompt, RouteRequest};
 use kvrouted::error::{Error, Kind, Result};
-use kvrouted::load::BookingRef;
-use kvrouted::route::{BookingRequest, Mode, Overrides, Prompt, RouteRequest};
 
 /// One daemon's fleet of the model.
 struct Fleet {

@@ -11,10 +11,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use kvrouted::client::{Client, ClientOptions};
+use kvrouted::client::{BookingRef, BookingRequest, Client, ClientOptions, PotentialLoad, Prompt, RouteRequest};
 use kvrouted::error::{Error, Kind, Result};
-use kvrouted::load::BookingRef;
-use kvrouted::route::{BookingRequest, PotentialLoad, Prompt, RouteRequest};
 
 /// How fast a worker is.
 #[derive(Clone, Copy)]

@@ -5,9 +5,8 @@
 // An example says what it does on standard output.
 #![allow(clippy::print_stdout)]
 
-use kvrouted::client::{AsyncClient, SteadyOptions};
+use kvrouted::client::{AsyncClient, BookingRequest, Prompt, RouteRequest, SteadyOptions};
 use kvrouted::error::{Error, Kind, Result};
-use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {

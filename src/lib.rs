@@ -2,75 +2,92 @@
 //! pictures it keeps up to date: an index of the KV-cache blocks in every engine, fed by the events that
 //! engines publish over ZeroMQ, and a load per worker, fed by what gateways book and free.
 //!
-//! # The two flows
-//!
-//! ```text
-//! write   ZMQ frames → ingest → event (decode, sequence gate) → hash → index, seen by readers at once
-//! read    socket frame → serve → wire → hash → index + load + fleet → route (observe, judge, book) → reply
-//! ```
-//!
-//! * **Write.** A worker's id and rank fix its shard. Each shard has one ingest thread, which reads the publishers'
-//!   sockets and is the only writer of its part of every index: an event stays on one thread from the socket to the
-//!   index.
-//! * **Read.** A connection belongs to one serving thread, which answers what it read before it reads on. A decision
-//!   takes no lock before it books, unless bookings change what it reads faster than it can retry.
-//! * **HTTP.** The port for clients of Dynamo's services has a thread of its own. It decides by the same code as a
-//!   serving thread, and no serving thread waits for it.
-//! * **Control.** The main thread accepts connections and hands them to serving threads, answers the admin socket,
-//!   expires bookings, and drains on SIGTERM. A thread of its own makes and serves the metrics page.
-//!
-//! `docs/architecture.md` draws the flows and says in which order to read the modules; `docs/glossary.md` has the terms.
-//!
-//! # Who may depend on whom
-//!
-//! ```text
-//! main → cli → {daemon, demo, relay, trial} → {snapshot, journal} → {serve, ingest, client, discovery} → {wire, config, shadow} → route
-//!      → predict → {fleet, load, index, event, hash, queue, lane} → {ids, limits, endpoint, error, directory_lock, trust, finding, metrics, reasons, zmtp}
-//! ```
-//!
-//! `route` and everything right of it is pure: time, randomness and bytes are arguments. `tests/tidy.rs` checks the
-//! arrows.
+//! The feature `client` builds the gateway's side alone, without the daemon's dependencies; the default feature
+//! `daemon` builds everything.
+#![cfg_attr(feature = "daemon", doc = include_str!("flows.md"))]
+#![cfg_attr(not(feature = "daemon"), doc = include_str!("client/first_request.md"))]
+
+#[cfg(not(feature = "client"))]
+compile_error!("enable the feature `client`, or `daemon`, which includes it");
 
 // What everything is named and bounded by.
-mod directory_lock;
-pub mod endpoint;
 pub mod error;
-pub mod finding;
 pub mod ids;
+
+// Values and bytes that gateways and the daemon exchange. A gateway finds the values in `client`.
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod finding;
+pub mod hash;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod lane;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod limits;
-pub mod metrics;
+mod protocol;
 mod reasons;
-mod sync;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod schema_generated;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod trust;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod wire;
+
+// A gateway's side.
+pub mod client;
+
+// What the daemon is built on.
+#[cfg(feature = "daemon")]
+mod directory_lock;
+#[cfg(feature = "daemon")]
+pub mod endpoint;
+#[cfg(feature = "daemon")]
+pub mod metrics;
+#[cfg(feature = "daemon")]
+mod sync;
+#[cfg(feature = "daemon")]
 pub mod zmtp;
 
 // The write flow, in its order.
+#[cfg(feature = "daemon")]
 pub mod event;
-pub mod hash;
+#[cfg(feature = "daemon")]
 pub mod index;
+#[cfg(feature = "daemon")]
 pub mod ingest;
+#[cfg(feature = "daemon")]
 pub mod snapshot;
 
 // The read flow, from the decision outwards.
+#[cfg(feature = "daemon")]
 pub mod fleet;
+#[cfg(feature = "daemon")]
 pub mod journal;
-pub mod lane;
+#[cfg(feature = "daemon")]
 pub mod load;
+#[cfg(feature = "daemon")]
 pub mod predict;
+#[cfg(feature = "daemon")]
 pub mod queue;
+#[cfg(feature = "daemon")]
 pub mod route;
-pub mod schema_generated;
+#[cfg(feature = "daemon")]
 pub mod serve;
+#[cfg(feature = "daemon")]
 pub mod shadow;
+#[cfg(feature = "daemon")]
 pub mod shares;
-pub mod wire;
 
 // The process, and those who talk to it.
+#[cfg(feature = "daemon")]
 pub mod cli;
-pub mod client;
+#[cfg(feature = "daemon")]
 pub mod config;
+#[cfg(feature = "daemon")]
 pub mod daemon;
+#[cfg(feature = "daemon")]
 pub mod demo;
+#[cfg(feature = "daemon")]
 pub mod discovery;
+#[cfg(feature = "daemon")]
 pub mod relay;
+#[cfg(feature = "daemon")]
 pub mod trial;

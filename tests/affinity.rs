@@ -1,5 +1,7 @@
 //! Sessions whose requests come to one worker, on a daemon of two cores.
 
+#![cfg(feature = "daemon")]
+
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;
 use kvrouted::load::{BookingHandle, BookingRef};

@@ -1,5 +1,7 @@
 //! What deciding, booking and ending ask of the allocator once they are warm: counted, in a binary of its own.
 
+#![cfg(feature = "daemon")]
+
 use std::sync::Arc;
 
 use kvrouted::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord};

@@ -1,5 +1,7 @@
 //! Workers without events, as a gateway meets them: the binary, a real socket, and predictions of what was booked.
 
+#![cfg(feature = "daemon")]
+
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;
 use kvrouted::load::BookingRef;

@@ -2,6 +2,7 @@
 //!
 //! The project's fixtures are always tested. A larger collection of captures is tested as well where it is present.
 
+#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used)] // clippy knows functions marked as tests, not what they call
 
 use kvrouted::event::format::Format;

@@ -1,5 +1,7 @@
 //! Serving threads: what they ask of the allocator, where they run, and when they do not sleep.
 
+#![cfg(feature = "daemon")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

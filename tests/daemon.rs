@@ -1,5 +1,7 @@
 //! The whole daemon as its users meet it: the binary, real sockets, another process asking.
 
+#![cfg(feature = "daemon")]
+
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

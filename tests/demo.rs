@@ -1,5 +1,6 @@
 //! `kvrouted demo` through the built binary: what it prints, and that nothing survives it.
 
+#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 use std::fs;

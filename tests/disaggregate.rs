@@ -1,5 +1,7 @@
 //! One request, two workers: who prefills and who decodes come in one reply.
 
+#![cfg(feature = "daemon")]
+
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::fleet::PoolRole;

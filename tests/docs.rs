@@ -1,6 +1,8 @@
 //! The documents: links resolve, the README leads to every page, commands exist, code is that of tested files, and the
 //! words are those of the glossary.
 
+#![cfg(feature = "daemon")]
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! `kvrouted doctor` beside a daemon whose publishers misbehave.
 
+#![cfg(feature = "daemon")]
+
 use std::sync::Arc;
 
 use kvrouted::client::Client;

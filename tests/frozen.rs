@@ -1,6 +1,8 @@
 //! Names that dashboards, configuration files and scripts use: metrics, fields and command-line options.
 //! The lists are in `tests/fixtures/frozen`; the wire's are compared in `tests/schemas.rs`.
 
+#![cfg(feature = "daemon")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! The example gateway as a process, between callers over HTTP, a daemon, and simulated engines that publish events.
 
+#![cfg(feature = "daemon")]
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! The bounds of a shard: its memory, its workers, what a clear costs readers, and what a reader can hold up.
 
+#![cfg(feature = "daemon")]
+
 mod oracle;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};

@@ -3,6 +3,8 @@
 //!
 //! `KVROUTED_SEEDS` says how many seeds each test takes, `KVROUTED_SEED` takes one alone.
 
+#![cfg(feature = "daemon")]
+
 mod oracle;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};

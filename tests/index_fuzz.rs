@@ -5,6 +5,8 @@
 //! `KVROUTED_SEEDS` says how many seeds each test takes (300), `KVROUTED_SEED` takes one alone, and
 //! `KVROUTED_TRACE` prints each before it is taken, for when the process does not survive it.
 
+#![cfg(feature = "daemon")]
+
 mod oracle;
 
 use kvrouted::ids::Tier;

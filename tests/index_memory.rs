@@ -2,6 +2,8 @@
 //!
 //! One test alone, as it looks at its process; with the daemon's allocator.
 
+#![cfg(feature = "daemon")]
+
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use kvrouted::index::{ShardLimits, ShardWriter, StoreBlocks, shard};
 use std::time::Duration;

@@ -4,6 +4,8 @@
 //! A failing case is written to `tests/index_properties.regressions` and tried first from then on:
 //! `cargo test --test index_properties` replays it.
 
+#![cfg(feature = "daemon")]
+
 mod oracle;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};

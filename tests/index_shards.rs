@@ -2,6 +2,8 @@
 //! same ways side by side, and some of them are not for a quick walk: they have tiers, contents with several names,
 //! more than a word of lanes, or a reclaimer of their own.
 
+#![cfg(feature = "daemon")]
+
 mod oracle;
 
 use kvrouted::ids::{LocalHash, ShardId, WorkerSlot};

@@ -1,5 +1,7 @@
 //! Ingest over real ZeroMQ sockets: engines publish, and the index and the workers' trust follow.
 
+#![cfg(feature = "daemon")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

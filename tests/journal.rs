@@ -1,5 +1,7 @@
 //! The journal of a daemon as its users meet it: written by one process, judged again by another.
 
+#![cfg(feature = "daemon")]
+
 use std::path::{Path, PathBuf};
 
 use kvrouted::load::BookingRef;

@@ -1,5 +1,7 @@
 //! Modes, rules and policies as a gateway meets them: the binary, a real socket, SIGHUP.
 
+#![cfg(feature = "daemon")]
+
 use std::sync::mpsc;
 
 use kvrouted::client::Client;

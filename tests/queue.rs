@@ -1,5 +1,7 @@
 //! Requests that find every worker busy, on a daemon of two cores: who waits, who is next, and what ends a wait.
 
+#![cfg(feature = "daemon")]
+
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::ids::{CorrelationId, Worker};

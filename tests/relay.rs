@@ -1,5 +1,6 @@
 //! The relay as its users meet it: an engine, `kvrouted relay` beside it, `kvrouted serve` behind that, and a query.
 
+#![cfg(feature = "daemon")]
 #![cfg(unix)]
 
 use std::sync::Arc;

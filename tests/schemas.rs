@@ -1,5 +1,6 @@
 //! The schemas, the files generated from them and the tables that document them say the same.
 
+#![cfg(feature = "daemon")]
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,7 @@
 //! Snapshots of a whole daemon: killed, stopped, started again, on files that are its own and on others.
 
+#![cfg(feature = "daemon")]
+
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,5 +1,7 @@
 //! House rules that neither the compiler nor clippy checks. Each failure names file, line and rule.
 
+#![cfg(feature = "daemon")]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +28,9 @@ const LAYERS: &[&[&str]] = &[
         "radix",
         "zmtp",
     ],
-    &["fleet", "load", "index", "event", "hash", "queue", "lane"],
+    &["hash"],
+    &["protocol"],
+    &["fleet", "load", "index", "event", "queue", "lane"],
     &["predict"],
     &["route"],
     &["wire", "config", "shadow"],
@@ -34,6 +38,22 @@ const LAYERS: &[&[&str]] = &[
     &["snapshot", "journal"],
     &["daemon", "demo", "relay", "trial"],
     &["cli"],
+];
+/// What a gateway builds that takes the feature `client` alone. All other dependencies are optional.
+const CLIENT_DEPENDENCIES: &[&str] = &[
+    "bytemuck",
+    "bytes",
+    "crc32fast",
+    "flatbuffers",
+    "libc",
+    "parking_lot",
+    "rand",
+    "rustc-hash",
+    "rustix",
+    "thiserror",
+    "tokio",
+    "tracing",
+    "xxhash-rust",
 ];
 /// Where unsafe code may be. (The memory of a lane is mapped by the daemon and by its client: by what lies below both.)
 const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/radix/", "src/serve/", "src/lane/memory.rs"];
@@ -342,10 +362,25 @@ fn the_rules_see_what_they_should() {
     let text = "use crate::{ids::{A, B}, limits, hash};\nlet x = crate::route::cost();\nlet y = $crate::event;\n";
     let names: Vec<_> = used_modules(text).into_iter().map(|(line, name)| format!("{line} {name}")).collect();
     assert_eq!(names, ["1 ids", "1 limits", "1 hash", "2 route"]);
-    assert!(layer("index") == layer("hash") && layer("route") > layer("index") && layer("serve") > layer("wire"));
+    assert!(
+        layer("index") == layer("load")
+            && layer("index") > layer("hash")
+            && layer("route") > layer("index")
+            && layer("serve") > layer("wire")
+    );
     assert!(begins_function("    pub(crate) const unsafe fn f(") && begins_function("fn g() {"));
     assert!(!begins_function("    let fn_name = 1;") && !begins_function("// fn g()"));
     let lines = ["    fn f(", "        a: u8,", "    ) {", "        a;", "    }", "}"];
     assert_eq!(function_lines(&lines, 0), 5);
     assert_eq!(function_lines(&["fn f(", "    a: u8,", ") -> u8;", "}"], 0), 3);
+}
+
+#[test]
+fn the_client_needs_no_other_dependencies() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let manifest: toml_edit::DocumentMut = manifest.parse().expect("TOML");
+    let dependencies = manifest["dependencies"].as_table().expect("a table");
+    let is_optional = |value: &toml_edit::Item| value.get("optional").and_then(toml_edit::Item::as_bool) == Some(true);
+    let needed = dependencies.iter().filter(|(_, value)| !is_optional(value)).map(|(name, _)| name);
+    assert_eq!(needed.collect::<BTreeSet<_>>(), CLIENT_DEPENDENCIES.iter().copied().collect());
 }

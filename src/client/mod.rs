@@ -9,7 +9,7 @@
 //! order they come, each with the id of its request. While it waits for room to send, the client reads:
 //! any number of requests can be queued without either side waiting for the other forever.
 //!
-//! Connections that share a [`SessionToken`](crate::load::SessionToken) share their bookings.
+//! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```text
 //! connection/     Client: frames on a socket or a lane, one thread that blocks
@@ -21,9 +21,7 @@
 //! ```no_run
 //! use std::path::Path;
 //!
-//! use kvrouted::client::{Client, ClientOptions};
-//! use kvrouted::load::BookingRef;
-//! use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+//! use kvrouted::client::{BookingRef, BookingRequest, Client, ClientOptions, Prompt, RouteRequest};
 //!
 //! # fn main() -> kvrouted::error::Result<()> {
 //! let options = ClientOptions { name: "my-gateway".into(), ..ClientOptions::default() };
@@ -57,7 +55,22 @@ mod spaces;
 mod steady;
 
 use crate::error::{Error, Kind};
-pub use crate::wire::{RemoteError, Reply};
+#[doc(inline)]
+pub use crate::finding::{Finding, Harm};
+#[doc(inline)]
+pub use crate::protocol::{
+    BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, DeviceClass, EngineLoad, MatchStatus, Mode,
+    Names, Overrides, PoolRole, PotentialLoad, PotentialLoads, Preferences, Prompt, ReplyNotes, RouteRequest,
+    SessionToken, WorkerState,
+};
+#[doc(inline)]
+pub use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
+#[doc(inline)]
+pub use crate::wire::{
+    Candidate, HelloReply, LaneOpened, OverlapEntry, OverlapReply, PolicyDone, PolicyOrder, RemoteError, Reply,
+    ResetDone, ResetOrder, RouteReply, ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange,
+    WorkerInfo, WorkerOp, WorkerStatus, WorkersPage, features,
+};
 pub use connection::{Client, ClientOptions, LaneUse, Watch};
 pub use conversation::{BackOff, Booking, ClientCounter};
 pub use fallback::{Fallback, FallbackReason, Fleet};

@@ -32,8 +32,8 @@ impl FleetPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{DeviceClass, WorkerState};
     use crate::ids::{SpaceId, Worker};
+    use crate::protocol::{DeviceClass, WorkerState};
     use crate::trust::Trust;
     use crate::wire::WorkerInfo;
 

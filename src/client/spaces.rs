@@ -1,8 +1,8 @@
 //! The spaces of a daemon, under ids that stay when the daemon starts again.
 
 use crate::error::{Error, Kind, Result};
-use crate::fleet::PoolRole;
 use crate::ids::SpaceId;
+use crate::protocol::PoolRole;
 use crate::wire::{SpaceInfo, WorkerInfo};
 
 /// The one space of `model`, in `namespace` and of `role` where they are given.

@@ -6,7 +6,6 @@
 mod cells;
 mod table;
 
+pub use crate::protocol::{DeviceClass, PoolRole, WorkerState};
 pub use cells::{SchemeCell, TrustCell, trust_changes};
-pub use table::{
-    DeviceClass, EventSource, Fleet, FleetTable, PlaceAllocator, PoolRole, Space, WorkerRecord, WorkerState,
-};
+pub use table::{EventSource, Fleet, FleetTable, PlaceAllocator, Space, WorkerRecord};

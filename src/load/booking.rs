@@ -9,42 +9,6 @@ use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
-/// An opaque handle of a booking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BookingHandle {
-    /// Its slot, and a check of its session.
-    pub slot: u64,
-    /// Which of the bookings of that slot; never 0.
-    pub generation: u64,
-}
-
-/// A gateway's reference to its booking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BookingRef<'a> {
-    /// By the handle of the reply.
-    Handle(BookingHandle),
-    /// By the request id.
-    Request {
-        /// Unique within the session while the booking lives.
-        request_id: &'a str,
-        /// The attempt that made the booking.
-        attempt: u32,
-    },
-}
-
-/// The outcome of a report about a booking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BookingOutcome {
-    /// The report changed the booking.
-    Applied,
-    /// A repeated report; nothing changed.
-    AlreadyApplied,
-    /// No such booking: never made in this run of the daemon, expired long ago, or of another session.
-    Unknown,
-    /// A later attempt of the same request holds the booking.
-    Superseded,
-}
-
 /// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptBlocks<'a> {

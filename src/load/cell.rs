@@ -7,21 +7,7 @@ use super::changes::{ChangeLog, ChangesSeen};
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
-
-/// A load report of a worker, or of a gateway about a worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineLoad {
-    /// Tokens still to prefill.
-    pub prefill_tokens: u64,
-    /// KV blocks of its requests in flight.
-    pub decode_blocks: u64,
-    /// Requests that the worker computes.
-    pub running: u32,
-    /// Requests that wait in the worker.
-    pub waiting: u32,
-    /// Share of KV blocks in use, millionths.
-    pub kv_usage_millionths: u32,
-}
+use crate::protocol::EngineLoad;
 
 /// A worker's load by bookings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

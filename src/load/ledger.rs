@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
-use super::booking::{Booking, BookingHandle, BookingOutcome, BookingRef, Bookings, Name, NameState};
+use super::booking::{Booking, Bookings, Name, NameState};
 use super::loads::LoadsConfig;
 use super::prefill::{Prefill, PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
@@ -11,6 +11,7 @@ use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
+use crate::protocol::{BookingHandle, BookingOutcome, BookingRef};
 use crate::shares::{share, share_rounded_down};
 
 /// Everything that one thread at a time may change.

@@ -3,18 +3,17 @@
 use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
-use super::booking::{
-    Booking, BookingHandle, BookingOutcome, BookingRef, Demand, HeldBlocks, Name, Output, PromptBlocks,
-};
-use super::cell::{EngineLoad, Load, LoadCells, LoadStability};
+use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
+use super::cell::{Load, LoadCells, LoadStability};
 use super::changes::ChangesSeen;
 use super::ledger::{Ledger, ns};
 use super::prefill::{PrefillFigures, PrefillModel};
 use super::reporters::{BackOff, BeyondShare, Reporter};
-use super::session::{SessionId, SessionToken};
+use super::session::SessionId;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 
 /// Limits of bookings, and the models of their load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,11 +22,12 @@ mod session;
 #[cfg(test)]
 mod tests;
 
+pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 pub use active::ActiveDepths;
-pub use booking::{BookingHandle, BookingOutcome, BookingRef, Demand, PromptBlocks};
-pub use cell::{EngineLoad, Load, LoadCells, LoadStability};
+pub use booking::{Demand, PromptBlocks};
+pub use cell::{Load, LoadCells, LoadStability};
 pub use changes::ChangesSeen;
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
 pub use reporters::{BackOff, BeyondShare, Reporter};
-pub use session::{SessionId, SessionToken};
+pub use session::SessionId;

@@ -6,16 +6,8 @@ use hashbrown::HashMap;
 
 use crate::error::{Error, Kind, Result};
 use crate::limits::{SESSIONS_ENDED_PER_TURN_MAX, SESSIONS_MAX};
+use crate::protocol::SessionToken;
 use crate::shares::share;
-
-/// The token that joins a gateway's connections in one session; drawn by the gateway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct SessionToken {
-    /// The upper half.
-    pub hi: u64,
-    /// The lower half.
-    pub lo: u64,
-}
 
 /// A session of this daemon run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

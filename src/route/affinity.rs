@@ -11,12 +11,12 @@
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::cost::CostTerms;
 use super::decision::Decision;
 use super::observation::Observation;
-use super::policy::{Mode, Policy};
+use super::policy::Policy;
 use super::rules::Rule;
 use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
+use crate::protocol::{CostTerms, Mode};
 use crate::shares::share;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin};
 
@@ -396,10 +396,10 @@ impl AffinityTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::WorkerState;
     use crate::ids::WorkerIndex;
     use crate::load::Load;
-    use crate::route::{Draws, Overrides, RequestFacts, WorkerFacts, judge};
+    use crate::protocol::{Overrides, WorkerState};
+    use crate::route::{Draws, RequestFacts, WorkerFacts, judge};
 
     /// Workers 0, 1 and so on with these requests in flight, and a session that is bound to worker 0.
     fn facts(requests: &[u64]) -> Observation {

@@ -1,12 +1,11 @@
 //! One decision, run to completion: observe, judge, and the load to book.
 
 use super::affinity::{AffinityEffect, factor};
-use super::cost::{CostTerms, PoolFacts, cost, is_plain, plain_costs};
-use super::decision::{Decision, MatchStatus, Scored};
+use super::cost::{PoolFacts, cost, is_plain, plain_costs};
+use super::decision::{Decision, Scored};
 use super::observation::{Observation, PlainFacts, RequestFacts, WorkerFacts};
 use super::observe::{self, ObservationBuffers, View, observe};
-use super::policy::{Mode, Policy};
-use super::request::RouteRequest;
+use super::policy::Policy;
 use super::rules::{apply_rules, no_worker_kind};
 use super::select::{Draws, choose};
 use super::space_cache::SpaceCache;
@@ -15,6 +14,7 @@ use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, SpaceId, TierBlocks};
 use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
+use crate::protocol::{CostTerms, MatchStatus, Mode, RouteRequest};
 
 /// Buffers and caches that consecutive decisions share. All decisions of a scratch are about one fleet and its loads.
 pub struct Scratch {

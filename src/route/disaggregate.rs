@@ -2,11 +2,11 @@
 
 use super::decision::Decision;
 use super::observation::Observation;
-use super::policy::Overrides;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{FleetTable, PoolRole};
+use crate::fleet::FleetTable;
 use crate::ids::SpaceId;
 use crate::load::Load;
+use crate::protocol::{Overrides, PoolRole};
 
 /// When a prompt is prefilled by the worker that decodes it, although a prefill pool exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

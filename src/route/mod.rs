@@ -30,18 +30,20 @@ mod space_cache;
 mod tests;
 mod wait;
 
-pub use crate::load::BookingHandle;
+pub use crate::protocol::{
+    BookingHandle, BookingRequest, CostTerms, MatchStatus, Mode, Names, Overrides, PotentialLoad, PotentialLoads,
+    Preferences, Prompt, ReplyNotes, RouteRequest,
+};
 pub use affinity::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome};
-pub use cost::{CostTerms, PoolFacts, cost};
+pub use cost::{PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};
-pub use decision::{CandidateCost, Decision, MatchStatus, ReplyNotes, Scored};
+pub use decision::{CandidateCost, Decision, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
 pub use observation::{Observation, RequestFacts, WorkerColumns, WorkerFacts};
 pub use observe::{View, seconds};
-pub use policy::{BusyThresholds, Mode, Overrides, Policy, PolicyTable, QueuePolicy};
-pub use potential::{PotentialLoad, PotentialLoads, potential_loads};
+pub use policy::{BusyThresholds, Policy, PolicyTable, QueuePolicy};
+pub use potential::potential_loads;
 pub use repeats::Repeats;
-pub use request::{BookingRequest, Names, Preferences, Prompt, RouteRequest};
 pub use rules::Rule;
 pub use select::Draws;
 pub use wait::Wait;

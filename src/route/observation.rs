@@ -4,11 +4,10 @@
 //! same columns, so no copy of a fact can be stale.
 
 use super::affinity::AffinitySession;
-use super::decision::{MatchStatus, ReplyNotes};
-use super::policy::{Overrides, Policy};
-use crate::fleet::{DeviceClass, PoolRole, WorkerState};
+use super::policy::Policy;
 use crate::ids::{EventSeq, TierBlocks, Worker, WorkerIndex};
-use crate::load::{EngineLoad, Load};
+use crate::load::Load;
+use crate::protocol::{DeviceClass, EngineLoad, MatchStatus, Overrides, PoolRole, ReplyNotes, WorkerState};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
 /// The facts of a request that a decision depends on.

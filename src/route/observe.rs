@@ -4,10 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::affinity::{AffinityMode, AffinitySession, AffinityTable};
-use super::decision::ReplyNotes;
 use super::observation::{ConstraintFacts, RequestFacts};
-use super::policy::{Mode, Policy};
-use super::request::{Prompt, RouteRequest};
+use super::policy::Policy;
 use super::space_cache::SpaceCache;
 use crate::error::{Error, Kind, Result, counted};
 use crate::fleet::{FleetTable, Space, WorkerRecord};
@@ -17,6 +15,7 @@ use crate::index::{Depths, IndexReader};
 use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
+use crate::protocol::{Mode, Prompt, ReplyNotes, RouteRequest};
 
 /// The shared state that a decision reads. Index readers are by space.
 #[derive(Clone, Copy)]

@@ -3,6 +3,7 @@
 use super::affinity::AffinityPolicy;
 use super::disaggregate::DisaggregationPolicy;
 use crate::ids::SpaceId;
+use crate::protocol::{Mode, Overrides};
 use crate::queue::Discipline;
 use crate::trust::TrustLevel;
 
@@ -116,38 +117,6 @@ impl Default for Policy {
     }
 }
 
-/// Policy values that a request overrides.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Overrides {
-    /// The mode of choosing.
-    pub mode: Option<Mode>,
-    /// Credit of a block in device memory.
-    pub device_credit: Option<f64>,
-    /// Factor of the prefill term.
-    pub prefill_load_scale: Option<f64>,
-    /// Randomness of the choice.
-    pub temperature: Option<f64>,
-    /// Credit of a block in a cache that all workers share.
-    pub shared_multiplier: Option<f64>,
-    /// Whether requests with a common prefix share its blocks.
-    pub assume_kv_reuse: Option<bool>,
-    /// Whether costs include the prefill term.
-    pub track_prefill_tokens: Option<bool>,
-}
-
-impl Overrides {
-    /// No override.
-    pub const NONE: Self = Self {
-        mode: None,
-        device_credit: None,
-        prefill_load_scale: None,
-        temperature: None,
-        shared_multiplier: None,
-        assume_kv_reuse: None,
-        track_prefill_tokens: None,
-    };
-}
-
 impl Policy {
     /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
@@ -212,68 +181,8 @@ impl PolicyTable {
     }
 }
 
-/// How a worker is chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// By the blocks to compute and the active decode blocks, minus the worker's overlap.
-    #[default]
-    Kv,
-    /// As `kv`, without regard to overlaps.
-    LoadAware,
-    /// As `kv`, but with predicted overlaps only.
-    Approximate,
-    /// The worker with the fewest requests in flight.
-    LeastLoaded,
-    /// Draws two workers and takes the one with fewer requests in flight.
-    PowerOfTwo,
-    /// One worker after the other.
-    RoundRobin,
-    /// Any worker.
-    Random,
-    /// The worker of the request's pin.
-    Direct,
-    /// The device class with the fewest requests in flight per weight, and its worker with the fewest requests in
-    /// flight.
-    DeviceAwareWeighted,
-    /// The fewest tokens to compute, times the requests that would then be in flight.
-    Lmetric,
-}
-
+/// What a cost counts.
 impl Mode {
-    /// Every mode, in the order of the wire's numbers, which begin at 1.
-    pub const ALL: [Self; 10] = [
-        Self::Kv,
-        Self::LoadAware,
-        Self::Approximate,
-        Self::LeastLoaded,
-        Self::PowerOfTwo,
-        Self::RoundRobin,
-        Self::Random,
-        Self::Direct,
-        Self::DeviceAwareWeighted,
-        Self::Lmetric,
-    ];
-
-    /// The names used in the configuration, on the command line and in JSON, in the order of [`Mode::ALL`].
-    pub const NAMES: [&'static str; 10] = [
-        "kv",
-        "load-aware",
-        "approximate",
-        "least-loaded",
-        "power-of-two",
-        "round-robin",
-        "random",
-        "direct",
-        "device-aware-weighted",
-        "lmetric",
-    ];
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
-    }
-
     /// Whether the choice depends on load, so that a load that changes meanwhile matters.
     #[must_use]
     pub const fn depends_on_load(self) -> bool {
@@ -305,7 +214,6 @@ impl Mode {
     }
 }
 
-/// What a cost counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CostModel {
     /// Blocks to prefill, scaled, plus blocks to decode, minus credits.

@@ -2,39 +2,11 @@
 
 use super::cost::{PoolFacts, cost};
 use super::decide::Scratch;
-use super::decision::{MatchStatus, ReplyNotes};
 use super::observation::Observation;
 use super::observe::View;
 use super::policy::Policy;
-use super::request::RouteRequest;
 use crate::error::Result;
-use crate::ids::Worker;
-
-/// One worker's load, including the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PotentialLoad {
-    /// The worker.
-    pub worker: Worker,
-    /// Requests in flight now, without the prompt.
-    pub active_requests: u64,
-    /// Prefill tokens: the backlog, and the tokens of the prompt that the worker does not hold.
-    pub prefill_tokens: u64,
-    /// Distinct blocks of the prompts in flight, including this one.
-    pub decode_blocks: u64,
-}
-
-/// The load of every worker of a space.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PotentialLoads {
-    /// Every worker, eligible or not, in table order.
-    pub workers: Vec<PotentialLoad>,
-    /// Whether overlaps are valid.
-    pub matched: MatchStatus,
-    /// Whole blocks of the prompt that were looked up.
-    pub request_blocks: u32,
-    /// Remarks on what was read.
-    pub notes: ReplyNotes,
-}
+use crate::protocol::{PotentialLoad, PotentialLoads, RouteRequest};
 
 impl PotentialLoads {
     /// Overwrites all values with those of an observation: the terms of a cost, before they are weighted. A load that
@@ -78,9 +50,9 @@ pub fn potential_loads(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{DeviceClass, WorkerState};
-    use crate::ids::{TierBlocks, WorkerIndex};
+    use crate::ids::{TierBlocks, Worker, WorkerIndex};
     use crate::load::Load;
+    use crate::protocol::{DeviceClass, MatchStatus, WorkerState};
     use crate::route::{RequestFacts, WorkerFacts};
     use crate::trust::{Trust, TrustLevel};
 

@@ -1,11 +1,11 @@
 //! Eligibility: the rules that remove workers, in their order, and the error if no worker is left.
 
-use super::decision::{Decision, ReplyNotes};
+use super::decision::Decision;
 use super::observation::{Observation, RuleFacts, WorkerFacts};
 use super::policy::{BusyThresholds, Policy};
 use crate::error::Kind;
-use crate::fleet::WorkerState;
 use crate::ids::Worker;
+use crate::protocol::{ReplyNotes, WorkerState};
 
 /// A rule that removes workers from a decision. The order of the variants is the order of application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

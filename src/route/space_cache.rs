@@ -14,13 +14,13 @@
 
 use std::sync::Arc;
 
-use super::decision::{MatchStatus, ReplyNotes};
 use super::observation::{ConstraintFacts, Observation, RequestFacts, WorkerFacts};
 use super::observe::View;
 use crate::fleet::{TrustCell, WorkerRecord, trust_changes};
 use crate::ids::{ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};
 use crate::index::Depths;
 use crate::load::{ActiveDepths, ChangesSeen, Load, LoadStability};
+use crate::protocol::{MatchStatus, ReplyNotes};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// The cached observation of a space.

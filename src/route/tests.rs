@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::error::Kind;
-use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
+use crate::fleet::{FleetTable, SchemeCell, Space, TrustCell, WorkerRecord};
 use crate::hash;
 use crate::ids::{
     EngineHash, GroupId, LocalHash, Scheme, ShardId, SpaceId, Tier, TierBlocks, Window, Worker, WorkerIndex,
 };
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
-use crate::load::{BookingRef, Loads, LoadsConfig, PromptBlocks};
+use crate::load::{Loads, LoadsConfig, PromptBlocks};
 use crate::predict::PredictionReader;
+use crate::protocol::{BookingRef, PoolRole, WorkerState};
 use crate::trust::Trust;
 
 const SCHEME: Scheme = Scheme { block_size: 4, window: Window::Plain };

@@ -3,8 +3,8 @@
 use super::decision::Decision;
 use super::observation::{Observation, WorkerFacts};
 use super::policy::QueuePolicy;
-use super::request::RouteRequest;
 use crate::ids::WorkerIndex;
+use crate::protocol::RouteRequest;
 use crate::queue::Claim;
 
 /// The queue entry of a request that has to wait.
@@ -65,11 +65,10 @@ impl QueuePolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{DeviceClass, WorkerState};
     use crate::ids::{SpaceId, TierBlocks, Worker};
     use crate::load::Load;
+    use crate::protocol::{BookingRequest, DeviceClass, Prompt, WorkerState};
     use crate::queue::Discipline;
-    use crate::route::{BookingRequest, Prompt};
     use crate::trust::Trust;
 
     const QUEUE: QueuePolicy = QueuePolicy { threshold: Some(0.5), discipline: Discipline::Wspt, wait_ms_max: 2 };

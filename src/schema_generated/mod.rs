@@ -1,17 +1,20 @@
 //! What the schema compiler wrote, included once and exempt from the lints and formatting that hold
 //! elsewhere. `scripts/gen-schemas` writes the files; `tests/schemas.rs` fails when they are stale.
 
+#[cfg(feature = "daemon")]
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod kv_events_generated;
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod routing_generated;
+#[cfg(feature = "daemon")]
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod snapshot_generated;
 
 /// `schemas/kv_events.fbs`: what a worker says.
+#[cfg(feature = "daemon")]
 pub mod events {
     pub use super::kv_events_generated::kvrouted::events::*;
 }
@@ -22,6 +25,7 @@ pub mod routing {
 }
 
 /// `schemas/snapshot.fbs`: one worker's blocks in a file.
+#[cfg(feature = "daemon")]
 pub mod snapshot {
     pub use super::snapshot_generated::kvrouted::snapshot::*;
 }

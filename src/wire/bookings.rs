@@ -4,8 +4,7 @@ use super::convert::worker_from_wire;
 use super::request::{Request, invalid, name, understood};
 use super::table::{Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
-use crate::load::BookingRef;
-use crate::route::BookingHandle;
+use crate::protocol::{BookingHandle, BookingRef};
 use crate::schema_generated::routing as fb;
 
 hot_tables! {

@@ -6,7 +6,7 @@ use super::request::{bounded, invalid};
 use super::table::Elements;
 use crate::error::Result;
 use crate::limits::{NAME_BYTES_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
-use crate::route::{Names, Overrides, Preferences};
+use crate::protocol::{Names, Overrides, Preferences};
 use crate::schema_generated::routing as fb;
 
 /// Where they are put, reused from one request to the next.

@@ -3,10 +3,8 @@
 use super::compose::{Layout, PADDING, Table};
 use super::message::WorkerOp;
 use crate::error::{Error, Kind, Result, Side};
-use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
-use crate::load::BookingOutcome;
-use crate::route::{CostTerms, MatchStatus, Mode};
+use crate::protocol::{BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, WorkerState};
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 

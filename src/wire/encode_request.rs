@@ -9,8 +9,7 @@ use super::policy::{self, PolicyOrder};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
-use crate::load::{BookingRef, SessionToken};
-use crate::route::{Prompt, RouteRequest};
+use crate::protocol::{BookingRef, Prompt, RouteRequest, SessionToken};
 use crate::schema_generated::routing as fb;
 
 /// Encodes requests; kept from one to the next.

@@ -9,7 +9,7 @@ use super::encode_reply::{ReplyEncoder, retry_after_us};
 use super::header::FrameKind;
 use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
-use crate::load::{BookingHandle, BookingOutcome};
+use crate::protocol::{BookingHandle, BookingOutcome};
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
 

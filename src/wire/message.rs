@@ -6,10 +6,11 @@ use super::lanes::LaneOpened;
 use super::policy::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
-use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
-use crate::load::BookingOutcome;
-use crate::route::{BookingHandle, CostTerms, MatchStatus, Mode, PotentialLoads, ReplyNotes};
+use crate::protocol::{
+    BookingHandle, BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, PotentialLoads, ReplyNotes,
+    WorkerState,
+};
 use crate::trust::Trust;
 
 /// Any frame a daemon sends.

@@ -5,11 +5,16 @@
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
 mod bookings;
+#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
 mod compose;
 mod constraints;
+#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "it has both directions, and a client needs one"))]
 mod convert;
+#[cfg(feature = "daemon")]
+mod encode_fleet;
 mod encode_reply;
 mod encode_request;
+#[cfg(feature = "daemon")]
 mod encode_route;
 mod header;
 mod lanes;
@@ -24,10 +29,12 @@ mod route_reply;
 mod table;
 mod verify;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "daemon"))]
 mod tests;
 
-pub use encode_reply::{HelloFacts, ReplyEncoder};
+#[cfg(feature = "daemon")]
+pub use encode_fleet::HelloFacts;
+pub use encode_reply::ReplyEncoder;
 pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use lanes::{LaneAsked, LaneOpened};
@@ -38,6 +45,7 @@ pub use message::{
 };
 pub use policy::{PolicyDone, PolicyOrder};
 pub use reply::decode_reply;
+#[cfg(feature = "daemon")]
 pub(crate) use request::unsupported_version;
 pub use request::{Hello, Request, RequestScratch, decode_request};
 

@@ -1,19 +1,18 @@
 //! Questions about a prompt that decide nothing, both directions.
 
 use super::convert::{match_from_wire, match_to_wire, unknown_value};
-use super::encode_reply::{ReplyEncoder, encode_worker};
+use super::encode_reply::ReplyEncoder;
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
-use super::message::{WatchCursor, WatchReply};
+use super::message::WatchReply;
 use super::reply::worker_info;
 use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
 use super::route::{Question, SchemeSaid, prompt, read_media};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
-use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::limits::{CANDIDATES_MAX, REPLY_BYTES_PER_TURN_MAX};
-use crate::route::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
+use crate::limits::CANDIDATES_MAX;
+use crate::protocol::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
 use crate::schema_generated::routing as fb;
 
 /// Two tables of the same fields: which prompt, in which space.
@@ -125,38 +124,6 @@ impl ReplyEncoder {
         };
         let root = fb::PotentialLoadsReply::create(&mut self.builder, &args);
         self.finish(FrameKind::PotentialLoadsReply, id, root, out);
-    }
-}
-
-impl ReplyEncoder {
-    /// Answers a watch with a page of a space, or of the fleet, that begins at the worker in place `from.place` or behind it;
-    /// with all of it where there is no limit. The page bears the version of `from`. Returns where the next page begins.
-    pub fn watch(
-        &mut self,
-        id: CorrelationId,
-        (fleet, space): (&FleetTable, Option<SpaceId>),
-        (from, limit): (WatchCursor, Option<usize>),
-        out: &mut Vec<u8>,
-    ) -> Option<WatchCursor> {
-        let builder = &mut self.builder;
-        let is_watched = |record: &WorkerRecord| space.is_none_or(|space| record.space == space);
-        let (mut page, mut next) = (Vec::new(), None);
-        let first = fleet.workers.partition_point(|record| record.index.place() < from.place);
-        for record in fleet.workers[first..].iter().filter(|record| is_watched(record)) {
-            // Names, labels and adapters may be long: a page is bounded by bytes, too.
-            let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_TURN_MAX;
-            if !page.is_empty() && limit.is_some_and(is_full) {
-                next = Some(WatchCursor { place: record.index.place(), ..from });
-                break;
-            }
-            page.push(encode_worker(builder, record));
-        }
-        let workers = Some(builder.create_vector(&page));
-        let next_cursor = next.map_or(0, |next| next.place as u32);
-        let args = fb::WatchReplyArgs { workers, fleet_version: from.fleet_version, next_cursor };
-        let root = fb::WatchReply::create(builder, &args);
-        self.finish(FrameKind::WatchReply, id, root, out);
-        next
     }
 }
 

@@ -17,10 +17,8 @@ use super::table::HotTable;
 use super::verify::{self, malformed};
 use crate::error::{Kind, Result, Side};
 use crate::finding::{Finding, Harm};
-use crate::fleet::WorkerState;
 use crate::ids::{SpaceId, Worker};
-use crate::load::BookingOutcome;
-use crate::route::{MatchStatus, ReplyNotes};
+use crate::protocol::{BookingOutcome, MatchStatus, ReplyNotes, WorkerState};
 use crate::schema_generated::routing as fb;
 
 /// Tables in one reply: a page of status has one per counter.

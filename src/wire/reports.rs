@@ -7,7 +7,7 @@ use super::header::FrameKind;
 use super::request::{Request, invalid, name, understood};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::load::{BookingRef, EngineLoad};
+use crate::protocol::{BookingRef, EngineLoad};
 use crate::schema_generated::routing as fb;
 
 /// Shares on the wire are of 1, here of a million.

@@ -20,8 +20,7 @@ use super::verify;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, Worker};
 use crate::limits::{NAME_BYTES_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
-use crate::load::{BookingRef, EngineLoad, SessionToken};
-use crate::route::RouteRequest;
+use crate::protocol::{BookingRef, EngineLoad, RouteRequest, SessionToken};
 use crate::schema_generated::routing as fb;
 
 /// "Every space" on the wire.

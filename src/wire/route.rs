@@ -13,7 +13,7 @@ use crate::error::{Result, counted};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Window};
 use crate::limits::{ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
-use crate::route::{BookingRequest, Overrides, Prompt, RouteRequest};
+use crate::protocol::{BookingRequest, Overrides, Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
 
 /// Bytes of a local hash.

@@ -6,7 +6,7 @@ use super::reply::{matched, state};
 use super::table::{Field, HotTable, Listed, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::Worker;
-use crate::route::{BookingHandle, ReplyNotes};
+use crate::protocol::{BookingHandle, ReplyNotes};
 use crate::schema_generated::routing as fb;
 
 hot_tables! {

@@ -1,5 +1,7 @@
 //! The clients that outlive their daemon, against daemons that end, are silent, and come back.
 
+#![cfg(feature = "daemon")]
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! Workers that come, change and go while the daemon runs, from every source.
 
+#![cfg(feature = "daemon")]
+
 mod daemon;
 mod hostile;
 #[path = "../process/mod.rs"]

@@ -5,6 +5,7 @@
 //! that cannot be had (no python3, no network) the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1;
 //! KVROUTED_SKIP_ENGINES=1 does not even try.
 
+#![cfg(feature = "daemon")]
 #![cfg(unix)]
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]

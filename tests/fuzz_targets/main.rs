@@ -3,6 +3,8 @@
 //! `KVROUTED_MUTATIONS` is how many (3000), `KVROUTED_RECORDINGS` a folder with more recordings of engines. libFuzzer
 //! goes further (`scripts/fuzz`) and begins with the seeds that are written to `KVROUTED_SEEDS`.
 
+#![cfg(feature = "daemon")]
+
 mod mutator;
 mod seeds;
 mod targets;

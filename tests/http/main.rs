@@ -1,6 +1,8 @@
 //! The HTTP port of a daemon that runs: what clients of Dynamo's standalone indexer and selection service ask of it, in
 //! their words, and what they get.
 
+#![cfg(feature = "daemon")]
+
 #[path = "../process/mod.rs"]
 mod process;
 

@@ -4,6 +4,8 @@
 //! `KVROUTED_STRESS_SECONDS` says how long each test looks for a failure, seed after seed; `KVROUTED_SEED`
 //! takes one alone. Threads are not replayed, so a seed that failed once may have to be taken often.
 
+#![cfg(feature = "daemon")]
+
 #[path = "../oracle/mod.rs"]
 mod oracle;
 mod player;

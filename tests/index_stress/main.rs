@@ -2,6 +2,8 @@
 //!
 //! `KVROUTED_STRESS_SECONDS` says how long each test goes on, seed after seed; `KVROUTED_SEED` takes one.
 
+#![cfg(feature = "daemon")]
+
 #[path = "../oracle/mod.rs"]
 mod oracle;
 

@@ -1,5 +1,7 @@
 //! Lanes between real processes: what goes by one is what goes by the socket, and it ends as its connection does.
 
+#![cfg(feature = "daemon")]
+
 mod hostile;
 mod life;
 #[path = "../process/mod.rs"]

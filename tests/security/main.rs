@@ -37,6 +37,7 @@
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |
+#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod besieged;

@@ -2,6 +2,7 @@
 //! held, and clients that do not behave. At the end nothing may be wrong, stuck or left over, and memory is flat.
 //!
 //! `scripts/soak` runs it for as long as is asked for.
+#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod chaos;

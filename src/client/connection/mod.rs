@@ -21,10 +21,8 @@ use link::Link;
 
 use super::{no_progress, spaces, unexpected};
 use crate::error::{Error, Kind, Result};
-use crate::fleet::PoolRole;
 use crate::ids::{CorrelationId, SpaceId};
-use crate::load::{BookingOutcome, BookingRef};
-use crate::route::RouteRequest;
+use crate::protocol::{BookingOutcome, BookingRef, PoolRole, RouteRequest};
 use crate::wire::{
     HelloReply, OverlapReply, PROTOCOL_VERSION, Reply, RequestEncoder, RouteReply, SpaceInfo, WorkerInfo, WorkersPage,
 };

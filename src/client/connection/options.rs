@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::load::SessionToken;
+use crate::protocol::SessionToken;
 
 /// How to connect.
 #[derive(Clone, Debug, Default)]

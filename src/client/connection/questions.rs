@@ -2,7 +2,7 @@
 
 use super::{Client, unexpected};
 use crate::error::Result;
-use crate::route::{PotentialLoads, RouteRequest};
+use crate::protocol::{PotentialLoads, RouteRequest};
 use crate::wire::Reply;
 
 impl Client {

@@ -3,7 +3,7 @@
 use super::{Client, unexpected};
 use crate::error::Result;
 use crate::ids::{SpaceId, Worker};
-use crate::load::{BookingOutcome, BookingRef, EngineLoad};
+use crate::protocol::{BookingOutcome, BookingRef, EngineLoad};
 use crate::wire::Reply;
 
 impl Client {

@@ -21,7 +21,7 @@ use super::spaces::Spaces;
 use crate::error::{Error, Result};
 use crate::ids::CorrelationId;
 use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
-use crate::load::SessionToken;
+use crate::protocol::SessionToken;
 use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 pub use backoff::BackOff;
 pub use counters::ClientCounter;

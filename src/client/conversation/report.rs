@@ -1,7 +1,7 @@
 //! What a gateway says of its bookings, owned: it may have to be said again on another connection.
 
 use crate::ids::{CorrelationId, Worker};
-use crate::load::{BookingHandle, BookingRef};
+use crate::protocol::{BookingHandle, BookingRef};
 use crate::wire::RequestEncoder;
 
 /// A booking, and the daemon run that holds it: another run knows nothing of it.

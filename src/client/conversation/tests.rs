@@ -8,7 +8,7 @@ use super::*;
 use crate::error::Kind;
 use crate::ids::Worker;
 use crate::limits::FRAME_HEADER_BYTES;
-use crate::load::{BookingHandle, BookingOutcome};
+use crate::protocol::{BookingHandle, BookingOutcome};
 use crate::wire::{FrameHeader, Request, RequestScratch, RouteReply, ServerLimits, decode_request};
 
 /// Keeps what it is handed, unless it has left.

@@ -6,9 +6,8 @@ mod rendezvous;
 use std::cmp::Ordering;
 use std::time::Instant;
 
-use crate::fleet::WorkerState;
 use crate::ids::Worker;
-use crate::route::RouteRequest;
+use crate::protocol::{RouteRequest, WorkerState};
 use crate::wire::WorkerInfo;
 
 /// The workers that a daemon last named, all spaces together.

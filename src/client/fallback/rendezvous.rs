@@ -17,7 +17,7 @@
 
 use crate::hash::TOKEN_BYTES;
 use crate::ids::Worker;
-use crate::route::{Prompt, RouteRequest};
+use crate::protocol::{Prompt, RouteRequest};
 
 /// Bytes of a local hash.
 const HASH_BYTES: usize = 8;

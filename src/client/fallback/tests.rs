@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::*;
-use crate::fleet::DeviceClass;
 use crate::ids::{Scheme, SpaceId, Window};
-use crate::route::{Names, Prompt};
+use crate::protocol::{DeviceClass, Names, Prompt};
 use crate::trust::Trust;
 
 fn info(worker: Worker, weight: f64, state: WorkerState) -> WorkerInfo {

@@ -3,7 +3,7 @@
 use crate::client::conversation::Booking;
 use crate::client::fallback::Fallback;
 use crate::ids::Worker;
-use crate::load::BookingHandle;
+use crate::protocol::BookingHandle;
 use crate::wire::RouteReply;
 
 /// Who decided, and what.

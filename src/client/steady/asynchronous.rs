@@ -16,11 +16,9 @@ use super::{Answer, spaces, unexpected};
 use crate::client::conversation::{Booking, ClientCounter, Conversation, Name, Phase, Refusal, Report, Told, Word};
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
 use crate::error::{Error, Kind, Result};
-use crate::fleet::PoolRole;
 use crate::ids::Worker;
 use crate::limits::CLIENT_QUEUE_SHARE_PERCENT;
-use crate::load::{BookingOutcome, SessionToken};
-use crate::route::{Prompt, RouteRequest};
+use crate::protocol::{BookingOutcome, PoolRole, Prompt, RouteRequest, SessionToken};
 use crate::wire::{Reply, SpaceInfo, features};
 
 /// Ends the task with the last handle.
@@ -45,8 +43,7 @@ impl Drop for Task {
 /// Ids of spaces are the client's own: they stay when the daemon starts again with others.
 ///
 /// ```no_run
-/// use kvrouted::client::{Answer, AsyncClient, SteadyOptions};
-/// use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+/// use kvrouted::client::{Answer, AsyncClient, BookingRequest, Prompt, RouteRequest, SteadyOptions};
 ///
 /// # async fn complete(tokens: &[u32]) -> kvrouted::error::Result<()> {
 /// let options = SteadyOptions { name: "my-gateway".into(), ..SteadyOptions::default() };

@@ -10,11 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 use super::{Answer, AsyncClient, SteadyOptions};
 use crate::client::{Booking, ClientCounter, Fleet};
 use crate::error::{Error, Kind, Result};
-use crate::fleet::PoolRole;
 use crate::ids::{SpaceId, Worker};
 use crate::limits::CLIENT_LOOK_AFTER_MS;
-use crate::load::{BookingOutcome, EngineLoad, SessionToken};
-use crate::route::{PotentialLoads, RouteRequest};
+use crate::protocol::{BookingOutcome, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{OverlapReply, SpaceInfo, WorkerInfo};
 
 /// [`AsyncClient`] for one thread that blocks: deadlines, a connection that is made again, and decisions without the daemon.

@@ -17,7 +17,7 @@ use crate::client::conversation::{Conversation, Phase, Told, Waiter};
 use crate::client::fallback::Fleet;
 use crate::client::handed::distrust;
 use crate::error::{Error, Kind, Result};
-use crate::load::SessionToken;
+use crate::protocol::SessionToken;
 
 /// A task that waits for its reply, and its place among those in flight, which is free when the reply has come.
 pub(super) struct Caller {

@@ -6,8 +6,7 @@ use super::prompt::Question;
 use super::{no_progress, unexpected};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::load::EngineLoad;
-use crate::route::{PotentialLoads, RouteRequest};
+use crate::protocol::{EngineLoad, PotentialLoads, RouteRequest};
 use crate::wire::{OverlapReply, Reply, RequestEncoder, WorkerInfo, WorkersPage};
 
 impl AsyncClient {

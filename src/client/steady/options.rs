@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::client::connection::LaneUse;
 use crate::client::conversation::BackOff;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX_DEFAULT, CLIENT_TIMEOUT_MS_DEFAULT, FALLBACK_PREFIX_TOKENS_DEFAULT};
-use crate::load::SessionToken;
+use crate::protocol::SessionToken;
 
 /// How a client behaves. The defaults suit a gateway on the daemon's host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::client::conversation::Leaves;
 use crate::error::Result;
 use crate::hash;
 use crate::ids::{CorrelationId, Scheme, SpaceId};
-use crate::route::{Prompt, RouteRequest};
+use crate::protocol::{Prompt, RouteRequest};
 use crate::wire::RequestEncoder;
 
 /// What is asked of a prompt.

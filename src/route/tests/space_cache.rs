@@ -4,10 +4,10 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
-use crate::fleet::DeviceClass;
 use crate::ids::EventSeq;
-use crate::load::{ActiveDepths, BookingHandle, Demand, EngineLoad, Load, PrefillModel, Reporter, SessionId};
+use crate::load::{ActiveDepths, Demand, Load, PrefillModel, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
+use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
 use crate::route::space_cache::SpaceCache;
 use crate::trust::{TrustLevel, TrustReason};
 

@@ -12,14 +12,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::error::{Error, Kind, Side};
-use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerState};
+use crate::fleet::{FleetTable, SchemeCell, Space};
 use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex};
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
-use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionToken};
-use crate::route::{
-    BookingHandle, BookingRequest, CostTerms, Decision, MatchStatus, Mode, Names, Overrides, Preferences, Prompt,
-    ReplyNotes, RouteRequest, Rule, Scored,
+use crate::protocol::{
+    BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, EngineLoad, MatchStatus, Mode, Names,
+    Overrides, PoolRole, Preferences, Prompt, ReplyNotes, RouteRequest, SessionToken, WorkerState,
 };
+use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 

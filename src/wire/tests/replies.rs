@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::finding::{Finding, Symptom};
-use crate::route::{PotentialLoad, PotentialLoads};
+use crate::protocol::{PotentialLoad, PotentialLoads};
 
 fn terms(seed: f64) -> CostTerms {
     CostTerms {

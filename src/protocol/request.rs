@@ -1,0 +1,135 @@
+//! What a gateway asks, borrowed from the request frame.
+
+use super::names::{Names, Preferences};
+use super::overrides::Overrides;
+use crate::hash;
+use crate::ids::{Scheme, SpaceId, Worker};
+
+/// A prompt, as tokens or as the hashes of its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompt<'a> {
+    /// Token ids, little-endian u32 each, at any alignment.
+    Tokens(&'a [u8]),
+    /// Local hashes of the whole blocks, little-endian u64 each, at any alignment.
+    LocalHashes {
+        /// The hashes.
+        hashes: &'a [u8],
+        /// The scheme of the hashes.
+        scheme: Scheme,
+        /// Tokens of the prompt, including a partial last block.
+        token_count: u32,
+    },
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt of these tokens, without a copy.
+    #[must_use]
+    pub fn of_tokens(tokens: &'a [u32]) -> Self {
+        Self::Tokens(hash::token_bytes(tokens))
+    }
+
+    /// Tokens of the prompt.
+    #[must_use]
+    pub const fn token_count(&self) -> usize {
+        match self {
+            Self::Tokens(bytes) => bytes.len() / 4,
+            Self::LocalHashes { token_count, .. } => *token_count as usize,
+        }
+    }
+}
+
+/// The name of the booking that a decision makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BookingRequest<'a> {
+    /// The gateway's name of the request, unique within its session while the booking lives.
+    pub request_id: &'a str,
+    /// The attempt of that request; a later attempt takes the booking over.
+    pub attempt: u32,
+}
+
+/// Candidates that [`RouteRequest::new`] asks for: the best one, and some to retry on.
+const CANDIDATES_DEFAULT: usize = 8;
+
+/// One question: which worker should run this prompt?
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouteRequest<'a> {
+    /// The space of the workers.
+    pub space: SpaceId,
+    /// The prompt to run.
+    pub prompt: Prompt<'a>,
+    /// LoRA adapter; `None` or empty = none.
+    pub lora: Option<&'a str>,
+    /// Cache salt; `None` or empty = none.
+    pub salt: Option<&'a str>,
+    /// Multimodal objects as (block index, hash).
+    pub media: &'a [(u32, u64)],
+    /// The booking to make; `None` = make none.
+    pub book: Option<BookingRequest<'a>>,
+    /// Whether the reply lists cost terms and removed workers.
+    pub explain: bool,
+    /// Candidates to list, at least 1. A request for one candidate advances the round-robin counter even if it explains
+    /// and books nothing, because its gateway will send the prompt there. The daemon refuses 0 and lists at most
+    /// `limits::CANDIDATES_MAX`.
+    pub candidates_max: usize,
+    /// The allowed workers, rank `u32::MAX` = every rank; `None` = all.
+    pub allow: Option<&'a [Worker]>,
+    /// The only worker that may be chosen, rank `u32::MAX` = any rank of it; `None` = any worker.
+    pub pin: Option<Worker>,
+    /// Labels that the worker must have.
+    pub required_taints: Names<'a>,
+    /// Labels that the request prefers or avoids.
+    pub preferred_taints: Preferences<'a>,
+    /// Blocks of the prompt in a cache that all workers share, as ranges `[start, end)`.
+    pub shared_hits: &'a [(u32, u32)],
+    /// Policy values that the request overrides.
+    pub overrides: Overrides,
+    /// The session whose requests should go to one worker; `None` or empty = none.
+    pub affinity_session: Option<&'a str>,
+    /// Whether a worker of the model's prefill pool is chosen too, so that the worker here only decodes.
+    pub disaggregate: bool,
+    /// Output tokens that the gateway expects; 0 = unknown.
+    pub expected_output_tokens: u32,
+    /// Queue priority: requests of a higher priority leave the queue first.
+    pub priority: i32,
+    /// How far the request jumps ahead within its priority: see the queue's discipline. Finite.
+    pub priority_jump: f64,
+    /// The longest wait in the queue, microseconds; 0 = that of the policy.
+    pub deadline_us: u32,
+}
+
+impl<'a> RouteRequest<'a> {
+    /// A plain question: no adapter, salt or media, no booking or explanation, any worker, 8 candidates. Set what
+    /// differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
+    #[must_use]
+    pub const fn new(space: SpaceId, prompt: Prompt<'a>) -> Self {
+        Self {
+            space,
+            prompt,
+            lora: None,
+            salt: None,
+            media: &[],
+            book: None,
+            explain: false,
+            candidates_max: CANDIDATES_DEFAULT,
+            allow: None,
+            pin: None,
+            required_taints: Names::NONE,
+            preferred_taints: Preferences { names: Names::NONE, weights: &[] },
+            shared_hits: &[],
+            overrides: Overrides::NONE,
+            affinity_session: None,
+            disaggregate: false,
+            expected_output_tokens: 0,
+            priority: 0,
+            priority_jump: 0.0,
+            deadline_us: 0,
+        }
+    }
+
+    /// The same request as a question: it books nothing and does not advance the round-robin counter.
+    #[must_use]
+    pub const fn as_question(&self) -> Self {
+        let candidates_max = if self.candidates_max > 1 { self.candidates_max } else { 2 };
+        Self { book: None, explain: true, candidates_max, ..*self }
+    }
+}

@@ -124,7 +124,7 @@ impl Stream {
         }
         if counts_copies && blocks.tier == Tier::Device && outcome.stored > 0 {
             self.count(WorkerCounter::StoresCopied, u64::from(is_repeated));
-            if self.copies.stored(blocks, &outcome) {
+            if self.copies.stored(blocks, &outcome, self.kinds.has_windows()) {
                 return self.full_report(home, now);
             }
         }

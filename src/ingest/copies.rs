@@ -11,7 +11,7 @@
 //! |---|---|
 //! | more references on the device than it has blocks | each copy takes a block |
 //! | behind the repeated chain, in its batch, blocks that were not held, and less than half of the chain evicted for it | a request stores all its full blocks of a step in one event, but reports what it found before it stores the rest. The first token that a copy generates may fill a block in the same batch (vLLM schedules a step ahead); the blocks of that copy were evicted before |
-//! | more than [`REPORT_FREE_BLOCKS_MAX`] blocks repeated, and none evicted before in the batch, by an engine that has evicted since its last clear | an engine that evicts has no other free blocks than the unfilled ones of requests that have ended, which it uses first |
+//! | more than [`REPORT_FREE_BLOCKS_MAX`] blocks repeated, and none evicted before in the batch, by an engine without windows that has evicted since its last clear | such an engine has no other free blocks than the unfilled ones of requests that have ended, which it uses first. Window groups free blocks that were never announced: those that the window has left behind |
 //!
 //! What stays unseen: reports of fewer blocks, all together, than the device has blocks that are in use and not full,
 //! which is about one for each running request; and where `capacity_blocks` is not known, reports that come before the
@@ -62,13 +62,14 @@ impl Copies {
     }
 
     /// Blocks were stored on the device and counted; whether that shows a full report.
-    pub(super) fn stored(&mut self, blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
+    pub(super) fn stored(&mut self, blocks: &StoreBlocks<'_>, outcome: &StoreOutcome, has_windows: bool) -> bool {
         let is_evicted_for = 2 * self.evicted_unused >= blocks.hashes.len();
         self.placed(outcome.stored);
         if is_repeated(blocks, outcome) {
             self.has_counted = true;
             self.repeated.extend(blocks.hashes.last().copied().filter(|_| !is_evicted_for));
-            return self.has_evicted && !self.evicts && blocks.hashes.len() > REPORT_FREE_BLOCKS_MAX;
+            let needs_evictions = self.has_evicted && !has_windows;
+            return needs_evictions && !self.evicts && blocks.hashes.len() > REPORT_FREE_BLOCKS_MAX;
         }
         outcome.already == 0 && blocks.parent.is_some_and(|parent| self.repeated.contains(&parent))
     }

@@ -65,7 +65,11 @@ impl Offloaded {
     /// Ends a batch; whether a tier got blocks by hash alone and the first of no chain.
     #[must_use]
     pub(super) fn end_batch(&mut self) -> bool {
-        self.naming.iter_mut().fold(false, |lacks, naming| std::mem::take(&mut naming.lacks_first) || lacks)
+        let mut lacks_first = false;
+        for naming in &mut self.naming {
+            lacks_first |= std::mem::take(&mut naming.lacks_first);
+        }
+        lacks_first
     }
 
     /// Whether no reference waits.

@@ -219,3 +219,21 @@ fn what_one_store_places_is_bounded_however_often_a_window_named_its_block() {
     assert_eq!(rig.count(C::BlocksStored) - before, 1 + WINDOW_REFERENCES_UNPLACED_MAX as u64);
     rig.expect(TrustLevel::Unproven, &[R::Hybrid], 2);
 }
+
+/// As vLLM 0.32 said it: a copy takes the blocks that the windows of other requests have left behind, and evicts none.
+#[test]
+fn a_copy_that_evicts_nothing_is_no_report_where_windows_leave_blocks_behind() {
+    let prompt: Vec<(u64, u32)> = (1..=12).map(|at| (u64::from(at), at)).collect();
+    let names: Vec<u64> = prompt.iter().map(|(name, _)| *name).collect();
+    let contents: Vec<u32> = prompt.iter().map(|(_, content)| *content).collect();
+    let mut rig = Rig::new(&Options { counts_copies: true, ..Options::default() });
+    let step = json!([window(0, None, &prompt[10..]), full(None, &prompt)]);
+    say(&mut rig, 0, &step);
+    say(&mut rig, 1, &json!([window(0, None, &[(90, 90)]), full(None, &[(90, 90)])]));
+    say(&mut rig, 2, &json!([removed(0, &[90]), removed(FULL, &[90])]));
+    say(&mut rig, 3, &step);
+    rig.expect(TrustLevel::Exact, &[], 3);
+    say(&mut rig, 4, &json!([removed(FULL, &names), removed(0, &names[10..])]));
+    assert_eq!(rig.device(&contents), 12, "the first copy is still there");
+    rig.expect(TrustLevel::Exact, &[], 4);
+}

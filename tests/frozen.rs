@@ -150,7 +150,7 @@ fn relay_page() -> String {
 #[test]
 fn metrics_are_the_frozen_ones() {
     let (daemon, relay) = (daemon_page(), relay_page());
-    compare("metrics.txt", metric_lines("serve", &daemon).chain(metric_lines("relay", &relay)).collect());
+    compare("metrics.txt", &metric_lines("serve", &daemon).chain(metric_lines("relay", &relay)).collect());
 }
 
 // ---- configuration -----------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ fn configuration_fields_are_the_frozen_ones() {
     let example = config::example();
     let lines = field_lines(&example);
     assert_eq!(lines.len(), example.lines().filter(|line| line.contains("Values: ")).count(), "a line for each field");
-    compare("configuration.txt", lines);
+    compare("configuration.txt", &lines);
 }
 
 // ---- the command line --------------------------------------------------------------------------------------
@@ -261,5 +261,5 @@ fn the_command_line_is_the_frozen_one() {
     command_lines("kvrouted", &command, &mut lines);
     // What clap adds by itself follows its version.
     lines.retain(|line| !line.contains(" help") && !line.contains(" --help") && !line.contains(" --version"));
-    compare("command-line.txt", lines);
+    compare("command-line.txt", &lines);
 }

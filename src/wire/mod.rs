@@ -29,7 +29,8 @@ mod route_reply;
 mod table;
 mod verify;
 
-#[cfg(all(test, feature = "daemon"))]
+#[cfg(test)]
+#[cfg(feature = "daemon")]
 mod tests;
 
 #[cfg(feature = "daemon")]

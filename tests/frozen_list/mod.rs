@@ -8,7 +8,7 @@ const WRITE: &str = "KVROUTED_FREEZE=1 cargo test --test frozen --test schemas";
 
 /// Compares lines with those of a frozen list, or writes the list when `KVROUTED_FREEZE` is set.
 #[track_caller]
-pub(crate) fn compare(name: &str, lines: BTreeSet<String>) {
+pub(crate) fn compare(name: &str, lines: &BTreeSet<String>) {
     assert!(!lines.is_empty(), "{name}: the test found nothing to compare");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/frozen").join(name);
     if std::env::var_os("KVROUTED_FREEZE").is_some() {
@@ -17,7 +17,7 @@ pub(crate) fn compare(name: &str, lines: BTreeSet<String>) {
     }
     let frozen = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let frozen: BTreeSet<String> = frozen.lines().map(str::to_owned).collect();
-    let gone = frozen.difference(&lines).map(|line| format!("- {line}"));
+    let gone = frozen.difference(lines).map(|line| format!("- {line}"));
     let new = lines.difference(&frozen).map(|line| format!("+ {line}"));
     let changes: Vec<String> = gone.chain(new).collect();
     assert!(

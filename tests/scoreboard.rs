@@ -26,7 +26,10 @@ fn no_answer_about_the_newest_engines_is_wrong() {
     assert!(!rows.is_empty());
     for row in &rows {
         assert_eq!(row["passed"], true, "{row}");
-        assert_eq!((&row["over"], &row["exact_and_wrong"]), (&0.into(), &0.into()), "{row}");
+        assert_eq!(row["exact_and_wrong"], 0, "{row}");
+        // Only an answer that is called unproven may say too much, and only of blocks below device memory.
+        let is_lower_tier = row["trust"] == serde_json::json!(["unproven"]) && row["wrong_on_device"] == 0;
+        assert!(is_lower_tier || row["over"] == 0, "{row}");
     }
 }
 

@@ -14,14 +14,14 @@
 //! | Wanted | asked | the sequence to begin at | Asked, unproven |
 //! | Asked | the last batch known, same bytes | Skip | Asked, proven |
 //! | Asked | batch 0, or the next one of what is proven | Apply | Asked, proven |
-//! | Asked | a batch known, other bytes | AnotherIncarnation; at 0: Apply | Wanted, from 0; Asked, proven |
+//! | Asked | a batch known, other bytes | AnotherIncarnation, or after [`REPLAYS_PER_RECOVERY_MAX`] GivenUp; at 0: Apply | Wanted, from 0, or Idle; Asked, proven |
 //! | Asked, unproven | any later batch: what was asked for is gone | Late, or after [`REPLAY_LATE_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
 //! | Asked, proven | a batch behind a hole | Hole, or after [`REPLAY_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
 //! | Asked, proven | end marker, and the live stream follows | Recovered | Idle |
 //! | Asked, proven | end marker, and batches are missing before the live stream | Short, or GivenUp | Wanted; Idle |
 //! | Asked, proven | no more and no end marker, and live batches follow | Recovered | Idle |
 //! | Asked, proven | the same, and none waits | Short, or after [`REPLAY_TRIES_MAX`] Recovered | Wanted; Idle |
-//! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation | Wanted, from 0 |
+//! | Asked, unproven | end marker alone: the batch is not there | AnotherIncarnation, or after [`REPLAYS_PER_RECOVERY_MAX`] GivenUp | Wanted, from 0, or Idle |
 //! | Asked from 0, nothing known | end marker alone, and no live batch waits | NothingSent, or Recovered after an empty answer that was wrong | Idle |
 //! | Asked, unproven | nothing | TimedOut, or GivenUp | Wanted; Idle |
 //! | Asked to probe | nothing | ProbeUnanswered | Idle |
@@ -79,6 +79,9 @@ pub enum Replayed {
     Renewed,
     /// The publisher has its beginning no more: drop the rest of the answer.
     Forgotten,
+    /// Yet another incarnation, after as many replays as one recovery may ask for: drop the rest of the answer, empty
+    /// the worker, and go on with what comes next.
+    GivenUp,
     /// Nothing was asked for.
     Unasked,
 }
@@ -308,8 +311,8 @@ impl Recovery {
             Verdict::Duplicate => Replayed::Skip,
             Verdict::Restart { seq: EventSeq(0), .. } if known => Replayed::Apply,
             Verdict::Restart { .. } if known => {
-                self.begin_from_0(now_ms);
-                return Replayed::AnotherIncarnation;
+                let is_asked_again = self.begin_from_0(now_ms);
+                return if is_asked_again { Replayed::AnotherIncarnation } else { Replayed::GivenUp };
             }
             // Older than what is remembered, and nobody asked for it.
             Verdict::Restart { .. } => {
@@ -373,8 +376,7 @@ impl Recovery {
             return Ended::RenewalUnanswered;
         }
         if !answer.proven && !answer.begun && marker {
-            self.begin_from_0(now_ms);
-            return Ended::AnotherIncarnation;
+            return if self.begin_from_0(now_ms) { Ended::AnotherIncarnation } else { Ended::GivenUp };
         }
         let is_empty = marker && !answer.begun && gate.last().is_none();
         self.answers_empty |= is_empty && needs.is_some_and(|needs| needs != EventSeq(0));
@@ -394,12 +396,11 @@ impl Recovery {
         if self.again(answer.advanced, tries_max, now_ms) {
             return if answer.begun || marker { Ended::Short } else { Ended::TimedOut };
         }
-        self.rest(now_ms);
         if answered && follows {
+            self.rest(now_ms);
             return Ended::Recovered;
         }
-        self.gave_up = true;
-        self.renewal.lost(now_ms);
+        self.give_up(now_ms);
         Ended::GivenUp
     }
 
@@ -433,10 +434,22 @@ impl Recovery {
         }
     }
 
-    /// Tries for the incarnation before say nothing of this one.
-    fn begin_from_0(&mut self, now_ms: u64) {
+    /// Asks from 0 on, unless a publisher that contradicts itself was asked often enough. Tries for the incarnation
+    /// before say nothing of this one; replays of all of them are counted together.
+    fn begin_from_0(&mut self, now_ms: u64) -> bool {
         self.tries = 0;
+        if self.asked >= REPLAYS_PER_RECOVERY_MAX {
+            self.give_up(now_ms);
+            return false;
+        }
         self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
+        true
+    }
+
+    fn give_up(&mut self, now_ms: u64) {
+        self.rest(now_ms);
+        self.gave_up = true;
+        self.renewal.lost(now_ms);
     }
 
     fn rest(&mut self, now_ms: u64) {

@@ -127,6 +127,26 @@ fn tries_are_bounded_further_apart_and_begin_anew_with_what_is_brought() {
 }
 
 #[test]
+fn a_publisher_that_contradicts_itself_is_asked_so_often_and_no_more() {
+    let known = gate(9);
+    let other_bytes = |recovery: &mut Recovery| recovery.replayed(&known, EventSeq(9), 8, 0) == Replayed::GivenUp;
+    let marker_alone = |recovery: &mut Recovery| recovery.ended(&known, None, true, 0) == Ended::GivenUp;
+    for (name, answer) in
+        [("other bytes", &other_bytes as &dyn Fn(&mut Recovery) -> bool), ("marker alone", &marker_alone)]
+    {
+        let mut recovery = asked(&known);
+        let mut replays = 1;
+        while !answer(&mut recovery) {
+            assert_eq!(recovery.wants(0), Some(Aim::Prove), "{name}");
+            recovery.ask(&known, 0);
+            replays += 1;
+        }
+        assert_eq!(replays, REPLAYS_PER_RECOVERY_MAX, "{name}");
+        assert!(recovery.gave_up() && !recovery.is_proving(), "{name}");
+    }
+}
+
+#[test]
 fn an_answer_is_overdue_sooner_once_it_has_begun() {
     let gate = gate(9);
     let mut recovery = asked(&gate);

@@ -320,6 +320,7 @@ impl Stream {
                 return self.count(WorkerCounter::ReplaysLate, 1);
             }
             Replayed::AnotherIncarnation => return self.restarted_unseen(home, seq, now),
+            Replayed::GivenUp => return self.unrecovered(home, now),
             Replayed::Hole => return self.asks_again(WorkerCounter::ReplayHoles, now),
             Replayed::Late => return self.asks_again(WorkerCounter::ReplaysLate, now),
         }

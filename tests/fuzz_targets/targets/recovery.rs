@@ -117,6 +117,10 @@ impl Rig {
                 assert!(!matches!(verdict, Verdict::InOrder | Verdict::Duplicate));
                 self.gate = SequenceGate::default();
             }
+            Replayed::GivenUp => {
+                assert!(self.recovery.gave_up() && !self.recovery.is_proving());
+                self.gate = SequenceGate::default();
+            }
             Replayed::Skip => assert!(matches!(verdict, Verdict::Duplicate | Verdict::Restart { .. })),
             Replayed::Renewed => {
                 assert!(seq == EventSeq(0) && self.recovery.is_proving());

@@ -83,6 +83,7 @@
 //! the middle of what they touched walks again. The memory orderings are argued in `header`, `table`,
 //! `head` and `reclaim`, each with its partners, and run under a model checker by the tests of `index::loom`.
 
+mod ahead;
 mod arena;
 mod bits;
 mod careful;
@@ -207,6 +208,7 @@ pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
 /// them all at once.
 #[must_use]
 pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
+    ahead::start();
     let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret, 0);
     let place = Arc::new(sight::Place::new(tree.sight(reclaimer), reclaimer.clone()));
     let reader = ShardReader::new(id, Arc::clone(&place), reclaimer.reader());

@@ -14,9 +14,9 @@ pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(start.cast())
 }
 
-/// As [`map`], aligned to its own size, a power of two and of pages, so that it can be huge pages.
+/// As [`map`], aligned to its own size, a power of two and of pages.
 #[cfg(not(miri))]
-pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
+pub(super) fn map_aligned(bytes: usize) -> Option<NonNull<u8>> {
     let whole = map(2 * bytes)?.as_ptr();
     let before = whole.align_offset(bytes);
     let start = whole.wrapping_add(before);
@@ -25,10 +25,34 @@ pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
         unmap(whole, before);
         unmap(start.wrapping_add(bytes), bytes - before);
     }
+    NonNull::new(start)
+}
+
+/// As [`map_aligned`], of huge pages where the system has them.
+#[cfg(not(miri))]
+pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
+    let start = map_aligned(bytes)?;
     // SAFETY: the pages are this mapping's alone, and the advice changes nothing that is in them. Where it is not
     // taken the pages are small ones: slower, not wrong.
-    let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
-    NonNull::new(start)
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
+    Some(start)
+}
+
+/// Has the system find the memory of a mapping now instead of at the first touch of each page.
+///
+/// # Safety
+/// They are whole pages of a mapping made here, all zero, and nobody looks at them meanwhile.
+#[cfg(not(miri))]
+pub(super) unsafe fn touch(start: NonNull<u8>, bytes: usize) {
+    let advice = rustix::mm::Advice::LinuxPopulateWrite;
+    // SAFETY: the caller's promise; the advice changes nothing that is in the pages.
+    if unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) }.is_err() {
+        // A kernel before 5.14: one byte of each page does it too.
+        for at in (0..bytes).step_by(4096) {
+            // SAFETY: inside the mapping, which is the caller's alone.
+            unsafe { start.add(at).write_volatile(0) };
+        }
+    }
 }
 
 /// Gives back pages of a mapping; none if there are none. Where the system cannot take them they cost addresses.
@@ -69,9 +93,22 @@ pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
 
 /// As its twin.
 #[cfg(miri)]
+pub(super) fn map_aligned(bytes: usize) -> Option<NonNull<u8>> {
+    map(bytes)
+}
+
+/// As its twin.
+#[cfg(miri)]
 pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
     map(bytes)
 }
+
+/// As its twin.
+///
+/// # Safety
+/// As its twin.
+#[cfg(miri)]
+pub(super) unsafe fn touch(_: NonNull<u8>, _: usize) {}
 
 /// As its twin.
 ///

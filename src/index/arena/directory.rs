@@ -1,6 +1,7 @@
 //! Where the chunks are, for the writer and for every reader.
 
 use super::{CHUNK_BYTES, CHUNK_WORDS, CHUNKS_MAX, chunk};
+use crate::index::ahead::Ahead;
 use crate::index::pages;
 use crate::index::prefetch::prefetch;
 use std::fmt;
@@ -19,11 +20,14 @@ impl Directory {
         Self { chunks: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
-    /// Makes a chunk of memory that nobody has touched; only the writer calls this. `None` if the system has no
-    /// memory, or if the chunk has no number.
-    pub(super) fn open(&self, chunk: usize) -> Option<()> {
+    /// Makes a chunk of the memory that was mapped ahead, or of memory that nobody has touched; only the writer calls
+    /// this. `None` if the system has no memory, or if the chunk has no number.
+    ///
+    /// The first chunk has small pages: a shard that holds little takes little, and no event waits for a huge page.
+    pub(super) fn open(&self, chunk: usize, ahead: &mut Ahead) -> Option<()> {
         let place = self.chunks.get(chunk)?;
-        let memory = pages::map_huge(CHUNK_BYTES)?.as_ptr().cast::<u64>();
+        let new = || if chunk == 0 { pages::map_aligned(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
+        let memory = ahead.take().or_else(new)?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. What is in the words is published later, by
         // whatever tells the reader their index; this only orders the chunk itself.
         place.store(memory, Ordering::Release);
@@ -35,7 +39,7 @@ impl Directory {
     pub(super) fn discard(&self, chunk: usize) {
         // Relaxed: the writer reads what the writer stored.
         if let Some(memory) = ptr::NonNull::new(self.chunks[chunk].load(Ordering::Relaxed)) {
-            // SAFETY: mapped in `open` with this size; nobody looks at it.
+            // SAFETY: mapped in or for `open` with this size; nobody looks at it.
             unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
         }
     }
@@ -89,7 +93,7 @@ impl Drop for Directory {
             if memory.is_null() {
                 break; // chunks are opened in order
             }
-            // SAFETY: mapped in `open`; the last of arena and views is going.
+            // SAFETY: mapped in or for `open`; the last of arena and views is going.
             unsafe { pages::unmap(memory.cast(), CHUNK_BYTES) };
         }
     }

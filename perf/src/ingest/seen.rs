@@ -1,6 +1,7 @@
 //! How long after a message is about to be sent the first lookup finds what it stores.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use kvrouted::ids::LocalHash;
@@ -11,11 +12,13 @@ use super::floor::{Taken, receive, subscribe};
 use super::frames::Shape;
 use super::ours::{Ours, SHARD};
 use super::sender::{Sender, Sent};
-use super::threads::clock_ns;
+use super::threads::{clock_ns, nap, nap_exactly};
 use crate::failure::Failure;
 
 /// Longest delay that is told from longer ones.
 const DELAY_NS_MAX: u64 = 60_000_000_000;
+/// How long the looking thread naps between two lookups: the delays are this much too long at most, on both sides alike.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// Conversations before the first that counts.
 const WARM_UP: usize = 20;
 
@@ -92,6 +95,7 @@ fn waited_for(
     let (found_ns, ran) = std::thread::scope(|threads| {
         let over = &over;
         let looks = threads.spawn(move || {
+            nap_exactly();
             let mut found_ns = Vec::with_capacity(count);
             for conversation in 0..count {
                 while !is_there(conversation) {
@@ -99,7 +103,7 @@ fn waited_for(
                     if over.load(Ordering::Relaxed) {
                         return found_ns;
                     }
-                    std::thread::yield_now();
+                    nap(LOOK_EVERY);
                 }
                 found_ns.push(clock_ns());
             }

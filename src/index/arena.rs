@@ -22,28 +22,26 @@
 //! A chunk of which nothing is in use any more gives its memory back to the system: it stays where it is and reads as
 //! zeros, is no run, and its bookkeeping goes. One such chunk is kept as a run, so that a shard that goes up and down
 //! around a chunk's end does not ask for pages each time.
+//!
+//! Lists of free runs of granules, threaded through the runs themselves.
+//!
+//! Where the chunks are, for the writer and for every reader.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
-mod directory;
-mod free_runs;
-#[cfg(test)]
-mod tests;
-
-pub(in crate::index) use directory::ArenaView;
-
-use super::prefetch::prefetch;
-use directory::Directory;
-use free_runs::FreeRuns;
+use super::pages;
+use super::simd::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{fmt, ptr};
 
 /// Words of a chunk: 2 MiB, a huge page where the system has them.
-pub(in crate::index) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
+pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
 /// Words of a granule: one cache line.
-pub(in crate::index) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
+pub(super) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
 /// Words of an extent, at most.
-pub(in crate::index) const EXTENT_WORDS_MAX: u32 = 1024;
+pub(super) const EXTENT_WORDS_MAX: u32 = 1024;
 
 const CHUNK_BITS: u32 = 18;
 const GRANULE_BITS: u32 = 3;
@@ -59,11 +57,11 @@ const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a c
 
 /// Some words in a row, inside one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) struct Extent {
+pub(super) struct Extent {
     /// The first word, a multiple of [`GRANULE_WORDS`].
-    pub(in crate::index) base: u32,
+    pub(super) base: u32,
     /// How many, a multiple of [`GRANULE_WORDS`].
-    pub(in crate::index) words: u32,
+    pub(super) words: u32,
 }
 
 /// What the writer keeps beside a chunk.
@@ -96,7 +94,7 @@ impl Margin {
 
 /// The memory, in the hand of the only one who writes to it.
 #[derive(Debug)]
-pub(in crate::index) struct Arena {
+pub(super) struct Arena {
     directory: Arc<Directory>,
     margins: Vec<Margin>,
     runs: FreeRuns,
@@ -112,7 +110,7 @@ pub(in crate::index) struct Arena {
 
 impl Arena {
     /// An arena without a chunk.
-    pub(in crate::index) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             directory: Arc::new(Directory::new()),
             margins: Vec::new(),
@@ -125,7 +123,7 @@ impl Arena {
     }
 
     /// The same words for a reader.
-    pub(in crate::index) fn view(&self) -> ArenaView {
+    pub(super) fn view(&self) -> ArenaView {
         ArenaView::new(Arc::clone(&self.directory))
     }
 
@@ -133,7 +131,7 @@ impl Arena {
     ///
     /// `None` if there are no more word numbers, if the system has no memory for a chunk, or beyond
     /// [`EXTENT_WORDS_MAX`].
-    pub(in crate::index) fn allocate(&mut self, words: u32) -> Option<Extent> {
+    pub(super) fn allocate(&mut self, words: u32) -> Option<Extent> {
         let granules = granules(words.max(1));
         if granules > EXTENT_GRANULES_MAX {
             return None;
@@ -154,7 +152,7 @@ impl Arena {
 
     /// Makes an extent of `words_now` words longer where it is, if what follows it is free; the granules it gains
     /// have no owner. Whether it is now `words_wanted` long.
-    pub(in crate::index) fn extend(&mut self, base: u32, words_now: u32, words_wanted: u32) -> bool {
+    pub(super) fn extend(&mut self, base: u32, words_now: u32, words_wanted: u32) -> bool {
         let (first, now, wanted) = (granule(base), granules(words_now), granules(words_wanted));
         if wanted <= now {
             return true;
@@ -176,7 +174,7 @@ impl Arena {
 
     /// Gives back granules of one extent: all of them or some. They may be handed out again at once, so no
     /// reader may still be looking at them.
-    pub(in crate::index) fn free(&mut self, base: u32, words: u32) {
+    pub(super) fn free(&mut self, base: u32, words: u32) {
         let (first, count) = (granule(base), granules(words));
         debug_assert!(base.is_multiple_of(GRANULE_WORDS), "granules are freed whole");
         debug_assert!((first..first + count).all(|at| !self.is_free(at)), "freed twice");
@@ -228,13 +226,13 @@ impl Arena {
 
     /// To whom the granule of this word belongs; 0 is nobody, also where nothing was handed out yet.
     #[inline]
-    pub(in crate::index) fn owner(&self, word: u32) -> u32 {
+    pub(super) fn owner(&self, word: u32) -> u32 {
         let margin = self.margins.get(chunk(word));
         margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
     }
 
     /// Says to whom the granules that these words touch belong.
-    pub(in crate::index) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
+    pub(super) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
         let first = granule_inside(granule(base));
         let end = first + granules(words + base % GRANULE_WORDS) as usize;
         self.margins[chunk(base)].owners[first..end].fill(owner);
@@ -242,7 +240,7 @@ impl Arena {
 
     /// What is in these words of one chunk. They must have been handed out at some time.
     #[inline]
-    pub(in crate::index) fn words(&self, base: u32, len: u32) -> &[u64] {
+    pub(super) fn words(&self, base: u32, len: u32) -> &[u64] {
         if len == 0 {
             return &[];
         }
@@ -254,7 +252,7 @@ impl Arena {
 
     /// What is in this word.
     #[inline]
-    pub(in crate::index) fn word(&self, word: u32) -> u64 {
+    pub(super) fn word(&self, word: u32) -> u64 {
         self.check(word, 1);
         // SAFETY: as in `words`.
         unsafe { self.directory.at(word).read() }
@@ -262,7 +260,7 @@ impl Arena {
 
     /// Writes these words, which no reader may be looking at.
     #[inline]
-    pub(in crate::index) fn write(&mut self, base: u32, words: &[u64]) {
+    pub(super) fn write(&mut self, base: u32, words: &[u64]) {
         if words.is_empty() {
             return;
         }
@@ -276,14 +274,14 @@ impl Arena {
     /// Writes this word, which no reader may be looking at.
     #[cfg(test)]
     #[inline]
-    pub(in crate::index) fn set(&mut self, word: u32, value: u64) {
+    pub(super) fn set(&mut self, word: u32, value: u64) {
         self.check(word, 1);
         // SAFETY: as in `write`.
         unsafe { self.directory.at(word).write(value) };
     }
 
     /// Copies words from one place to another, which no reader may be looking at; the two may overlap.
-    pub(in crate::index) fn copy(&mut self, from: u32, to: u32, words: u32) {
+    pub(super) fn copy(&mut self, from: u32, to: u32, words: u32) {
         if words == 0 {
             return;
         }
@@ -295,13 +293,13 @@ impl Arena {
 
     /// Asks for the memory of a word.
     #[inline]
-    pub(in crate::index) fn prefetch(&self, word: u32) {
+    pub(super) fn prefetch(&self, word: u32) {
         self.directory.prefetch(word);
     }
 
     /// Asks for the memory of the owner of a word.
     #[inline]
-    pub(in crate::index) fn prefetch_owner(&self, word: u32) {
+    pub(super) fn prefetch_owner(&self, word: u32) {
         let margin = self.margins.get(chunk(word));
         if let Some(owner) = margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))) {
             prefetch(std::ptr::from_ref(owner).cast());
@@ -309,30 +307,30 @@ impl Arena {
     }
 
     /// Memory taken from the system and not given back, touched or not, bookkeeping included.
-    pub(in crate::index) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let margins: usize = self.margins.iter().map(Margin::bytes).sum();
         (self.directory.bytes() + margins + (self.margins.len() - self.released.len()) * CHUNK_BYTES) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
-    pub(in crate::index) fn unopened_words(&self) -> u64 {
+    pub(super) fn unopened_words(&self) -> u64 {
         ((CHUNKS_MAX - 1 - self.margins.len() + self.released.len()) as u64) << CHUNK_BITS
     }
 
     /// Words that could be handed out without another chunk, if their runs suit.
-    pub(in crate::index) fn free_words(&self) -> u64 {
+    pub(super) fn free_words(&self) -> u64 {
         u64::from(self.runs.granules() + (self.fresh_end - self.fresh)) << GRANULE_BITS
     }
 
     /// Words that were handed out at some time.
     #[cfg(test)]
-    pub(in crate::index) fn known_words(&self) -> u32 {
+    pub(super) fn known_words(&self) -> u32 {
         self.known << GRANULE_BITS
     }
 
     /// Whether a granule is nobody's.
     #[cfg(test)]
-    pub(in crate::index) fn is_free_granule(&self, granule: u32) -> bool {
+    pub(super) fn is_free_granule(&self, granule: u32) -> bool {
         let is_fresh = granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - CHUNK_GRANULES;
         let is_released = self.released.contains(&(granule / CHUNK_GRANULES));
         is_fresh || is_released || self.is_free(granule)
@@ -436,3 +434,277 @@ const fn granules(words: u32) -> u32 {
 const fn granule_inside(granule: u32) -> usize {
     (granule % CHUNK_GRANULES) as usize
 }
+
+/// Where in the first granule of a run the neighbours on its list are: the next below, the one before above.
+const NEIGHBOURS: u32 = 0;
+/// Where in the first granule of a run its length is.
+const LENGTH: u32 = 1;
+/// No granule.
+const NONE: u32 = u32::MAX;
+/// The list of the runs that are longer than any extent; the lists before it are by exact length.
+const LONG: usize = EXTENT_GRANULES_MAX as usize;
+
+/// Free runs by length. Whoever calls sees to it that a run given is one, and that granules which are handed out
+/// are in none: the words of a run belong to these lists.
+#[derive(Debug)]
+struct FreeRuns {
+    /// The first run of each list; that of runs of `n` granules is `heads[n - 1]`.
+    heads: [u32; LONG + 1],
+    /// Which of the lists by exact length have a run.
+    filled: u128,
+    granules: u32,
+    /// Runs that are a whole chunk.
+    whole: u32,
+}
+
+impl FreeRuns {
+    const fn new() -> Self {
+        Self { heads: [NONE; LONG + 1], filled: 0, granules: 0, whole: 0 }
+    }
+
+    /// Free granules over all runs.
+    const fn granules(&self) -> u32 {
+        self.granules
+    }
+
+    /// Runs that are a whole chunk.
+    const fn whole_chunks(&self) -> u32 {
+        self.whole
+    }
+
+    /// Takes so many granules (1 to the most an extent can have) from the shortest run that has them.
+    fn take_fit(&mut self, memory: &Directory, granules: u32) -> Option<u32> {
+        let longer = self.filled >> (granules - 1);
+        let list = if longer == 0 { LONG } else { (granules - 1 + longer.trailing_zeros()) as usize };
+        let run = self.heads[list];
+        if run == NONE {
+            return None;
+        }
+        self.take(memory, run, granules);
+        Some(run)
+    }
+
+    /// Takes the first granules of a run; the rest stays a run. The low end goes, so that what is in use stays
+    /// low and the long runs high.
+    fn take(&mut self, memory: &Directory, run: u32, granules: u32) {
+        let length = self.length(memory, run);
+        debug_assert!(granules <= length, "a run is taken from, and not what follows it");
+        self.unlink(memory, run);
+        if granules < length {
+            self.link(memory, run + granules, length - granules);
+        }
+    }
+
+    /// The length of the run that begins here.
+    #[inline]
+    fn length(&self, memory: &Directory, run: u32) -> u32 {
+        load(memory, word(run) + LENGTH) as u32
+    }
+
+    /// The length of the run that ends before this granule.
+    #[inline]
+    fn length_before(&self, memory: &Directory, granule: u32) -> u32 {
+        load(memory, word(granule) - 1) as u32
+    }
+
+    /// Adds a run, which touches no other.
+    fn link(&mut self, memory: &Directory, run: u32, length: u32) {
+        let list = list_of(length);
+        let next = self.heads[list];
+        store(memory, word(run) + NEIGHBOURS, neighbours(next, NONE));
+        store(memory, word(run) + LENGTH, u64::from(length));
+        // From the granule's own start: the word behind the last run of all has no number.
+        store(memory, word(run + length - 1) + (1 << GRANULE_BITS) - 1, u64::from(length));
+        if next != NONE {
+            let (after, _) = load_neighbours(memory, next);
+            store(memory, word(next) + NEIGHBOURS, neighbours(after, run));
+        }
+        self.heads[list] = run;
+        if list < LONG {
+            self.filled |= 1 << list;
+        }
+        self.granules += length;
+        self.whole += u32::from(length == CHUNK_GRANULES);
+    }
+
+    /// Takes a run off its list.
+    fn unlink(&mut self, memory: &Directory, run: u32) {
+        let length = self.length(memory, run);
+        let list = list_of(length);
+        let (next, before) = load_neighbours(memory, run);
+        if next != NONE {
+            let (after, _) = load_neighbours(memory, next);
+            store(memory, word(next) + NEIGHBOURS, neighbours(after, before));
+        }
+        if before == NONE {
+            self.heads[list] = next;
+            if next == NONE && list < LONG {
+                self.filled &= !(1 << list);
+            }
+        } else {
+            let (_, earlier) = load_neighbours(memory, before);
+            store(memory, word(before) + NEIGHBOURS, neighbours(next, earlier));
+        }
+        self.granules -= length;
+        self.whole -= u32::from(length == CHUNK_GRANULES);
+    }
+}
+
+const fn list_of(length: u32) -> usize {
+    if length > EXTENT_GRANULES_MAX { LONG } else { length as usize - 1 }
+}
+
+/// The first word of a granule.
+#[inline]
+const fn word(granule: u32) -> u32 {
+    granule << GRANULE_BITS
+}
+
+#[inline]
+fn neighbours(next: u32, before: u32) -> u64 {
+    u64::from(next) | u64::from(before) << 32
+}
+
+#[inline]
+fn load_neighbours(memory: &Directory, run: u32) -> (u32, u32) {
+    let both = load(memory, word(run) + NEIGHBOURS);
+    (both as u32, (both >> 32) as u32)
+}
+
+#[inline]
+fn load(memory: &Directory, word: u32) -> u64 {
+    // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and nobody else's.
+    unsafe { memory.at(word).read() }
+}
+
+#[inline]
+fn store(memory: &Directory, word: u32, value: u64) {
+    // SAFETY: as in `load`; no reader looks at a free run, and the writer holds `&mut` of these lists.
+    unsafe { memory.at(word).write(value) };
+}
+
+/// The chunks, by number. There is room for all from the beginning, so that the table itself never moves.
+struct Directory {
+    /// Null where there is no chunk yet; set once, by the writer.
+    chunks: Box<[AtomicPtr<u64>]>,
+}
+
+impl Directory {
+    fn new() -> Self {
+        Self { chunks: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
+    }
+
+    /// Makes a chunk of memory that nobody has touched; only the writer calls this. `None` if the system has no
+    /// memory, or if the chunk has no number.
+    fn open(&self, chunk: usize) -> Option<()> {
+        let place = self.chunks.get(chunk)?;
+        let memory = pages::map_huge(CHUNK_BYTES)?.as_ptr().cast::<u64>();
+        // Release: pairs with the Acquire of `ArenaView::words`. What is in the words is published later, by
+        // whatever tells the reader their index; this only orders the chunk itself.
+        place.store(memory, Ordering::Release);
+        Some(())
+    }
+
+    /// Gives the memory of a chunk back to the system; its words are zeros from now on. Only the writer calls this, for
+    /// a chunk of which no reader looks at any word.
+    fn discard(&self, chunk: usize) {
+        // Relaxed: the writer reads what the writer stored.
+        if let Some(memory) = ptr::NonNull::new(self.chunks[chunk].load(Ordering::Relaxed)) {
+            // SAFETY: mapped in `open` with this size; nobody looks at it.
+            unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.chunks)
+    }
+
+    /// The address of a word; only for the writer.
+    ///
+    /// # Safety
+    /// The chunk of the word has been opened by this thread, or by one it was handed the arena from.
+    #[inline]
+    unsafe fn at(&self, word: u32) -> *mut u64 {
+        // Relaxed: the writer reads what the writer stored.
+        let base = self.chunks[chunk(word)].load(Ordering::Relaxed);
+        // SAFETY: the caller says that there is a chunk, and the remainder is inside it.
+        unsafe { base.add((word % CHUNK_WORDS) as usize) }
+    }
+
+    /// Words for the writer to read.
+    ///
+    /// # Safety
+    /// As `at`, and the words are all in that chunk, initialised, and not written while the slice lives.
+    #[inline]
+    unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
+        // SAFETY: the caller's, word for word.
+        unsafe { std::slice::from_raw_parts(self.at(base), len as usize) }
+    }
+
+    #[inline]
+    fn prefetch(&self, word: u32) {
+        // Relaxed: a hint reads nothing, so there is nothing to be ordered.
+        let base = self.chunks[chunk(word)].load(Ordering::Relaxed);
+        prefetch(base.wrapping_add((word % CHUNK_WORDS) as usize).cast());
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Relaxed: a number for people.
+        let open = self.chunks.iter().take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null()).count();
+        f.debug_struct("Directory").field("chunks", &open).finish()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for place in &mut self.chunks {
+            let memory = *place.get_mut();
+            if memory.is_null() {
+                break; // chunks are opened in order
+            }
+            // SAFETY: mapped in `open`; the last of arena and views is going.
+            unsafe { pages::unmap(memory.cast(), CHUNK_BYTES) };
+        }
+    }
+}
+
+/// The words of an [`Arena`](Arena), for one who reads while the writer writes others.
+#[derive(Clone, Debug)]
+pub(super) struct ArenaView {
+    directory: Arc<Directory>,
+}
+
+impl ArenaView {
+    fn new(directory: Arc<Directory>) -> Self {
+        Self { directory }
+    }
+
+    /// These words. None if there is no such chunk or if they would cross its end.
+    ///
+    /// # Safety
+    /// The words have been handed out by the arena, whoever told their index did so after they were written (so
+    /// that their content is visible here), and they are not written while the slice lives: a grace period has to
+    /// pass between the last moment at which a reader can learn of them and the first write to them.
+    #[inline]
+    pub(super) unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
+        let inside = (base % CHUNK_WORDS) as usize;
+        // Acquire: pairs with the Release of `Directory::open`.
+        let memory = self.directory.chunks[chunk(base)].load(Ordering::Acquire);
+        if memory.is_null() || inside + len as usize > CHUNK_WORDS as usize {
+            return &[];
+        }
+        // SAFETY: inside the chunk, as just checked; initialised and unchanging, as the caller says.
+        unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
+    }
+
+    /// Asks for the line of this word.
+    #[inline]
+    pub(super) fn prefetch(&self, word: u32) {
+        self.directory.prefetch(word);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,9 @@
 //! Everything one worker is bound to, as the stores that would bind it again, a slice at a time.
 
-use super::bits::Run;
-use super::cover::{Entry, Runs};
-use super::node::{NodeId, Place};
+use super::node::{Entry, NodeId, Place, Run, Runs};
 use super::tree::Tree;
 use super::worker::Worker;
-use super::{ShardWriter, StoreBlocks, words};
+use super::{ShardWriter, StoreBlocks, types};
 use crate::ids::{EngineHash, GroupId, Tier, WorkerSlot};
 use smallvec::SmallVec;
 
@@ -121,8 +119,8 @@ impl Slice<'_, '_> {
         for (run, tier, group, entry) in &runs {
             let parent = worker.name_before(tree, Place { at: run.from, ..from });
             let (base, blocks) = (u32::from(run.from), run.len());
-            let hashes = words::as_names(tree.arena.words(column.names.base + base, blocks));
-            let locals = words::as_locals(tree.arena.words(node.locals.base + base, blocks));
+            let hashes = types::as_names(tree.arena.words(column.names.base + base, blocks));
+            let locals = types::as_locals(tree.arena.words(node.locals.base + base, blocks));
             let (tier, group) = (*tier, *group);
             self.give(&StoreBlocks { parent, hashes, locals, tier, group, seed: column.seed }, entry);
         }
@@ -137,7 +135,7 @@ impl Slice<'_, '_> {
         self.again(run, entry.lane);
     }
 
-    fn again(&mut self, run: &StoreBlocks<'_>, lane: super::lanes::Lane) {
+    fn again(&mut self, run: &StoreBlocks<'_>, lane: super::holders::Lane) {
         if self.worker.extras.is_empty() {
             return;
         }

@@ -1,8 +1,12 @@
 //! The writer's record of a node: what the readers' header line does not say.
+//!
+//! What one lane covers of one node.
+//!
+//! A set of blocks of one node.
 
-use super::cover::Entry;
-use super::lanes::Lane;
+use super::holders::Lane;
 use crate::ids::Seed;
+use crate::limits::NODE_BLOCKS_MAX;
 use smallvec::SmallVec;
 
 /// A node of a shard's tree; its number is used again after it has gone.
@@ -189,12 +193,301 @@ impl Node {
         let entries = if self.entries.spilled() { self.entries.capacity() * size_of::<Entry>() } else { 0 };
         let columns = if self.columns.spilled() { self.columns.capacity() * size_of::<Column>() } else { 0 };
         let islands = self.entries.iter().filter(|entry| entry.islands.is_some()).count();
-        entries + columns + islands * size_of::<super::bits::Bits>()
+        entries + columns + islands * size_of::<Bits>()
     }
 
     /// The column that has an arena word, and the block named there.
     pub(super) fn named_at(&self, word: u32) -> Option<(u16, u16)> {
         let found = self.columns.iter().position(|column| word.wrapping_sub(column.names.base) < u32::from(column.len));
         found.map(|at| (at as u16, (word - self.columns[at].names.base) as u16))
+    }
+}
+
+/// Runs of blocks that a change touched; nearly always one.
+pub(super) type Runs = SmallVec<[Run; 2]>;
+
+/// A lane at a node.
+///
+/// `cut` is the lane's first gap: it covers `0..cut` and not `cut`. Blocks beyond the gap are `islands`, a
+/// bitmap, so that taking blocks out in any order costs the same. A lane that covers nothing may stay as
+/// an **anchor**: its worker holds (or may hold) blocks in nodes below, which are named after the names in
+/// its column.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) lane: Lane,
+    /// Which of the node's columns has the worker's names.
+    pub(super) column: u16,
+    pub(super) cut: u16,
+    /// All blocks covered, `0..cut` included; only there if some are beyond the gap.
+    pub(super) islands: Option<Box<Bits>>,
+}
+
+impl Entry {
+    pub(super) const fn anchor(lane: Lane, column: u16) -> Self {
+        Self { lane, column, cut: 0, islands: None }
+    }
+
+    pub(super) fn covers(&self, at: u16) -> bool {
+        at < self.cut || self.islands.as_ref().is_some_and(|islands| islands.contains(at))
+    }
+
+    /// One more than the last block covered.
+    pub(super) fn end(&self) -> u16 {
+        self.islands.as_ref().map_or(self.cut, |islands| islands.end())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.cut == 0 && self.islands.is_none()
+    }
+
+    pub(super) fn bits(&self) -> Bits {
+        self.islands.as_ref().map_or_else(|| Bits::range(0, self.cut), |islands| Bits::clone(islands))
+    }
+
+    pub(super) fn set_bits(&mut self, bits: Bits) {
+        self.cut = bits.first_gap();
+        let beyond = bits.end() > self.cut;
+        match &mut self.islands {
+            Some(islands) if beyond => **islands = bits,
+            islands => *islands = beyond.then(|| Box::new(bits)),
+        }
+    }
+
+    /// Covers `from..to` too; returns what had not been covered.
+    pub(super) fn add(&mut self, from: u16, to: u16) -> Runs {
+        if self.islands.is_none() && from <= self.cut {
+            let newly = Run { from: self.cut.min(to), to };
+            self.cut = self.cut.max(to);
+            return if newly.from < to { SmallVec::from_elem(newly, 1) } else { SmallVec::new() };
+        }
+        let had = self.bits();
+        let wanted = Bits::range(from, to);
+        let newly = wanted.clone().and_not(&had).runs().collect();
+        self.set_bits(had.or(&wanted));
+        newly
+    }
+
+    /// Covers `from..to` no more; returns what had been covered.
+    pub(super) fn take(&mut self, from: u16, to: u16) -> Runs {
+        if self.islands.is_none() && to >= self.cut {
+            let taken = Run { from: from.min(self.cut), to: self.cut };
+            self.cut = taken.from;
+            return if taken.from < taken.to { SmallVec::from_elem(taken, 1) } else { SmallVec::new() };
+        }
+        let had = self.bits();
+        let wanted = Bits::range(from, to);
+        let taken = wanted.clone().and(&had).runs().collect();
+        self.set_bits(had.and_not(&wanted));
+        taken
+    }
+
+    /// Keeps the first `at` blocks and returns the rest as of a node that begins there.
+    pub(super) fn split_off(&mut self, at: u16) -> Self {
+        let mut high = Self::anchor(self.lane, self.column);
+        if self.islands.is_none() {
+            high.cut = self.cut.saturating_sub(at);
+            self.cut = self.cut.min(at);
+        } else {
+            let bits = self.bits();
+            high.set_bits(bits.without_first(at));
+            self.set_bits(bits.and(&Bits::range(0, at)));
+        }
+        high
+    }
+
+    /// The inverse of [`split_off`](Self::split_off).
+    pub(super) fn append(&mut self, at: u16, high: &Self) {
+        if self.islands.is_none() && high.islands.is_none() && (self.cut == at || high.cut == 0) {
+            self.cut += high.cut;
+        } else {
+            self.set_bits(self.bits().or(&high.bits().behind(at)));
+        }
+    }
+}
+
+const WORDS: usize = NODE_BLOCKS_MAX / 64;
+
+/// Which blocks of a node, by position from its first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bits([u64; WORDS]);
+
+/// Blocks `from..to` of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) from: u16,
+    pub(super) to: u16,
+}
+
+impl Run {
+    pub(super) const fn new(from: u16, to: u16) -> Self {
+        Self { from, to }
+    }
+
+    pub(super) const fn len(self) -> u32 {
+        (self.to - self.from) as u32
+    }
+}
+
+impl Bits {
+    pub(super) const EMPTY: Self = Self([0; WORDS]);
+
+    /// The blocks `from..to`.
+    pub(super) fn range(from: u16, to: u16) -> Self {
+        let mut bits = Self::EMPTY;
+        bits.fill(from, to, true);
+        bits
+    }
+
+    pub(super) const fn contains(&self, at: u16) -> bool {
+        self.0[at as usize / 64] >> (at % 64) & 1 == 1
+    }
+
+    /// Puts `from..to` in, or takes it out.
+    pub(super) fn fill(&mut self, from: u16, to: u16, value: bool) {
+        let mut at = from;
+        while at < to {
+            let end = to.min((at / 64 + 1) * 64);
+            let mask = (u64::MAX >> (64 - (end - at))) << (at % 64);
+            let word = &mut self.0[usize::from(at / 64)];
+            *word = if value { *word | mask } else { *word & !mask };
+            at = end;
+        }
+    }
+
+    /// The first block that is not in it; all are in it beyond none.
+    pub(super) fn first_gap(&self) -> u16 {
+        let word = self.0.iter().position(|word| *word != u64::MAX);
+        word.map_or(NODE_BLOCKS_MAX as u16, |word| (word * 64) as u16 + self.0[word].trailing_ones() as u16)
+    }
+
+    /// One more than the last block in it.
+    pub(super) fn end(&self) -> u16 {
+        let word = self.0.iter().rposition(|word| *word != 0);
+        word.map_or(0, |word| (word * 64) as u16 + 64 - self.0[word].leading_zeros() as u16)
+    }
+
+    pub(super) fn and(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word &= other);
+        self
+    }
+
+    pub(super) fn and_not(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word &= !other);
+        self
+    }
+
+    pub(super) fn or(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
+        self
+    }
+
+    /// Without the first `blocks` blocks, and numbered from the next.
+    pub(super) fn without_first(&self, blocks: u16) -> Self {
+        let (words, shift) = (usize::from(blocks / 64), u32::from(blocks % 64));
+        Self(std::array::from_fn(|at| {
+            let word = |at: usize| self.0.get(at + words).copied().unwrap_or(0);
+            if shift == 0 { word(at) } else { word(at) >> shift | word(at + 1) << (64 - shift) }
+        }))
+    }
+
+    /// Numbered as if `blocks` more came before.
+    pub(super) fn behind(&self, blocks: u16) -> Self {
+        let (words, shift) = (usize::from(blocks / 64), u32::from(blocks % 64));
+        Self(std::array::from_fn(|at| {
+            let word = |back: usize| at.checked_sub(words + back).map_or(0, |at| self.0[at]);
+            if shift == 0 { word(0) } else { word(0) << shift | word(1) >> (64 - shift) }
+        }))
+    }
+
+    /// Where the run of blocks that begins with `from` ends; `from` if that is not in it.
+    pub(super) fn end_of_run(&self, from: u16) -> u16 {
+        if from as usize >= NODE_BLOCKS_MAX { from } else { self.next(from, false).unwrap_or(NODE_BLOCKS_MAX as u16) }
+    }
+
+    /// The runs of blocks in it, in order.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        let mut at = 0_u16;
+        std::iter::from_fn(move || {
+            let from = self.next(at, true)?;
+            let to = self.next(from, false).unwrap_or(NODE_BLOCKS_MAX as u16);
+            at = to;
+            Some(Run { from, to })
+        })
+    }
+
+    /// The first block at or after `at` that is in it (`value`) or not in it.
+    fn next(&self, at: u16, value: bool) -> Option<u16> {
+        let mut word = usize::from(at / 64);
+        let mut masked = u64::MAX << (at % 64);
+        while let Some(bits) = self.0.get(word) {
+            let bits = if value { *bits } else { !*bits } & masked;
+            if bits != 0 {
+                return Some((word * 64) as u16 + bits.trailing_zeros() as u16);
+            }
+            (word, masked) = (word + 1, u64::MAX);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(runs: &Runs) -> Vec<(u16, u16)> {
+        runs.iter().map(|run| (run.from, run.to)).collect()
+    }
+
+    #[test]
+    fn a_gap_makes_islands_and_closing_it_makes_them_one() {
+        let mut entry = Entry::anchor(Lane(3), 0);
+        assert_eq!(runs(&entry.add(0, 10)), [(0, 10)]);
+        assert_eq!(runs(&entry.take(4, 6)), [(4, 6)]);
+        assert_eq!((entry.cut, entry.end(), entry.islands.is_some()), (4, 10, true));
+        assert_eq!(runs(&entry.take(3, 8)), [(3, 4), (6, 8)]);
+        assert_eq!(runs(&entry.add(0, 9)), [(3, 8)]);
+        assert_eq!((entry.cut, entry.islands.is_none()), (10, true));
+        assert_eq!(runs(&entry.take(0, 99)), [(0, 10)]);
+        assert!(entry.is_empty());
+    }
+
+    #[test]
+    fn a_split_and_its_inverse_give_the_same() {
+        for cuts in [&[(0, 10)][..], &[(0, 3), (5, 9)], &[(2, 4), (7, 8)], &[]] {
+            for at in 1..10 {
+                let mut entry = Entry::anchor(Lane(0), 0);
+                cuts.iter().for_each(|(from, to)| drop(entry.add(*from, *to)));
+                let whole = entry.bits();
+                let high = entry.split_off(at);
+                entry.append(at, &high);
+                assert_eq!(entry.bits(), whole, "{cuts:?} at {at}");
+            }
+        }
+    }
+
+    fn of(blocks: &[u16]) -> Bits {
+        let mut bits = Bits::EMPTY;
+        blocks.iter().for_each(|at| bits.fill(*at, at + 1, true));
+        bits
+    }
+
+    #[test]
+    fn runs_ends_and_gaps_are_where_they_are() {
+        let bits = of(&[0, 1, 2, 63, 64, 65, 700, 1023]);
+        let runs: Vec<(u16, u16)> = bits.runs().map(|run| (run.from, run.to)).collect();
+        assert_eq!(runs, [(0, 3), (63, 66), (700, 701), (1023, 1024)]);
+        assert_eq!((bits.first_gap(), bits.end()), (3, 1024));
+        assert_eq!((Bits::EMPTY.first_gap(), Bits::EMPTY.end()), (0, 0));
+        assert_eq!(Bits::range(0, 1024).first_gap(), 1024);
+    }
+
+    #[test]
+    fn shifts_are_each_others_inverse_where_nothing_is_lost() {
+        let bits = of(&[0, 1, 2, 63, 64, 65, 500]);
+        for blocks in [0, 1, 63, 64, 65, 128, 400] {
+            assert_eq!(bits.behind(blocks).without_first(blocks), bits, "{blocks}");
+            let (low, high) = (bits.clone().and(&Bits::range(0, blocks)), bits.without_first(blocks));
+            assert_eq!(high.behind(blocks).or(&low), bits, "{blocks}");
+        }
     }
 }

@@ -2,15 +2,14 @@
 
 #![expect(unsafe_code, reason = "the lanes are replaced behind a pointer")]
 
-use super::head::Head;
-use super::lanes::Lane;
+use super::holders::Lane;
 use super::reclaim::{Guard, Reader};
-use super::sight::Place;
-use super::sync::{Ordering, fence, spin};
+use super::shared::{Head, Place};
+use super::types;
 use super::walk::{View, Walk};
-use super::words;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
+use crate::sync::{Ordering, fence, spin};
 use std::sync::Arc;
 
 /// A reader of one shard. Clone it for every thread.
@@ -88,7 +87,7 @@ impl ShardReader {
     pub(super) fn view_with<'a>(
         &'a self,
         guard: &'a super::reclaim::Guard<'_>,
-        lanes: &'a super::lanes::LaneTable,
+        lanes: &'a super::holders::LaneTable,
     ) -> View<'a> {
         let sight = self.place.load(guard);
         View { table: sight.table.load(guard), arena: &sight.arena, lanes }
@@ -96,7 +95,7 @@ impl ShardReader {
 
     /// The lanes of the moment; nothing may change meanwhile.
     #[cfg(test)]
-    pub(super) fn lanes_now(&self) -> super::lanes::LaneTable {
+    pub(super) fn lanes_now(&self) -> super::holders::LaneTable {
         let guard = self.reader.enter();
         // SAFETY: tests that ask for it change nothing while this call lasts.
         unsafe { self.place.load(&guard).head.lanes() }.clone()
@@ -157,7 +156,7 @@ impl IndexReader {
         let Depths { shards, walk } = out;
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
-        let locals = words::of_locals(locals);
+        let locals = types::of_locals(locals);
         walk.ways.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;

@@ -32,19 +32,25 @@
 //! the last batch go frees nothing on its own thread. What has come back to orphans is freed by the next writer of the
 //! reclaimer that collects, or with the last [`Reclaimer`]. What is still in a thread's batch by then is given back by
 //! `seize`.
+//!
+//! The writer's side: what waits for its grace period.
+//!
+//! A lock-free stack: anybody pushes a node, one takes them all.
+//!
+//! | tag  | who pushes                        | who takes                          |
+//! |------|-----------------------------------|------------------------------------|
+//! | PUSH | Release exchange of the head      | Acquire exchange of the head for null |
+//!
+//! Nodes are taken all at once and never one by one, so a head that is compared equal is the head: there is no ABA.
 
 #![expect(unsafe_code, reason = "seize takes raw pointers, and what comes back goes onto an intrusive stack")]
 
-mod garbage;
-mod stack;
-
-pub(super) use garbage::Garbage;
-#[cfg(all(test, kvrouted_loom))]
-pub(super) use stack::{Node, Stack};
-
+use crate::sync::{AtomicPtr, Ordering};
 use seize::Guard as _;
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads that can be inside at once without delaying what is freed.
@@ -142,5 +148,510 @@ impl Guard<'_> {
     }
 }
 
+/// A batch is handed over when it holds so many items.
+pub(super) const BATCH_ITEMS: usize = 64;
+/// A batch is handed over when it holds so much.
+pub(super) const BATCH_BYTES: u64 = 1 << 20;
+
+/// Items that are retired together.
+#[derive(Debug)]
+struct Batch<T> {
+    items: Vec<T>,
+    bytes: u64,
+    /// Where it goes when it comes back; kept by the batch so that there is such a place.
+    bin: Option<Arc<Bin<T>>>,
+}
+
+/// Where batches come back.
+#[derive(Debug)]
+struct Bin<T> {
+    returned: Stack<Batch<T>>,
+}
+
+/// What a writer has unlinked and readers may still be looking at. Dropped, it leaves the rest to the reclaimer.
+#[derive(Debug)]
+pub(super) struct Garbage<T: Send + 'static> {
+    reclaimer: Reclaimer,
+    bin: Arc<Bin<T>>,
+    items: Vec<T>,
+    items_bytes: u64,
+    waiting_bytes: u64,
+    waiting_items: usize,
+}
+
+impl<T: Send + 'static> Garbage<T> {
+    /// Nothing waits yet.
+    pub(super) fn new(reclaimer: &Reclaimer) -> Self {
+        Self {
+            reclaimer: reclaimer.clone(),
+            bin: Arc::new(Bin { returned: Stack::new() }),
+            items: Vec::new(),
+            items_bytes: 0,
+            waiting_bytes: 0,
+            waiting_items: 0,
+        }
+    }
+
+    /// Takes something that no reader who enters from now on can reach. `bytes` is what it keeps from being used.
+    pub(super) fn push(&mut self, item: T, bytes: u64) {
+        if self.items.capacity() == 0 {
+            self.items.reserve(BATCH_ITEMS);
+        }
+        self.items.push(item);
+        self.items_bytes += bytes;
+        self.waiting_bytes += bytes;
+        self.waiting_items += 1;
+    }
+
+    /// Hands over what was pushed, if it is enough for a batch.
+    pub(super) fn flush(&mut self) {
+        if self.items.len() >= BATCH_ITEMS || self.items_bytes >= BATCH_BYTES {
+            self.flush_now();
+        }
+    }
+
+    /// Hands over what was pushed: its grace period begins.
+    pub(super) fn flush_now(&mut self) {
+        if self.items.is_empty() {
+            return;
+        }
+        let (items, bytes) = (std::mem::take(&mut self.items), std::mem::take(&mut self.items_bytes));
+        let batch = Batch { items, bytes, bin: Some(Arc::clone(&self.bin)) };
+        let node = Box::into_raw(Box::new(Node::new(batch)));
+        let collector = &self.reclaimer.collector;
+        // SAFETY: the node is this call's alone and stays valid until `passed` gets it, once. Its items are out of
+        // the reach of readers who enter from now on, by the contract of `push`; they may have come from another
+        // thread and go to another, which `T: Send` allows.
+        unsafe { collector.retire(node, passed::<T>) };
+        for _ in 1..GUARDS_MAX {
+            // SAFETY: nothing is done with the pointer.
+            unsafe { collector.retire(NonNull::<u8>::dangling().as_ptr(), nothing) };
+        }
+    }
+
+    /// Gives back everything that has passed its grace period.
+    pub(super) fn collect(&mut self, mut give: impl FnMut(T)) {
+        for batch in self.bin.returned.take() {
+            self.waiting_bytes -= batch.bytes;
+            self.waiting_items -= batch.items.len();
+            batch.items.into_iter().for_each(&mut give);
+        }
+        self.reclaimer.orphans.free();
+    }
+
+    /// What was pushed and has not been given back, in bytes.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+
+    /// How many things were pushed and have not been given back.
+    #[cfg(test)]
+    pub(super) fn waiting_items(&self) -> usize {
+        self.waiting_items
+    }
+}
+
+impl<T: Send + 'static> Drop for Garbage<T> {
+    fn drop(&mut self) {
+        self.flush_now();
+        // This writer and nobody else: everything has come back, and goes with the writer.
+        if Arc::strong_count(&self.bin) > 1 {
+            self.reclaimer.orphans.adopt(Arc::clone(&self.bin) as Arc<dyn std::any::Any + Send + Sync>);
+        }
+    }
+}
+
+/// Called once for every batch, on any thread, when its grace period has passed.
+///
+/// # Safety
+///
+/// `node` came from `Box::into_raw` and is given to this call.
+unsafe fn passed<T>(node: *mut Node<Batch<T>>, _: &seize::Collector) {
+    // SAFETY: by the promise above nobody else has the node.
+    let bin = unsafe { &mut (*ptr::addr_of_mut!((*node).value)).bin }.take();
+    if let Some(bin) = bin {
+        // SAFETY: as above; it is the stack's from here on.
+        unsafe { bin.returned.push(node) };
+        // Where the writer is gone, the reclaimer has the bin too, so that nothing is freed here.
+        drop(bin);
+    }
+}
+
+/// Fills a batch of `seize`.
+///
+/// # Safety
+///
+/// None needed: the pointer is not used.
+unsafe fn nothing(_: *mut u8, _: &seize::Collector) {}
+
+/// A value that can be on a stack.
+#[derive(Debug)]
+pub(super) struct Node<T> {
+    below: *mut Node<T>,
+    pub(super) value: T,
+}
+
+impl<T> Node<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { below: ptr::null_mut(), value }
+    }
+}
+
+/// The stack. It owns what is on it.
+#[derive(Debug)]
+pub(super) struct Stack<T> {
+    head: AtomicPtr<Node<T>>,
+    owned: PhantomData<*mut Node<T>>,
+}
+
+// SAFETY: nodes go from thread to thread by value, so a value that may do so is enough for both.
+unsafe impl<T: Send> Send for Stack<T> {}
+// SAFETY: as above; no reference to a value on the stack is given out.
+unsafe impl<T: Send> Sync for Stack<T> {}
+
+impl<T> Stack<T> {
+    pub(super) fn new() -> Self {
+        Self { head: AtomicPtr::new(ptr::null_mut()), owned: PhantomData }
+    }
+
+    /// Puts a node on top. Neither allocates nor frees.
+    ///
+    /// # Safety
+    ///
+    /// `node` came from `Box::into_raw` and is the caller's alone; it is the stack's from now on.
+    pub(super) unsafe fn push(&self, node: *mut Node<T>) {
+        // Relaxed: what is below is not looked at, only remembered.
+        let mut below = self.head.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the node is the caller's alone until the exchange succeeds.
+            unsafe { (*node).below = below };
+            // PUSH: pairs with the exchange in `take`. Nodes that others pushed below are handed on with it: an
+            // exchange continues the release sequence of those before. Relaxed on failure: as above.
+            match self.head.compare_exchange_weak(below, node, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(found) => below = found,
+            }
+        }
+    }
+
+    /// Takes all nodes, the last pushed first.
+    pub(super) fn take(&self) -> Taken<T> {
+        // Relaxed: nothing is looked at; what is pushed at this moment is there the next time.
+        if self.head.load(Ordering::Relaxed).is_null() {
+            return Taken { top: ptr::null_mut() };
+        }
+        // PUSH: pairs with the exchanges in `push`.
+        Taken { top: self.head.swap(ptr::null_mut(), Ordering::Acquire) }
+    }
+}
+
+impl<T> Drop for Stack<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// What was taken from a stack; drops what is not asked for.
+pub(super) struct Taken<T> {
+    top: *mut Node<T>,
+}
+
+impl<T> Iterator for Taken<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if self.top.is_null() {
+            return None;
+        }
+        // SAFETY: it came from `Box::into_raw` by the promise of `push`, and was taken off the stack by this alone.
+        let node = unsafe { Box::from_raw(self.top) };
+        self.top = node.below;
+        Some(node.value)
+    }
+}
+
+impl<T> Drop for Taken<T> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
+}
+
 #[cfg(all(test, not(kvrouted_loom)))]
-mod tests;
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Barrier, mpsc};
+    use std::thread;
+
+    /// Counts how often it is dropped; a second drop of the same is seen by its flag.
+    struct Counted {
+        drops: Arc<AtomicUsize>,
+        alive: Box<bool>,
+    }
+
+    impl Counted {
+        fn new(drops: &Arc<AtomicUsize>) -> Self {
+            Self { drops: Arc::clone(drops), alive: Box::new(true) }
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            assert!(std::mem::take(&mut *self.alive));
+            // Relaxed: the thread that looks has joined or dropped what did this.
+            self.drops.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn collected<T: Send + 'static>(garbage: &mut Garbage<T>) -> Vec<T> {
+        let mut items = Vec::new();
+        garbage.collect(|item| items.push(item));
+        items
+    }
+
+    #[test]
+    fn with_nobody_inside_everything_comes_back_at_once() {
+        let mut garbage = Garbage::new(&Reclaimer::new());
+        (0..10_u32).for_each(|item| garbage.push(item, 100));
+        garbage.flush();
+        assert_eq!((collected(&mut garbage), garbage.waiting_bytes()), (vec![], 1000));
+        garbage.flush_now();
+        assert_eq!(garbage.waiting_items(), 10);
+        assert_eq!(collected(&mut garbage), (0..10).collect::<Vec<_>>());
+        assert_eq!((garbage.waiting_bytes(), garbage.waiting_items()), (0, 0));
+        garbage.flush_now();
+        assert!(collected(&mut garbage).is_empty());
+    }
+
+    #[test]
+    fn batches_are_flushed_by_items_or_bytes() {
+        let mut garbage = Garbage::new(&Reclaimer::new());
+        for item in 1..=BATCH_ITEMS {
+            garbage.push(item, 1);
+            garbage.flush();
+            assert_eq!(collected(&mut garbage).len(), if item == BATCH_ITEMS { BATCH_ITEMS } else { 0 });
+        }
+        garbage.push(0, BATCH_BYTES);
+        garbage.flush();
+        assert_eq!(collected(&mut garbage), [0]);
+    }
+
+    #[test]
+    fn a_guard_keeps_what_is_flushed_while_it_lives() {
+        let reclaimer = Reclaimer::new();
+        let mut garbage = Garbage::new(&reclaimer);
+        let reader = reclaimer.reader();
+        let (outer, inner) = (reader.enter(), reader.enter());
+        assert!(outer.is_of(&reclaimer) && !outer.is_of(&Reclaimer::new()));
+        for item in 0..3 {
+            garbage.push(item, 8);
+            garbage.flush_now();
+        }
+        assert!(collected(&mut garbage).is_empty());
+        drop(outer);
+        assert!(collected(&mut garbage).is_empty(), "the same thread is inside twice");
+        drop(inner);
+        let mut items = collected(&mut garbage);
+        items.sort_unstable();
+        assert_eq!(items, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_guard_of_another_thread_counts_and_one_entered_later_does_not() {
+        let reclaimer = Reclaimer::new();
+        let mut garbage = Garbage::new(&reclaimer);
+        let (leave, left) = (Barrier::new(2), Barrier::new(2));
+        let entered = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let reader = reclaimer.reader();
+                let guard = reader.enter();
+                entered.wait();
+                leave.wait();
+                drop(guard);
+                left.wait();
+            });
+            entered.wait();
+            garbage.push('a', 1);
+            garbage.flush_now();
+            assert!(collected(&mut garbage).is_empty());
+            let reader = reclaimer.reader();
+            let late = reader.enter();
+            leave.wait();
+            left.wait();
+            assert_eq!(collected(&mut garbage), ['a'], "who enters after the flush does not hold it up");
+            drop(late);
+        });
+    }
+
+    /// `threads` of them are inside while one item is flushed; does it come back when they have left?
+    fn comes_back_beside(threads: usize) -> bool {
+        let reclaimer = Reclaimer::new();
+        let mut garbage = Garbage::new(&reclaimer);
+        let (entered, leave) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let reader = reclaimer.reader();
+                    let guard = reader.enter();
+                    entered.wait();
+                    leave.wait();
+                    drop(guard);
+                });
+            }
+            entered.wait();
+            garbage.push(1, 1);
+            garbage.flush_now();
+            assert!(collected(&mut garbage).is_empty());
+            leave.wait();
+        });
+        let first = collected(&mut garbage).len() == 1;
+        garbage.push(2, 1);
+        garbage.flush_now();
+        assert_eq!(collected(&mut garbage).len(), if first { 1 } else { 2 }, "the next flush takes the rest along");
+        assert_eq!(garbage.waiting_bytes(), 0);
+        first
+    }
+
+    #[test]
+    fn one_item_comes_back_beside_as_many_guards_as_are_allowed() {
+        assert!(comes_back_beside(GUARDS_MAX));
+        assert!(!comes_back_beside(GUARDS_MAX + 1), "more are allowed than the docs say");
+    }
+
+    #[test]
+    fn the_writer_goes_first() {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let reclaimer = Reclaimer::new();
+        let reader = reclaimer.reader();
+        let guard = reader.enter();
+        let mut garbage = Garbage::new(&reclaimer);
+        for _ in 0..100 {
+            garbage.push(Counted::new(&drops), 1);
+            garbage.flush();
+        }
+        drop((garbage, reclaimer));
+        // Relaxed, here and below: one thread.
+        assert_eq!(drops.load(Ordering::Relaxed), 0);
+        drop(guard);
+        drop(reader);
+        assert_eq!(drops.load(Ordering::Relaxed), 100);
+    }
+
+    #[test]
+    fn a_reader_that_leaves_last_frees_nothing_of_a_writer_that_is_gone() {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let reclaimer = Reclaimer::new();
+        let reader = reclaimer.reader();
+        let guard = reader.enter();
+        let mut garbage = Garbage::new(&reclaimer);
+        for _ in 0..200 {
+            garbage.push(Counted::new(&drops), 1);
+            garbage.flush();
+        }
+        drop(garbage);
+        let mut next: Garbage<u8> = Garbage::new(&reclaimer);
+        next.collect(drop);
+        drop(guard);
+        // Relaxed, here and below: one thread.
+        assert_eq!(drops.load(Ordering::Relaxed), 0, "freed where a reader left");
+        // The writer after it does it.
+        next.collect(drop);
+        assert_eq!(drops.load(Ordering::Relaxed), 200);
+        assert!(!reclaimer.orphans.any.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn the_readers_go_first() {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let mut garbage = {
+            let reclaimer = Reclaimer::new();
+            let reader = reclaimer.reader();
+            drop(reader.enter());
+            Garbage::new(&reclaimer)
+        };
+        (0..70).for_each(|_| garbage.push(Counted::new(&drops), 1));
+        garbage.flush();
+        garbage.push(Counted::new(&drops), 1);
+        drop(garbage);
+        // Relaxed: one thread.
+        assert_eq!(drops.load(Ordering::Relaxed), 71);
+    }
+
+    #[test]
+    fn readers_never_see_what_came_back() {
+        const ROUNDS: usize = 3_000;
+        let drops = Arc::new(AtomicUsize::new(0));
+        let reclaimer = Reclaimer::new();
+        let boxed = |value: usize| Box::into_raw(Box::new(AtomicUsize::new(value)));
+        let current = std::sync::atomic::AtomicPtr::new(boxed(0));
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let reader = reclaimer.reader();
+                    let mut last = 0;
+                    // Relaxed: only ends the loop.
+                    while !done.load(Ordering::Relaxed) {
+                        let _guard = reader.enter();
+                        // SeqCst: as the loads of the index; pairs with the exchange below.
+                        let value = current.load(Ordering::SeqCst);
+                        for _ in 0..20 {
+                            // SAFETY: loaded under the guard, and freed only after its grace period. Relaxed: a probe.
+                            let seen = unsafe { &*value }.load(Ordering::Relaxed);
+                            assert!(seen != usize::MAX && seen >= last);
+                            last = seen;
+                        }
+                    }
+                });
+            }
+            let mut garbage: Garbage<(usize, Counted)> = Garbage::new(&reclaimer);
+            for round in 1..=ROUNDS {
+                // AcqRel: pairs with the readers' load.
+                let old = current.swap(boxed(round), Ordering::AcqRel);
+                garbage.push((old as usize, Counted::new(&drops)), 8);
+                garbage.flush();
+                garbage.collect(|(address, _counted)| {
+                    let old = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(address);
+                    // SAFETY: it has passed its grace period. Relaxed: nobody looks, and who did would fail.
+                    unsafe { (*old).store(usize::MAX, Ordering::Relaxed) };
+                    // SAFETY: as above; it came from `Box::into_raw`, and comes back once.
+                    drop(unsafe { Box::from_raw(old) });
+                });
+            }
+            // Relaxed: only ends the loops.
+            done.store(true, Ordering::Relaxed);
+        });
+        drop(reclaimer);
+        assert_eq!(drops.load(Ordering::Relaxed), ROUNDS);
+    }
+
+    #[test]
+    fn a_stack_loses_and_doubles_nothing() {
+        let stack = Stack::new();
+        let (send, receive) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            for pusher in 0..4_u32 {
+                let (stack, send) = (&stack, send.clone());
+                scope.spawn(move || {
+                    for item in 0..2_000 {
+                        let node = Box::into_raw(Box::new(Node::new(pusher << 16 | item)));
+                        // SAFETY: fresh from `Box::into_raw`.
+                        unsafe { stack.push(node) };
+                    }
+                    drop(send);
+                });
+            }
+            drop(send);
+            let mut seen = std::collections::BTreeSet::new();
+            let mut is_over = false;
+            while !is_over {
+                is_over = matches!(receive.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+                stack.take().for_each(|item| assert!(seen.insert(item)));
+            }
+            assert_eq!(seen.len(), 8_000);
+        });
+        // SAFETY: fresh from `Box::into_raw`; dropped with the stack.
+        unsafe { stack.push(Box::into_raw(Box::new(Node::new(1)))) };
+    }
+}

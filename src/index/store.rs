@@ -6,18 +6,16 @@
 //!
 //! Readers see all of a store at once: what hangs below is shown before what it hangs on. Splits in the
 //! course of it show nothing new.
+//!
+//! New blocks: words for them, nodes for them, and room at the end of a leaf.
 
-use super::bits::Run;
-use super::fresh::Fresh;
-use super::grow::{Homonyms, Odd, Told};
-use super::lanes::{Lane, LaneState};
-use super::layer::Layer;
-use super::node::{Column, NodeId, Place};
-use super::tree::Tree;
-use super::worker::{GroupLane, Worker, digest_of};
-use super::{ShardLimits, StoreBlocks, StoreOutcome, words};
-use crate::ids::{EngineHash, GroupId};
-use smallvec::SmallVec;
+use super::holders::{Lane, LaneState, Layer};
+use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place, Run};
+use super::tree::{AHEAD, Tree};
+use super::worker::{Fresh, GroupLane, Worker, digest_of};
+use super::{ShardLimits, StoreBlocks, StoreOutcome, types};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
+use smallvec::{SmallVec, smallvec};
 
 /// Blocks of a store that are on a node already.
 #[derive(Clone, Copy, Debug)]
@@ -131,8 +129,7 @@ impl Worker {
                 continue;
             }
             let rest = told.from(at);
-            let run =
-                super::compare::common_prefix(&tree.locals(place.node)[usize::from(place.at)..], rest.local_words());
+            let run = super::simd::common_prefix(&tree.locals(place.node)[usize::from(place.at)..], rest.local_words());
             if run == 0 {
                 break;
             }
@@ -300,7 +297,7 @@ impl Worker {
     fn gain(&mut self, goal: Goal, names: &[EngineHash]) {
         let tier = &mut self.tiers[goal.tier.index()];
         tier.held += names.len() as u64;
-        tier.digest = tier.digest.wrapping_add(digest_of(words::of_names(names)));
+        tier.digest = tier.digest.wrapping_add(digest_of(types::of_names(names)));
         self.note_fresh(goal.tier, 0, names);
     }
 }
@@ -370,6 +367,386 @@ fn undo_naming(tree: &mut Tree, lane: Lane, path: &[Found]) {
             && !found.known
         {
             tree.remove_entry(found.node, entry);
+        }
+    }
+}
+
+/// Why blocks could not be taken in the quick way. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Odd {
+    /// Something that only the careful way can tell apart.
+    Unusual,
+    /// The arena has run out of words.
+    Full,
+}
+
+/// Whether names that other words have already may be put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Homonyms {
+    Refused,
+    Allowed,
+}
+
+/// Blocks as they are told: what is in them and what they are called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told<'a> {
+    pub(super) locals: &'a [LocalHash],
+    pub(super) names: &'a [EngineHash],
+    pub(super) seed: Seed,
+}
+
+impl<'a> Told<'a> {
+    pub(super) fn from(&self, at: usize) -> Self {
+        Self { locals: &self.locals[at..], names: &self.names[at..], seed: self.seed }
+    }
+
+    pub(super) fn first(&self, blocks: usize) -> Self {
+        Self { locals: &self.locals[..blocks], names: &self.names[..blocks], seed: self.seed }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(super) fn local_words(&self) -> &'a [u64] {
+        super::types::of_locals(self.locals)
+    }
+
+    pub(super) fn name_words(&self) -> &'a [u64] {
+        super::types::of_names(self.names)
+    }
+}
+
+impl Tree {
+    pub(super) fn extent(&mut self, words: u16) -> Result<Extent, Odd> {
+        let granted = self.arena.allocate(u32::from(words)).ok_or(Odd::Full)?;
+        Ok(Extent::of(granted.base, granted.words))
+    }
+
+    /// Writes names and makes them known; if one of them is known already and may not be, forgets them again.
+    pub(super) fn put_names(&mut self, base: u32, names: &[u64], homonyms: Homonyms) -> Result<(), Odd> {
+        self.arena.write(base, names);
+        if homonyms == Homonyms::Allowed {
+            for (at, name) in names.iter().enumerate() {
+                self.put_name(*name, base + at as u32);
+            }
+            return Ok(());
+        }
+        for name in &names[..names.len().min(AHEAD)] {
+            self.slots.prefetch(self.slots.spot(*name));
+        }
+        for (at, name) in names.iter().enumerate() {
+            if let Some(ahead) = names.get(at + AHEAD) {
+                self.slots.prefetch(self.slots.spot(*ahead));
+            }
+            let Self { slots, arena, .. } = self;
+            let name_of = |word: u32| arena.word(word);
+            let put = slots.put_unless(slots.spot(*name), base + at as u32, |other| name_of(other) == *name, name_of);
+            if put.is_err() {
+                for (at, name) in names[..at].iter().enumerate() {
+                    self.slots.take(self.slots.spot(*name), base + at as u32);
+                }
+                return Err(Odd::Unusual);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a chain of nodes below `parent` of blocks whose names nobody else has; `lane` covers them all.
+    /// Returns its nodes, nearest the root first. Readers see nothing of them until they are inserted.
+    pub(super) fn chain(&mut self, parent: NodeId, lane: Lane, told: Told<'_>) -> Result<SmallVec<[NodeId; 4]>, Odd> {
+        let mut made: SmallVec<[NodeId; 4]> = SmallVec::new();
+        let (mut above, mut rest) = (parent, told);
+        while rest.len() > 0 {
+            let len = rest.len().min(usize::from(self.node_blocks_max));
+            match self.make(above, lane, rest.first(len), Homonyms::Refused) {
+                Ok(id) => {
+                    made.push(id);
+                    above = id;
+                }
+                Err(odd) => {
+                    made.into_iter().rev().for_each(|id| self.unmake(id));
+                    return Err(odd);
+                }
+            }
+            rest = rest.from(len);
+        }
+        Ok(made)
+    }
+
+    fn make(&mut self, parent: NodeId, lane: Lane, told: Told<'_>, homonyms: Homonyms) -> Result<NodeId, Odd> {
+        let len = told.len() as u16;
+        let locals = self.extent(len)?;
+        let names = match self.extent(len) {
+            Ok(names) => names,
+            Err(odd) => {
+                self.arena.free(locals.base, u32::from(locals.room));
+                return Err(odd);
+            }
+        };
+        if let Err(odd) = self.put_names(names.base, told.name_words(), homonyms) {
+            self.arena.free(locals.base, u32::from(locals.room));
+            self.arena.free(names.base, u32::from(names.room));
+            return Err(odd);
+        }
+        self.arena.write(locals.base, told.local_words());
+        let id = self.node(parent, locals, len);
+        let node = &mut self.nodes[id];
+        node.columns.push(Column { names, len, users: 1, seed: told.seed });
+        node.entries = smallvec![Entry { cut: len, ..Entry::anchor(lane, 0) }];
+        self.lanes.add_nodes(lane, 1);
+        self.own_all(&names, id);
+        Ok(id)
+    }
+
+    /// The nodes directly below one that begin with some content.
+    pub(super) fn variants(&self, parent: NodeId, local: LocalHash) -> SmallVec<[NodeId; 2]> {
+        let Some(main) = self.child(parent, local, 0) else { return SmallVec::new() };
+        let mut all = smallvec![main];
+        let mut variant = 1;
+        while all.len() <= usize::from(self.nodes[main].forks) {
+            all.extend(self.child(parent, local, variant));
+            variant += 1;
+        }
+        all
+    }
+
+    /// One more node directly below one, of a block of which others may exist there under other names. It
+    /// is shown at once, covered by nobody but known to the lane.
+    pub(super) fn new_variant(
+        &mut self,
+        parent: NodeId,
+        lane: Lane,
+        told: Told<'_>,
+        others: &[NodeId],
+    ) -> Result<NodeId, Odd> {
+        let was_leaf = !self.nodes[parent].has_children();
+        let id = self.make(parent, lane, told, Homonyms::Allowed)?;
+        let taken = |variant: u8| others.iter().any(|other| self.nodes[*other].variant == variant);
+        let variant = (0..=u8::MAX).find(|variant| !taken(*variant)).unwrap_or(u8::MAX);
+        self.nodes[id].variant = variant;
+        self.nodes[id].entries[0].cut = 0;
+        self.insert(id);
+        if let Some(main) = others.first() {
+            self.nodes[*main].forks += 1;
+            self.publish(*main);
+        }
+        if was_leaf {
+            self.publish(parent);
+        }
+        Ok(id)
+    }
+
+    /// A lane enters a node at its first block: into the column that calls it so, or into a new one.
+    pub(super) fn newcomer(&mut self, id: NodeId, lane: Lane, told: Told<'_>) -> Result<(), Odd> {
+        let same =
+            |column: &Column| column.seed == told.seed && self.names(column).first() == told.name_words().first();
+        let known = self.nodes[id].columns.iter().position(same).map(|at| at as u16);
+        let column = match known {
+            Some(column) => column,
+            None => self.new_column(id, told, Homonyms::Allowed)?,
+        };
+        self.enter(id, lane, column);
+        Ok(())
+    }
+
+    /// A node below `parent` of blocks whose local hashes are written, without names.
+    pub(super) fn node(&mut self, parent: NodeId, locals: Extent, len: u16) -> NodeId {
+        let depth = self.nodes[parent].depth + u32::from(self.nodes[parent].len);
+        let first = self.arena.word(locals.base);
+        let node = Node { parent, depth, first, locals, len, written: len, initial: len, used: true, ..Node::EMPTY };
+        let id = self.nodes.add(node);
+        self.nodes.link(id);
+        id
+    }
+
+    /// Takes back a node that no reader has seen.
+    pub(super) fn unmake(&mut self, id: NodeId) {
+        let (locals, names) = (self.nodes[id].locals, self.nodes[id].columns[0]);
+        self.take_names(&names.names, 0, names.len);
+        self.arena.free(names.names.base, u32::from(names.names.room));
+        self.arena.free(locals.base, u32::from(locals.room));
+        for entry in &self.nodes[id].entries {
+            self.lanes.drop_node(entry.lane);
+        }
+        self.nodes.unlink(id);
+        self.nodes.drop(id);
+    }
+
+    /// Whether blocks may be put at the end of a node: it is a leaf that only this lane holds, and all of it.
+    pub(super) fn may_append(&self, id: NodeId, lane: Lane, seed: Seed) -> bool {
+        let node = &self.nodes[id];
+        let [entry] = &node.entries[..] else { return false };
+        let [column] = &node.columns[..] else { return false };
+        id != NodeId::ROOT
+            && !node.has_children()
+            && (node.forks, node.len < self.node_blocks_max) == (0, true)
+            && (entry.lane, entry.cut, column.len, column.seed) == (lane, node.len, node.len, seed)
+    }
+
+    /// Puts as many blocks as have room at the end of a node that [may take them](Self::may_append), and
+    /// says how many; readers see them when the node is published.
+    pub(super) fn append(&mut self, id: NodeId, told: Told<'_>, homonyms: Homonyms) -> Result<usize, Odd> {
+        let node = &self.nodes[id];
+        let len = node.len;
+        let blocks = told.len().min(usize::from(self.node_blocks_max - len));
+        let told = told.first(blocks);
+        // A reader may still compare what was cut off here; the same content may stay, other must go elsewhere.
+        let stale = usize::from(node.written - len).min(blocks);
+        let base = node.locals.base + u32::from(len);
+        if stale > 0 && self.arena.words(base, stale as u32) != &told.local_words()[..stale] {
+            return Ok(0);
+        }
+        if !self.make_room(id, len + blocks as u16)? {
+            return Ok(0);
+        }
+        let node = &self.nodes[id];
+        let (locals, names) = (node.locals, node.columns[0].names);
+        self.put_names(names.base + u32::from(len), told.name_words(), homonyms)?;
+        let written = usize::from(self.nodes[id].written - len).min(blocks);
+        self.arena.write(locals.base + u32::from(len) + written as u32, &told.local_words()[written..]);
+        let end = len + blocks as u16;
+        let node = &mut self.nodes[id];
+        node.len = end;
+        node.written = node.written.max(end);
+        node.columns[0].len = end;
+        node.entries[0].cut = end;
+        Ok(blocks)
+    }
+
+    /// Takes back what was appended beyond the first `len` blocks and not shown yet.
+    pub(super) fn unappend(&mut self, id: NodeId, len: u16) {
+        if self.nodes[id].len <= len {
+            return;
+        }
+        let column = self.nodes[id].columns[0];
+        self.take_names(&column.names, len, column.len);
+        let node = &mut self.nodes[id];
+        node.len = len;
+        node.columns[0].len = len;
+        node.entries[0].cut = len;
+    }
+
+    /// Names the blocks of a node that follow those which a column names.
+    pub(super) fn extend_column(
+        &mut self,
+        id: NodeId,
+        column: u16,
+        told: Told<'_>,
+        homonyms: Homonyms,
+    ) -> Result<(), Odd> {
+        let Column { names, len, .. } = self.nodes[id].columns[usize::from(column)];
+        let wanted = len + told.len() as u16;
+        if names.room < wanted {
+            let wider = self.widen(names, wanted);
+            self.nodes[id].columns[usize::from(column)].names = wider;
+            self.own_all(&wider, id);
+            if wider.room < wanted {
+                let room = (wanted * 2).min(self.nodes[id].len).max(wanted);
+                self.move_names(id, usize::from(column), room)?;
+            }
+        }
+        let base = self.nodes[id].columns[usize::from(column)].names.base + u32::from(len);
+        self.put_names(base, told.name_words(), homonyms)?;
+        self.nodes[id].columns[usize::from(column)].len = wanted;
+        Ok(())
+    }
+
+    /// Names the first blocks of a node anew; returns the column, of which there are no users yet.
+    pub(super) fn new_column(&mut self, id: NodeId, told: Told<'_>, homonyms: Homonyms) -> Result<u16, Odd> {
+        let names = self.extent(told.len() as u16)?;
+        if let Err(odd) = self.put_names(names.base, told.name_words(), homonyms) {
+            self.arena.free(names.base, u32::from(names.room));
+            return Err(odd);
+        }
+        self.own_all(&names, id);
+        let node = &mut self.nodes[id];
+        node.columns.push(Column { names, len: told.len() as u16, users: 0, seed: told.seed });
+        Ok(node.columns.len() as u16 - 1)
+    }
+
+    /// Forgets the names of a column from block `len` on.
+    pub(super) fn truncate_column(&mut self, id: NodeId, column: u16, len: u16) {
+        let column = &mut self.nodes[id].columns[usize::from(column)];
+        let Column { names, len: had, .. } = *column;
+        column.len = len;
+        self.take_names(&names, len, had);
+    }
+
+    /// Sees to it that a node with one column has room for `wanted` blocks: where it lies, or, if that is
+    /// paid for by what was appended so far, elsewhere.
+    fn make_room(&mut self, id: NodeId, wanted: u16) -> Result<bool, Odd> {
+        let node = &self.nodes[id];
+        let (locals, names) = (node.locals, node.columns[0].names);
+        let roomy = |extent: &Extent| extent.room >= wanted;
+        let locals = if roomy(&locals) { locals } else { self.widen(locals, wanted) };
+        self.nodes[id].locals = locals;
+        let names = if roomy(&names) { names } else { self.widen(names, wanted) };
+        if names.room != self.nodes[id].columns[0].names.room {
+            self.nodes[id].columns[0].names = names;
+            self.own_all(&names, id);
+        }
+        if roomy(&locals) && roomy(&names) {
+            return Ok(true);
+        }
+        let node = &self.nodes[id];
+        if u32::from(node.len - node.initial) * 2 < u32::from(node.len) && node.len > GRANULE_WORDS as u16 {
+            return Ok(false);
+        }
+        let room = (wanted * 2).min(self.node_blocks_max.next_multiple_of(GRANULE_WORDS as u16)).max(wanted);
+        if !roomy(&locals) {
+            self.move_locals(id, room)?;
+        }
+        if !roomy(&names) {
+            self.move_names(id, 0, room)?;
+        }
+        Ok(true)
+    }
+
+    /// More words right behind an extent, if they are free.
+    fn widen(&mut self, extent: Extent, wanted: u16) -> Extent {
+        let base = extent.base / GRANULE_WORDS * GRANULE_WORDS;
+        let end = extent.base + u32::from(extent.room);
+        let wanted_end = (extent.base + u32::from(wanted)).next_multiple_of(GRANULE_WORDS);
+        if !end.is_multiple_of(GRANULE_WORDS) || !self.arena.extend(base, end - base, wanted_end - base) {
+            return extent;
+        }
+        Extent { room: (wanted_end - extent.base) as u16, ..extent }
+    }
+
+    /// Moves a node's local hashes to where there is more room. Readers are shown the new words at once, whatever
+    /// becomes of the event: the old ones are used again when those who had come before have gone.
+    pub(super) fn move_locals(&mut self, id: NodeId, room: u16) -> Result<(), Odd> {
+        let to = self.extent(room)?;
+        let (from, len) = (self.nodes[id].locals, self.nodes[id].len);
+        self.arena.copy(from.base, to.base, u32::from(len));
+        self.waste_locals(&from, 0);
+        let node = &mut self.nodes[id];
+        (node.locals, node.written) = (to, len);
+        self.publish(id);
+        Ok(())
+    }
+
+    /// Moves one of a node's columns to where there is more room.
+    pub(super) fn move_names(&mut self, id: NodeId, column: usize, room: u16) -> Result<(), Odd> {
+        let to = self.extent(room)?;
+        let Column { names: from, len, .. } = self.nodes[id].columns[column];
+        self.arena.copy(from.base, to.base, u32::from(len));
+        self.rename(from.base, to.base, len);
+        self.nodes[id].columns[column].names = to;
+        self.release_names(id, from);
+        self.own_all(&to, id);
+        Ok(())
+    }
+
+    /// Names that have been copied lead to their new words from now on.
+    pub(super) fn rename(&mut self, from: u32, to: u32, len: u16) {
+        for at in 0..u32::from(len) {
+            if at + (AHEAD as u32) < u32::from(len) {
+                self.slots.prefetch(self.slots.spot(self.name(to + at + AHEAD as u32).0));
+            }
+            let replaced = self.slots.replace(self.slots.spot(self.name(to + at).0), from + at, to + at);
+            debug_assert!(replaced, "a name that moves was known");
         }
     }
 }

@@ -42,24 +42,20 @@
 //!   two tables. Who has loaded the new one is shown SHIFT or later by the last load of the generation, and a
 //!   reader begins with an even one only.
 //! * The load of the pointer is SeqCst for the grace period, as the load that begins the read of a line is.
+//!
+//! The lines of one segment, of a number that does not change, and the search in them.
+//!
+//! What readers hold: the way to the segments of the moment.
 
-#![expect(unsafe_code, reason = "tables are replaced behind a pointer, and their memory comes zeroed")]
+#![expect(
+    unsafe_code,
+    reason = "a segment is one word: the address of its lines, which are zeroed memory, and their number"
+)]
 
-mod lines;
-mod view;
-
-pub(super) use lines::Found;
-#[cfg(all(test, kvrouted_loom))]
-pub(super) use lines::Table;
-pub(super) use view::{Head, Segments, TableView};
-
-use lines::Keys;
-#[cfg(not(all(test, kvrouted_loom)))]
-use lines::Table;
-use lines::Word;
-
-use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE};
-use super::sync::Arc;
+use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
+use super::reclaim::{Guard, Reclaimer};
+use super::simd::prefetch;
+use crate::sync::{Arc, AtomicPtr, AtomicU64, Ordering, fence};
 
 /// Lines of the smallest table.
 pub(super) const LINES_MIN: usize = 8;
@@ -96,15 +92,15 @@ unsafe impl Send for Retired {}
 impl Retired {
     /// Memory that comes back with it.
     pub(super) fn bytes(&self) -> u64 {
-        bytes_of(lines::len(self.word))
+        bytes_of(line_count(self.word))
     }
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        // SAFETY: the word came from `lines::new` and was taken out of the head, once. That no reader has it any more
+        // SAFETY: the word came from `new_lines` and was taken out of the head, once. That no reader has it any more
         // is what whoever drops this promises.
-        unsafe { lines::free(self.word) };
+        unsafe { free_lines(self.word) };
     }
 }
 
@@ -279,7 +275,7 @@ impl TableWriter {
     /// Gives a segment another number of lines.
     fn refit(&mut self, segment: usize, lines: usize) -> Retired {
         let old = self.segment(segment);
-        let word = lines::new(lines);
+        let word = new_lines(lines);
         // SAFETY: the word was made just above, and is not given back before the table ends.
         let fresh = unsafe { Table::of(word, self.segment_bits(), self.head.keys()) };
         for line in old.lines().iter().filter(|line| !is_nobody(line)) {
@@ -421,6 +417,347 @@ fn lines_for(nodes: usize) -> usize {
 
 fn bytes_of(lines: usize) -> u64 {
     (lines * size_of::<Line>()) as u64
+}
+
+/// What a search finds; `P` says where a line is.
+pub(super) enum Found<P> {
+    /// The node: its line, and its header as of a version of that line.
+    Here(P, u32, Header),
+    /// At some moment during the search it was not there.
+    Missing,
+    /// What may be the node is being changed: try again.
+    Busy,
+}
+
+/// What the hash of a key is mixed with.
+#[derive(Clone, Copy, Debug)]
+struct Keys([u64; 2]);
+
+impl Keys {
+    fn new(secret: u64) -> Self {
+        Self([expand(secret), expand(secret ^ 0x6a09_e667_f3bc_c909)])
+    }
+
+    /// The hash of a key; its highest bits choose the segment.
+    ///
+    /// The secret's two halves hide both factors, so who knows the hash function but not the secret cannot
+    /// choose keys that meet; one folded product and one multiplication spread what is left of the structure
+    /// of ids given out in order.
+    #[inline]
+    fn hash(self, parent: u32, first: u64, variant: u8) -> u64 {
+        let place = u64::from(variant) << 32 | u64::from(parent);
+        let product = u128::from(first ^ self.0[0]) * u128::from(place ^ self.0[1]);
+        let folded = (product >> 64) as u64 ^ product as u64;
+        folded.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// Bits of an address that the alignment of lines leaves free. They say how many lines there are, as a power of two.
+const SIZE_MASK: usize = align_of::<Line>() - 1;
+
+const _: () = assert!(LINE_BITS as usize <= SIZE_MASK, "every size has room beside the address");
+
+/// The address of the lines of a segment with their number in its low bits: readers get both by one load.
+type Word = *mut Line;
+
+/// Empty lines, a power of two and at least two, as one word. [`free_lines`] takes it.
+fn new_lines(lines: usize) -> Word {
+    debug_assert!(lines.is_power_of_two() && lines >= 2 && lines.ilog2() <= LINE_BITS);
+    Box::into_raw(allocate(lines)).cast::<Line>().map_addr(|address| address | lines.ilog2() as usize)
+}
+
+/// How many lines a word is of.
+#[inline]
+fn line_count(word: Word) -> usize {
+    1 << (word.addr() & SIZE_MASK)
+}
+
+/// Gives the lines of a word back.
+///
+/// # Safety
+///
+/// The word came from [`new_lines`], is given back once, and nobody uses the lines any more.
+unsafe fn free_lines(word: Word) {
+    let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), line_count(word));
+    // SAFETY: the address and the number that `new_lines` put together, by the caller's promise for the only time.
+    drop(unsafe { Box::from_raw(lines) });
+}
+
+/// The lines of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table<'a> {
+    /// A power of two of them.
+    lines: &'a [Line],
+    /// Highest bits of a hash that chose the segment.
+    segment_bits: u32,
+    keys: Keys,
+}
+
+impl<'a> Table<'a> {
+    /// The lines of a word, as one of `1 << segment_bits` segments.
+    ///
+    /// # Safety
+    ///
+    /// The word came from [`new_lines`], and is not given to [`free_lines`] for as long as the borrow lasts.
+    #[inline]
+    unsafe fn of(word: Word, segment_bits: u32, keys: Keys) -> Self {
+        let start = word.map_addr(|address| address & !SIZE_MASK);
+        // SAFETY: the address and the number that `new_lines` put together; the lines live as the caller promises, and are
+        // only changed by their atomics.
+        let lines = unsafe { std::slice::from_raw_parts(start, line_count(word)) };
+        Self { lines, segment_bits, keys }
+    }
+
+    const fn lines(self) -> &'a [Line] {
+        self.lines
+    }
+
+    /// A line by its index; indexes go round.
+    #[inline]
+    fn line(self, index: usize) -> &'a Line {
+        &self.lines[index & (self.lines.len() - 1)]
+    }
+
+    /// Where the search for a key with this hash begins, before indexes go round.
+    #[inline]
+    const fn home(self, hash: u64) -> usize {
+        // Past the bits that chose the segment; then the highest that are left.
+        (hash << self.segment_bits >> (u64::BITS - self.lines.len().ilog2())) as usize
+    }
+
+    /// The indexes that a search visits, each line once.
+    fn path(self, parent: u32, first: u64, variant: u8) -> impl Iterator<Item = usize> + use<> {
+        let (home, mask) = (self.home(self.keys.hash(parent, first, variant)), self.lines.len() - 1);
+        (0..=mask).map(move |step| (home + step) & mask)
+    }
+
+    /// Looks for a node, in a table of which there is only this segment.
+    #[cfg(test)]
+    pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<&'a Line> {
+        match self.find_by(self.keys.hash(parent, first, variant), parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here(self.line(at), version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
+    }
+
+    /// Looks for a node whose key has this hash; says where its line is.
+    #[inline]
+    fn find_by(self, hash: u64, parent: u32, first: u64, variant: u8) -> Found<usize> {
+        let (home, mask) = (self.home(hash), self.lines.len() - 1);
+        for step in 0..=mask {
+            let at = (home + step) & mask;
+            match self.lines[at].probe(parent, first, variant) {
+                Probe::Other => {}
+                Probe::Here(version, header) => return Found::Here(at, version, header),
+                Probe::Empty => return Found::Missing,
+                Probe::Busy => return Found::Busy,
+            }
+        }
+        // No table is full; the writer was faster than this search all the way round.
+        Found::Busy
+    }
+
+    /// The version of a line, to compare with one read before.
+    #[inline]
+    fn version(self, index: u32) -> u32 {
+        self.line(index as usize).version()
+    }
+
+    /// Hints that a node whose key has this hash will be looked for.
+    #[inline]
+    fn prefetch(self, hash: u64) {
+        prefetch(std::ptr::from_ref(self.line(self.home(hash))).cast());
+    }
+}
+
+/// A key made of a secret: SplitMix64's output function.
+fn expand(secret: u64) -> u64 {
+    let mut key = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    key = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    key = (key ^ key >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    key ^ key >> 31
+}
+
+/// Empty lines. Zeroed memory is; the operating system gives its pages when they are first written.
+#[cfg(not(all(test, kvrouted_loom)))]
+fn allocate(lines: usize) -> Box<[Line]> {
+    let zeroed = Box::<[Line]>::new_zeroed_slice(lines);
+    // SAFETY: a line is eight `AtomicU64`, for which all bits zero is a value.
+    unsafe { zeroed.assume_init() }
+}
+
+#[cfg(all(test, kvrouted_loom))]
+fn allocate(lines: usize) -> Box<[Line]> {
+    (0..lines).map(|_| Line::new()).collect()
+}
+
+/// The segments of the moment, and how often one was replaced.
+///
+/// A segment is one [`Word`]: a search goes from here to the line that it wants, with nothing to be followed between.
+#[derive(Debug)]
+pub(super) struct Head {
+    words: Box<[AtomicPtr<Line>]>,
+    segment_bits: u32,
+    keys: Keys,
+    generation: AtomicU64,
+}
+
+impl Head {
+    /// `1 << segment_bits` empty segments, each of `lines` lines.
+    fn new(segment_bits: u32, lines: usize, keys: Keys) -> Self {
+        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(new_lines(lines))).collect();
+        Self { words, segment_bits, keys, generation: AtomicU64::new(0) }
+    }
+
+    const fn keys(&self) -> Keys {
+        self.keys
+    }
+
+    /// Twice how often a segment was replaced; `None` while one is being replaced. Load it before a walk and compare
+    /// it after the walk.
+    #[inline]
+    pub(super) fn generation(&self) -> Option<u64> {
+        // GROWTH: pairs with the Release store in `replace`. Behind a walk it comes after the fence that ends
+        // every read of a line.
+        let generation = self.generation.load(Ordering::Acquire);
+        generation.is_multiple_of(2).then_some(generation)
+    }
+
+    /// The lines of a segment at the moment.
+    ///
+    /// # Safety
+    ///
+    /// Lines that are replaced while the borrow lasts must not be freed before the borrow ends.
+    #[inline]
+    unsafe fn segment(&self, segment: usize) -> Table<'_> {
+        // SWING: pairs with the Release store in `replace`; SeqCst for the grace period (see the module).
+        let word = self.words[segment].load(Ordering::SeqCst);
+        // SAFETY: all words here come from `new_lines`, and by the promise above the lines are not freed.
+        unsafe { Table::of(word, self.segment_bits, self.keys) }
+    }
+
+    /// The lines of the only segment.
+    ///
+    /// # Safety
+    ///
+    /// As [`segment`](Self::segment).
+    #[cfg(all(test, kvrouted_loom))]
+    pub(super) unsafe fn table(&self) -> Table<'_> {
+        // SAFETY: the caller's, word for word.
+        unsafe { self.segment(0) }
+    }
+
+    /// Shows readers other lines in place of those of a segment, complete, and gives back those before. Only the writer
+    /// calls this.
+    fn replace(&self, segment: usize, fresh: Word) -> Word {
+        let place = &self.words[segment];
+        // Relaxed, all three: the writer reads what it wrote, and the fence orders the store.
+        let old = place.load(Ordering::Relaxed);
+        let generation = self.generation.load(Ordering::Relaxed);
+        self.generation.store(generation + 1, Ordering::Relaxed);
+        // SHIFT: who has loaded the new word is shown an odd generation or a later one.
+        fence(Ordering::Release);
+        // SWING: pairs with the load in `segment`.
+        place.store(fresh, Ordering::Release);
+        // GROWTH: pairs with the load in `generation`.
+        self.generation.store(generation + 2, Ordering::Release);
+        old
+    }
+}
+
+impl Drop for Head {
+    fn drop(&mut self) {
+        for word in &self.words {
+            // Relaxed: dropped by the last of those who share it, after all others let it go.
+            let word = word.load(Ordering::Relaxed);
+            // SAFETY: what is in the head came from `new_lines` and is nobody else's: borrows of the lines are
+            // also borrows of the head.
+            unsafe { free_lines(word) };
+        }
+    }
+}
+
+/// A reader's handle on a table.
+#[derive(Clone, Debug)]
+pub(super) struct TableView {
+    head: Arc<Head>,
+    reclaimer: Reclaimer,
+}
+
+impl TableView {
+    /// A view of the table behind `head`.
+    ///
+    /// # Safety
+    ///
+    /// Tables that are replaced there must go to the garbage of `reclaimer`.
+    pub(super) unsafe fn new(head: Arc<Head>, reclaimer: Reclaimer) -> Self {
+        Self { head, reclaimer }
+    }
+
+    /// As [`Head::generation`].
+    #[inline]
+    pub(super) fn generation(&self) -> Option<u64> {
+        self.head.generation()
+    }
+
+    /// The segments, for as long as the guard is there.
+    ///
+    /// # Panics
+    ///
+    /// If the guard is another reclaimer's.
+    #[inline]
+    pub(super) fn load<'a>(&'a self, guard: &'a Guard<'_>) -> Segments<'a> {
+        assert!(guard.is_of(&self.reclaimer), "a guard protects what its own reclaimer frees");
+        Segments { head: &self.head }
+    }
+}
+
+/// The segments of a table, for a reader who is inside. Each search goes to the lines of the moment; whether some were
+/// replaced in the course of a walk is told by the generation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segments<'a> {
+    head: &'a Head,
+}
+
+impl<'a> Segments<'a> {
+    #[inline]
+    fn table(self, segment: usize) -> Table<'a> {
+        // SAFETY: lines that are replaced are freed by the reclaimer, which waits for the guard that was shown to `load`.
+        unsafe { self.head.segment(segment) }
+    }
+
+    /// The lines where a key with this hash may be, and which segment they are.
+    #[inline]
+    fn of(self, hash: u64) -> (usize, Table<'a>) {
+        let segment = segment_of(hash, self.head.segment_bits);
+        (segment, self.table(segment))
+    }
+
+    /// Looks for a node.
+    #[inline]
+    pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<u32> {
+        let hash = self.head.keys.hash(parent, first, variant);
+        let (segment, table) = self.of(hash);
+        match table.find_by(hash, parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here((segment << LINE_BITS | at) as u32, version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
+    }
+
+    /// The version of a line, to compare with one read before; of another line if the segment was replaced.
+    #[inline]
+    pub(super) fn version(self, index: u32) -> u32 {
+        self.table((index >> LINE_BITS) as usize).version(index)
+    }
+
+    /// Hints that a node will be looked for.
+    #[inline]
+    pub(super) fn prefetch(self, parent: u32, first: u64, variant: u8) {
+        let hash = self.head.keys.hash(parent, first, variant);
+        self.of(hash).1.prefetch(hash);
+    }
 }
 
 #[cfg(all(test, not(kvrouted_loom)))]

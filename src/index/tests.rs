@@ -1,4 +1,4 @@
-//! Seeded streams of events against the invariants of [`super::check`], and shards in states that are hard
+//! Seeded streams of events against the invariants of [`super::invariants`], and shards in states that are hard
 //! to come by.
 
 use super::{ShardLimits, ShardWriter, StoreBlocks, shard};
@@ -294,7 +294,7 @@ fn a_lookup_takes_steps_in_proportion_to_its_blocks_where_they_have_second_names
 
 /// What panics on purpose leave behind: a torn shard, and a header with an odd version.
 const MISHAPS: [(EngineHash, LocalHash); 2] =
-    [(super::mishap::TORN, LocalHash(1)), (EngineHash(77), super::mishap::ODD)];
+    [(super::failpoints::TORN, LocalHash(1)), (EngineHash(77), super::failpoints::ODD)];
 
 #[test]
 fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_readers() {
@@ -380,8 +380,8 @@ fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_aga
                 writer.publish();
             }
             let mishap = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                store(&mut writer, slots[0], Some(2), &[3, super::mishap::TORN.0, 3], &[3, 4, 5]);
-                store(&mut writer, slots[0], None, &[super::mishap::TORN.0], &[1]);
+                store(&mut writer, slots[0], Some(2), &[3, super::failpoints::TORN.0, 3], &[3, 4, 5]);
+                store(&mut writer, slots[0], None, &[super::failpoints::TORN.0], &[1]);
             }));
             assert!(mishap.is_err() && writer.begin_anew());
         }

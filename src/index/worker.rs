@@ -1,16 +1,18 @@
 //! What the writer knows of one worker beside the tree.
+//!
+//! Blocks of one worker that have no place in the tree: their chain to the root is not known.
+//!
+//! References of one worker beyond the first that a lane has to a block.
+//!
+//! Which blocks a group has come to refer to in the batch under way.
 
-use super::bits::{Bits, Run};
-use super::extras::Extras;
-use super::fresh::Fresh;
-use super::lanes::Lane;
-use super::layer::Layer;
-use super::node::{Node, NodeId, Place};
+use super::holders::{Lane, Layer};
+use super::node::{Bits, Node, NodeId, Place, Run};
 use super::tree::Tree;
-use super::waiting::Waiting;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
-use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
+use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, WorkerSlot};
 use crate::limits::{INDEX_BLOCK_BYTES, INDEX_NODE_BYTES};
+use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 /// The references of one group in one tier.
@@ -402,5 +404,241 @@ impl Worker {
         let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).sum::<usize>();
         let homeward = self.homeward.capacity() * size_of::<EngineHash>();
         self.waiting.bytes() + (fresh + self.extras.bytes() + homeward + size_of::<Self>()) as u64
+    }
+}
+
+/// A block that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    /// `None` never waits by itself, but may below a block that has lost its place.
+    pub(super) parent: Option<EngineHash>,
+    pub(super) local: LocalHash,
+    pub(super) seed: Seed,
+    /// Lanes with a reference to it; never empty.
+    pub(super) lanes: SmallVec<[Lane; 2]>,
+    /// Its neighbours among what waits for the same parent.
+    next: Option<EngineHash>,
+    previous: Option<EngineHash>,
+}
+
+impl Waiter {
+    pub(super) const fn new(
+        parent: Option<EngineHash>,
+        local: LocalHash,
+        seed: Seed,
+        lanes: SmallVec<[Lane; 2]>,
+    ) -> Self {
+        Self { parent, local, seed, lanes, next: None, previous: None }
+    }
+}
+
+/// All of them, by their names and by what they wait for. Nothing here takes longer where many wait for one.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    blocks: HashMap<EngineHash, Waiter>,
+    /// The first of those that wait for a parent; each knows the next.
+    children: HashMap<EngineHash, EngineHash>,
+    /// How many of one content wait for a parent.
+    alike: HashMap<(EngineHash, LocalHash), u32>,
+}
+
+impl Waiting {
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    pub(super) fn get(&self, name: EngineHash) -> Option<&Waiter> {
+        self.blocks.get(&name)
+    }
+
+    /// The lanes that refer to a block that waits.
+    pub(super) fn lanes_mut(&mut self, name: EngineHash) -> Option<&mut SmallVec<[Lane; 2]>> {
+        self.blocks.get_mut(&name).map(|waiter| &mut waiter.lanes)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, &Waiter)> {
+        self.blocks.iter().map(|(name, waiter)| (*name, waiter))
+    }
+
+    /// What waits for `parent`.
+    pub(super) fn children(&self, parent: EngineHash) -> impl Iterator<Item = EngineHash> + '_ {
+        let first = self.children.get(&parent).copied();
+        std::iter::successors(first, |name| self.blocks.get(name)?.next)
+    }
+
+    /// How many blocks of one content wait for `parent`.
+    pub(super) fn alike(&self, parent: EngineHash, local: LocalHash) -> usize {
+        self.alike.get(&(parent, local)).map_or(0, |blocks| *blocks as usize)
+    }
+
+    pub(super) fn insert(&mut self, name: EngineHash, waiter: Waiter) {
+        let mut waiter = Waiter { next: None, previous: None, ..waiter };
+        if let Some(parent) = waiter.parent {
+            *self.alike.entry((parent, waiter.local)).or_insert(0) += 1;
+            waiter.next = self.children.insert(parent, name);
+            if let Some(next) = waiter.next.and_then(|next| self.blocks.get_mut(&next)) {
+                next.previous = Some(name);
+            }
+        }
+        self.blocks.insert(name, waiter);
+    }
+
+    pub(super) fn remove(&mut self, name: EngineHash) -> Option<Waiter> {
+        let waiter = self.blocks.remove(&name)?;
+        let Some(parent) = waiter.parent else { return Some(waiter) };
+        if let Some(next) = waiter.next.and_then(|next| self.blocks.get_mut(&next)) {
+            next.previous = waiter.previous;
+        }
+        match (waiter.previous.and_then(|previous| self.blocks.get_mut(&previous)), waiter.next) {
+            (Some(previous), next) => previous.next = next,
+            (None, Some(next)) => drop(self.children.insert(parent, next)),
+            (None, None) => drop(self.children.remove(&parent)),
+        }
+        let alike = (parent, waiter.local);
+        match self.alike.get_mut(&alike) {
+            Some(blocks) if *blocks > 1 => *blocks -= 1,
+            _ => drop(self.alike.remove(&alike)),
+        }
+        Some(waiter)
+    }
+
+    /// Takes lanes off all blocks; those to which none is left go.
+    pub(super) fn forget(&mut self, lanes: &[Lane]) {
+        let mut gone = Vec::new();
+        for (name, waiter) in &mut self.blocks {
+            waiter.lanes.retain(|lane| !lanes.contains(lane));
+            if waiter.lanes.is_empty() {
+                gone.push(*name);
+            }
+        }
+        for name in gone {
+            self.remove(name);
+        }
+    }
+
+    /// Panics unless blocks and children say the same.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let below = self.blocks.values().filter(|waiter| waiter.parent.is_some()).count();
+        let known: usize = self.children.keys().map(|parent| self.children(*parent).count()).sum();
+        assert_eq!((known, self.alike.values().sum::<u32>() as usize), (below, below), "children");
+        for (name, waiter) in &self.blocks {
+            assert!(waiter.parent.is_none_or(|parent| self.children(parent).any(|child| child == *name)), "{name:?}");
+        }
+    }
+
+    /// What it may take more when so many more wait.
+    pub(super) fn growth_bytes(&self, more: usize) -> u64 {
+        if self.blocks.len() + more <= self.blocks.capacity() {
+            return 0;
+        }
+        let entry = size_of::<(EngineHash, Waiter)>() + size_of::<((EngineHash, LocalHash), u32)>();
+        let entries = ((self.blocks.len() + more) * 8 / 7).next_power_of_two();
+        (entries * (entry + size_of::<(EngineHash, EngineHash)>())) as u64
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let blocks = self.blocks.capacity() * size_of::<(EngineHash, Waiter)>();
+        let children = self.children.capacity() * size_of::<(EngineHash, EngineHash)>();
+        let alike = self.alike.capacity() * size_of::<((EngineHash, LocalHash), u32)>();
+        (blocks + children + alike) as u64
+    }
+}
+
+/// The counts, apart for each lane: a clear drops those of its lanes at once, however many there are.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    lanes: SmallVec<[(Lane, HashMap<EngineHash, u32>); 1]>,
+}
+
+impl Extras {
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.iter().all(|(_, counts)| counts.is_empty())
+    }
+
+    /// References beyond the first that a lane has to a block.
+    pub(super) fn get(&self, name: EngineHash, lane: Lane) -> u32 {
+        let counts = self.lanes.iter().find(|(of, _)| *of == lane);
+        counts.and_then(|(_, counts)| counts.get(&name)).copied().unwrap_or(0)
+    }
+
+    /// Sets a count; returns what it was.
+    pub(super) fn set(&mut self, name: EngineHash, lane: Lane, count: u32) -> u32 {
+        let at = match self.lanes.iter().position(|(of, _)| *of == lane) {
+            Some(at) => at,
+            None if count == 0 => return 0,
+            None => {
+                self.lanes.push((lane, HashMap::default()));
+                self.lanes.len() - 1
+            }
+        };
+        let counts = &mut self.lanes[at].1;
+        let before = if count == 0 { counts.remove(&name) } else { counts.insert(name, count) };
+        before.unwrap_or(0)
+    }
+
+    /// Drops all counts of these lanes.
+    pub(super) fn forget(&mut self, lanes: &[Lane]) {
+        self.lanes.retain(|(of, _)| !lanes.contains(of));
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let entry = size_of::<(EngineHash, u32)>();
+        self.lanes.iter().map(|(_, counts)| counts.capacity() * entry).sum()
+    }
+
+    #[cfg(test)]
+    pub(super) fn keys(&self) -> impl Iterator<Item = (EngineHash, Lane)> + '_ {
+        self.lanes.iter().flat_map(|(lane, counts)| counts.keys().map(|name| (*name, *lane)))
+    }
+}
+
+/// What the list keeps between batches.
+const FRESH_BLOCKS_KEPT: usize = 512;
+
+/// Blocks whose references left 0 in one batch; may name some twice, or some that left again. As long as the
+/// batch at most: nothing of it outlives the next.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fresh {
+    batch: u64,
+    names: Vec<EngineHash>,
+    /// The first `indexed` of `names`. Made only when somebody asks, and never twice of the same.
+    index: HashSet<EngineHash>,
+    indexed: usize,
+}
+
+impl Fresh {
+    pub(super) fn begin(&mut self, batch: u64) {
+        self.batch = batch;
+        self.names.clear();
+        self.names.shrink_to(FRESH_BLOCKS_KEPT);
+        self.index.clear();
+        self.index.shrink_to(FRESH_BLOCKS_KEPT);
+        self.indexed = 0;
+    }
+
+    pub(super) fn note(&mut self, batch: u64, names: &[EngineHash]) {
+        if self.batch != batch {
+            self.begin(batch);
+        }
+        self.names.extend_from_slice(names);
+    }
+
+    /// Whether one of `names` is among them.
+    pub(super) fn has_any(&mut self, batch: u64, names: &[EngineHash]) -> bool {
+        if self.batch != batch || self.names.is_empty() {
+            return false;
+        }
+        self.index.extend(&self.names[self.indexed..]);
+        self.indexed = self.names.len();
+        names.iter().any(|name| self.index.contains(name))
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        (self.names.capacity() + self.index.capacity()) * size_of::<EngineHash>()
     }
 }

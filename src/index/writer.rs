@@ -1,11 +1,10 @@
 //! The write half: what an ingest thread does to its shard.
 
-use super::lanes::{Lane, LaneState};
-use super::layer::Layer;
+use super::holders::{Lane, LaneState, Layer};
+use super::maintain::Pass;
 use super::reclaim::Reclaimer;
 use super::remove::Removal;
-use super::sight::{Place, Sight};
-use super::sweep::Pass;
+use super::shared::{Place, Sight};
 use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{

@@ -4,7 +4,7 @@
 //! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. From then on no answer about them
 //!    is believed, whatever the index still shows.
 //! 2. Sockets are closed; dumps and loads are refused; whoever waits for an admission is told.
-//! 3. Each index of the shard begins anew, empty (`index::sight` says what readers see of that). Slots are kept, as the
+//! 3. Each index of the shard begins anew, empty (`index::shared` says what readers see of that). Slots are kept, as the
 //!    fleet's table names them.
 //! 4. Another thread opens the sockets again. Workers that replay are asked for everything; the others are believed again
 //!    as far as one is that is joined late.

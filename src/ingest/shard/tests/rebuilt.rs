@@ -4,7 +4,7 @@
 use super::transfers::{Engine, SCHEME, until};
 use super::*;
 use crate::hash;
-use crate::index::mishap;
+use crate::index::failpoints;
 use crate::ingest::roll::Departure;
 use crate::ingest::tests::vllm::{self, Batch};
 use crate::ingest::{IngestHandle, spawn};
@@ -57,7 +57,7 @@ impl Pair {
     /// Has the thread panic over a worker's batch, while the shard is torn.
     fn harm(&self, worker: usize, seq: u64) {
         // A second name of a content is stored the careful way.
-        let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[mishap::TORN.0], &[1]);
+        let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[failpoints::TORN.0], &[1]);
         self.engines[worker].send(seq, &batch);
     }
 }

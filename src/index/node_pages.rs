@@ -180,7 +180,7 @@ impl Nodes {
     pub(super) fn prefetch(&self, id: NodeId) {
         let (page, at) = split(id);
         if let Some(Some(page)) = self.pages.get(page) {
-            super::prefetch::prefetch(std::ptr::from_ref(&page[at]).cast());
+            super::simd::prefetch(std::ptr::from_ref(&page[at]).cast());
         }
     }
 

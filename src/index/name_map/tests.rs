@@ -1,5 +1,4 @@
-use super::home::BUCKET_SCALE;
-use super::{Mixer, SlotMap, Spot};
+use super::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::cell::Cell;
@@ -302,4 +301,52 @@ fn quick_timing() {
         map.find(map.spot(names[*slot]), |other| names[other as usize] == names[*slot]).is_none()
     });
     println!("{} missed: {:.1} ns each", missed.count(), nanos(started));
+}
+
+const FRACTION_END: u64 = 1 << Spot::FRACTION_BITS;
+
+#[test]
+fn what_moves_is_where_it_would_have_been_put() {
+    let mut rng = StdRng::seed_from_u64(1);
+    for _ in 0..20_000 {
+        let (fraction, base) = (rng.random_range(0..FRACTION_END), rng.random_range(BUCKET_SCALE..2 * BUCKET_SCALE));
+        let (from, to) = (rng.random_range(0..20), rng.random_range(0..20));
+        let [before, after] = [from, to].map(|doublings| Home::new(fraction, base << doublings));
+        let Some(moved) = before.moved(from, to) else {
+            assert!(to - from > Tag::BITS - Tag::BITS_MIN);
+            continue;
+        };
+        assert_eq!(moved.bucket, after.bucket);
+        let known = Tag::BITS - to.saturating_sub(from);
+        assert_eq!(moved.tag.known(), known);
+        assert_eq!(moved.tag.0 >> (u16::BITS - known), after.tag.0 >> (u16::BITS - known));
+        // And back: the tag has again the bits that it gave to the home; bits that were lost stay lost.
+        match moved.moved(to, from) {
+            Some(back) if from <= to => assert_eq!(back, before),
+            Some(back) => assert_eq!((back.bucket, back.tag.known()), (before.bucket, Tag::BITS + to - from)),
+            None => assert!(from - to > Tag::BITS - Tag::BITS_MIN),
+        }
+    }
+}
+
+#[test]
+fn homes_are_within_the_segment() {
+    for (fraction, scale) in
+        [(0, BUCKET_SCALE), (FRACTION_END - 1, BUCKET_SCALE), (FRACTION_END - 1, 7 * BUCKET_SCALE + 1)]
+    {
+        let home = Home::new(fraction, scale);
+        assert!((home.bucket as u64) < scale.div_ceil(BUCKET_SCALE) && home.tag.known() == Tag::BITS);
+    }
+}
+
+#[test]
+fn small_and_large_rows_of_buckets_are_empty_and_apart() {
+    for len in [0, 1, MAPPED_BUCKETS_MIN - 1, MAPPED_BUCKETS_MIN, 3 * MAPPED_BUCKETS_MIN + 1] {
+        let mut room = Room::new(len);
+        assert_eq!((room.len(), room.iter().map(|bucket| bucket.filled().count()).sum::<usize>()), (len, 0));
+        if let Some(last) = room.last_mut() {
+            last.fill(9, Tag::from_bits(2), true, 70);
+            assert_eq!(room.iter().map(|bucket| bucket.filled().count()).sum::<usize>(), 1);
+        }
+    }
 }

@@ -3,8 +3,18 @@
 //! The scalar function is the specification; the vector ones give the same answer and are chosen once, by what
 //! the processor says it can do. They are `#[target_feature]` functions and not closures: a closure does not
 //! inherit the features of the function around it, and each intrinsic in it becomes a call.
+//!
+//! Writing one depth for many lanes.
+//!
+//! The scalar function is the specification; the vector one gives the same and is chosen as in
+//! [`super::compare`].
+//!
+//! Asking for a cache line before it is needed.
 
-#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "vector loads, masked stores and prefetches take raw pointers")
+)]
 
 /// How many leading elements of `a` and `b` are equal. `a` is the one that may be far away in memory.
 #[inline]
@@ -40,7 +50,7 @@ fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
 pub(super) mod vector {
-    use crate::index::prefetch::prefetch;
+    use super::prefetch;
     use std::arch::x86_64::{
         __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
         _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
@@ -57,7 +67,7 @@ pub(super) mod vector {
 
     /// Which of the twins to call.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(in crate::index) enum Level {
+    pub(super) enum Level {
         Scalar,
         Avx2,
         Avx512,
@@ -68,7 +78,7 @@ pub(super) mod vector {
 
     /// What this processor can do, asked once.
     #[inline]
-    pub(in crate::index) fn level() -> Level {
+    pub(super) fn level() -> Level {
         // Relaxed, as the store in `detect`: the number is all there is, nothing else is published by it, and
         // whoever does not see it yet finds the same.
         match LEVEL.load(Ordering::Relaxed) {
@@ -182,9 +192,61 @@ pub(super) mod vector {
     }
 }
 
+/// Lanes of a word.
+pub(super) const LANES: usize = 64;
+
+/// Writes `depth` for each of `lanes`; `out` has a place for each of a word's lanes.
+#[inline]
+pub(super) fn record(out: &mut [u32; LANES], lanes: u64, depth: u32) {
+    // A few are quicker one by one.
+    if lanes & lanes.wrapping_sub(1) == 0 {
+        return record_scalar(out, lanes, depth);
+    }
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if vector::level() == vector::Level::Avx512 {
+        // SAFETY: `level` gives this only for a processor with AVX-512F.
+        return unsafe { record_avx512(out, lanes, depth) };
+    }
+    record_scalar(out, lanes, depth);
+}
+
+fn record_scalar(out: &mut [u32; LANES], mut lanes: u64, depth: u32) {
+    while lanes != 0 {
+        out[lanes.trailing_zeros() as usize] = depth;
+        lanes &= lanes - 1;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
+#[target_feature(enable = "avx512f")]
+fn record_avx512(out: &mut [u32; LANES], lanes: u64, depth: u32) {
+    use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_set1_epi32};
+    let depths = _mm512_set1_epi32(depth.cast_signed());
+    for (at, part) in out.chunks_exact_mut(16).enumerate() {
+        // SAFETY: the part has 16 places, and only those of the mask are written.
+        unsafe { _mm512_mask_storeu_epi32(part.as_mut_ptr().cast(), (lanes >> (at * 16)) as u16, depths) };
+    }
+}
+
+/// Asks for the line at `line`, which may be any address: nothing is read, and nothing faults.
+#[inline(always)]
+pub(super) fn prefetch(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint; the instruction accesses no memory the program could notice, at any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{common_prefix, common_prefix_scalar};
+    use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
 
     /// Longer than four turns of the widest loop, and no multiple of anything.
     const LENGTH_MAX: usize = 130;
@@ -266,5 +328,27 @@ mod tests {
                 println!("{length} blocks, {name}: {nanos:.1} ns, {:.2} ns/block", nanos / length as f64);
             }
         }
+    }
+
+    #[test]
+    fn the_twins_agree_on_every_kind_of_mask() {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        let mut masks = vec![0, u64::MAX, 1, 1 << 63];
+        masks.extend((0..500).map(|_| rng.random::<u64>() & rng.random::<u64>()));
+        masks.extend((0..64).map(|at| u64::MAX << at));
+        for mask in masks {
+            let mut expected = [7; LANES];
+            let mut found = expected;
+            record_scalar(&mut expected, mask, 99);
+            record(&mut found, mask, 99);
+            assert_eq!(found, expected, "{mask:#x}");
+        }
+    }
+
+    #[test]
+    fn any_address_will_do() {
+        prefetch(std::ptr::null());
+        prefetch(std::ptr::without_provenance(usize::MAX));
+        prefetch([7_u8; 64].as_ptr());
     }
 }

@@ -1,9 +1,122 @@
+//! Cutting a node in two.
+//!
 //! Two nodes made one again: a node and its only child.
+//!
+//! Cleaning up behind clears: retired lanes are taken out of every node, a few nodes at a time.
 
-use super::node::{Column, Extent, GRANULE_WORDS, NodeId};
+use super::holders::{Lane, LaneState};
+use super::node::{Column, Extent, GRANULE_WORDS, Node, NodeId};
 use super::tree::Tree;
+use super::worker::Worker;
+use crate::ids::WorkerSlot;
 use crate::limits::{INDEX_GARBAGE_BYTES_STRAINED, JOIN_BLOCKS_MAX};
 use smallvec::SmallVec;
+
+impl Tree {
+    /// Cuts a node in two: what comes before `at` becomes a node of its own, the rest keeps the number.
+    ///
+    /// No word moves. Readers see the whole edge, or the two: the rest is there under its new key before
+    /// the old key says that the edge is shorter.
+    pub(super) fn split(&mut self, id: NodeId, at: u16) -> NodeId {
+        self.nodes[id].entries.iter().for_each(|entry| self.lanes.drop_node(entry.lane));
+        let prefix = self.nodes[id].take_first(at);
+        let parts = prefix.entries.iter().chain(&self.nodes[id].entries);
+        parts.for_each(|entry| self.lanes.add_nodes(entry.lane, 1));
+        let prefix_id = self.nodes.add(prefix);
+        self.nodes.relink(id, prefix_id);
+        self.nodes[prefix_id].first_child = id;
+        let first = self.arena.word(self.nodes[id].locals.base);
+        let node = &mut self.nodes[id];
+        node.first = first;
+        (node.parent, node.next, node.previous) = (prefix_id, NodeId::NONE, NodeId::NONE);
+        for column in self.nodes[prefix_id].columns.clone() {
+            if column.len == at && column.names.room == at {
+                self.own(&column.names, column.names.base + u32::from(at), prefix_id);
+            } else {
+                self.own_all(&column.names, prefix_id);
+            }
+        }
+        self.drop_unused_columns(id);
+        self.drop_unused_columns(prefix_id);
+        self.insert(id);
+        let header = self.header(prefix_id);
+        let line = self.line(prefix_id).expect("the whole edge is still there");
+        self.table.update(line, &header);
+        if self.sweeping {
+            self.unswept.push(prefix_id);
+        }
+        prefix_id
+    }
+}
+
+impl Node {
+    /// Takes the first `at` blocks off: words, names and what is covered of them, as a node in its place.
+    fn take_first(&mut self, at: u16) -> Self {
+        let mut prefix = Self {
+            parent: self.parent,
+            depth: self.depth,
+            first: self.first,
+            line: self.line,
+            len: at,
+            written: at,
+            initial: at.min(self.initial),
+            variant: self.variant,
+            forks: self.forks,
+            used: true,
+            ..Self::EMPTY
+        };
+        let rest = self.locals.split_off(at);
+        prefix.locals = std::mem::replace(&mut self.locals, rest);
+        let goes_on = self.split_columns(&mut prefix);
+        self.split_entries(&mut prefix, &goes_on);
+        self.len -= at;
+        self.written -= at;
+        self.initial = self.initial.saturating_sub(at);
+        self.depth += u32::from(at);
+        (self.variant, self.forks) = (0, 0);
+        prefix
+    }
+
+    /// Cuts every column; returns which of the columns left each goes on in, if it does.
+    fn split_columns(&mut self, prefix: &mut Self) -> Vec<Option<u16>> {
+        let at = prefix.len;
+        let columns = std::mem::take(&mut self.columns);
+        let cut = columns.into_iter().map(|column| {
+            let mut low = Column { users: 0, ..column };
+            let high = (column.len > at).then(|| {
+                let high = Column { names: low.names.split_off(at), len: column.len - at, users: 0, ..column };
+                low.len = at;
+                self.columns.push(high);
+                (self.columns.len() - 1) as u16
+            });
+            prefix.columns.push(low);
+            high
+        });
+        cut.collect()
+    }
+
+    /// Cuts every entry. In what is left an entry stays that covers something, or whose worker may have
+    /// blocks below; before it, one that covers something or stays in what is left.
+    fn split_entries(&mut self, prefix: &mut Self, goes_on: &[Option<u16>]) {
+        let (at, len) = (prefix.len, self.len);
+        let has_children = self.has_children();
+        for mut low in std::mem::take(&mut self.entries) {
+            let mut high = low.split_off(at);
+            let column = usize::from(low.column);
+            let below = goes_on[column].filter(|to| has_children && self.columns[usize::from(*to)].len == len - at);
+            let kept = if high.is_empty() { below } else { goes_on[column] };
+            if let Some(to) = kept {
+                high.column = to;
+                self.columns[usize::from(to)].users += 1;
+                self.entries.push(high);
+            }
+            if kept.is_some() || !low.is_empty() {
+                prefix.columns[column].users += 1;
+                prefix.entries.push(low);
+            }
+        }
+    }
+}
 
 impl Tree {
     /// Joins what may be joined, up to about `budget` blocks; returns how much work it was.
@@ -192,5 +305,92 @@ impl Tree {
             node.columns[usize::from(entry.column)].users += 1;
         }
         node.entries = entries;
+    }
+}
+
+/// One pass over all nodes, for the lanes that had been retired when it began.
+#[derive(Debug)]
+pub(super) struct Pass {
+    lanes: Vec<Lane>,
+    /// By lane.
+    wanted: Vec<bool>,
+    cursor: NodeId,
+    /// Slots that are free once it is through.
+    pub(super) leaving: Vec<WorkerSlot>,
+}
+
+impl Pass {
+    pub(super) fn begin(tree: &mut Tree, leaving: Vec<WorkerSlot>) -> Self {
+        let lanes: Vec<Lane> = tree.lanes.retired_lanes().collect();
+        let mut wanted = vec![false; lanes.iter().map(|lane| usize::from(lane.0) + 1).max().unwrap_or(0)];
+        lanes.iter().for_each(|lane| wanted[usize::from(lane.0)] = true);
+        tree.sweeping = true;
+        Self { lanes, wanted, cursor: NodeId(1), leaving }
+    }
+
+    pub(super) fn wants(&self, lane: Lane) -> bool {
+        self.wanted.get(usize::from(lane.0)).copied().unwrap_or(false)
+    }
+
+    /// Looks at up to about `budget` nodes and entries; returns how much it did, or `None` when it is through.
+    pub(super) fn step<'a>(
+        &mut self,
+        tree: &mut Tree,
+        budget: usize,
+        worker_of: impl Fn(WorkerSlot, u64) -> Option<&'a Worker>,
+    ) -> Option<usize> {
+        let mut work = 0;
+        while work < budget {
+            let id = match tree.unswept.pop() {
+                Some(id) => id,
+                None if tree.nodes.from(self.cursor).0 < tree.nodes.end() => {
+                    let id = tree.nodes.from(self.cursor);
+                    self.cursor.0 = id.0 + 1;
+                    id
+                }
+                None => return None,
+            };
+            work += 1;
+            if tree.nodes.is_used(id) {
+                work += self.purge(tree, id, &worker_of);
+            }
+        }
+        Some(work)
+    }
+
+    /// Takes the lanes out of one node. Where a worker lives on in other lanes and may hold blocks below,
+    /// one of those keeps its names there.
+    fn purge<'a>(
+        &self,
+        tree: &mut Tree,
+        id: NodeId,
+        worker_of: impl Fn(WorkerSlot, u64) -> Option<&'a Worker>,
+    ) -> usize {
+        let retired: Vec<Lane> =
+            tree.nodes[id].entries.iter().map(|entry| entry.lane).filter(|lane| self.wants(*lane)).collect();
+        for lane in &retired {
+            let record = *tree.lanes.record(*lane);
+            let node = &tree.nodes[id];
+            if let Some(worker) = worker_of(record.slot, record.life).filter(|_| node.has_children())
+                && let Some(heir) = worker.references().map(|(_, lane)| lane).next()
+                && let Some(column) = node.entry(*lane).map(|entry| entry.column)
+            {
+                tree.enter(id, heir, column);
+            }
+            if let Ok(at) = tree.nodes[id].find(*lane) {
+                tree.remove_entry(id, at);
+            }
+        }
+        if !retired.is_empty() {
+            tree.settle(id);
+        }
+        retired.len() * 4
+    }
+
+    /// The lanes are nobody's from now on.
+    pub(super) fn finish(self, tree: &mut Tree) -> Vec<WorkerSlot> {
+        tree.sweeping = false;
+        self.lanes.iter().for_each(|lane| tree.lanes.set_state(*lane, LaneState::Free));
+        self.leaving
     }
 }

@@ -1,7 +1,8 @@
 //! Lanes: one small number for each tier of each worker, and the table by which readers tell whose they are.
+//!
+//! What a lane speaks of: one of the tiers, or the windows of the device tier.
 
-use super::layer::Layer;
-use crate::ids::WorkerSlot;
+use crate::ids::{Tier, WorkerSlot};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -186,5 +187,40 @@ impl Lanes {
     pub(super) fn shown_lanes(&self) -> impl Iterator<Item = Lane> + '_ {
         let all = self.records.iter().enumerate();
         all.filter(|(_, record)| record.state == LaneState::Shown).map(|(lane, _)| Lane(lane as u16))
+    }
+}
+
+/// One set of blocks that a worker has. A block is in it while every group of the layer refers to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layer {
+    Device,
+    Host,
+    Disk,
+    External,
+    /// Blocks of the device tier that sliding-window groups have. A prompt needs only the last of them.
+    Windows,
+}
+
+impl Layer {
+    /// How many layers there are.
+    pub(super) const COUNT: usize = 5;
+    /// How many sets of layers there are.
+    pub(super) const SETS: usize = 1 << Self::COUNT;
+
+    pub(super) const ALL: [Self; Self::COUNT] = [Self::Device, Self::Host, Self::Disk, Self::External, Self::Windows];
+
+    pub(super) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl From<Tier> for Layer {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Device => Self::Device,
+            Tier::Host => Self::Host,
+            Tier::Disk => Self::Disk,
+            Tier::External => Self::External,
+        }
     }
 }

@@ -1,9 +1,102 @@
+//! What readers of a shard hold, and how another index takes its place under them.
+//!
+//! Where the thread of a shard panics, its index may have stopped in the middle of a change: the shard torn, a header
+//! with an odd version, garbage that the arena has not got back. Nothing of it is repaired. The writer begins with an
+//! empty tree ([`ShardWriter::begin_anew`](super::ShardWriter::begin_anew)), shows it here, and only then lets go of the old one.
+//!
+//! # What a reader can see of a writer that died
+//!
+//! * **Before the swap**: the old tree as it was left. It is as if the writer had been stopped by the scheduler and never
+//!   went on, which every reader stands already: a torn shard and an odd version are tried
+//!   [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) times, a bounded number of turns each, and then the answer says
+//!   `contended`. So nobody spins for ever. What is seen without `contended` is the state before or after the event that
+//!   was under way, as each event shows itself in one step. By then trust has fallen, so that neither is called `exact`.
+//! * **After the swap**: the new tree, of which every line is empty. A reader cannot mix the two: one try of a lookup
+//!   loads the sight once, and words, lines and lanes all come from it. Lanes of the old tree mean nothing in the new
+//!   one: their table has an edition of its own, by which the reader's buffer is made anew.
+//! * **Nothing is over-counted**: the new tree holds what was stored into it after the swap, and the old one is not
+//!   written any more.
+//! * **The epoch never goes back**: the new head begins behind the old one.
+//!
+//! # When the old tree is freed
+//!
+//! | tag   | writer                                              | reader                                  |
+//! |-------|-----------------------------------------------------|-----------------------------------------|
+//! | SIGHT | Release store of the pointer, the new tree before it | SeqCst load of the pointer, once inside |
+//!
+//! The load is SeqCst for the grace period, as those of tables and lanes are (see [`super::reclaim`]). The old sight owns
+//! the old head, the old table and the old arena's memory together with the old tree. It goes to the new tree's garbage
+//! after the swap, and so lives until every reader has left that can have loaded it. Records beside headers are freed by
+//! the old tree's garbage. That may hold some which a header still named when the writer died: nothing of it is handed
+//! over before the swap, as handing over is the last thing that an event does.
+//!
 //! What a shard's readers load first and compare last.
 
-#![expect(unsafe_code, reason = "the lanes are replaced behind a pointer")]
+#![expect(unsafe_code, reason = "what readers share with the writer is replaced behind pointers")]
 
-use super::lanes::LaneTable;
-use super::sync::{AtomicPtr, AtomicU64, Ordering, fence};
+use super::arena::ArenaView;
+use super::holders::LaneTable;
+use super::reclaim::{Guard, Reclaimer};
+use super::table::TableView;
+use crate::sync::{AtomicPtr, AtomicU64, Ordering, fence};
+use std::sync::Arc;
+
+/// One index of a shard, as readers need it.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) head: Arc<Head>,
+    pub(super) table: TableView,
+    pub(super) arena: ArenaView,
+}
+
+/// Where readers find the sight of the moment.
+#[derive(Debug)]
+pub(super) struct Place {
+    sight: AtomicPtr<Sight>,
+    reclaimer: Reclaimer,
+}
+
+impl Place {
+    /// A place with its first sight. Sights that are replaced go to the garbage of `reclaimer`.
+    pub(super) fn new(sight: Sight, reclaimer: Reclaimer) -> Self {
+        Self { sight: AtomicPtr::new(Box::into_raw(Box::new(sight))), reclaimer }
+    }
+
+    /// The sight of the moment.
+    ///
+    /// # Panics
+    ///
+    /// If the guard is another reclaimer's.
+    #[inline]
+    pub(super) fn load<'a>(&'a self, guard: &'a Guard<'_>) -> &'a Sight {
+        assert!(guard.is_of(&self.reclaimer), "a guard protects what its own reclaimer frees");
+        // SIGHT: pairs with the store in `replace`; SeqCst for the grace period.
+        let sight = self.sight.load(Ordering::SeqCst);
+        // SAFETY: never null. One that is replaced goes to the garbage of the shard's reclaimer, which waits for the
+        // guard, and the last one lives as long as the place.
+        unsafe { &*sight }
+    }
+
+    /// Shows readers another index; gives back the sight before, which must wait for readers. Only the writer calls this.
+    pub(super) fn replace(&self, sight: Sight) -> Box<Sight> {
+        let fresh = Box::into_raw(Box::new(sight));
+        // Relaxed: only the writer stores it.
+        let old = self.sight.load(Ordering::Relaxed);
+        // SIGHT: pairs with the load in `load`.
+        self.sight.store(fresh, Ordering::Release);
+        // SAFETY: what is in the place came from `Box::into_raw`, and has just been taken out.
+        unsafe { Box::from_raw(old) }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Relaxed: dropped by the last of those who share it, after all others let it go.
+        let sight = self.sight.load(Ordering::Relaxed);
+        // SAFETY: what is in the place came from `Box::into_raw`, and borrows of it are borrows of the place.
+        drop(unsafe { Box::from_raw(sight) });
+    }
+}
 
 /// The word by which readers tell that more than a node has changed, the lanes of the moment, the epoch.
 ///

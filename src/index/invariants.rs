@@ -1,12 +1,9 @@
 //! What must be true of a whole shard between two events, looked at from the beginning each time.
 
 use super::ShardWriter;
-use super::bits::Bits;
-use super::header::Header;
-use super::lanes::{Lane, LaneState};
-use super::layer::Layer;
-use super::more::{More, encode};
-use super::node::{GRANULE_WORDS, Node, NodeId, Place};
+use super::header::{Header, More, encode};
+use super::holders::{Lane, LaneState, Layer};
+use super::node::{Bits, GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
 use super::worker::{Worker, stirred};
 use crate::ids::EngineHash;
@@ -82,7 +79,7 @@ impl Tree {
                 let line = self.table.find(id.0, first, 0).expect("the first of its variants");
                 let main = NodeId(self.table.id(line));
                 assert_eq!(usize::from(self.nodes[main].forks) + 1, variants.len(), "forks of {main:?}");
-                assert!(variants.iter().all(|variant| usize::from(*variant) < super::place::ALIASES_CEILING));
+                assert!(variants.iter().all(|variant| usize::from(*variant) < super::slow_path::ALIASES_CEILING));
             }
         }
         assert_eq!(reached, self.used().count(), "nodes that are reached");

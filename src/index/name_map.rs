@@ -1,0 +1,623 @@
+//! From a block's engine hash, its **name**, to the slots at which that name is stored.
+//!
+//! The map holds no names: an entry is some bits of the name's hash, the tag, and a slot. A tag that fits makes a
+//! candidate, and whoever asks looks at the slot to see whether the name is there. Several slots may have the same
+//! name, and each is an entry of its own.
+//!
+//! # How it is stored
+//!
+//! 256 segments, chosen by bits of the hash, each a row of 64-byte buckets with room for 10 entries. An entry lives
+//! in its home bucket or, where that is full, in the first one after it with room; each bucket counts the entries
+//! that were sent past it, by a few bits of the tag, so a search ends at the first bucket that sent none like it: for a
+//! name that is not there nearly always in the first line it looks at.
+//!
+//! A segment doubles and halves on its own, and no insertion moves more than a few thousand entries. The home is the
+//! hash scaled to the size of the segment, and the tag is what comes after the point: in a segment of twice the size
+//! the first bit of the tag is the last of the home. So entries move by what is written beside them, in the order of
+//! memory. Only those that do not lie in their home have their names read, and the few that have grown so often that
+//! hardly a bit of their tag is left: about one read for six entries on the way to any size. Segments are out of step by design: each changes size at another number of
+//! entries, so the map as a whole is always as full as segments are on average.
+//!
+//! The hash is keyed. Whoever names blocks cannot aim at one bucket without the secret; the same name many times
+//! over does fill a row of buckets, and a search for that name looks at all of it.
+//!
+//! A row of buckets that changes size on its own.
+//!
+//! Where an entry belongs in a segment of some size, and how that changes with the size.
+//!
+//! Memory of a segment's buckets: large ones straight from the system, as segments change size all the time and
+//! an allocator would keep what lies between those that are left.
+
+#![expect(unsafe_code, reason = "memory comes from the system as pointers")]
+
+mod bucket;
+#[cfg(test)]
+mod tests;
+
+use self::bucket::{Bucket, ENTRIES};
+use super::pages;
+use super::simd::prefetch;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const SEGMENTS: usize = 256;
+
+/// Where a name would be, whatever the size of the map at the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    hash: u64,
+}
+
+impl Spot {
+    /// Bits that say where in its segment.
+    const FRACTION_BITS: u32 = u64::BITS - SEGMENTS.ilog2();
+
+    /// The highest bits choose the segment.
+    #[inline]
+    fn segment(self) -> usize {
+        (self.hash >> Self::FRACTION_BITS) as usize
+    }
+
+    /// And all below them the home in it.
+    #[inline]
+    fn home(self, scale: u64) -> Home {
+        Home::new(self.hash & ((1 << Self::FRACTION_BITS) - 1), scale)
+    }
+}
+
+/// The keyed hash of names.
+#[derive(Clone, Copy, Debug)]
+struct Mixer {
+    keys: [u64; 2],
+    /// Tests keep only a few bits of the hash, to have many names in few places.
+    #[cfg(test)]
+    keep: u64,
+}
+
+impl Mixer {
+    fn new(secret: u64) -> Self {
+        let first = spread(secret);
+        Self {
+            keys: [first, spread(first) | 1],
+            #[cfg(test)]
+            keep: u64::MAX,
+        }
+    }
+
+    /// Two folded multiplications, as one leaves names that differ in few bits too close together.
+    #[inline]
+    fn spot(self, name: u64) -> Spot {
+        let [first, second] = self.keys;
+        let hash = fold(fold(name ^ first, second) ^ first, 0x9fb2_1c65_1e98_df25);
+        #[cfg(test)]
+        let hash = hash & self.keep;
+        Spot { hash }
+    }
+}
+
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// A number without pattern from one that may have any: the finisher of splitmix64.
+const fn spread(secret: u64) -> u64 {
+    let mut z = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Slots by name. Wherever `name_of` is asked for, it gives the name at a slot of the map, the same with which the
+/// slot was put there.
+#[derive(Debug)]
+pub(super) struct SlotMap {
+    mixer: Mixer,
+    segments: Box<[Segment]>,
+    entries: usize,
+    /// Segments that have become too empty for their size, one bit each.
+    sparse: [u64; SEGMENTS / u64::BITS as usize],
+}
+
+impl SlotMap {
+    /// An empty map, whose hash nobody can predict who does not know the secret.
+    pub(super) fn new(secret: u64) -> Self {
+        Self {
+            mixer: Mixer::new(secret),
+            segments: (0..SEGMENTS as u32).map(Segment::new).collect(),
+            entries: 0,
+            sparse: [0; SEGMENTS / u64::BITS as usize],
+        }
+    }
+
+    /// Where this name would be.
+    #[inline]
+    pub(super) fn spot(&self, name: u64) -> Spot {
+        self.mixer.spot(name)
+    }
+
+    /// Asks for the line that a look-up would begin with.
+    #[inline]
+    pub(super) fn prefetch(&self, spot: Spot) {
+        prefetch(self.segments[spot.segment()].line(spot));
+    }
+
+    /// The first candidate for which `is_it` says yes.
+    #[inline]
+    pub(super) fn find(&self, spot: Spot, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let segment = &self.segments[spot.segment()];
+        segment.find(spot, is_it).map(|place| segment.slot(place))
+    }
+
+    /// Where a name may be: the first entry with its tag. For hints only; the name may be elsewhere, or unknown.
+    #[inline]
+    pub(super) fn likely(&self, spot: Spot) -> Option<u32> {
+        self.find(spot, |_| true)
+    }
+
+    /// Adds an entry, whether or not there is one like it.
+    #[inline]
+    pub(super) fn put(&mut self, spot: Spot, slot: u32, name_of: impl Fn(u32) -> u64) {
+        self.make_room(spot, name_of);
+        self.segments[spot.segment()].put(spot, slot);
+        self.entries += 1;
+    }
+
+    /// Adds an entry unless there is a candidate that `same` says yes to: then it is that one, and nothing changes.
+    #[inline]
+    pub(super) fn put_unless(
+        &mut self,
+        spot: Spot,
+        slot: u32,
+        same: impl FnMut(u32) -> bool,
+        name_of: impl Fn(u32) -> u64,
+    ) -> Result<(), u32> {
+        self.make_room(spot, name_of);
+        self.segments[spot.segment()].put_unless(spot, slot, same)?;
+        self.entries += 1;
+        Ok(())
+    }
+
+    /// Removes the entry of exactly this slot; whether there was one. The segment does not get smaller by this but
+    /// by [`shrink`](Self::shrink), as names may not be there to be read in the middle of a removal.
+    #[inline]
+    pub(super) fn take(&mut self, spot: Spot, slot: u32) -> bool {
+        let at = spot.segment();
+        let segment = &mut self.segments[at];
+        let taken = segment.take(spot, slot);
+        if taken {
+            self.entries -= 1;
+            self.sparse[at / 64] |= u64::from(segment.is_sparse()) << (at % 64);
+        }
+        taken
+    }
+
+    /// Lets the entry of one slot name another, at which the same name is stored; whether there was one.
+    #[inline]
+    pub(super) fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
+        self.segments[spot.segment()].replace(spot, from, to)
+    }
+
+    /// Makes segments smaller that have become too empty, so many of them at most; whether there are more. To be
+    /// called now and then, when the names of all slots can be read.
+    pub(super) fn shrink(&mut self, segments_max: usize, name_of: impl Fn(u32) -> u64) -> bool {
+        let mixer = self.mixer;
+        let mut left = segments_max;
+        for (word, sparse) in self.sparse.iter_mut().enumerate() {
+            while *sparse != 0 {
+                if left == 0 {
+                    return true;
+                }
+                left -= 1;
+                let segment = &mut self.segments[word * 64 + sparse.trailing_zeros() as usize];
+                *sparse &= *sparse - 1;
+                // It may have been filled again since.
+                if segment.is_sparse() {
+                    segment.fit(|slot| mixer.spot(name_of(slot)));
+                }
+            }
+        }
+        false
+    }
+
+    /// Entries.
+    pub(super) const fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// Memory of the map.
+    pub(super) fn bytes(&self) -> u64 {
+        let buckets: usize = self.segments.iter().map(Segment::bytes).sum();
+        (buckets + size_of_val(&*self.segments)) as u64
+    }
+
+    /// Makes the segment larger if one more would be too many.
+    #[inline]
+    fn make_room(&mut self, spot: Spot, name_of: impl Fn(u32) -> u64) {
+        let mixer = self.mixer;
+        let segment = &mut self.segments[spot.segment()];
+        if segment.is_full() {
+            segment.fit(|slot| mixer.spot(name_of(slot)));
+        }
+    }
+}
+
+/// Hundredths of the room that may be used, and below which a segment is too large. A segment that has just grown
+/// or shrunk is far from both.
+const FULL_PERCENT: u64 = 90;
+const SPARSE_PERCENT: u64 = 37;
+
+/// One part of the map, with its own size.
+#[derive(Debug)]
+struct Segment {
+    buckets: Room,
+    entries: u32,
+    /// Entries at which it is full, and at which it is sparse.
+    full: u32,
+    sparse: u32,
+    /// Its size when it is new, and now, in parts of a bucket.
+    base: u16,
+    scale: u64,
+}
+
+/// Where an entry is: bucket and place in it.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    bucket: usize,
+    at: usize,
+}
+
+/// Entries that fill so many hundredths of a segment of this size.
+const fn entries_at(scale: u64, percent: u64) -> u64 {
+    scale * ENTRIES as u64 * percent / (100 * BUCKET_SCALE)
+}
+
+impl Segment {
+    /// Between one bucket and two, as its number is between the first and the last: so segments double out of step.
+    fn new(number: u32) -> Self {
+        let octave = f64::from(number) / SEGMENTS as f64;
+        let base = (BUCKET_SCALE as f64 * octave.exp2()) as u16;
+        let mut segment = Self { buckets: Room::new(0), entries: 0, full: 0, sparse: 0, base, scale: u64::from(base) };
+        segment.resize(u64::from(base), |_| Spot { hash: 0 });
+        segment
+    }
+
+    /// Whether one more entry would be too many.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.entries >= self.full
+    }
+
+    /// Whether it is much too large for what is in it.
+    #[inline]
+    fn is_sparse(&self) -> bool {
+        self.entries < self.sparse
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.buckets)
+    }
+
+    #[inline]
+    fn line(&self, spot: Spot) -> *const u8 {
+        (&raw const self.buckets[spot.home(self.scale).bucket]).cast()
+    }
+
+    #[inline]
+    fn slot(&self, place: Place) -> u32 {
+        self.buckets[place.bucket].slot(place.at)
+    }
+
+    /// The bucket after this one, which is the first after the last.
+    #[inline]
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
+    }
+
+    /// The first entry with the tag that `is_it` says yes to.
+    #[inline]
+    fn find(&self, spot: Spot, mut is_it: impl FnMut(u32) -> bool) -> Option<Place> {
+        let Home { mut bucket, tag } = spot.home(self.scale);
+        // Bounded, as a count that has stayed at many may say so all the way round.
+        for _ in 0..self.buckets.len() {
+            let line = &self.buckets[bucket];
+            if let Some(at) = line.with_tag(tag).find(|at| is_it(line.slot(*at))) {
+                return Some(Place { bucket, at });
+            }
+            if !line.has_passed(tag) {
+                return None;
+            }
+            bucket = self.after(bucket);
+        }
+        None
+    }
+
+    /// Adds an entry. The segment is not full, so there is a place.
+    #[inline]
+    fn put(&mut self, spot: Spot, slot: u32) {
+        self.put_from(spot.home(self.scale), slot);
+        self.entries += 1;
+    }
+
+    /// Puts an entry at the first place from its home on.
+    #[inline]
+    fn put_from(&mut self, home: Home, slot: u32) {
+        let mut bucket = home.bucket;
+        loop {
+            let line = &mut self.buckets[bucket];
+            if let Some(at) = line.vacant().first() {
+                line.fill(at, home.tag, bucket == home.bucket, slot);
+                return;
+            }
+            line.pass(home.tag);
+            bucket = self.after(bucket);
+        }
+    }
+
+    /// Adds an entry unless there is a candidate that `same` says yes to. Both halves look at the same line, or
+    /// lines, so that the second finds them at hand.
+    #[inline]
+    fn put_unless(&mut self, spot: Spot, slot: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
+        match self.find(spot, same) {
+            Some(place) => Err(self.slot(place)),
+            None => {
+                self.put(spot, slot);
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes the entry with this slot.
+    #[inline]
+    fn take(&mut self, spot: Spot, slot: u32) -> bool {
+        let Some(place) = self.find(spot, |other| other == slot) else { return false };
+        let Home { mut bucket, tag } = spot.home(self.scale);
+        while bucket != place.bucket {
+            self.buckets[bucket].unpass(tag);
+            bucket = self.after(bucket);
+        }
+        self.buckets[place.bucket].vacate(place.at);
+        self.entries -= 1;
+        true
+    }
+
+    /// Puts another slot into the entry with this one.
+    #[inline]
+    fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
+        let Some(place) = self.find(spot, |other| other == from) else { return false };
+        self.buckets[place.bucket].set_slot(place.at, to);
+        true
+    }
+
+    /// Gives it the size that suits its entries. Sizes between are left out: from full to the first that is not,
+    /// from sparse to the smallest in which it is not nearly full.
+    #[cold]
+    #[inline(never)]
+    fn fit(&mut self, spot_of: impl Fn(u32) -> Spot) {
+        /// Of the room, where a segment that shrinks ends up at most.
+        const CALM_PERCENT: u64 = 75;
+        let entries = u64::from(self.entries);
+        let mut scale = self.scale;
+        if self.is_full() {
+            while entries_at(scale, FULL_PERCENT) <= entries {
+                scale *= 2;
+            }
+        } else {
+            while scale > u64::from(self.base) && entries <= entries_at(scale / 2, CALM_PERCENT) {
+                scale /= 2;
+            }
+        }
+        self.resize(scale, spot_of);
+    }
+
+    fn resize(&mut self, scale: u64, spot_of: impl Fn(u32) -> Spot) {
+        // The smallest is never sparse.
+        let sparse = if scale == u64::from(self.base) { 0 } else { entries_at(scale, SPARSE_PERCENT) };
+        (self.full, self.sparse) = (entries_at(scale, FULL_PERCENT) as u32, sparse as u32);
+        let before = std::mem::replace(&mut self.scale, scale);
+        let buckets = scale.div_ceil(BUCKET_SCALE) as usize;
+        let old = std::mem::replace(&mut self.buckets, Room::new(buckets));
+        let mut strays = Strays::new();
+        for (bucket, line) in old.iter().enumerate() {
+            for at in line.filled() {
+                let home =
+                    line.tag_at_home(at).and_then(|tag| Home { bucket, tag }.moved(before.ilog2(), scale.ilog2()));
+                match home {
+                    Some(home) => self.put_from(home, line.slot(at)),
+                    None => strays.push(line.slot(at)),
+                }
+            }
+            if strays.len > Strays::MAX - ENTRIES {
+                self.put_strays(&mut strays, &spot_of);
+            }
+        }
+        self.put_strays(&mut strays, &spot_of);
+    }
+
+    fn put_strays(&mut self, strays: &mut Strays, spot_of: impl Fn(u32) -> Spot) {
+        for (slot, spot) in strays.take(spot_of) {
+            self.put_from(spot.home(self.scale), slot);
+        }
+    }
+}
+
+/// Entries whose home has to be found by their names. These are far apart in memory: they are read in a loop that does
+/// nothing else, so that the misses of many overlap.
+struct Strays {
+    slots: [u32; Self::MAX],
+    spots: [Spot; Self::MAX],
+    len: usize,
+}
+
+impl Strays {
+    const MAX: usize = 128;
+
+    fn new() -> Self {
+        Self { slots: [0; Self::MAX], spots: [Spot { hash: 0 }; Self::MAX], len: 0 }
+    }
+
+    fn push(&mut self, slot: u32) {
+        self.slots[self.len] = slot;
+        self.len += 1;
+    }
+
+    /// All of them; there are none after it.
+    fn take(&mut self, spot_of: impl Fn(u32) -> Spot) -> impl Iterator<Item = (u32, Spot)> {
+        let slots = &self.slots[..std::mem::take(&mut self.len)];
+        for (spot, slot) in self.spots.iter_mut().zip(slots) {
+            *spot = spot_of(*slot);
+        }
+        slots.iter().copied().zip(self.spots.iter().copied())
+    }
+}
+
+/// A size of 1 bucket: sizes are counted in parts of a bucket, so that there are many between one and two.
+const BUCKET_SCALE: u64 = 1 << (u64::BITS - Spot::FRACTION_BITS);
+
+/// What an entry has of its name's hash beside its home: the bits that come after, at most 14, from the highest down.
+/// A one comes after the last that is known, and zeros after that, so it is never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag(u16);
+
+impl Tag {
+    /// Bits of a new one.
+    const BITS: u32 = 14;
+    /// Bits that are worth keeping. Half of the entries are younger than the last doubling and half of the rest
+    /// younger than the one before it, so there are always few with a short tag.
+    const BITS_MIN: u32 = 6;
+    /// The one after so many bits.
+    const END: u16 = 1 << (u16::BITS - Self::BITS - 1);
+
+    /// From the bits, highest first. What does not fit is left out.
+    #[inline]
+    const fn new(bits: u16) -> Self {
+        Self(bits & !(2 * Self::END - 1) | Self::END)
+    }
+
+    /// A tag whose lowest bit is not used, as it is stored and as it is looked for.
+    #[inline]
+    const fn bits(self) -> u16 {
+        self.0
+    }
+
+    #[inline]
+    const fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    /// The class among `1 << bits`, for so few bits that every tag has them.
+    #[inline]
+    const fn class(self, bits: u32) -> u32 {
+        debug_assert!(bits <= Self::BITS_MIN, "shorter than any tag");
+        (self.0 >> (u16::BITS - bits)) as u32
+    }
+
+    /// How many bits are known.
+    #[inline]
+    const fn known(self) -> u32 {
+        u16::BITS - 1 - self.0.trailing_zeros()
+    }
+}
+
+/// The bucket in which an entry is looked for first, and its tag there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Home {
+    bucket: usize,
+    tag: Tag,
+}
+
+impl Home {
+    /// The fraction of a hash, in a segment of `scale` parts of a bucket: the product has the bucket before the point
+    /// and the tag after it.
+    #[inline]
+    const fn new(fraction: u64, scale: u64) -> Self {
+        let product = fraction as u128 * scale as u128;
+        Self {
+            bucket: (product >> u64::BITS) as usize,
+            tag: Tag::new((product as u64 >> (u64::BITS - u16::BITS)) as u16),
+        }
+    }
+
+    /// The same after `to` doublings, from what it is after `from`. `None` if hardly a bit of the tag would be left.
+    #[inline]
+    const fn moved(self, from: u32, to: u32) -> Option<Self> {
+        if to < from { Some(self.halved(from - to)) } else { self.doubled(to - from) }
+    }
+
+    #[inline]
+    const fn doubled(self, times: u32) -> Option<Self> {
+        if self.tag.known() < Tag::BITS_MIN + times {
+            return None;
+        }
+        let both = (self.bucket as u64) << u16::BITS | self.tag.0 as u64;
+        Some(Self { bucket: (both << times >> u16::BITS) as usize, tag: Tag(self.tag.0 << times) })
+    }
+
+    /// The lowest bits of the bucket become the highest of the tag, which may become longer by them.
+    #[inline]
+    const fn halved(self, times: u32) -> Self {
+        let both = (self.bucket as u64) << u16::BITS | self.tag.0 as u64;
+        let tag = (both >> times) as u16;
+        let is_short = self.tag.known() + times <= Tag::BITS;
+        Self { bucket: self.bucket >> times, tag: if is_short { Tag(tag) } else { Tag::new(tag) } }
+    }
+}
+
+/// Buckets from which on they are mapped: what they waste of a page is then small.
+const MAPPED_BUCKETS_MIN: usize = 256;
+
+/// Some buckets, empty at first.
+#[derive(Debug)]
+struct Room {
+    start: NonNull<Bucket>,
+    len: usize,
+    mapped: bool,
+}
+
+// SAFETY: it owns its buckets, as a box would.
+unsafe impl Send for Room {}
+// SAFETY: as above.
+unsafe impl Sync for Room {}
+
+impl Room {
+    fn new(len: usize) -> Self {
+        // Pages are zero, which is what empty buckets are.
+        if len >= MAPPED_BUCKETS_MIN
+            && let Some(start) = pages::map(len * size_of::<Bucket>())
+        {
+            return Self { start: start.cast(), len, mapped: true };
+        }
+        let buckets = Box::leak(vec![Bucket::EMPTY; len].into_boxed_slice());
+        Self { start: NonNull::from(buckets).cast(), len, mapped: false }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.mapped {
+            // SAFETY: mapped in `new` with this size, and nobody else's.
+            return unsafe { pages::unmap(self.start.as_ptr().cast(), self.len * size_of::<Bucket>()) };
+        }
+        // SAFETY: leaked from a box of so many in `new`.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)) });
+    }
+}
+
+impl Deref for Room {
+    type Target = [Bucket];
+
+    #[inline]
+    fn deref(&self) -> &[Bucket] {
+        // SAFETY: so many buckets, initialised (zero is a bucket), and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Room {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [Bucket] {
+        // SAFETY: as above, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}

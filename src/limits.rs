@@ -160,8 +160,8 @@ pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
 pub const INDEX_EVENT_MOVES_MAX: usize = 1 << 15;
 /// Blocks of one store that the index takes block by block, as it does wherever a worker has several groups, or blocks
 /// that wait for a parent. A larger store of this kind is refused. Stores of usual workers are taken in runs, at any size.
-pub const INDEX_CAREFUL_BLOCKS_MAX: usize = 1 << 16;
-/// Nodes that a clear sweeps itself where more lanes wait for the sweep than [`RETIRED_LANES_MAX`].
+pub const INDEX_SLOW_PATH_BLOCKS_MAX: usize = 1 << 16;
+/// Nodes that a clear sweeps itself where more lanes wait for the sweep than [`RETIRED_HOLDERS_MAX`].
 pub const INDEX_EVENT_SWEEP_MAX: usize = 1 << 12;
 /// Segments of a shard's tables that are made smaller at once while nothing else is going on.
 pub const INDEX_IDLE_SHRINKS_MAX: usize = 16;
@@ -182,7 +182,7 @@ pub const GROUPS_MAX: usize = 32;
 pub const ALIASES_MAX: usize = 8;
 /// Lanes of one shard that were cleared and not yet swept; beyond it each clear sweeps up to [`INDEX_EVENT_SWEEP_MAX`]
 /// nodes itself.
-pub const RETIRED_LANES_MAX: usize = 256;
+pub const RETIRED_HOLDERS_MAX: usize = 256;
 
 /// Bytes of one event message; what is larger is skipped and counted.
 pub const EVENT_MESSAGE_BYTES_MAX: usize = 64 << 20;

@@ -52,7 +52,7 @@ fn limits(rng: &mut Xoshiro256PlusPlus, workers: usize) -> ShardLimits {
         limits.workers_max = workers;
     }
     if rng.random_bool(0.3) {
-        limits.retired_lanes_max = 1;
+        limits.retired_holders_max = 1;
     }
     limits.node_blocks_max = [2, 3, 8, 1024][rng.random_range(0..4)];
     limits

@@ -257,7 +257,7 @@ proptest! {
     fn bounded_streams_agree_with_the_oracle(
         limits in limits(), actions in stream(MIXED, 120), blocks_max in 1_u64..8
     ) {
-        let limits = ShardLimits { worker_blocks_max: blocks_max, retired_lanes_max: 1, ..limits };
+        let limits = ShardLimits { worker_blocks_max: blocks_max, retired_holders_max: 1, ..limits };
         run(limits, MIXED.workers, &actions);
     }
 }

@@ -57,7 +57,7 @@ const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a c
 
 /// Some words in a row, inside one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct Allocation {
     /// The first word, a multiple of [`GRANULE_WORDS`].
     pub(super) base: u32,
     /// How many, a multiple of [`GRANULE_WORDS`].
@@ -66,14 +66,14 @@ pub(super) struct Extent {
 
 /// What the writer keeps beside a chunk.
 #[derive(Debug)]
-struct Margin {
+struct ChunkRecord {
     /// The owner of each granule.
     owners: Box<[u32]>,
     /// One bit for each granule: it is in a free run.
     free: Box<[u64]>,
 }
 
-impl Margin {
+impl ChunkRecord {
     /// Of a chunk that has given its memory back.
     fn none() -> Self {
         Self { owners: Box::default(), free: Box::default() }
@@ -95,8 +95,8 @@ impl Margin {
 /// The memory, in the hand of the only one who writes to it.
 #[derive(Debug)]
 pub(super) struct Arena {
-    directory: Arc<Directory>,
-    margins: Vec<Margin>,
+    chunks: Arc<ChunkTable>,
+    chunk_records: Vec<ChunkRecord>,
     runs: FreeRuns,
     /// The first granule of the newest chunk that is fresh.
     fresh: u32,
@@ -112,8 +112,8 @@ impl Arena {
     /// An arena without a chunk.
     pub(super) fn new() -> Self {
         Self {
-            directory: Arc::new(Directory::new()),
-            margins: Vec::new(),
+            chunks: Arc::new(ChunkTable::new()),
+            chunk_records: Vec::new(),
             runs: FreeRuns::new(),
             fresh: 0,
             released: BTreeSet::new(),
@@ -124,21 +124,21 @@ impl Arena {
 
     /// The same words for a reader.
     pub(super) fn view(&self) -> ArenaView {
-        ArenaView::new(Arc::clone(&self.directory))
+        ArenaView::new(Arc::clone(&self.chunks))
     }
 
     /// An extent of at least so many words, at least a granule, without an owner. What is in it is anything.
     ///
     /// `None` if there are no more word numbers, if the system has no memory for a chunk, or beyond
     /// [`EXTENT_WORDS_MAX`].
-    pub(super) fn allocate(&mut self, words: u32) -> Option<Extent> {
+    pub(super) fn allocate(&mut self, words: u32) -> Option<Allocation> {
         let granules = granules(words.max(1));
         if granules > EXTENT_GRANULES_MAX {
             return None;
         }
-        let mut found = self.runs.take_fit(&self.directory, granules);
+        let mut found = self.runs.take_fit(&self.chunks, granules);
         if found.is_none() && granules > self.fresh_end - self.fresh && self.reopen_chunk() {
-            found = self.runs.take_fit(&self.directory, granules);
+            found = self.runs.take_fit(&self.chunks, granules);
         }
         let first = match found {
             Some(first) => {
@@ -147,7 +147,7 @@ impl Arena {
             }
             None => self.take_fresh(granules)?,
         };
-        Some(Extent { base: first << GRANULE_BITS, words: granules << GRANULE_BITS })
+        Some(Allocation { base: first << GRANULE_BITS, words: granules << GRANULE_BITS })
     }
 
     /// Makes an extent of `words_now` words longer where it is, if what follows it is free; the granules it gains
@@ -164,10 +164,10 @@ impl Arena {
         if next == self.fresh {
             return gain <= self.fresh_end - self.fresh && self.take_fresh(gain).is_some();
         }
-        if !self.is_free(next) || self.runs.length(&self.directory, next) < gain {
+        if !self.is_free(next) || self.runs.length(&self.chunks, next) < gain {
             return false;
         }
-        self.runs.take(&self.directory, next, gain);
+        self.runs.take(&self.chunks, next, gain);
         self.mark(next, gain, false);
         true
     }
@@ -185,8 +185,8 @@ impl Arena {
         let end = first + count;
         let mut start = first;
         if !first.is_multiple_of(CHUNK_GRANULES) && self.is_free(first - 1) {
-            start -= self.runs.length_before(&self.directory, first);
-            self.runs.unlink(&self.directory, start);
+            start -= self.runs.length_before(&self.chunks, first);
+            self.runs.unlink(&self.chunks, start);
         }
         // What is fresh has no bits, so a run does not grow into it; it grows into the run instead.
         if end == self.fresh && start >= self.fresh_end - CHUNK_GRANULES {
@@ -196,30 +196,30 @@ impl Arena {
         }
         let mut length = end - start;
         if !end.is_multiple_of(CHUNK_GRANULES) && self.is_free(end) {
-            length += self.runs.length(&self.directory, end);
-            self.runs.unlink(&self.directory, end);
+            length += self.runs.length(&self.chunks, end);
+            self.runs.unlink(&self.chunks, end);
         }
         if length == CHUNK_GRANULES && self.runs.whole_chunks() >= WHOLE_CHUNKS_KEPT {
             self.release_chunk(start / CHUNK_GRANULES);
             return;
         }
-        self.runs.link(&self.directory, start, length);
+        self.runs.link(&self.chunks, start, length);
         self.mark(first, count, true);
     }
 
     /// Gives back the memory of a chunk of which nothing is in use and no run is on a list.
     fn release_chunk(&mut self, chunk: u32) {
-        self.margins[chunk as usize] = Margin::none();
-        self.directory.discard(chunk as usize);
+        self.chunk_records[chunk as usize] = ChunkRecord::none();
+        self.chunks.discard(chunk as usize);
         self.released.insert(chunk);
     }
 
     /// Makes a run of a chunk that has given its memory back; whether there is one.
     fn reopen_chunk(&mut self) -> bool {
         let Some(chunk) = self.released.pop_first() else { return false };
-        self.margins[chunk as usize] = Margin::new();
+        self.chunk_records[chunk as usize] = ChunkRecord::new();
         let first = chunk * CHUNK_GRANULES;
-        self.runs.link(&self.directory, first, CHUNK_GRANULES);
+        self.runs.link(&self.chunks, first, CHUNK_GRANULES);
         self.mark(first, CHUNK_GRANULES, true);
         true
     }
@@ -227,15 +227,15 @@ impl Arena {
     /// To whom the granule of this word belongs; 0 is nobody, also where nothing was handed out yet.
     #[inline]
     pub(super) fn owner(&self, word: u32) -> u32 {
-        let margin = self.margins.get(chunk(word));
-        margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
+        let record = self.chunk_records.get(chunk(word));
+        record.and_then(|record| record.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
     }
 
     /// Says to whom the granules that these words touch belong.
     pub(super) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
         let first = granule_inside(granule(base));
         let end = first + granules(words + base % GRANULE_WORDS) as usize;
-        self.margins[chunk(base)].owners[first..end].fill(owner);
+        self.chunk_records[chunk(base)].owners[first..end].fill(owner);
     }
 
     /// What is in these words of one chunk. They must have been handed out at some time.
@@ -247,7 +247,7 @@ impl Arena {
         self.check(base, len);
         // SAFETY: `check` says that the words are in one chunk and were initialised; `&self` says that the
         // writer, the only one who may write, does not while the slice lives.
-        unsafe { self.directory.words(base, len) }
+        unsafe { self.chunks.words(base, len) }
     }
 
     /// What is in this word.
@@ -255,7 +255,7 @@ impl Arena {
     pub(super) fn word(&self, word: u32) -> u64 {
         self.check(word, 1);
         // SAFETY: as in `words`.
-        unsafe { self.directory.at(word).read() }
+        unsafe { self.chunks.at(word).read() }
     }
 
     /// Writes these words, which no reader may be looking at.
@@ -268,7 +268,7 @@ impl Arena {
         self.check(base, u32::try_from(words.len()).unwrap_or(u32::MAX));
         // SAFETY: `check` says that the target is inside one chunk, and `&mut self` that no slice of `words` is
         // alive. Through the raw pointer, as a reader may hold slices of other words of the chunk.
-        unsafe { self.directory.at(base).copy_from_nonoverlapping(words.as_ptr(), words.len()) };
+        unsafe { self.chunks.at(base).copy_from_nonoverlapping(words.as_ptr(), words.len()) };
     }
 
     /// Writes this word, which no reader may be looking at.
@@ -277,7 +277,7 @@ impl Arena {
     pub(super) fn set(&mut self, word: u32, value: u64) {
         self.check(word, 1);
         // SAFETY: as in `write`.
-        unsafe { self.directory.at(word).write(value) };
+        unsafe { self.chunks.at(word).write(value) };
     }
 
     /// Copies words from one place to another, which no reader may be looking at; the two may overlap.
@@ -288,33 +288,33 @@ impl Arena {
         self.check(from, words);
         self.check(to, words);
         // SAFETY: both are inside chunks and initialised, and `&mut self` says that no slice of `words` is alive.
-        unsafe { self.directory.at(to).copy_from(self.directory.at(from), words as usize) };
+        unsafe { self.chunks.at(to).copy_from(self.chunks.at(from), words as usize) };
     }
 
     /// Asks for the memory of a word.
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
-        self.directory.prefetch(word);
+        self.chunks.prefetch(word);
     }
 
     /// Asks for the memory of the owner of a word.
     #[inline]
     pub(super) fn prefetch_owner(&self, word: u32) {
-        let margin = self.margins.get(chunk(word));
-        if let Some(owner) = margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))) {
+        let record = self.chunk_records.get(chunk(word));
+        if let Some(owner) = record.and_then(|record| record.owners.get(granule_inside(granule(word)))) {
             prefetch(std::ptr::from_ref(owner).cast());
         }
     }
 
     /// Memory taken from the system and not given back, touched or not, bookkeeping included.
     pub(super) fn bytes(&self) -> u64 {
-        let margins: usize = self.margins.iter().map(Margin::bytes).sum();
-        (self.directory.bytes() + margins + (self.margins.len() - self.released.len()) * CHUNK_BYTES) as u64
+        let chunk_records: usize = self.chunk_records.iter().map(ChunkRecord::bytes).sum();
+        (self.chunks.bytes() + chunk_records + (self.chunk_records.len() - self.released.len()) * CHUNK_BYTES) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
     pub(super) fn unopened_words(&self) -> u64 {
-        ((CHUNKS_MAX - 1 - self.margins.len() + self.released.len()) as u64) << CHUNK_BITS
+        ((CHUNKS_MAX - 1 - self.chunk_records.len() + self.released.len()) as u64) << CHUNK_BITS
     }
 
     /// Words that could be handed out without another chunk, if their runs suit.
@@ -361,25 +361,25 @@ impl Arena {
         if end > self.known {
             let words = (end - self.known) << GRANULE_BITS;
             // SAFETY: `known..end` lies in the newest chunk, and nobody has been given any of it.
-            unsafe { self.directory.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
+            unsafe { self.chunks.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
             self.known = end;
         }
     }
 
     #[cold]
     fn open_chunk(&mut self) -> Option<()> {
-        let chunk = self.margins.len();
+        let chunk = self.chunk_records.len();
         // The last chunk stays closed, so that the word behind every extent has a number.
         if chunk + 1 >= CHUNKS_MAX {
             return None;
         }
-        self.directory.open(chunk)?;
-        self.margins.push(Margin::new());
+        self.chunks.open(chunk)?;
+        self.chunk_records.push(ChunkRecord::new());
         // What is left of the chunk before is less than the largest extent; it becomes a run like any other.
         let (rest, length) = (self.fresh, self.fresh_end - self.fresh);
         if length > 0 {
             self.know(self.fresh_end);
-            self.runs.link(&self.directory, rest, length);
+            self.runs.link(&self.chunks, rest, length);
             self.mark(rest, length, true);
         }
         self.fresh = self.fresh_end;
@@ -391,13 +391,13 @@ impl Arena {
     #[inline]
     fn is_free(&self, granule: u32) -> bool {
         let inside = granule_inside(granule);
-        self.margins[(granule / CHUNK_GRANULES) as usize].free[inside / 64] >> (inside % 64) & 1 == 1
+        self.chunk_records[(granule / CHUNK_GRANULES) as usize].free[inside / 64] >> (inside % 64) & 1 == 1
     }
 
     /// Says of these granules of one chunk that they are in a free run, or that they are not.
     #[inline]
     fn mark(&mut self, first: u32, count: u32, free: bool) {
-        let bits = &mut self.margins[(first / CHUNK_GRANULES) as usize].free;
+        let bits = &mut self.chunk_records[(first / CHUNK_GRANULES) as usize].free;
         let (mut at, mut left) = (granule_inside(first), count);
         while left > 0 {
             let here = left.min(u64::BITS - at as u32 % u64::BITS);
@@ -473,7 +473,7 @@ impl FreeRuns {
     }
 
     /// Takes so many granules (1 to the most an extent can have) from the shortest run that has them.
-    fn take_fit(&mut self, memory: &Directory, granules: u32) -> Option<u32> {
+    fn take_fit(&mut self, memory: &ChunkTable, granules: u32) -> Option<u32> {
         let longer = self.filled >> (granules - 1);
         let list = if longer == 0 { LONG } else { (granules - 1 + longer.trailing_zeros()) as usize };
         let run = self.heads[list];
@@ -486,7 +486,7 @@ impl FreeRuns {
 
     /// Takes the first granules of a run; the rest stays a run. The low end goes, so that what is in use stays
     /// low and the long runs high.
-    fn take(&mut self, memory: &Directory, run: u32, granules: u32) {
+    fn take(&mut self, memory: &ChunkTable, run: u32, granules: u32) {
         let length = self.length(memory, run);
         debug_assert!(granules <= length, "a run is taken from, and not what follows it");
         self.unlink(memory, run);
@@ -497,18 +497,18 @@ impl FreeRuns {
 
     /// The length of the run that begins here.
     #[inline]
-    fn length(&self, memory: &Directory, run: u32) -> u32 {
+    fn length(&self, memory: &ChunkTable, run: u32) -> u32 {
         load(memory, word(run) + LENGTH) as u32
     }
 
     /// The length of the run that ends before this granule.
     #[inline]
-    fn length_before(&self, memory: &Directory, granule: u32) -> u32 {
+    fn length_before(&self, memory: &ChunkTable, granule: u32) -> u32 {
         load(memory, word(granule) - 1) as u32
     }
 
     /// Adds a run, which touches no other.
-    fn link(&mut self, memory: &Directory, run: u32, length: u32) {
+    fn link(&mut self, memory: &ChunkTable, run: u32, length: u32) {
         let list = list_of(length);
         let next = self.heads[list];
         store(memory, word(run) + NEIGHBOURS, neighbours(next, NONE));
@@ -528,7 +528,7 @@ impl FreeRuns {
     }
 
     /// Takes a run off its list.
-    fn unlink(&mut self, memory: &Directory, run: u32) {
+    fn unlink(&mut self, memory: &ChunkTable, run: u32) {
         let length = self.length(memory, run);
         let list = list_of(length);
         let (next, before) = load_neighbours(memory, run);
@@ -566,38 +566,38 @@ fn neighbours(next: u32, before: u32) -> u64 {
 }
 
 #[inline]
-fn load_neighbours(memory: &Directory, run: u32) -> (u32, u32) {
+fn load_neighbours(memory: &ChunkTable, run: u32) -> (u32, u32) {
     let both = load(memory, word(run) + NEIGHBOURS);
     (both as u32, (both >> 32) as u32)
 }
 
 #[inline]
-fn load(memory: &Directory, word: u32) -> u64 {
+fn load(memory: &ChunkTable, word: u32) -> u64 {
     // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and nobody else's.
     unsafe { memory.at(word).read() }
 }
 
 #[inline]
-fn store(memory: &Directory, word: u32, value: u64) {
+fn store(memory: &ChunkTable, word: u32, value: u64) {
     // SAFETY: as in `load`; no reader looks at a free run, and the writer holds `&mut` of these lists.
     unsafe { memory.at(word).write(value) };
 }
 
 /// The chunks, by number. There is room for all from the beginning, so that the table itself never moves.
-struct Directory {
+struct ChunkTable {
     /// Null where there is no chunk yet; set once, by the writer.
-    chunks: Box<[AtomicPtr<u64>]>,
+    starts: Box<[AtomicPtr<u64>]>,
 }
 
-impl Directory {
+impl ChunkTable {
     fn new() -> Self {
-        Self { chunks: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
+        Self { starts: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
     /// Makes a chunk of memory that nobody has touched; only the writer calls this. `None` if the system has no
     /// memory, or if the chunk has no number.
     fn open(&self, chunk: usize) -> Option<()> {
-        let place = self.chunks.get(chunk)?;
+        let place = self.starts.get(chunk)?;
         let memory = pages::map_huge(CHUNK_BYTES)?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. What is in the words is published later, by
         // whatever tells the reader their index; this only orders the chunk itself.
@@ -609,14 +609,14 @@ impl Directory {
     /// a chunk of which no reader looks at any word.
     fn discard(&self, chunk: usize) {
         // Relaxed: the writer reads what the writer stored.
-        if let Some(memory) = ptr::NonNull::new(self.chunks[chunk].load(Ordering::Relaxed)) {
+        if let Some(memory) = ptr::NonNull::new(self.starts[chunk].load(Ordering::Relaxed)) {
             // SAFETY: mapped in `open` with this size; nobody looks at it.
             unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
         }
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&*self.chunks)
+        size_of_val(&*self.starts)
     }
 
     /// The address of a word; only for the writer.
@@ -626,7 +626,7 @@ impl Directory {
     #[inline]
     unsafe fn at(&self, word: u32) -> *mut u64 {
         // Relaxed: the writer reads what the writer stored.
-        let base = self.chunks[chunk(word)].load(Ordering::Relaxed);
+        let base = self.starts[chunk(word)].load(Ordering::Relaxed);
         // SAFETY: the caller says that there is a chunk, and the remainder is inside it.
         unsafe { base.add((word % CHUNK_WORDS) as usize) }
     }
@@ -644,22 +644,22 @@ impl Directory {
     #[inline]
     fn prefetch(&self, word: u32) {
         // Relaxed: a hint reads nothing, so there is nothing to be ordered.
-        let base = self.chunks[chunk(word)].load(Ordering::Relaxed);
+        let base = self.starts[chunk(word)].load(Ordering::Relaxed);
         prefetch(base.wrapping_add((word % CHUNK_WORDS) as usize).cast());
     }
 }
 
-impl fmt::Debug for Directory {
+impl fmt::Debug for ChunkTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Relaxed: a number for people.
-        let open = self.chunks.iter().take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null()).count();
-        f.debug_struct("Directory").field("chunks", &open).finish()
+        let open = self.starts.iter().take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null()).count();
+        f.debug_struct("ChunkTable").field("chunks", &open).finish()
     }
 }
 
-impl Drop for Directory {
+impl Drop for ChunkTable {
     fn drop(&mut self) {
-        for place in &mut self.chunks {
+        for place in &mut self.starts {
             let memory = *place.get_mut();
             if memory.is_null() {
                 break; // chunks are opened in order
@@ -673,12 +673,12 @@ impl Drop for Directory {
 /// The words of an [`Arena`](Arena), for one who reads while the writer writes others.
 #[derive(Clone, Debug)]
 pub(super) struct ArenaView {
-    directory: Arc<Directory>,
+    chunks: Arc<ChunkTable>,
 }
 
 impl ArenaView {
-    fn new(directory: Arc<Directory>) -> Self {
-        Self { directory }
+    fn new(chunks: Arc<ChunkTable>) -> Self {
+        Self { chunks }
     }
 
     /// These words. None if there is no such chunk or if they would cross its end.
@@ -690,8 +690,8 @@ impl ArenaView {
     #[inline]
     pub(super) unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
         let inside = (base % CHUNK_WORDS) as usize;
-        // Acquire: pairs with the Release of `Directory::open`.
-        let memory = self.directory.chunks[chunk(base)].load(Ordering::Acquire);
+        // Acquire: pairs with the Release of `ChunkTable::open`.
+        let memory = self.chunks.starts[chunk(base)].load(Ordering::Acquire);
         if memory.is_null() || inside + len as usize > CHUNK_WORDS as usize {
             return &[];
         }
@@ -702,7 +702,7 @@ impl ArenaView {
     /// Asks for the line of this word.
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
-        self.directory.prefetch(word);
+        self.chunks.prefetch(word);
     }
 }
 

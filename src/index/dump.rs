@@ -22,7 +22,7 @@ enum Stage {
     /// The blocks up to this one have been, in the order of the walk.
     After(EngineHash),
     /// What has a place has been; of what waits, so many.
-    Waiting(usize),
+    Dormant(usize),
     End,
 }
 
@@ -44,7 +44,7 @@ impl ShardWriter {
         cursor.stage = match cursor.stage {
             Stage::Start => slice.walk(None),
             Stage::After(last) => slice.walk(Some(last)),
-            Stage::Waiting(given) => slice.waiting(given),
+            Stage::Dormant(given) => slice.dormant(given),
             Stage::End => Stage::End,
         };
         cursor.stage != Stage::End
@@ -74,7 +74,7 @@ impl Slice<'_, '_> {
             }
             at = self.below(place.node).or_else(|| self.beside(place.node)).map(|node| Place { node, at: 0 });
         }
-        self.waiting(0)
+        self.dormant(0)
     }
 
     /// The first node below one at which the worker is.
@@ -108,7 +108,7 @@ impl Slice<'_, '_> {
         let column = node.columns[usize::from(worker.column_of(node)?)];
         let mut runs: SmallVec<[(Run, Tier, GroupId, &Entry); 4]> = SmallVec::new();
         for (tier, group) in groups(worker) {
-            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.lane)) else {
+            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.holder)) else {
                 continue;
             };
             let behind = entry.bits().runs().filter(|run| run.to > from.at).collect::<Runs>();
@@ -132,15 +132,15 @@ impl Slice<'_, '_> {
     fn give(&mut self, run: &StoreBlocks<'_>, entry: &Entry) {
         (self.out)(*run);
         self.given += run.hashes.len();
-        self.again(run, entry.lane);
+        self.again(run, entry.holder);
     }
 
-    fn again(&mut self, run: &StoreBlocks<'_>, lane: super::holders::Lane) {
+    fn again(&mut self, run: &StoreBlocks<'_>, holder: super::holders::HolderBit) {
         if self.worker.extras.is_empty() {
             return;
         }
         for at in 0..run.hashes.len() {
-            let more = self.worker.extras.get(run.hashes[at], lane);
+            let more = self.worker.extras.get(run.hashes[at], holder);
             let parent = if at == 0 { run.parent } else { Some(run.hashes[at - 1]) };
             for _ in 0..more {
                 let (hashes, locals) = (&run.hashes[at..=at], &run.locals[at..=at]);
@@ -151,20 +151,20 @@ impl Slice<'_, '_> {
     }
 
     /// Gives out what waits, from the `given`th block on.
-    fn waiting(&mut self, mut given: usize) -> Stage {
+    fn dormant(&mut self, mut given: usize) -> Stage {
         let worker = self.worker;
-        for (name, waiter) in worker.waiting.iter().skip(given) {
+        for (name, block) in worker.dormant.iter().skip(given) {
             if self.given >= self.blocks_max {
-                return Stage::Waiting(given);
+                return Stage::Dormant(given);
             }
             for (tier, group) in groups(worker) {
-                let lane = worker.group(tier.into(), group).map(|group| group.lane);
-                let Some(lane) = lane.filter(|lane| waiter.lanes.contains(lane)) else { continue };
-                let (hashes, locals) = (&[name][..], &[waiter.local][..]);
-                let run = StoreBlocks { parent: waiter.parent, hashes, locals, tier, group, seed: waiter.seed };
+                let holder = worker.group(tier.into(), group).map(|group| group.holder);
+                let Some(holder) = holder.filter(|holder| block.holders.contains(holder)) else { continue };
+                let (hashes, locals) = (&[name][..], &[block.local][..]);
+                let run = StoreBlocks { parent: block.parent, hashes, locals, tier, group, seed: block.seed };
                 (self.out)(run);
                 self.given += 1;
-                self.again(&run, lane);
+                self.again(&run, holder);
             }
             given += 1;
         }

@@ -10,7 +10,7 @@
 //! | 0    | parent, complemented   | version                             |
 //! | 1    | first                  | first                               |
 //! | 2    | id                     | base                                |
-//! | 3    | (0), pairs_len 8       | flags 8, variant 8, len 16          |
+//! | 3    | (0), partials_len 8       | flags 8, variant 8, len 16          |
 //! | 4    | mask                   | mask                                |
 //! | 5, 6 | two pairs each: cut 16, lane 16, twice                      ||
 //! | 7    | more                   | more                                |
@@ -43,12 +43,12 @@
 //!
 //! From a writer's record to what readers see: the header line, and a record beside it where many lanes are.
 
-use super::holders::{Lane, LaneState, Lanes, Layer};
+use super::holders::{HolderBit, HolderBits, HolderState, Layer};
 use super::node::{Bits, Entry, Node, NodeId};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Pairs that fit in a header.
-pub(super) const PAIRS: usize = 4;
+pub(super) const PARTIALS_MAX: usize = 4;
 /// The parent in a line that nobody uses and at which a search ends.
 pub(super) const PARENT_EMPTY: u32 = u32::MAX;
 /// The parent in a line that nobody uses but over which a search goes on.
@@ -66,21 +66,21 @@ const FORKS_MANY: u8 = u8::MAX >> FORKS_SHIFT;
 
 /// A device lane that holds the first `cut` blocks of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct Partial {
     /// Who.
-    pub(super) lane: u16,
+    pub(super) holder: u16,
     /// How many blocks of the node, from its first.
     pub(super) cut: u16,
 }
 
-impl Pair {
+impl Partial {
     fn pack(self) -> u64 {
-        u64::from(self.cut) << 16 | u64::from(self.lane)
+        u64::from(self.cut) << 16 | u64::from(self.holder)
     }
 
     /// From the low 32 bits.
     fn unpack(bits: u64) -> Self {
-        Self { lane: bits as u16, cut: (bits >> 16) as u16 }
+        Self { holder: bits as u16, cut: (bits >> 16) as u16 }
     }
 }
 
@@ -103,18 +103,18 @@ pub(super) struct Header {
     pub(super) flags: u8,
     /// Which of the lanes 0..64 cover all of the node.
     pub(super) mask: u64,
-    /// Other lanes: in part, or beyond 64. Only the first `pairs_len` mean anything.
-    pub(super) pairs: [Pair; PAIRS],
-    /// How many of `pairs` are in use, at most [`PAIRS`].
-    pub(super) pairs_len: u8,
+    /// Other lanes: in part, or beyond 64. Only the first `partials_len` mean anything.
+    pub(super) partials: [Partial; PARTIALS_MAX],
+    /// How many of `partials` are in use, at most [`PARTIALS_MAX`].
+    pub(super) partials_len: u8,
     /// 0, or the address of a record that does not fit here.
-    pub(super) more: u64,
+    pub(super) overflow: u64,
 }
 
 impl Header {
     /// The pairs in use.
-    pub(super) fn pairs(&self) -> &[Pair] {
-        &self.pairs[..PAIRS.min(usize::from(self.pairs_len))]
+    pub(super) fn partials(&self) -> &[Partial] {
+        &self.partials[..PARTIALS_MAX.min(usize::from(self.partials_len))]
     }
 
     /// The flags that say how many other variants of a key exist.
@@ -143,16 +143,16 @@ impl Header {
 
     /// Words 1 to 7.
     fn pack(&self) -> [u64; 7] {
-        let two = |at: usize| self.pairs[at + 1].pack() << 32 | self.pairs[at].pack();
-        let small = u64::from(self.pairs_len) << 32
+        let two = |at: usize| self.partials[at + 1].pack() << 32 | self.partials[at].pack();
+        let small = u64::from(self.partials_len) << 32
             | u64::from(self.flags) << 24
             | u64::from(self.variant) << 16
             | u64::from(self.len);
-        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.more]
+        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.overflow]
     }
 
     fn unpack(parent: u32, words: [u64; 7]) -> Self {
-        let [first, place, small, mask, low, high, more] = words;
+        let [first, place, small, mask, low, high, overflow] = words;
         Self {
             parent,
             variant: variant_of(small),
@@ -162,9 +162,9 @@ impl Header {
             base: place as u32,
             flags: (small >> 24) as u8,
             mask,
-            pairs: [low, low >> 32, high, high >> 32].map(Pair::unpack),
-            pairs_len: (small >> 32) as u8,
-            more,
+            partials: [low, low >> 32, high, high >> 32].map(Partial::unpack),
+            partials_len: (small >> 32) as u8,
+            overflow,
         }
     }
 }
@@ -336,7 +336,7 @@ impl Line {
 
     /// Changes an open line.
     pub(super) fn write(&self, header: &Header) {
-        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.pairs_len) <= PAIRS);
+        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.partials_len) <= PARTIALS_MAX);
         // Relaxed, here and below: a reader of any of these words reloads word 0 behind a fence (OPEN).
         let word = self.0[0].load(Ordering::Relaxed);
         debug_assert!(is_open(word), "only an open line is changed");
@@ -398,21 +398,21 @@ impl Line {
 
 /// Coverage that does not fit into a header line. Never changed: a new one takes its place.
 #[derive(Debug, Default)]
-pub(super) struct More {
-    /// Lanes that cover all of the node, 64 to a word; those below 64 are in the header too.
+pub(super) struct Overflow {
+    /// HolderBits that cover all of the node, 64 to a word; those below 64 are in the header too.
     pub(super) full: Vec<u64>,
-    /// Lanes that cover the node up to a first gap.
-    pub(super) partial: Vec<Pair>,
-    /// Lanes of lower tiers with blocks beyond a gap: all that they cover. A walk comes to them in the
+    /// HolderBits that cover the node up to a first gap.
+    pub(super) partials: Vec<Partial>,
+    /// HolderBits of lower tiers with blocks beyond a gap: all that they cover. A walk comes to them in the
     /// middle of an edge.
-    pub(super) islands: Vec<(Lane, Bits)>,
+    pub(super) sparse: Vec<(HolderBit, Bits)>,
 }
 
-impl More {
+impl Overflow {
     pub(super) fn bytes(&self) -> u64 {
         let parts = self.full.capacity() * 8
-            + self.partial.capacity() * size_of::<Pair>()
-            + self.islands.capacity() * size_of::<(Lane, Bits)>();
+            + self.partials.capacity() * size_of::<Partial>()
+            + self.sparse.capacity() * size_of::<(HolderBit, Bits)>();
         (parts + size_of::<Self>()) as u64
     }
 }
@@ -422,14 +422,14 @@ enum Shown<'a> {
     Nothing,
     Full,
     Cut(u16),
-    Islands(&'a Bits),
+    Sparse(&'a Bits),
 }
 
-fn shown<'a>(entry: &'a Entry, len: u16, lanes: &Lanes) -> Shown<'a> {
-    let record = lanes.record(entry.lane);
-    match &entry.islands {
-        _ if record.state != LaneState::Shown => Shown::Nothing,
-        Some(islands) if record.tier != Layer::Device => Shown::Islands(islands),
+fn shown<'a>(entry: &'a Entry, len: u16, holders: &HolderBits) -> Shown<'a> {
+    let record = holders.record(entry.holder);
+    match &entry.sparse {
+        _ if record.state != HolderState::Shown => Shown::Nothing,
+        Some(sparse) if record.tier != Layer::Device => Shown::Sparse(sparse),
         _ if entry.cut == len => Shown::Full,
         _ if entry.cut == 0 => Shown::Nothing,
         _ => Shown::Cut(entry.cut),
@@ -437,7 +437,7 @@ fn shown<'a>(entry: &'a Entry, len: u16, lanes: &Lanes) -> Shown<'a> {
 }
 
 /// The header of a node, its `more` apart, and the record that must be there too.
-pub(super) fn encode(id: NodeId, node: &Node, lanes: &Lanes) -> (Header, Option<Box<More>>) {
+pub(super) fn encode(id: NodeId, node: &Node, holders: &HolderBits) -> (Header, Option<Box<Overflow>>) {
     let mut header = Header {
         parent: node.parent.0,
         variant: node.variant,
@@ -447,29 +447,29 @@ pub(super) fn encode(id: NodeId, node: &Node, lanes: &Lanes) -> (Header, Option<
         base: node.locals.base,
         flags: Header::forked(node.forks) | if node.has_children() { 0 } else { LEAF },
         mask: 0,
-        pairs: [Pair { lane: 0, cut: 0 }; PAIRS],
-        pairs_len: 0,
-        more: 0,
+        partials: [Partial { holder: 0, cut: 0 }; PARTIALS_MAX],
+        partials_len: 0,
+        overflow: 0,
     };
     let mut fits = true;
     for entry in &node.entries {
-        let cut = match shown(entry, node.len, lanes) {
+        let cut = match shown(entry, node.len, holders) {
             Shown::Nothing => continue,
-            Shown::Full if entry.lane.0 < 64 => {
-                header.mask |= 1 << entry.lane.0;
+            Shown::Full if entry.holder.0 < 64 => {
+                header.mask |= 1 << entry.holder.0;
                 continue;
             }
             Shown::Full => node.len,
             Shown::Cut(cut) => cut,
-            Shown::Islands(_) => {
+            Shown::Sparse(_) => {
                 fits = false;
                 continue;
             }
         };
-        match header.pairs.get_mut(usize::from(header.pairs_len)) {
-            Some(pair) => {
-                *pair = Pair { lane: entry.lane.0, cut };
-                header.pairs_len += 1;
+        match header.partials.get_mut(usize::from(header.partials_len)) {
+            Some(partial) => {
+                *partial = Partial { holder: entry.holder.0, cut };
+                header.partials_len += 1;
             }
             None => fits = false,
         }
@@ -477,26 +477,26 @@ pub(super) fn encode(id: NodeId, node: &Node, lanes: &Lanes) -> (Header, Option<
     if fits {
         return (header, None);
     }
-    header.pairs_len = 0;
-    (header, Some(Box::new(more(node, lanes))))
+    header.partials_len = 0;
+    (header, Some(Box::new(overflow_of(node, holders))))
 }
 
-fn more(node: &Node, lanes: &Lanes) -> More {
-    let mut more = More::default();
+fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {
+    let mut overflow = Overflow::default();
     for entry in &node.entries {
-        match shown(entry, node.len, lanes) {
+        match shown(entry, node.len, holders) {
             Shown::Nothing => {}
             Shown::Full => {
-                let word = usize::from(entry.lane.0 / 64);
-                more.full.resize(more.full.len().max(word + 1), 0);
-                more.full[word] |= 1 << (entry.lane.0 % 64);
+                let word = usize::from(entry.holder.0 / 64);
+                overflow.full.resize(overflow.full.len().max(word + 1), 0);
+                overflow.full[word] |= 1 << (entry.holder.0 % 64);
             }
-            Shown::Cut(cut) => more.partial.push(Pair { lane: entry.lane.0, cut }),
-            Shown::Islands(islands) => more.islands.push((entry.lane, islands.clone())),
+            Shown::Cut(cut) => overflow.partials.push(Partial { holder: entry.holder.0, cut }),
+            Shown::Sparse(sparse) => overflow.sparse.push((entry.holder, sparse.clone())),
         }
     }
-    more.partial.shrink_to_fit();
-    more
+    overflow.partials.shrink_to_fit();
+    overflow
 }
 
 #[cfg(all(test, not(kvrouted_loom)))]
@@ -514,9 +514,9 @@ mod tests {
             base: 0xfeed_f00d,
             flags: FORKED | LEAF | 1 << 7,
             mask: 0x8000_0000_0000_0001,
-            pairs: [(1, 2), (u16::MAX, 1023), (64, u16::MAX), (0, 0)].map(|(lane, cut)| Pair { lane, cut }),
-            pairs_len: 3,
-            more: 0xffff_8000_1234_5678,
+            partials: [(1, 2), (u16::MAX, 1023), (64, u16::MAX), (0, 0)].map(|(holder, cut)| Partial { holder, cut }),
+            partials_len: 3,
+            overflow: 0xffff_8000_1234_5678,
         }
     }
 
@@ -537,7 +537,7 @@ mod tests {
             assert!(line.is_at(header.parent, header.first, header.variant));
         }
         assert_eq!(line.version(), 6);
-        assert_eq!(full().pairs(), &full().pairs[..3]);
+        assert_eq!(full().partials(), &full().partials[..3]);
         assert!(full().has(FORKED) && full().has(LEAF) && !Header::default().has(LEAF));
     }
 
@@ -547,7 +547,7 @@ mod tests {
         line.publish(&full());
         let version = line.version();
         line.uncover();
-        assert_eq!(line.read(), Some((version + 2, Header { mask: 0, pairs_len: 0, more: 0, ..full() })));
+        assert_eq!(line.read(), Some((version + 2, Header { mask: 0, partials_len: 0, overflow: 0, ..full() })));
     }
 
     #[test]
@@ -562,9 +562,9 @@ mod tests {
             |header| header.base = u32::MAX,
             |header| header.flags = u8::MAX,
             |header| header.mask = u64::MAX,
-            |header| header.pairs = [Pair { lane: u16::MAX, cut: u16::MAX }; PAIRS],
-            |header| header.pairs_len = u8::MAX,
-            |header| header.more = u64::MAX,
+            |header| header.partials = [Partial { holder: u16::MAX, cut: u16::MAX }; PARTIALS_MAX],
+            |header| header.partials_len = u8::MAX,
+            |header| header.overflow = u64::MAX,
         ];
         for set in ones {
             let mut header = Header::default();
@@ -635,9 +635,9 @@ mod tests {
             base: !n,
             flags: n as u8,
             mask: u64::from(n) * 3,
-            pairs: [Pair { lane: n as u16, cut: !n as u16 }; PAIRS],
-            pairs_len: (n % 5) as u8,
-            more: u64::from(n) << 20,
+            partials: [Partial { holder: n as u16, cut: !n as u16 }; PARTIALS_MAX],
+            partials_len: (n % 5) as u8,
+            overflow: u64::from(n) << 20,
         };
         line.publish(&of(0));
         let done = AtomicBool::new(false);

@@ -1,11 +1,11 @@
 //! What must be true of a whole shard between two events, looked at from the beginning each time.
 
 use super::ShardWriter;
-use super::header::{Header, More, encode};
-use super::holders::{Lane, LaneState, Layer};
+use super::header::{Header, Overflow, encode};
+use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{Bits, GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
-use super::worker::{Worker, stirred};
+use super::worker::{Worker, mixed};
 use crate::ids::EngineHash;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,23 +27,25 @@ impl ShardWriter {
             lives.insert(worker.slot.0, worker.life);
             check_worker(tree, worker);
         }
-        let placed: u64 = self.all_workers().map(|worker| worker.bound() - worker.waiting.len() as u64).sum();
+        let placed: u64 = self.all_workers().map(|worker| worker.bound() - worker.dormant.len() as u64).sum();
         let bytes: u64 = self.all_workers().map(Worker::bytes).sum();
         assert_eq!((tree.placed, tree.workers_bytes), (placed, bytes), "totals over all workers");
-        let mut nodes: BTreeMap<Lane, u32> = BTreeMap::new();
+        let mut nodes: BTreeMap<HolderBit, u32> = BTreeMap::new();
         let entries = tree.used().flat_map(|id| &tree.nodes[id].entries);
-        entries.for_each(|entry| *nodes.entry(entry.lane).or_insert(0) += 1);
-        for (lane, nodes) in nodes {
-            assert_eq!(tree.lanes.record(lane).nodes, nodes, "nodes that know {lane:?}");
+        entries.for_each(|entry| *nodes.entry(entry.holder).or_insert(0) += 1);
+        for (holder, nodes) in nodes {
+            assert_eq!(tree.holders.record(holder).nodes, nodes, "nodes that know {holder:?}");
         }
         for id in tree.used() {
             for entry in &tree.nodes[id].entries {
-                let record = tree.lanes.record(entry.lane);
+                let record = tree.holders.record(entry.holder);
                 let lives = lives.get(&record.slot.0) == Some(&record.life);
                 match record.state {
-                    LaneState::Free => panic!("{id:?} knows {:?}, which is free", entry.lane),
-                    LaneState::Retired => {}
-                    LaneState::Shown | LaneState::Hidden => assert!(lives, "{:?} at {id:?} is nobody's", entry.lane),
+                    HolderState::Free => panic!("{id:?} knows {:?}, which is free", entry.holder),
+                    HolderState::Retired => {}
+                    HolderState::Shown | HolderState::Hidden => {
+                        assert!(lives, "{:?} at {id:?} is nobody's", entry.holder)
+                    }
                 }
             }
         }
@@ -90,7 +92,7 @@ impl Tree {
         assert!((1..=self.node_blocks_max).contains(&node.len), "{id:?}: {node:?}");
         assert!(node.written >= node.len && node.locals.room >= node.written, "{id:?}: {node:?}");
         assert!(node.variant == 0 || node.forks == 0, "{id:?}: only the first counts its forks");
-        assert!(node.entries.is_sorted_by(|one, next| one.lane < next.lane), "{id:?}: {node:?}");
+        assert!(node.entries.is_sorted_by(|one, next| one.holder < next.holder), "{id:?}: {node:?}");
         for (at, column) in node.columns.iter().enumerate() {
             let users = node.entries.iter().filter(|entry| usize::from(entry.column) == at).count();
             assert_eq!(usize::from(column.users), users, "{id:?}: users of column {at}");
@@ -98,8 +100,8 @@ impl Tree {
         }
         for entry in &node.entries {
             assert!(entry.end() <= node.columns[usize::from(entry.column)].len, "{id:?}: {entry:?} has no names");
-            if let Some(islands) = &entry.islands {
-                assert!(islands.first_gap() == entry.cut && islands.end() > entry.cut, "{id:?}: {entry:?}");
+            if let Some(sparse) = &entry.sparse {
+                assert!(sparse.first_gap() == entry.cut && sparse.end() > entry.cut, "{id:?}: {entry:?}");
             }
         }
         let needed = node.has_children() || node.forks > 0 || node.entries.iter().any(|entry| !entry.is_empty());
@@ -117,7 +119,7 @@ impl Tree {
                     let name = self.name(word);
                     *names.entry(name.0).or_insert(0) += 1;
                     words += 1;
-                    let known = self.slots.find(self.slots.spot(name.0), |other| other == word);
+                    let known = self.name_map.find(self.name_map.spot(name.0), |other| other == word);
                     assert_eq!(known, Some(word), "{name:?} of {id:?} is not known");
                     let place = Place { node: id, at: block };
                     let owner = self.arena.owner(word);
@@ -125,9 +127,9 @@ impl Tree {
                 }
             }
         }
-        assert_eq!(self.slots.len(), words, "names that are known");
+        assert_eq!(self.name_map.len(), words, "names that are known");
         let shared: BTreeMap<u64, u32> = names.into_iter().filter(|(_, n)| *n > 1).map(|(k, n)| (k, n - 1)).collect();
-        let counted = self.homonyms.iter().map(|(name, others)| (name.0, *others)).collect();
+        let counted = self.duplicate_names.iter().map(|(name, others)| (name.0, *others)).collect();
         assert_eq!(shared, counted, "names that several words have");
     }
 
@@ -137,14 +139,14 @@ impl Tree {
             let node = &self.nodes[id];
             let line = self.line(id).unwrap_or_else(|| panic!("{id:?} has no header"));
             let shown = self.table.header(line);
-            let (meant, more) = encode(id, node, &self.lanes);
-            assert_eq!(shown.more, node.more, "{id:?}");
+            let (meant, overflow) = encode(id, node, &self.holders);
+            assert_eq!(shown.overflow, node.overflow, "{id:?}");
             let plain = |header: &Header| (header.parent, header.id, header.len, header.base, header.flags);
             assert_eq!(plain(&shown), plain(&meant), "{id:?}");
-            let beside = more_of(&shown);
-            for lane in self.lanes.shown_lanes() {
-                let (is, should) = (covered(&shown, beside, lane), covered(&meant, more.as_deref(), lane));
-                assert_eq!(is, should, "{lane:?} at {id:?}");
+            let beside = overflow_of(&shown);
+            for holder in self.holders.shown_holders() {
+                let (is, should) = (covered(&shown, beside, holder), covered(&meant, overflow.as_deref(), holder));
+                assert_eq!(is, should, "{holder:?} at {id:?}");
             }
         }
     }
@@ -183,44 +185,46 @@ impl Tree {
     }
 }
 
-fn more_of(header: &Header) -> Option<&More> {
+fn overflow_of(header: &Header) -> Option<&Overflow> {
     // SAFETY: the address is a box's that is dropped after its header has been replaced; the writer, which alone
     // does that, is borrowed.
     #[expect(unsafe_code, reason = "headers have the addresses of boxes")]
-    (header.more != 0).then(|| unsafe { &*(header.more as *const More) })
+    (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
 }
 
 /// What a header says that a lane covers.
-fn covered(header: &Header, more: Option<&More>, lane: Lane) -> Bits {
-    let masked = lane.0 < 64 && header.mask >> lane.0 & 1 == 1;
-    let listed = more
-        .is_some_and(|more| more.full.get(usize::from(lane.0 / 64)).is_some_and(|word| word >> (lane.0 % 64) & 1 == 1));
+fn covered(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> Bits {
+    let masked = holder.0 < 64 && header.mask >> holder.0 & 1 == 1;
+    let listed = overflow.is_some_and(|overflow| {
+        overflow.full.get(usize::from(holder.0 / 64)).is_some_and(|word| word >> (holder.0 % 64) & 1 == 1)
+    });
     if masked || listed {
         return Bits::range(0, header.len);
     }
-    if let Some((_, bits)) = more.and_then(|more| more.islands.iter().find(|(of, _)| *of == lane)) {
+    if let Some((_, bits)) = overflow.and_then(|overflow| overflow.sparse.iter().find(|(of, _)| *of == holder)) {
         return bits.clone();
     }
-    let pairs = more.map_or(header.pairs(), |more| &more.partial);
-    Bits::range(0, pairs.iter().find(|pair| pair.lane == lane.0).map_or(0, |pair| pair.cut))
+    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+    Bits::range(0, partials.iter().find(|partial| partial.holder == holder.0).map_or(0, |partial| partial.cut))
 }
 
 /// The figures of a worker are those of a recount, and its names are where it looks for them.
 fn check_worker(tree: &Tree, worker: &Worker) {
-    let mut lanes_of: BTreeMap<EngineHash, Vec<Lane>> = BTreeMap::new();
+    let mut holders_of: BTreeMap<EngineHash, Vec<HolderBit>> = BTreeMap::new();
     for id in tree.used() {
         let node = &tree.nodes[id];
-        let columns: BTreeSet<u16> = worker.kin.iter().filter_map(|lane| Some(node.entry(*lane)?.column)).collect();
+        let columns: BTreeSet<u16> =
+            worker.all_holders.iter().filter_map(|holder| Some(node.entry(*holder)?.column)).collect();
         assert!(columns.len() <= 1, "worker {} at {id:?} has columns {columns:?}", worker.slot.0);
         let Some(column) = columns.first().map(|at| &node.columns[usize::from(*at)]) else { continue };
         for at in 0..node.len {
             let place = Place { node: id, at };
-            let lanes = worker.lanes_at(tree, place);
-            if lanes.is_empty() {
+            let holders = worker.holders_at(tree, place);
+            if holders.is_empty() {
                 continue;
             }
             let name = tree.name(column.names.base + u32::from(at));
-            assert!(lanes_of.insert(name, lanes.to_vec()).is_none(), "{name:?} is bound twice");
+            assert!(holders_of.insert(name, holders.to_vec()).is_none(), "{name:?} is bound twice");
             assert_eq!(worker.find(tree, name).map(|(place, _)| place), Some(place), "{name:?}");
             let is_first = at == 0 && node.parent == NodeId::ROOT;
             assert_eq!(worker.name_before(tree, place).is_none(), is_first, "{name:?} at {place:?} has no parent");
@@ -232,39 +236,42 @@ fn check_worker(tree: &Tree, worker: &Worker) {
             for tier in Layer::ALL.into_iter().filter(|tier| worker.tiers[tier.index()].groups.len() > 1) {
                 let shown = worker.tiers[tier.index()].shown;
                 let shows = node.entry(shown).is_some_and(|entry| entry.covers(at));
-                assert_eq!(shows, worker.is_held(tier, &lanes), "{name:?} in {tier:?}");
+                assert_eq!(shows, worker.is_held(tier, &holders), "{name:?} in {tier:?}");
             }
         }
     }
-    worker.waiting.check();
-    for (name, waiter) in worker.waiting.iter() {
-        assert!(!waiter.lanes.is_empty(), "{name:?} waits for nobody");
-        assert!(lanes_of.insert(name, waiter.lanes.to_vec()).is_none(), "{name:?} waits and does not");
+    worker.dormant.check();
+    for (name, block) in worker.dormant.iter() {
+        assert!(!block.holders.is_empty(), "{name:?} waits for nobody");
+        assert!(holders_of.insert(name, block.holders.to_vec()).is_none(), "{name:?} waits and does not");
     }
-    check_figures(worker, &lanes_of);
+    check_figures(worker, &holders_of);
 }
 
-fn check_figures(worker: &Worker, lanes_of: &BTreeMap<EngineHash, Vec<Lane>>) {
-    let (mut population, mut references) = ([0_u64; Layer::SETS], [0_u64; Layer::COUNT]);
+fn check_figures(worker: &Worker, holders_of: &BTreeMap<EngineHash, Vec<HolderBit>>) {
+    let (mut blocks_by_layers, mut references) = ([0_u64; Layer::SETS], [0_u64; Layer::COUNT]);
     let (mut held, mut digest) = ([0_u64; Layer::COUNT], [0_u64; Layer::COUNT]);
-    for (name, lanes) in lanes_of {
+    for (name, holders) in holders_of {
         let mut tiers = 0_usize;
-        for (tier, lane) in worker.references().filter(|(_, lane)| lanes.contains(lane)) {
+        for (tier, holder) in worker.references().filter(|(_, holder)| holders.contains(holder)) {
             tiers |= 1 << tier.index();
-            references[tier.index()] += 1 + u64::from(worker.extras.get(*name, lane));
+            references[tier.index()] += 1 + u64::from(worker.extras.get(*name, holder));
         }
-        population[tiers] += 1;
-        for tier in Layer::ALL.into_iter().filter(|tier| worker.is_held(*tier, lanes)) {
+        blocks_by_layers[tiers] += 1;
+        for tier in Layer::ALL.into_iter().filter(|tier| worker.is_held(*tier, holders)) {
             held[tier.index()] += 1;
-            digest[tier.index()] = digest[tier.index()].wrapping_add(stirred(name.0));
+            digest[tier.index()] = digest[tier.index()].wrapping_add(mixed(name.0));
         }
     }
-    assert_eq!(worker.population, population, "population");
+    assert_eq!(worker.blocks_by_layers, blocks_by_layers, "blocks_by_layers");
     let tiers = &worker.tiers;
     assert_eq!(std::array::from_fn(|tier| tiers[tier].references), references, "references");
     assert_eq!(std::array::from_fn(|tier| tiers[tier].held), held, "held");
     assert_eq!(std::array::from_fn(|tier| tiers[tier].digest), digest, "digests");
-    for (name, lane) in worker.extras.keys() {
-        assert!(lanes_of.get(&name).is_some_and(|lanes| lanes.contains(&lane)), "{name:?} has a second reference only");
+    for (name, holder) in worker.extras.keys() {
+        assert!(
+            holders_of.get(&name).is_some_and(|holders| holders.contains(&holder)),
+            "{name:?} has a second reference only"
+        );
     }
 }

@@ -17,8 +17,8 @@
 #![expect(unsafe_code, reason = "the model's arena is what the model checker watches for races")]
 
 use super::header::{Header, LEAF, Line};
-use super::reclaim::{Node, Stack};
-use super::table::{Found, Head, Retired, Table, TableWriter};
+use super::reclaim::{Stack, StackNode};
+use super::table::{Found, Retired, Table, TableHead, TableWriter};
 use crate::sync::{Arc, AtomicU64, Ordering, fence};
 use ::loom::cell::UnsafeCell;
 use std::sync::atomic::AtomicU64 as Counter;
@@ -32,7 +32,7 @@ const ARENA_WORDS: usize = 4;
 
 /// What reader and writer share.
 struct World {
-    head: Arc<Head>,
+    head: Arc<TableHead>,
     arena: [UnsafeCell<u64>; ARENA_WORDS],
     /// 1 while the reader is inside.
     inside: AtomicU64,
@@ -500,7 +500,7 @@ fn two_push_and_one_takes() {
                     // SAFETY: the pointer is good while the closure runs.
                     value.with_mut(|word| unsafe { *word = item });
                     // SAFETY: fresh from `Box::into_raw`.
-                    unsafe { stack.push(Box::into_raw(Box::new(Node::new(value)))) };
+                    unsafe { stack.push(Box::into_raw(Box::new(StackNode::new(value)))) };
                 })
             })
             .collect();

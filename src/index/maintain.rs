@@ -4,7 +4,7 @@
 //!
 //! Cleaning up behind clears: retired lanes are taken out of every node, a few nodes at a time.
 
-use super::holders::{Lane, LaneState};
+use super::holders::{HolderBit, HolderState};
 use super::node::{Column, Extent, GRANULE_WORDS, Node, NodeId};
 use super::tree::Tree;
 use super::worker::Worker;
@@ -18,10 +18,10 @@ impl Tree {
     /// No word moves. Readers see the whole edge, or the two: the rest is there under its new key before
     /// the old key says that the edge is shorter.
     pub(super) fn split(&mut self, id: NodeId, at: u16) -> NodeId {
-        self.nodes[id].entries.iter().for_each(|entry| self.lanes.drop_node(entry.lane));
+        self.nodes[id].entries.iter().for_each(|entry| self.holders.drop_node(entry.holder));
         let prefix = self.nodes[id].take_first(at);
         let parts = prefix.entries.iter().chain(&self.nodes[id].entries);
-        parts.for_each(|entry| self.lanes.add_nodes(entry.lane, 1));
+        parts.for_each(|entry| self.holders.add_nodes(entry.holder, 1));
         let prefix_id = self.nodes.add(prefix);
         self.nodes.relink(id, prefix_id);
         self.nodes[prefix_id].first_child = id;
@@ -172,12 +172,12 @@ impl Tree {
             self.copy_extents(upper, lower, &columns, &places);
         }
         self.join_entries(upper, lower);
-        let (up, more) = {
+        let (up, overflow) = {
             let node = &mut self.nodes[upper];
-            let more = std::mem::take(&mut node.more);
-            ((node.parent, node.variant, node.forks, node.depth, node.initial, node.first, node.line), more)
+            let overflow = std::mem::take(&mut node.overflow);
+            ((node.parent, node.variant, node.forks, node.depth, node.initial, node.first, node.line), overflow)
         };
-        self.waste_more(more);
+        self.waste_overflow(overflow);
         // The lower takes the upper's place among its siblings.
         self.nodes.relink(upper, lower);
         let node = &mut self.nodes[lower];
@@ -226,7 +226,7 @@ impl Tree {
         }
         let mut below: SmallVec<[u16; 4]> = SmallVec::from_elem(u16::MAX, up.columns.len());
         for entry in &low.entries {
-            let above = up.entry(entry.lane)?;
+            let above = up.entry(entry.holder)?;
             let to = &mut below[usize::from(above.column)];
             if (*to != u16::MAX && *to != entry.column) || up.columns[usize::from(above.column)].len != up.len {
                 return None;
@@ -295,9 +295,9 @@ impl Tree {
     fn join_entries(&mut self, upper: NodeId, lower: NodeId) {
         let (mut entries, len) = (std::mem::take(&mut self.nodes[upper].entries), self.nodes[upper].len);
         let node = &mut self.nodes[lower];
-        node.entries.iter().for_each(|entry| self.lanes.drop_node(entry.lane));
+        node.entries.iter().for_each(|entry| self.holders.drop_node(entry.holder));
         for entry in &mut entries {
-            if let Some(high) = node.entry(entry.lane) {
+            if let Some(high) = node.entry(entry.holder) {
                 let high = high.clone();
                 entry.append(len, &high);
             }
@@ -311,7 +311,7 @@ impl Tree {
 /// One pass over all nodes, for the lanes that had been retired when it began.
 #[derive(Debug)]
 pub(super) struct Pass {
-    lanes: Vec<Lane>,
+    holders: Vec<HolderBit>,
     /// By lane.
     wanted: Vec<bool>,
     cursor: NodeId,
@@ -321,15 +321,15 @@ pub(super) struct Pass {
 
 impl Pass {
     pub(super) fn begin(tree: &mut Tree, leaving: Vec<WorkerSlot>) -> Self {
-        let lanes: Vec<Lane> = tree.lanes.retired_lanes().collect();
-        let mut wanted = vec![false; lanes.iter().map(|lane| usize::from(lane.0) + 1).max().unwrap_or(0)];
-        lanes.iter().for_each(|lane| wanted[usize::from(lane.0)] = true);
+        let holders: Vec<HolderBit> = tree.holders.retired_holders().collect();
+        let mut wanted = vec![false; holders.iter().map(|holder| usize::from(holder.0) + 1).max().unwrap_or(0)];
+        holders.iter().for_each(|holder| wanted[usize::from(holder.0)] = true);
         tree.sweeping = true;
-        Self { lanes, wanted, cursor: NodeId(1), leaving }
+        Self { holders, wanted, cursor: NodeId(1), leaving }
     }
 
-    pub(super) fn wants(&self, lane: Lane) -> bool {
-        self.wanted.get(usize::from(lane.0)).copied().unwrap_or(false)
+    pub(super) fn wants(&self, holder: HolderBit) -> bool {
+        self.wanted.get(usize::from(holder.0)).copied().unwrap_or(false)
     }
 
     /// Looks at up to about `budget` nodes and entries; returns how much it did, or `None` when it is through.
@@ -366,23 +366,23 @@ impl Pass {
         id: NodeId,
         worker_of: impl Fn(WorkerSlot, u64) -> Option<&'a Worker>,
     ) -> usize {
-        let retired: Vec<Lane> =
-            tree.nodes[id].entries.iter().map(|entry| entry.lane).filter(|lane| self.wants(*lane)).collect();
-        for lane in &retired {
-            let record = *tree.lanes.record(*lane);
+        let retired: Vec<HolderBit> =
+            tree.nodes[id].entries.iter().map(|entry| entry.holder).filter(|holder| self.wants(*holder)).collect();
+        for holder in &retired {
+            let record = *tree.holders.record(*holder);
             let node = &tree.nodes[id];
             if let Some(worker) = worker_of(record.slot, record.life).filter(|_| node.has_children())
-                && let Some(heir) = worker.references().map(|(_, lane)| lane).next()
-                && let Some(column) = node.entry(*lane).map(|entry| entry.column)
+                && let Some(heir) = worker.references().map(|(_, holder)| holder).next()
+                && let Some(column) = node.entry(*holder).map(|entry| entry.column)
             {
                 tree.enter(id, heir, column);
             }
-            if let Ok(at) = tree.nodes[id].find(*lane) {
+            if let Ok(at) = tree.nodes[id].find(*holder) {
                 tree.remove_entry(id, at);
             }
         }
         if !retired.is_empty() {
-            tree.settle(id);
+            tree.prune(id);
         }
         retired.len() * 4
     }
@@ -390,7 +390,7 @@ impl Pass {
     /// The lanes are nobody's from now on.
     pub(super) fn finish(self, tree: &mut Tree) -> Vec<WorkerSlot> {
         tree.sweeping = false;
-        self.lanes.iter().for_each(|lane| tree.lanes.set_state(*lane, LaneState::Free));
+        self.holders.iter().for_each(|holder| tree.holders.set_state(*holder, HolderState::Free));
         self.leaving
     }
 }

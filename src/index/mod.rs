@@ -55,7 +55,7 @@
 //! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the
 //!   same ones. Only the writer looks at them. `slots` leads from a name to its word, and the owner of
 //!   the word's granule to the node.
-//! * Its **entries** (`cover`) say which lanes (`lanes`) cover it: up to a first gap, and beyond it in a bitmap.
+//! * Its **entries** (`cover`) say which lanes (`holders`) cover it: up to a first gap, and beyond it in a bitmap.
 //!   A device's lane is shown to readers as full or by its first gap, which is all that a walk from the root
 //!   can need; lower tiers, which a walk enters anywhere, and windows, which end anywhere, show their bitmaps (`more`).
 //!   All of these are `layer`s: of each, readers see one lane for each worker.
@@ -76,7 +76,7 @@
 //! | store | what hangs below first (`store`) | the block nearest the root that was missing |
 //! | remove of nodes that follow each other | nearest the root first (`remove`) | the first block that is missing from then on |
 //! | remove of nodes of several chains | any (`remove`) | none: the shard is **torn** while they are shown |
-//! | clear, removal of a worker | the lanes first, their nodes in slices (`sweep`) | the table of `lanes` |
+//! | clear, removal of a worker | the lanes first, their nodes in slices (`sweep`) | the table of `holders` |
 //! | what touches several chains that one query walks (`careful`) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole (`head`) |
 //!
 //! Splits, joins, moves and deletions show nothing: they leave every answer as it is, and whoever was in
@@ -137,9 +137,9 @@ pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
 #[must_use]
 pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
     let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret, 0);
-    let place = Arc::new(shared::Place::new(tree.sight(reclaimer), reclaimer.clone()));
-    let reader = ShardReader::new(id, Arc::clone(&place), reclaimer.reader());
-    (ShardWriter::new(limits, tree, place, reclaimer.clone()), reader)
+    let shared_cell = Arc::new(shared::SharedIndexCell::new(tree.shared_index(reclaimer), reclaimer.clone()));
+    let reader = ShardReader::new(id, Arc::clone(&shared_cell), reclaimer.reader());
+    (ShardWriter::new(limits, tree, shared_cell, reclaimer.clone()), reader)
 }
 
 /// Does something while somebody is inside, as a lookup that takes that long would be.

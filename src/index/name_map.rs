@@ -1,7 +1,7 @@
-//! From a block's engine hash, its **name**, to the slots at which that name is stored.
+//! From a block's engine hash, its **name**, to the words at which that name is stored.
 //!
-//! The map holds no names: an entry is some bits of the name's hash, the tag, and a slot. A tag that fits makes a
-//! candidate, and whoever asks looks at the slot to see whether the name is there. Several slots may have the same
+//! The map holds no names: an entry is some bits of the name's hash, the tag, and a word. A tag that fits makes a
+//! candidate, and whoever asks looks at the word to see whether the name is there. Several words may have the same
 //! name, and each is an entry of its own.
 //!
 //! # How it is stored
@@ -109,25 +109,25 @@ const fn spread(secret: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Slots by name. Wherever `name_of` is asked for, it gives the name at a slot of the map, the same with which the
-/// slot was put there.
+/// Slots by name. Wherever `name_of` is asked for, it gives the name at a word of the map, the same with which the
+/// word was put there.
 #[derive(Debug)]
-pub(super) struct SlotMap {
+pub(super) struct NameMap {
     mixer: Mixer,
     segments: Box<[Segment]>,
     entries: usize,
     /// Segments that have become too empty for their size, one bit each.
-    sparse: [u64; SEGMENTS / u64::BITS as usize],
+    underfull: [u64; SEGMENTS / u64::BITS as usize],
 }
 
-impl SlotMap {
+impl NameMap {
     /// An empty map, whose hash nobody can predict who does not know the secret.
     pub(super) fn new(secret: u64) -> Self {
         Self {
             mixer: Mixer::new(secret),
             segments: (0..SEGMENTS as u32).map(Segment::new).collect(),
             entries: 0,
-            sparse: [0; SEGMENTS / u64::BITS as usize],
+            underfull: [0; SEGMENTS / u64::BITS as usize],
         }
     }
 
@@ -147,7 +147,7 @@ impl SlotMap {
     #[inline]
     pub(super) fn find(&self, spot: Spot, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let segment = &self.segments[spot.segment()];
-        segment.find(spot, is_it).map(|place| segment.slot(place))
+        segment.find(spot, is_it).map(|place| segment.word(place))
     }
 
     /// Where a name may be: the first entry with its tag. For hints only; the name may be elsewhere, or unknown.
@@ -158,9 +158,9 @@ impl SlotMap {
 
     /// Adds an entry, whether or not there is one like it.
     #[inline]
-    pub(super) fn put(&mut self, spot: Spot, slot: u32, name_of: impl Fn(u32) -> u64) {
+    pub(super) fn put(&mut self, spot: Spot, word: u32, name_of: impl Fn(u32) -> u64) {
         self.make_room(spot, name_of);
-        self.segments[spot.segment()].put(spot, slot);
+        self.segments[spot.segment()].put(spot, word);
         self.entries += 1;
     }
 
@@ -169,52 +169,52 @@ impl SlotMap {
     pub(super) fn put_unless(
         &mut self,
         spot: Spot,
-        slot: u32,
+        word: u32,
         same: impl FnMut(u32) -> bool,
         name_of: impl Fn(u32) -> u64,
     ) -> Result<(), u32> {
         self.make_room(spot, name_of);
-        self.segments[spot.segment()].put_unless(spot, slot, same)?;
+        self.segments[spot.segment()].put_unless(spot, word, same)?;
         self.entries += 1;
         Ok(())
     }
 
-    /// Removes the entry of exactly this slot; whether there was one. The segment does not get smaller by this but
+    /// Removes the entry of exactly this word; whether there was one. The segment does not get smaller by this but
     /// by [`shrink`](Self::shrink), as names may not be there to be read in the middle of a removal.
     #[inline]
-    pub(super) fn take(&mut self, spot: Spot, slot: u32) -> bool {
+    pub(super) fn take(&mut self, spot: Spot, word: u32) -> bool {
         let at = spot.segment();
         let segment = &mut self.segments[at];
-        let taken = segment.take(spot, slot);
+        let taken = segment.take(spot, word);
         if taken {
             self.entries -= 1;
-            self.sparse[at / 64] |= u64::from(segment.is_sparse()) << (at % 64);
+            self.underfull[at / 64] |= u64::from(segment.is_underfull()) << (at % 64);
         }
         taken
     }
 
-    /// Lets the entry of one slot name another, at which the same name is stored; whether there was one.
+    /// Lets the entry of one word name another, at which the same name is stored; whether there was one.
     #[inline]
     pub(super) fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
         self.segments[spot.segment()].replace(spot, from, to)
     }
 
     /// Makes segments smaller that have become too empty, so many of them at most; whether there are more. To be
-    /// called now and then, when the names of all slots can be read.
+    /// called now and then, when the names of all words can be read.
     pub(super) fn shrink(&mut self, segments_max: usize, name_of: impl Fn(u32) -> u64) -> bool {
         let mixer = self.mixer;
         let mut left = segments_max;
-        for (word, sparse) in self.sparse.iter_mut().enumerate() {
-            while *sparse != 0 {
+        for (at, underfull) in self.underfull.iter_mut().enumerate() {
+            while *underfull != 0 {
                 if left == 0 {
                     return true;
                 }
                 left -= 1;
-                let segment = &mut self.segments[word * 64 + sparse.trailing_zeros() as usize];
-                *sparse &= *sparse - 1;
+                let segment = &mut self.segments[at * 64 + underfull.trailing_zeros() as usize];
+                *underfull &= *underfull - 1;
                 // It may have been filled again since.
-                if segment.is_sparse() {
-                    segment.fit(|slot| mixer.spot(name_of(slot)));
+                if segment.is_underfull() {
+                    segment.fit(|word| mixer.spot(name_of(word)));
                 }
             }
         }
@@ -238,7 +238,7 @@ impl SlotMap {
         let mixer = self.mixer;
         let segment = &mut self.segments[spot.segment()];
         if segment.is_full() {
-            segment.fit(|slot| mixer.spot(name_of(slot)));
+            segment.fit(|word| mixer.spot(name_of(word)));
         }
     }
 }
@@ -246,16 +246,16 @@ impl SlotMap {
 /// Hundredths of the room that may be used, and below which a segment is too large. A segment that has just grown
 /// or shrunk is far from both.
 const FULL_PERCENT: u64 = 90;
-const SPARSE_PERCENT: u64 = 37;
+const UNDERFULL_PERCENT: u64 = 37;
 
 /// One part of the map, with its own size.
 #[derive(Debug)]
 struct Segment {
-    buckets: Room,
+    buckets: BucketRow,
     entries: u32,
     /// Entries at which it is full, and at which it is sparse.
     full: u32,
-    sparse: u32,
+    underfull: u32,
     /// Its size when it is new, and now, in parts of a bucket.
     base: u16,
     scale: u64,
@@ -278,7 +278,8 @@ impl Segment {
     fn new(number: u32) -> Self {
         let octave = f64::from(number) / SEGMENTS as f64;
         let base = (BUCKET_SCALE as f64 * octave.exp2()) as u16;
-        let mut segment = Self { buckets: Room::new(0), entries: 0, full: 0, sparse: 0, base, scale: u64::from(base) };
+        let mut segment =
+            Self { buckets: BucketRow::new(0), entries: 0, full: 0, underfull: 0, base, scale: u64::from(base) };
         segment.resize(u64::from(base), |_| Spot { hash: 0 });
         segment
     }
@@ -291,8 +292,8 @@ impl Segment {
 
     /// Whether it is much too large for what is in it.
     #[inline]
-    fn is_sparse(&self) -> bool {
-        self.entries < self.sparse
+    fn is_underfull(&self) -> bool {
+        self.entries < self.underfull
     }
 
     fn bytes(&self) -> usize {
@@ -305,8 +306,8 @@ impl Segment {
     }
 
     #[inline]
-    fn slot(&self, place: Place) -> u32 {
-        self.buckets[place.bucket].slot(place.at)
+    fn word(&self, place: Place) -> u32 {
+        self.buckets[place.bucket].word(place.at)
     }
 
     /// The bucket after this one, which is the first after the last.
@@ -322,7 +323,7 @@ impl Segment {
         // Bounded, as a count that has stayed at many may say so all the way round.
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket];
-            if let Some(at) = line.with_tag(tag).find(|at| is_it(line.slot(*at))) {
+            if let Some(at) = line.with_tag(tag).find(|at| is_it(line.word(*at))) {
                 return Some(Place { bucket, at });
             }
             if !line.has_passed(tag) {
@@ -335,19 +336,19 @@ impl Segment {
 
     /// Adds an entry. The segment is not full, so there is a place.
     #[inline]
-    fn put(&mut self, spot: Spot, slot: u32) {
-        self.put_from(spot.home(self.scale), slot);
+    fn put(&mut self, spot: Spot, word: u32) {
+        self.put_from(spot.home(self.scale), word);
         self.entries += 1;
     }
 
     /// Puts an entry at the first place from its home on.
     #[inline]
-    fn put_from(&mut self, home: Home, slot: u32) {
+    fn put_from(&mut self, home: Home, word: u32) {
         let mut bucket = home.bucket;
         loop {
             let line = &mut self.buckets[bucket];
             if let Some(at) = line.vacant().first() {
-                line.fill(at, home.tag, bucket == home.bucket, slot);
+                line.fill(at, home.tag, bucket == home.bucket, word);
                 return;
             }
             line.pass(home.tag);
@@ -358,20 +359,20 @@ impl Segment {
     /// Adds an entry unless there is a candidate that `same` says yes to. Both halves look at the same line, or
     /// lines, so that the second finds them at hand.
     #[inline]
-    fn put_unless(&mut self, spot: Spot, slot: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
+    fn put_unless(&mut self, spot: Spot, word: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
         match self.find(spot, same) {
-            Some(place) => Err(self.slot(place)),
+            Some(place) => Err(self.word(place)),
             None => {
-                self.put(spot, slot);
+                self.put(spot, word);
                 Ok(())
             }
         }
     }
 
-    /// Removes the entry with this slot.
+    /// Removes the entry with this word.
     #[inline]
-    fn take(&mut self, spot: Spot, slot: u32) -> bool {
-        let Some(place) = self.find(spot, |other| other == slot) else { return false };
+    fn take(&mut self, spot: Spot, word: u32) -> bool {
+        let Some(place) = self.find(spot, |other| other == word) else { return false };
         let Home { mut bucket, tag } = spot.home(self.scale);
         while bucket != place.bucket {
             self.buckets[bucket].unpass(tag);
@@ -382,11 +383,11 @@ impl Segment {
         true
     }
 
-    /// Puts another slot into the entry with this one.
+    /// Puts another word into the entry with this one.
     #[inline]
     fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
         let Some(place) = self.find(spot, |other| other == from) else { return false };
-        self.buckets[place.bucket].set_slot(place.at, to);
+        self.buckets[place.bucket].set_word(place.at, to);
         true
     }
 
@@ -413,19 +414,19 @@ impl Segment {
 
     fn resize(&mut self, scale: u64, spot_of: impl Fn(u32) -> Spot) {
         // The smallest is never sparse.
-        let sparse = if scale == u64::from(self.base) { 0 } else { entries_at(scale, SPARSE_PERCENT) };
-        (self.full, self.sparse) = (entries_at(scale, FULL_PERCENT) as u32, sparse as u32);
+        let underfull = if scale == u64::from(self.base) { 0 } else { entries_at(scale, UNDERFULL_PERCENT) };
+        (self.full, self.underfull) = (entries_at(scale, FULL_PERCENT) as u32, underfull as u32);
         let before = std::mem::replace(&mut self.scale, scale);
         let buckets = scale.div_ceil(BUCKET_SCALE) as usize;
-        let old = std::mem::replace(&mut self.buckets, Room::new(buckets));
+        let old = std::mem::replace(&mut self.buckets, BucketRow::new(buckets));
         let mut strays = Strays::new();
         for (bucket, line) in old.iter().enumerate() {
             for at in line.filled() {
                 let home =
                     line.tag_at_home(at).and_then(|tag| Home { bucket, tag }.moved(before.ilog2(), scale.ilog2()));
                 match home {
-                    Some(home) => self.put_from(home, line.slot(at)),
-                    None => strays.push(line.slot(at)),
+                    Some(home) => self.put_from(home, line.word(at)),
+                    None => strays.push(line.word(at)),
                 }
             }
             if strays.len > Strays::MAX - ENTRIES {
@@ -436,8 +437,8 @@ impl Segment {
     }
 
     fn put_strays(&mut self, strays: &mut Strays, spot_of: impl Fn(u32) -> Spot) {
-        for (slot, spot) in strays.take(spot_of) {
-            self.put_from(spot.home(self.scale), slot);
+        for (word, spot) in strays.take(spot_of) {
+            self.put_from(spot.home(self.scale), word);
         }
     }
 }
@@ -445,7 +446,7 @@ impl Segment {
 /// Entries whose home has to be found by their names. These are far apart in memory: they are read in a loop that does
 /// nothing else, so that the misses of many overlap.
 struct Strays {
-    slots: [u32; Self::MAX],
+    words: [u32; Self::MAX],
     spots: [Spot; Self::MAX],
     len: usize,
 }
@@ -454,21 +455,21 @@ impl Strays {
     const MAX: usize = 128;
 
     fn new() -> Self {
-        Self { slots: [0; Self::MAX], spots: [Spot { hash: 0 }; Self::MAX], len: 0 }
+        Self { words: [0; Self::MAX], spots: [Spot { hash: 0 }; Self::MAX], len: 0 }
     }
 
-    fn push(&mut self, slot: u32) {
-        self.slots[self.len] = slot;
+    fn push(&mut self, word: u32) {
+        self.words[self.len] = word;
         self.len += 1;
     }
 
     /// All of them; there are none after it.
     fn take(&mut self, spot_of: impl Fn(u32) -> Spot) -> impl Iterator<Item = (u32, Spot)> {
-        let slots = &self.slots[..std::mem::take(&mut self.len)];
-        for (spot, slot) in self.spots.iter_mut().zip(slots) {
-            *spot = spot_of(*slot);
+        let words = &self.words[..std::mem::take(&mut self.len)];
+        for (spot, word) in self.spots.iter_mut().zip(words) {
+            *spot = spot_of(*word);
         }
-        slots.iter().copied().zip(self.spots.iter().copied())
+        words.iter().copied().zip(self.spots.iter().copied())
     }
 }
 
@@ -569,18 +570,18 @@ const MAPPED_BUCKETS_MIN: usize = 256;
 
 /// Some buckets, empty at first.
 #[derive(Debug)]
-struct Room {
+struct BucketRow {
     start: NonNull<Bucket>,
     len: usize,
     mapped: bool,
 }
 
 // SAFETY: it owns its buckets, as a box would.
-unsafe impl Send for Room {}
+unsafe impl Send for BucketRow {}
 // SAFETY: as above.
-unsafe impl Sync for Room {}
+unsafe impl Sync for BucketRow {}
 
-impl Room {
+impl BucketRow {
     fn new(len: usize) -> Self {
         // Pages are zero, which is what empty buckets are.
         if len >= MAPPED_BUCKETS_MIN
@@ -593,7 +594,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for BucketRow {
     fn drop(&mut self) {
         if self.mapped {
             // SAFETY: mapped in `new` with this size, and nobody else's.
@@ -604,7 +605,7 @@ impl Drop for Room {
     }
 }
 
-impl Deref for Room {
+impl Deref for BucketRow {
     type Target = [Bucket];
 
     #[inline]
@@ -614,7 +615,7 @@ impl Deref for Room {
     }
 }
 
-impl DerefMut for Room {
+impl DerefMut for BucketRow {
     #[inline]
     fn deref_mut(&mut self) -> &mut [Bucket] {
         // SAFETY: as above, and `self` is borrowed alone.

@@ -4,7 +4,7 @@
 //!
 //! A set of blocks of one node.
 
-use super::holders::Lane;
+use super::holders::HolderBit;
 use crate::ids::Seed;
 use crate::limits::NODE_BLOCKS_MAX;
 use smallvec::SmallVec;
@@ -126,7 +126,7 @@ pub(super) struct Node {
     pub(super) forks: u8,
     pub(super) used: bool,
     /// The record of coverage that the header points at; 0 for none.
-    pub(super) more: u64,
+    pub(super) overflow: u64,
     /// What it has on the heap, that record included, as of when it was last shown.
     pub(super) side_bytes: u32,
     pub(super) columns: SmallVec<[Column; 1]>,
@@ -150,7 +150,7 @@ impl Node {
         variant: 0,
         forks: 0,
         used: false,
-        more: 0,
+        overflow: 0,
         side_bytes: 0,
         columns: SmallVec::new_const(),
         entries: SmallVec::new_const(),
@@ -160,28 +160,28 @@ impl Node {
         self.first_child.is_some()
     }
 
-    pub(super) fn find(&self, lane: Lane) -> Result<usize, usize> {
+    pub(super) fn find(&self, holder: HolderBit) -> Result<usize, usize> {
         match &self.entries[..] {
-            [one] => match one.lane.cmp(&lane) {
+            [one] => match one.holder.cmp(&holder) {
                 std::cmp::Ordering::Equal => Ok(0),
                 std::cmp::Ordering::Less => Err(1),
                 std::cmp::Ordering::Greater => Err(0),
             },
-            entries => entries.binary_search_by_key(&lane, |entry| entry.lane),
+            entries => entries.binary_search_by_key(&holder, |entry| entry.holder),
         }
     }
 
-    pub(super) fn entry(&self, lane: Lane) -> Option<&Entry> {
-        self.find(lane).ok().map(|at| &self.entries[at])
+    pub(super) fn entry(&self, holder: HolderBit) -> Option<&Entry> {
+        self.find(holder).ok().map(|at| &self.entries[at])
     }
 
     /// The entry of a lane, made with this column if it is not there.
-    pub(super) fn enter(&mut self, lane: Lane, column: u16) -> &mut Entry {
-        let at = match self.find(lane) {
+    pub(super) fn enter(&mut self, holder: HolderBit, column: u16) -> &mut Entry {
+        let at = match self.find(holder) {
             Ok(at) => at,
             Err(at) => {
                 self.columns[usize::from(column)].users += 1;
-                self.entries.insert(at, Entry::anchor(lane, column));
+                self.entries.insert(at, Entry::anchor(holder, column));
                 at
             }
         };
@@ -192,8 +192,8 @@ impl Node {
     pub(super) fn heap_bytes(&self) -> usize {
         let entries = if self.entries.spilled() { self.entries.capacity() * size_of::<Entry>() } else { 0 };
         let columns = if self.columns.spilled() { self.columns.capacity() * size_of::<Column>() } else { 0 };
-        let islands = self.entries.iter().filter(|entry| entry.islands.is_some()).count();
-        entries + columns + islands * size_of::<Bits>()
+        let sparse = self.entries.iter().filter(|entry| entry.sparse.is_some()).count();
+        entries + columns + sparse * size_of::<Bits>()
     }
 
     /// The column that has an arena word, and the block named there.
@@ -214,48 +214,48 @@ pub(super) type Runs = SmallVec<[Run; 2]>;
 /// its column.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    pub(super) lane: Lane,
+    pub(super) holder: HolderBit,
     /// Which of the node's columns has the worker's names.
     pub(super) column: u16,
     pub(super) cut: u16,
     /// All blocks covered, `0..cut` included; only there if some are beyond the gap.
-    pub(super) islands: Option<Box<Bits>>,
+    pub(super) sparse: Option<Box<Bits>>,
 }
 
 impl Entry {
-    pub(super) const fn anchor(lane: Lane, column: u16) -> Self {
-        Self { lane, column, cut: 0, islands: None }
+    pub(super) const fn anchor(holder: HolderBit, column: u16) -> Self {
+        Self { holder, column, cut: 0, sparse: None }
     }
 
     pub(super) fn covers(&self, at: u16) -> bool {
-        at < self.cut || self.islands.as_ref().is_some_and(|islands| islands.contains(at))
+        at < self.cut || self.sparse.as_ref().is_some_and(|sparse| sparse.contains(at))
     }
 
     /// One more than the last block covered.
     pub(super) fn end(&self) -> u16 {
-        self.islands.as_ref().map_or(self.cut, |islands| islands.end())
+        self.sparse.as_ref().map_or(self.cut, |sparse| sparse.end())
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.cut == 0 && self.islands.is_none()
+        self.cut == 0 && self.sparse.is_none()
     }
 
     pub(super) fn bits(&self) -> Bits {
-        self.islands.as_ref().map_or_else(|| Bits::range(0, self.cut), |islands| Bits::clone(islands))
+        self.sparse.as_ref().map_or_else(|| Bits::range(0, self.cut), |sparse| Bits::clone(sparse))
     }
 
     pub(super) fn set_bits(&mut self, bits: Bits) {
         self.cut = bits.first_gap();
         let beyond = bits.end() > self.cut;
-        match &mut self.islands {
-            Some(islands) if beyond => **islands = bits,
-            islands => *islands = beyond.then(|| Box::new(bits)),
+        match &mut self.sparse {
+            Some(sparse) if beyond => **sparse = bits,
+            sparse => *sparse = beyond.then(|| Box::new(bits)),
         }
     }
 
     /// Covers `from..to` too; returns what had not been covered.
     pub(super) fn add(&mut self, from: u16, to: u16) -> Runs {
-        if self.islands.is_none() && from <= self.cut {
+        if self.sparse.is_none() && from <= self.cut {
             let newly = Run { from: self.cut.min(to), to };
             self.cut = self.cut.max(to);
             return if newly.from < to { SmallVec::from_elem(newly, 1) } else { SmallVec::new() };
@@ -269,7 +269,7 @@ impl Entry {
 
     /// Covers `from..to` no more; returns what had been covered.
     pub(super) fn take(&mut self, from: u16, to: u16) -> Runs {
-        if self.islands.is_none() && to >= self.cut {
+        if self.sparse.is_none() && to >= self.cut {
             let taken = Run { from: from.min(self.cut), to: self.cut };
             self.cut = taken.from;
             return if taken.from < taken.to { SmallVec::from_elem(taken, 1) } else { SmallVec::new() };
@@ -283,8 +283,8 @@ impl Entry {
 
     /// Keeps the first `at` blocks and returns the rest as of a node that begins there.
     pub(super) fn split_off(&mut self, at: u16) -> Self {
-        let mut high = Self::anchor(self.lane, self.column);
-        if self.islands.is_none() {
+        let mut high = Self::anchor(self.holder, self.column);
+        if self.sparse.is_none() {
             high.cut = self.cut.saturating_sub(at);
             self.cut = self.cut.min(at);
         } else {
@@ -297,7 +297,7 @@ impl Entry {
 
     /// The inverse of [`split_off`](Self::split_off).
     pub(super) fn append(&mut self, at: u16, high: &Self) {
-        if self.islands.is_none() && high.islands.is_none() && (self.cut == at || high.cut == 0) {
+        if self.sparse.is_none() && high.sparse.is_none() && (self.cut == at || high.cut == 0) {
             self.cut += high.cut;
         } else {
             self.set_bits(self.bits().or(&high.bits().behind(at)));
@@ -440,13 +440,13 @@ mod tests {
 
     #[test]
     fn a_gap_makes_islands_and_closing_it_makes_them_one() {
-        let mut entry = Entry::anchor(Lane(3), 0);
+        let mut entry = Entry::anchor(HolderBit(3), 0);
         assert_eq!(runs(&entry.add(0, 10)), [(0, 10)]);
         assert_eq!(runs(&entry.take(4, 6)), [(4, 6)]);
-        assert_eq!((entry.cut, entry.end(), entry.islands.is_some()), (4, 10, true));
+        assert_eq!((entry.cut, entry.end(), entry.sparse.is_some()), (4, 10, true));
         assert_eq!(runs(&entry.take(3, 8)), [(3, 4), (6, 8)]);
         assert_eq!(runs(&entry.add(0, 9)), [(3, 8)]);
-        assert_eq!((entry.cut, entry.islands.is_none()), (10, true));
+        assert_eq!((entry.cut, entry.sparse.is_none()), (10, true));
         assert_eq!(runs(&entry.take(0, 99)), [(0, 10)]);
         assert!(entry.is_empty());
     }
@@ -455,7 +455,7 @@ mod tests {
     fn a_split_and_its_inverse_give_the_same() {
         for cuts in [&[(0, 10)][..], &[(0, 3), (5, 9)], &[(2, 4), (7, 8)], &[]] {
             for at in 1..10 {
-                let mut entry = Entry::anchor(Lane(0), 0);
+                let mut entry = Entry::anchor(HolderBit(0), 0);
                 cuts.iter().for_each(|(from, to)| drop(entry.add(*from, *to)));
                 let whole = entry.bits();
                 let high = entry.split_off(at);

@@ -1,10 +1,10 @@
 //! The read half: what a serving core asks.
 
-#![expect(unsafe_code, reason = "the lanes are replaced behind a pointer")]
+#![expect(unsafe_code, reason = "the holders are replaced behind a pointer")]
 
-use super::holders::Lane;
+use super::holders::HolderBit;
 use super::reclaim::{Guard, Reader};
-use super::shared::{Head, Place};
+use super::shared::{ShardHead, SharedIndexCell};
 use super::types;
 use super::walk::{View, Walk};
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
@@ -16,16 +16,16 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct ShardReader {
     id: ShardId,
-    place: Arc<Place>,
+    shared: Arc<SharedIndexCell>,
     reader: Reader,
 }
 
 /// Turns that a lookup waits, before each try, for a change of many parts to be whole.
-const TORN_SPINS_MAX: u32 = 256;
+const MULTI_WRITE_SPINS_MAX: u32 = 256;
 
 impl ShardReader {
-    pub(super) const fn new(id: ShardId, place: Arc<Place>, reader: Reader) -> Self {
-        Self { id, place, reader }
+    pub(super) const fn new(id: ShardId, shared: Arc<SharedIndexCell>, reader: Reader) -> Self {
+        Self { id, shared, reader }
     }
 
     /// The shard that is read.
@@ -39,36 +39,36 @@ impl ShardReader {
     fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
         let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
         let guard = own.as_ref().unwrap_or(guard);
-        let mut sight = self.place.load(guard);
-        let epoch = sight.head.epoch();
+        let mut shared = self.shared.load(guard);
+        let epoch = shared.head.epoch();
         for attempt in 0..=LOOKUP_TRIES_MAX {
             let last = attempt == LOOKUP_TRIES_MAX;
             if attempt > 0 {
                 // Another index may have taken the place of one that is never whole again.
-                sight = self.place.load(guard);
+                shared = self.shared.load(guard);
             }
-            let structure = match settled(&sight.head) {
+            let structure = match settled(&shared.head) {
                 Some(structure) => structure,
                 None if last => 0,
                 None => continue,
             };
-            let generation = match sight.table.generation() {
+            let generation = match shared.table.generation() {
                 Some(generation) => generation,
                 None if last => 0,
                 None => continue,
             };
-            let table = sight.table.load(guard);
+            let table = shared.table.load(guard);
             // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
-            let lanes = unsafe { sight.head.lanes() };
-            let view = View { table, arena: &sight.arena, lanes };
+            let holders = unsafe { shared.head.holders() };
+            let view = View { table, arena: &shared.arena, holders };
             let whole = walk.run(&view, locals, out);
             // Orders every load of the walk before the loads below: what they would have seen of a change, the
             // version or the word that announces it would be seen here.
             fence(Ordering::Acquire);
             let unchanged = whole
                 && walk.is_unchanged(table)
-                && sight.head.is_still(structure)
-                && sight.table.generation() == Some(generation);
+                && shared.head.is_still(structure)
+                && shared.table.generation() == Some(generation);
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }
@@ -87,24 +87,24 @@ impl ShardReader {
     pub(super) fn view_with<'a>(
         &'a self,
         guard: &'a super::reclaim::Guard<'_>,
-        lanes: &'a super::holders::LaneTable,
+        holders: &'a super::holders::HolderTable,
     ) -> View<'a> {
-        let sight = self.place.load(guard);
-        View { table: sight.table.load(guard), arena: &sight.arena, lanes }
+        let shared = self.shared.load(guard);
+        View { table: shared.table.load(guard), arena: &shared.arena, holders }
     }
 
     /// The lanes of the moment; nothing may change meanwhile.
     #[cfg(test)]
-    pub(super) fn lanes_now(&self) -> super::holders::LaneTable {
+    pub(super) fn holders_now(&self) -> super::holders::HolderTable {
         let guard = self.reader.enter();
         // SAFETY: tests that ask for it change nothing while this call lasts.
-        unsafe { self.place.load(&guard).head.lanes() }.clone()
+        unsafe { self.shared.load(&guard).head.holders() }.clone()
     }
 }
 
 /// What to compare later, once no change of many parts is under way; `None` if that takes too long.
-fn settled(head: &Head) -> Option<u64> {
-    for _ in 0..TORN_SPINS_MAX {
+fn settled(head: &ShardHead) -> Option<u64> {
+    for _ in 0..MULTI_WRITE_SPINS_MAX {
         if let Some(structure) = head.structure() {
             return Some(structure);
         }
@@ -157,7 +157,7 @@ impl IndexReader {
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
         let locals = types::of_locals(locals);
-        walk.ways.windowed_blocks_max = windowed_blocks_max;
+        walk.branching.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
             let of = reader.lookup(&guard, locals, walk, depths);
@@ -179,10 +179,10 @@ pub struct Depths {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ShardDepths {
     shard: ShardId,
-    /// The table of lanes that `lanes` comes from.
+    /// The table of lanes that `holders` comes from.
     pub(super) edition: u64,
     /// The device lane of each worker, by slot.
-    pub(super) lanes: Vec<Lane>,
+    pub(super) holders: Vec<HolderBit>,
     /// By device lane, whole words of lanes.
     pub(super) device: Vec<u32>,
     /// Host, disk and external blocks, by slot; empty where no worker of the shard has any.
@@ -191,8 +191,8 @@ pub(super) struct ShardDepths {
 
 impl ShardDepths {
     fn device(&self, slot: WorkerSlot) -> u32 {
-        let lane = self.lanes.get(usize::from(slot.0));
-        lane.and_then(|lane| self.device.get(usize::from(lane.0))).copied().unwrap_or(0)
+        let holder = self.holders.get(usize::from(slot.0));
+        holder.and_then(|holder| self.device.get(usize::from(holder.0))).copied().unwrap_or(0)
     }
 }
 

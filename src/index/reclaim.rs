@@ -217,7 +217,7 @@ impl<T: Send + 'static> Garbage<T> {
         }
         let (items, bytes) = (std::mem::take(&mut self.items), std::mem::take(&mut self.items_bytes));
         let batch = Batch { items, bytes, bin: Some(Arc::clone(&self.bin)) };
-        let node = Box::into_raw(Box::new(Node::new(batch)));
+        let node = Box::into_raw(Box::new(StackNode::new(batch)));
         let collector = &self.reclaimer.collector;
         // SAFETY: the node is this call's alone and stays valid until `passed` gets it, once. Its items are out of
         // the reach of readers who enter from now on, by the contract of `push`; they may have come from another
@@ -266,7 +266,7 @@ impl<T: Send + 'static> Drop for Garbage<T> {
 /// # Safety
 ///
 /// `node` came from `Box::into_raw` and is given to this call.
-unsafe fn passed<T>(node: *mut Node<Batch<T>>, _: &seize::Collector) {
+unsafe fn passed<T>(node: *mut StackNode<Batch<T>>, _: &seize::Collector) {
     // SAFETY: by the promise above nobody else has the node.
     let bin = unsafe { &mut (*ptr::addr_of_mut!((*node).value)).bin }.take();
     if let Some(bin) = bin {
@@ -286,12 +286,12 @@ unsafe fn nothing(_: *mut u8, _: &seize::Collector) {}
 
 /// A value that can be on a stack.
 #[derive(Debug)]
-pub(super) struct Node<T> {
-    below: *mut Node<T>,
+pub(super) struct StackNode<T> {
+    below: *mut StackNode<T>,
     pub(super) value: T,
 }
 
-impl<T> Node<T> {
+impl<T> StackNode<T> {
     pub(super) fn new(value: T) -> Self {
         Self { below: ptr::null_mut(), value }
     }
@@ -300,8 +300,8 @@ impl<T> Node<T> {
 /// The stack. It owns what is on it.
 #[derive(Debug)]
 pub(super) struct Stack<T> {
-    head: AtomicPtr<Node<T>>,
-    owned: PhantomData<*mut Node<T>>,
+    head: AtomicPtr<StackNode<T>>,
+    owned: PhantomData<*mut StackNode<T>>,
 }
 
 // SAFETY: nodes go from thread to thread by value, so a value that may do so is enough for both.
@@ -319,7 +319,7 @@ impl<T> Stack<T> {
     /// # Safety
     ///
     /// `node` came from `Box::into_raw` and is the caller's alone; it is the stack's from now on.
-    pub(super) unsafe fn push(&self, node: *mut Node<T>) {
+    pub(super) unsafe fn push(&self, node: *mut StackNode<T>) {
         // Relaxed: what is below is not looked at, only remembered.
         let mut below = self.head.load(Ordering::Relaxed);
         loop {
@@ -353,7 +353,7 @@ impl<T> Drop for Stack<T> {
 
 /// What was taken from a stack; drops what is not asked for.
 pub(super) struct Taken<T> {
-    top: *mut Node<T>,
+    top: *mut StackNode<T>,
 }
 
 impl<T> Iterator for Taken<T> {
@@ -635,7 +635,7 @@ mod tests {
                 let (stack, send) = (&stack, send.clone());
                 scope.spawn(move || {
                     for item in 0..2_000 {
-                        let node = Box::into_raw(Box::new(Node::new(pusher << 16 | item)));
+                        let node = Box::into_raw(Box::new(StackNode::new(pusher << 16 | item)));
                         // SAFETY: fresh from `Box::into_raw`.
                         unsafe { stack.push(node) };
                     }
@@ -652,6 +652,6 @@ mod tests {
             assert_eq!(seen.len(), 8_000);
         });
         // SAFETY: fresh from `Box::into_raw`; dropped with the stack.
-        unsafe { stack.push(Box::into_raw(Box::new(Node::new(1)))) };
+        unsafe { stack.push(Box::into_raw(Box::new(StackNode::new(1)))) };
     }
 }

@@ -8,7 +8,7 @@
 //! Giving back what nobody holds: the tail of a leaf, leaves, and what they leave behind above them.
 
 use super::RemoveOutcome;
-use super::holders::{Lane, Layer};
+use super::holders::{HolderBit, Layer};
 use super::node::{Column, Entry, Node, NodeId, Place, Run, Runs};
 use super::tree::{AHEAD, Tree};
 use super::worker::{Worker, digest_of};
@@ -17,38 +17,38 @@ use smallvec::{SmallVec, smallvec};
 
 /// Blocks of one node that a remove takes.
 #[derive(Clone, Copy, Debug)]
-struct Hit {
+struct TakenRun {
     node: NodeId,
     depth: u32,
     run: Run,
 }
 
 /// Places that are kept from one remove to the next.
-const HITS_KEPT: usize = 4096;
+const RUNS_KEPT: usize = 4096;
 
 /// What one call of [`Worker::remove`] needs, kept for the next.
 #[derive(Debug)]
 pub(super) struct Removal {
-    hits: Vec<Hit>,
+    taken_runs: Vec<TakenRun>,
     touched: Vec<(u32, NodeId)>,
 }
 
 impl Removal {
-    pub(super) const EMPTY: Self = Self { hits: Vec::new(), touched: Vec::new() };
+    pub(super) const EMPTY: Self = Self { taken_runs: Vec::new(), touched: Vec::new() };
 
     /// Gives back what a large remove has needed.
     fn shrink(&mut self) {
-        self.hits.clear();
-        self.hits.shrink_to(HITS_KEPT);
+        self.taken_runs.clear();
+        self.taken_runs.shrink_to(RUNS_KEPT);
         self.touched.clear();
-        self.touched.shrink_to(HITS_KEPT);
+        self.touched.shrink_to(RUNS_KEPT);
     }
 }
 
 impl Worker {
     /// Whether a remove of several blocks may touch more than one chain of a query.
-    fn removes_carefully(&self, tier: Layer, group: GroupId) -> bool {
-        self.forked || tier == Layer::Windows || self.sole_lane(tier, group).is_none()
+    fn needs_multi_write(&self, tier: Layer, group: GroupId) -> bool {
+        self.forked || tier == Layer::Windows || self.sole_holder(tier, group).is_none()
     }
 
     /// Takes one reference of a group from each block.
@@ -60,23 +60,23 @@ impl Worker {
         group: GroupId,
         names: &[EngineHash],
     ) -> RemoveOutcome {
-        let Some(lane) = self.group(tier, group).map(|group| group.lane) else {
+        let Some(holder) = self.group(tier, group).map(|group| group.holder) else {
             return RemoveOutcome { removed: 0, unknown: names.len() as u32 };
         };
         let mut outcome = RemoveOutcome::default();
-        removal.hits.clear();
+        removal.taken_runs.clear();
         let mut at = 0;
         while at < names.len() {
             names.get(at + AHEAD).into_iter().for_each(|name| tree.prefetch_far(*name));
             names.get(at + AHEAD / 2).into_iter().for_each(|name| tree.prefetch_near(*name));
             names.get(at + AHEAD / 4).into_iter().for_each(|name| tree.prefetch_node(*name));
-            let run = self.hit(tree, lane, &names[at..], &mut removal.hits);
+            let run = self.take_run(tree, holder, &names[at..], &mut removal.taken_runs);
             if run > 0 {
                 outcome.removed += run as u32;
                 at += run;
                 continue;
             }
-            if self.remove_unusual(tier, lane, names[at]) {
+            if self.remove_slow(tier, holder, names[at]) {
                 outcome.removed += 1;
             } else {
                 outcome.unknown += 1;
@@ -84,20 +84,26 @@ impl Worker {
             at += 1;
         }
         self.tiers[tier.index()].references -= u64::from(outcome.removed);
-        self.take_hits(tree, removal, tier, group, lane);
+        self.finish(tree, removal, tier, group, holder);
         removal.shrink();
         outcome
     }
 
     /// Finds the first name, and how many of those that follow lie next to it in its node, one way or the
     /// other. Takes them out of the lane. 0 if it is not a block of the tree with one reference.
-    fn hit(&mut self, tree: &mut Tree, lane: Lane, names: &[EngineHash], hits: &mut Vec<Hit>) -> usize {
+    fn take_run(
+        &mut self,
+        tree: &mut Tree,
+        holder: HolderBit,
+        names: &[EngineHash],
+        taken_runs: &mut Vec<TakenRun>,
+    ) -> usize {
         let first = names[0];
-        if self.extras.get(first, lane) > 0 {
+        if self.extras.get(first, holder) > 0 {
             return 0;
         }
         let Some((place, word)) = self.find(tree, first) else { return 0 };
-        let Ok(entry) = tree.nodes[place.node].find(lane) else { return 0 };
+        let Ok(entry) = tree.nodes[place.node].find(holder) else { return 0 };
         let node = &tree.nodes[place.node];
         if !node.entries[entry].covers(place.at) {
             return 0;
@@ -109,7 +115,7 @@ impl Worker {
         };
         let run =
             if step > 0 { Run::new(place.at, place.at + len) } else { Run::new(place.at + 1 - len, place.at + 1) };
-        hits.push(Hit { node: place.node, depth: node.depth, run });
+        taken_runs.push(TakenRun { node: place.node, depth: node.depth, run });
         tree.nodes[place.node].entries[entry].take(run.from, run.to);
         usize::from(len)
     }
@@ -138,43 +144,43 @@ impl Worker {
     }
 
     /// A name with several references, or that waits; says whether it had one.
-    fn remove_unusual(&mut self, tier: Layer, lane: Lane, name: EngineHash) -> bool {
-        let extra = self.extras.get(name, lane);
+    fn remove_slow(&mut self, tier: Layer, holder: HolderBit, name: EngineHash) -> bool {
+        let extra = self.extras.get(name, holder);
         if extra > 0 {
-            self.extras.set(name, lane, extra - 1);
+            self.extras.set(name, holder, extra - 1);
             return true;
         }
-        let Some(lanes) = self.waiting.lanes_mut(name) else { return false };
-        let before = lanes.clone();
-        let Some(at) = before.iter().position(|other| *other == lane) else { return false };
-        lanes.remove(at);
-        let after = lanes.clone();
+        let Some(holders) = self.dormant.holders_mut(name) else { return false };
+        let before = holders.clone();
+        let Some(at) = before.iter().position(|other| *other == holder) else { return false };
+        holders.remove(at);
+        let after = holders.clone();
         if after.is_empty() {
-            self.waiting.remove(name);
+            self.dormant.remove(name);
         }
         self.recount(tier, &before, &after, name);
         true
     }
 
     /// Counts what has been taken out, and shows it: nearest the root first, then what goes with it.
-    fn take_hits(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, group: GroupId, lane: Lane) {
-        let Removal { hits, touched } = removal;
-        for hit in hits.iter() {
-            self.lose(tree, tier, lane, hit);
+    fn finish(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, group: GroupId, holder: HolderBit) {
+        let Removal { taken_runs, touched } = removal;
+        for taken in taken_runs.iter() {
+            self.lose(tree, tier, holder, taken);
         }
-        if let [hit] = hits[..] {
-            tree.settle(hit.node);
+        if let [taken] = taken_runs[..] {
+            tree.prune(taken.node);
             return;
         }
         touched.clear();
-        touched.extend(hits.iter().map(|hit| (hit.depth, hit.node)));
+        touched.extend(taken_runs.iter().map(|taken| (taken.depth, taken.node)));
         touched.sort_unstable();
         touched.dedup();
-        let at_once = touched.len() > 1 && (self.removes_carefully(tier, group) || !is_chain(tree, touched));
+        let at_once = touched.len() > 1 && (self.needs_multi_write(tier, group) || !is_chain(tree, touched));
         if at_once {
-            tree.head.tear();
+            tree.head.begin_multi_write();
             touched.iter().for_each(|(_, id)| tree.publish_loss(*id));
-            tree.head.mend();
+            tree.head.end_multi_write();
         }
         for (_, id) in touched.iter() {
             if !tree.nodes.is_used(*id) {
@@ -185,7 +191,7 @@ impl Worker {
                     tree.publish(*id);
                 }
             } else {
-                tree.settle(*id);
+                tree.prune(*id);
             }
         }
         for (_, id) in touched.iter().rev() {
@@ -197,22 +203,22 @@ impl Worker {
     }
 
     /// Counts a run that the lane no longer covers.
-    fn lose(&mut self, tree: &mut Tree, tier: Layer, lane: Lane, hit: &Hit) {
-        let node = &tree.nodes[hit.node];
-        let runs: Runs = SmallVec::from_elem(hit.run, 1);
-        self.count(node, tier, lane, &runs, true);
+    fn lose(&mut self, tree: &mut Tree, tier: Layer, holder: HolderBit, taken: &TakenRun) {
+        let node = &tree.nodes[taken.node];
+        let runs: Runs = SmallVec::from_elem(taken.run, 1);
+        self.count(node, tier, holder, &runs, true);
         let Some(column) = self.column_of(node) else { return };
         let names = node.columns[usize::from(column)].names;
-        let words = tree.arena.words(names.base + u32::from(hit.run.from), hit.run.len());
+        let words = tree.arena.words(names.base + u32::from(taken.run.from), taken.run.len());
         let of = &mut self.tiers[tier.index()];
         if of.groups.len() < 2 {
-            of.held -= u64::from(hit.run.len());
+            of.held -= u64::from(taken.run.len());
             of.digest = of.digest.wrapping_sub(digest_of(words));
             return;
         }
         let shown = of.shown;
-        let Ok(at) = tree.nodes[hit.node].find(shown) else { return };
-        let hidden = tree.nodes[hit.node].entries[at].take(hit.run.from, hit.run.to);
+        let Ok(at) = tree.nodes[taken.node].find(shown) else { return };
+        let hidden = tree.nodes[taken.node].entries[at].take(taken.run.from, taken.run.to);
         for run in hidden {
             let words = tree.arena.words(names.base + u32::from(run.from), run.len());
             let of = &mut self.tiers[tier.index()];
@@ -233,7 +239,7 @@ const CHILDREN_LOOKED_AT: usize = 8;
 impl Tree {
     /// Sees to a node of which less is covered than before: a leaf keeps only what somebody covers or goes,
     /// and then its parent is looked at. Shows the node to readers unless it has gone.
-    pub(super) fn settle(&mut self, id: NodeId) {
+    pub(super) fn prune(&mut self, id: NodeId) {
         // What a deletion leaves to be looked at is on a list of its own, as it may go on all the way up.
         let mut open: SmallVec<[NodeId; 4]> = smallvec![id];
         while let Some(id) = open.pop() {
@@ -274,7 +280,7 @@ impl Tree {
     pub(super) fn remove_entry(&mut self, id: NodeId, at: usize) {
         let node = &mut self.nodes[id];
         let entry = node.entries.remove(at);
-        self.lanes.drop_node(entry.lane);
+        self.holders.drop_node(entry.holder);
         let column = usize::from(entry.column);
         node.columns[column].users -= 1;
         if node.columns[column].users == 0 {
@@ -284,12 +290,12 @@ impl Tree {
 
     /// Takes entries out of a node, and the columns that nobody else uses.
     fn remove_entries(&mut self, id: NodeId, mut goes: impl FnMut(&Entry) -> bool) {
-        let Self { nodes, lanes, .. } = self;
+        let Self { nodes, holders, .. } = self;
         let Node { entries, columns, .. } = &mut nodes[id];
         entries.retain(|entry| {
             let stays = !goes(entry);
             if !stays {
-                lanes.drop_node(entry.lane);
+                holders.drop_node(entry.holder);
             }
             columns[usize::from(entry.column)].users -= u16::from(!stays);
             stays
@@ -337,7 +343,7 @@ impl Tree {
         let below = self.workers_below(id);
         let node = &self.nodes[id];
         let is_idle = |entry: &Entry| {
-            let record = self.lanes.record(entry.lane);
+            let record = self.holders.record(entry.holder);
             let may_hold =
                 || below.as_ref().is_none_or(|below| below.binary_search(&(record.slot.0, record.life)).is_ok());
             let names = node.columns[usize::from(entry.column)].len;
@@ -355,7 +361,7 @@ impl Tree {
             return None;
         }
         let entries = self.nodes.children(id).flat_map(|child| &self.nodes[child].entries);
-        let records = entries.map(|entry| self.lanes.record(entry.lane));
+        let records = entries.map(|entry| self.holders.record(entry.holder));
         let mut below: SmallVec<[(u16, u64); 8]> = records.map(|record| (record.slot.0, record.life)).collect();
         below.sort_unstable();
         Some(below)
@@ -404,8 +410,8 @@ impl Tree {
         self.remove_entries(id, |_| true);
         let locals = self.nodes[id].locals;
         self.waste_locals(&locals, 0);
-        let more = std::mem::take(&mut self.nodes[id].more);
-        self.waste_more(more);
+        let overflow = std::mem::take(&mut self.nodes[id].overflow);
+        self.waste_overflow(overflow);
         let Node { parent, variant, first, .. } = self.nodes[id];
         self.nodes.unlink(id);
         self.nodes.drop(id);

@@ -2,7 +2,7 @@
 //!
 //! Where the thread of a shard panics, its index may have stopped in the middle of a change: the shard torn, a header
 //! with an odd version, garbage that the arena has not got back. Nothing of it is repaired. The writer begins with an
-//! empty tree ([`ShardWriter::begin_anew`](super::ShardWriter::begin_anew)), shows it here, and only then lets go of the old one.
+//! empty tree ([`ShardWriter::reset_after_panic`](super::ShardWriter::reset_after_panic)), shows it here, and only then lets go of the old one.
 //!
 //! # What a reader can see of a writer that died
 //!
@@ -12,7 +12,7 @@
 //!   `contended`. So nobody spins for ever. What is seen without `contended` is the state before or after the event that
 //!   was under way, as each event shows itself in one step. By then trust has fallen, so that neither is called `exact`.
 //! * **After the swap**: the new tree, of which every line is empty. A reader cannot mix the two: one try of a lookup
-//!   loads the sight once, and words, lines and lanes all come from it. Lanes of the old tree mean nothing in the new
+//!   loads the sight once, and words, lines and lanes all come from it. HolderBits of the old tree mean nothing in the new
 //!   one: their table has an edition of its own, by which the reader's buffer is made anew.
 //! * **Nothing is over-counted**: the new tree holds what was stored into it after the swap, and the old one is not
 //!   written any more.
@@ -22,7 +22,7 @@
 //!
 //! | tag   | writer                                              | reader                                  |
 //! |-------|-----------------------------------------------------|-----------------------------------------|
-//! | SIGHT | Release store of the pointer, the new tree before it | SeqCst load of the pointer, once inside |
+//! | INDEX | Release store of the pointer, the new tree before it | SeqCst load of the pointer, once inside |
 //!
 //! The load is SeqCst for the grace period, as those of tables and lanes are (see [`super::reclaim`]). The old sight owns
 //! the old head, the old table and the old arena's memory together with the old tree. It goes to the new tree's garbage
@@ -35,7 +35,7 @@
 #![expect(unsafe_code, reason = "what readers share with the writer is replaced behind pointers")]
 
 use super::arena::ArenaView;
-use super::holders::LaneTable;
+use super::holders::HolderTable;
 use super::reclaim::{Guard, Reclaimer};
 use super::table::TableView;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering, fence};
@@ -43,23 +43,23 @@ use std::sync::Arc;
 
 /// One index of a shard, as readers need it.
 #[derive(Debug)]
-pub(super) struct Sight {
-    pub(super) head: Arc<Head>,
+pub(super) struct SharedIndex {
+    pub(super) head: Arc<ShardHead>,
     pub(super) table: TableView,
     pub(super) arena: ArenaView,
 }
 
 /// Where readers find the sight of the moment.
 #[derive(Debug)]
-pub(super) struct Place {
-    sight: AtomicPtr<Sight>,
+pub(super) struct SharedIndexCell {
+    index: AtomicPtr<SharedIndex>,
     reclaimer: Reclaimer,
 }
 
-impl Place {
+impl SharedIndexCell {
     /// A place with its first sight. Sights that are replaced go to the garbage of `reclaimer`.
-    pub(super) fn new(sight: Sight, reclaimer: Reclaimer) -> Self {
-        Self { sight: AtomicPtr::new(Box::into_raw(Box::new(sight))), reclaimer }
+    pub(super) fn new(index: SharedIndex, reclaimer: Reclaimer) -> Self {
+        Self { index: AtomicPtr::new(Box::into_raw(Box::new(index))), reclaimer }
     }
 
     /// The sight of the moment.
@@ -68,33 +68,33 @@ impl Place {
     ///
     /// If the guard is another reclaimer's.
     #[inline]
-    pub(super) fn load<'a>(&'a self, guard: &'a Guard<'_>) -> &'a Sight {
+    pub(super) fn load<'a>(&'a self, guard: &'a Guard<'_>) -> &'a SharedIndex {
         assert!(guard.is_of(&self.reclaimer), "a guard protects what its own reclaimer frees");
-        // SIGHT: pairs with the store in `replace`; SeqCst for the grace period.
-        let sight = self.sight.load(Ordering::SeqCst);
+        // INDEX: pairs with the store in `replace`; SeqCst for the grace period.
+        let index = self.index.load(Ordering::SeqCst);
         // SAFETY: never null. One that is replaced goes to the garbage of the shard's reclaimer, which waits for the
         // guard, and the last one lives as long as the place.
-        unsafe { &*sight }
+        unsafe { &*index }
     }
 
     /// Shows readers another index; gives back the sight before, which must wait for readers. Only the writer calls this.
-    pub(super) fn replace(&self, sight: Sight) -> Box<Sight> {
-        let fresh = Box::into_raw(Box::new(sight));
+    pub(super) fn replace(&self, index: SharedIndex) -> Box<SharedIndex> {
+        let fresh = Box::into_raw(Box::new(index));
         // Relaxed: only the writer stores it.
-        let old = self.sight.load(Ordering::Relaxed);
-        // SIGHT: pairs with the load in `load`.
-        self.sight.store(fresh, Ordering::Release);
+        let old = self.index.load(Ordering::Relaxed);
+        // INDEX: pairs with the load in `load`.
+        self.index.store(fresh, Ordering::Release);
         // SAFETY: what is in the place came from `Box::into_raw`, and has just been taken out.
         unsafe { Box::from_raw(old) }
     }
 }
 
-impl Drop for Place {
+impl Drop for SharedIndexCell {
     fn drop(&mut self) {
         // Relaxed: dropped by the last of those who share it, after all others let it go.
-        let sight = self.sight.load(Ordering::Relaxed);
+        let index = self.index.load(Ordering::Relaxed);
         // SAFETY: what is in the place came from `Box::into_raw`, and borrows of it are borrows of the place.
-        drop(unsafe { Box::from_raw(sight) });
+        drop(unsafe { Box::from_raw(index) });
     }
 }
 
@@ -102,48 +102,48 @@ impl Drop for Place {
 ///
 /// | tag    | writer                                                        | reader                              |
 /// |--------|---------------------------------------------------------------|-------------------------------------|
-/// | TEAR   | Relaxed store of an odd number, Release fence, then changes   | Acquire load before the walk        |
-/// | MEND   | Release store of the next even number, after the changes      | Acquire load before the walk        |
-/// | AGAIN  | (the same stores)                                             | Acquire fence, then a Relaxed load  |
-/// | LANES  | Release store of the pointer, the table before it             | SeqCst load                         |
+/// | BEGIN   | Relaxed store of an odd number, Release fence, then changes   | Acquire load before the walk        |
+/// | END   | Release store of the next even number, after the changes      | Acquire load before the walk        |
+/// | RECHECK  | (the same stores)                                             | Acquire fence, then a Relaxed load  |
+/// | HOLDERS  | Release store of the pointer, the table before it             | SeqCst load                         |
 /// | EPOCH  | Release store                                                 | Acquire load                        |
 ///
 /// A reader whose first load is even and equal to the one after its walk has seen nothing of a tear: what it
 /// reads of a change was stored after the Release fence, so its Acquire fence makes the odd number
-/// visible to AGAIN. The load of LANES is SeqCst for the grace period (see [`super::reclaim`]).
+/// visible to RECHECK. The load of HOLDERS is SeqCst for the grace period (see [`super::reclaim`]).
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct ShardHead {
     structure: AtomicU64,
-    lanes: AtomicPtr<LaneTable>,
+    holders: AtomicPtr<HolderTable>,
     epoch: AtomicU64,
 }
 
-impl Head {
+impl ShardHead {
     pub(super) fn new(epoch: u64) -> Self {
-        let lanes = Box::into_raw(Box::new(LaneTable::default()));
-        Self { structure: AtomicU64::new(0), lanes: AtomicPtr::new(lanes), epoch: AtomicU64::new(epoch) }
+        let holders = Box::into_raw(Box::new(HolderTable::default()));
+        Self { structure: AtomicU64::new(0), holders: AtomicPtr::new(holders), epoch: AtomicU64::new(epoch) }
     }
 
     /// The writer begins something that must be seen as a whole.
-    pub(super) fn tear(&self) {
+    pub(super) fn begin_multi_write(&self) {
         // Relaxed: only the writer stores it.
         let before = self.structure.load(Ordering::Relaxed);
         debug_assert!(before.is_multiple_of(2), "torn once at a time");
-        // TEAR: the fence orders it before every later store.
+        // BEGIN: the fence orders it before every later store.
         self.structure.store(before + 1, Ordering::Relaxed);
         fence(Ordering::Release);
     }
 
     /// The whole is there.
-    pub(super) fn mend(&self) {
+    pub(super) fn end_multi_write(&self) {
         // Relaxed: only the writer stores it.
         let torn = self.structure.load(Ordering::Relaxed);
-        // MEND: pairs with the load in `structure`.
+        // END: pairs with the load in `structure`.
         self.structure.store(torn + 1, Ordering::Release);
     }
 
     /// Whether the shard is torn; for the writer.
-    pub(super) fn is_torn(&self) -> bool {
+    pub(super) fn in_multi_write(&self) -> bool {
         // Relaxed: the writer reads what it wrote.
         self.structure.load(Ordering::Relaxed) % 2 == 1
     }
@@ -151,7 +151,7 @@ impl Head {
     /// What to compare after a walk; `None` while the shard is torn.
     #[inline]
     pub(super) fn structure(&self) -> Option<u64> {
-        // TEAR, MEND: pairs with the stores there.
+        // BEGIN, END: pairs with the stores there.
         let now = self.structure.load(Ordering::Acquire);
         (now.is_multiple_of(2)).then_some(now)
     }
@@ -160,17 +160,17 @@ impl Head {
     /// follows every load of the walk.
     #[inline]
     pub(super) fn is_still(&self, structure: u64) -> bool {
-        // AGAIN: ordered by the caller's fence.
+        // RECHECK: ordered by the caller's fence.
         self.structure.load(Ordering::Relaxed) == structure
     }
 
     /// Shows readers other lanes; gives back the table before.
-    pub(super) fn replace_lanes(&self, table: LaneTable) -> Box<LaneTable> {
+    pub(super) fn replace_holders(&self, table: HolderTable) -> Box<HolderTable> {
         let fresh = Box::into_raw(Box::new(table));
         // Relaxed: the writer reads what it wrote.
-        let old = self.lanes.load(Ordering::Relaxed);
-        // LANES: pairs with the load in `lanes`.
-        self.lanes.store(fresh, Ordering::Release);
+        let old = self.holders.load(Ordering::Relaxed);
+        // HOLDERS: pairs with the load in `holders`.
+        self.holders.store(fresh, Ordering::Release);
         // SAFETY: what is in the head came from `Box::into_raw`, and has just been taken out.
         unsafe { Box::from_raw(old) }
     }
@@ -181,11 +181,11 @@ impl Head {
     ///
     /// A table that is replaced while the borrow lasts must not be freed before the borrow ends.
     #[inline]
-    pub(super) unsafe fn lanes(&self) -> &LaneTable {
-        // LANES: pairs with the store in `replace_lanes`.
-        let lanes = self.lanes.load(Ordering::SeqCst);
+    pub(super) unsafe fn holders(&self) -> &HolderTable {
+        // HOLDERS: pairs with the store in `replace_holders`.
+        let holders = self.holders.load(Ordering::SeqCst);
         // SAFETY: never null, and by the promise above what it points at is not freed.
-        unsafe { &*lanes }
+        unsafe { &*holders }
     }
 
     /// One more batch has ended.
@@ -204,11 +204,11 @@ impl Head {
     }
 }
 
-impl Drop for Head {
+impl Drop for ShardHead {
     fn drop(&mut self) {
         // Relaxed: dropped by the last of those who share it, after all others let it go.
-        let lanes = self.lanes.load(Ordering::Relaxed);
+        let holders = self.holders.load(Ordering::Relaxed);
         // SAFETY: what is in the head came from `Box::into_raw`, and borrows of it are borrows of the head.
-        drop(unsafe { Box::from_raw(lanes) });
+        drop(unsafe { Box::from_raw(holders) });
     }
 }

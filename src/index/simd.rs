@@ -192,40 +192,40 @@ pub(super) mod vector {
     }
 }
 
-/// Lanes of a word.
-pub(super) const LANES: usize = 64;
+/// HolderBits of a word.
+pub(super) const WORD_HOLDERS: usize = 64;
 
-/// Writes `depth` for each of `lanes`; `out` has a place for each of a word's lanes.
+/// Writes `depth` for each of `holders`; `out` has a place for each of a word's lanes.
 #[inline]
-pub(super) fn record(out: &mut [u32; LANES], lanes: u64, depth: u32) {
+pub(super) fn record(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     // A few are quicker one by one.
-    if lanes & lanes.wrapping_sub(1) == 0 {
-        return record_scalar(out, lanes, depth);
+    if holders & holders.wrapping_sub(1) == 0 {
+        return record_scalar(out, holders, depth);
     }
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if vector::level() == vector::Level::Avx512 {
         // SAFETY: `level` gives this only for a processor with AVX-512F.
-        return unsafe { record_avx512(out, lanes, depth) };
+        return unsafe { record_avx512(out, holders, depth) };
     }
-    record_scalar(out, lanes, depth);
+    record_scalar(out, holders, depth);
 }
 
-fn record_scalar(out: &mut [u32; LANES], mut lanes: u64, depth: u32) {
-    while lanes != 0 {
-        out[lanes.trailing_zeros() as usize] = depth;
-        lanes &= lanes - 1;
+fn record_scalar(out: &mut [u32; WORD_HOLDERS], mut holders: u64, depth: u32) {
+    while holders != 0 {
+        out[holders.trailing_zeros() as usize] = depth;
+        holders &= holders - 1;
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
 #[target_feature(enable = "avx512f")]
-fn record_avx512(out: &mut [u32; LANES], lanes: u64, depth: u32) {
+fn record_avx512(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_set1_epi32};
     let depths = _mm512_set1_epi32(depth.cast_signed());
     for (at, part) in out.chunks_exact_mut(16).enumerate() {
         // SAFETY: the part has 16 places, and only those of the mask are written.
-        unsafe { _mm512_mask_storeu_epi32(part.as_mut_ptr().cast(), (lanes >> (at * 16)) as u16, depths) };
+        unsafe { _mm512_mask_storeu_epi32(part.as_mut_ptr().cast(), (holders >> (at * 16)) as u16, depths) };
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
         masks.extend((0..500).map(|_| rng.random::<u64>() & rng.random::<u64>()));
         masks.extend((0..64).map(|at| u64::MAX << at));
         for mask in masks {
-            let mut expected = [7; LANES];
+            let mut expected = [7; WORD_HOLDERS];
             let mut found = expected;
             record_scalar(&mut expected, mask, 99);
             record(&mut found, mask, 99);

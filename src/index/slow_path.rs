@@ -1,16 +1,16 @@
 //! A store, the careful way: one block at a time, with every question asked.
 //!
 //! The questions come first and change nothing. What is then done is done while the shard is **torn**
-//! ([`super::head::Head::tear`]): readers that come by walk again, so that none of the steps is seen.
+//! ([`super::head::Head::begin_multi_write`]): readers that come by walk again, so that none of the steps is seen.
 //!
 //! Where one block goes, and what moves on its behalf. Part of the careful way: the shard is torn.
 
 use super::arena::CHUNK_WORDS;
-use super::holders::{Lane, LaneState, Layer};
+use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{NodeId, Place};
-use super::store::{Goal, Homonyms, Odd, Told};
+use super::store::{BlockSlice, DuplicateNames, StoreError, StoreTarget};
 use super::tree::Tree;
-use super::worker::{Allowance, Fresh, GroupLane, Waiter, Worker, stirred};
+use super::worker::{Allowance, DormantBlock, GroupHolder, NewReferences, Worker, mixed};
 use super::{Binding, Refusal, ShardLimits, Shortfall, StoreBlocks, StoreOutcome};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
 use crate::limits::{GROUPS_MAX, NODE_BLOCKS_MAX};
@@ -24,7 +24,7 @@ const ARENA_SPARE_WORDS: u64 = 4 * CHUNK_WORDS as u64;
 
 impl Worker {
     /// Takes a store, whatever it is.
-    pub(super) fn store_carefully(
+    pub(super) fn store_slow(
         &mut self,
         tree: &mut Tree,
         limits: &ShardLimits,
@@ -34,7 +34,7 @@ impl Worker {
         if store.hashes.len() != store.locals.len() {
             return StoreOutcome::refused(Refusal::LengthMismatch);
         }
-        if store.hashes.len() > limits.careful_blocks_max {
+        if store.hashes.len() > limits.slow_path_blocks_max {
             return StoreOutcome::refused(Refusal::StoreBound);
         }
         let blocks = store.hashes.len() as u32;
@@ -50,47 +50,47 @@ impl Worker {
         if let Some(refusal) = self.beyond_bounds(tree, limits, store) {
             return StoreOutcome::refused(refusal);
         }
-        self.allow(limits.event_moves_max, limits);
-        tree.head.tear();
+        self.set_allowance(limits.event_moves_max, limits);
+        tree.head.begin_multi_write();
         let mut outcome = self.store_blocks(tree, store);
-        if self.allowance.overwhelmed {
+        if self.allowance.exhausted {
             before_shortfall(Shortfall::Emptied);
             self.hide(tree);
             outcome = StoreOutcome::refused(Refusal::WorkBound);
         } else if outcome.deferred {
             before_shortfall(Shortfall::Deferred);
         }
-        tree.head.mend();
+        tree.head.end_multi_write();
         outcome
     }
 
-    pub(super) fn allow(&mut self, plants: usize, limits: &ShardLimits) {
-        let ShardLimits { dormant_blocks_max: waiting_max, event_moves_max: uproots, .. } = *limits;
-        self.allowance = Allowance { plants: plants.max(1), uproots, waiting_max, overwhelmed: false };
+    pub(super) fn set_allowance(&mut self, placements: usize, limits: &ShardLimits) {
+        let ShardLimits { dormant_blocks_max: dormant_max, event_moves_max: displacements, .. } = *limits;
+        self.allowance = Allowance { placements: placements.max(1), displacements, dormant_max, exhausted: false };
     }
 
     /// Gives places to what waits for them, a slice of it; says whether there is more. The worker must be emptied if it
-    /// is overwhelmed afterwards; readers see nothing of it any more.
-    pub(super) fn go_on_home(&mut self, tree: &mut Tree) -> bool {
-        tree.head.tear();
-        self.bring_some_home(tree);
+    /// is exhausted afterwards; readers see nothing of it any more.
+    pub(super) fn continue_placement(&mut self, tree: &mut Tree) -> bool {
+        tree.head.begin_multi_write();
+        self.place_some_dormant(tree);
         tree.publish_touched();
-        if self.allowance.overwhelmed {
+        if self.allowance.exhausted {
             self.hide(tree);
         }
-        tree.head.mend();
-        !self.homeward.is_empty()
+        tree.head.end_multi_write();
+        !self.placement_queue.is_empty()
     }
 
     /// No lane of the worker counts any more.
     fn hide(&self, tree: &mut Tree) {
-        self.kin.iter().for_each(|lane| tree.lanes.set_state(*lane, LaneState::Retired));
-        tree.publish_lanes();
+        self.all_holders.iter().for_each(|holder| tree.holders.set_state(*holder, HolderState::Retired));
+        tree.publish_holders();
     }
 
     /// Applies a store that nothing speaks against, block by block. The shard is torn.
     fn store_blocks(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> StoreOutcome {
-        let Some(goal) = self.goal(tree, store) else { return StoreOutcome::refused(Refusal::PositionBound) };
+        let Some(target) = self.target(tree, store) else { return StoreOutcome::refused(Refusal::PositionBound) };
         let blocks = store.hashes.len() as u32;
         let mut outcome = StoreOutcome { stored: blocks, ..StoreOutcome::default() };
         let mut parent = store.parent;
@@ -98,25 +98,25 @@ impl Worker {
             #[cfg(test)]
             super::failpoints::at_block(*name);
             let binding = Binding { parent, local: *local, seed: store.seed };
-            let (already, waits) = self.store_block(tree, goal, *name, binding);
+            let (already, waits) = self.store_block(tree, target, *name, binding);
             outcome.already += u32::from(already);
             if waits {
                 // Nothing behind it has a chain to the root either.
                 outcome.dormant = blocks;
             }
-            if self.allowance.overwhelmed {
+            if self.allowance.exhausted {
                 break;
             }
             parent = Some(*name);
         }
-        outcome.deferred = !self.homeward.is_empty();
+        outcome.deferred = !self.placement_queue.is_empty();
         tree.publish_touched();
         outcome
     }
 
     pub(super) fn binding(&self, tree: &Tree, name: EngineHash) -> Option<Binding> {
-        if let Some(waiter) = self.waiting.get(name) {
-            return Some(Binding { parent: waiter.parent, local: waiter.local, seed: waiter.seed });
+        if let Some(block) = self.dormant.get(name) {
+            return Some(Binding { parent: block.parent, local: block.local, seed: block.seed });
         }
         let (place, _) = self.find(tree, name)?;
         let node = &tree.nodes[place.node];
@@ -134,29 +134,29 @@ impl Worker {
         let mut parent = store.parent;
         let mut conflict = distinct.len() < store.hashes.len();
         for (name, local) in store.hashes.iter().zip(store.locals) {
-            let told = Binding { parent, local: *local, seed: store.seed };
-            conflict |= self.binding(tree, *name).is_some_and(|bound| bound != told);
+            let wanted = Binding { parent, local: *local, seed: store.seed };
+            conflict |= self.binding(tree, *name).is_some_and(|bound| bound != wanted);
             parent = Some(*name);
         }
         conflict.then_some(Refusal::HashConflict)
     }
 
     /// Whether a lane refers to a bound block.
-    pub(super) fn refers(&self, tree: &Tree, lane: Lane, name: EngineHash) -> bool {
-        match self.waiting.get(name) {
-            Some(waiter) => waiter.lanes.contains(&lane),
+    pub(super) fn refers(&self, tree: &Tree, holder: HolderBit, name: EngineHash) -> bool {
+        match self.dormant.get(name) {
+            Some(block) => block.holders.contains(&holder),
             None => self.find(tree, name).is_some_and(|(place, _)| {
-                tree.nodes[place.node].entry(lane).is_some_and(|entry| entry.covers(place.at))
+                tree.nodes[place.node].entry(holder).is_some_and(|entry| entry.covers(place.at))
             }),
         }
     }
 
     fn says_nothing_new(&mut self, tree: &Tree, store: &StoreBlocks<'_>) -> bool {
         let tier = self.layer(store.tier, store.group);
-        let Some(lane) = self.group(tier, store.group).map(|group| group.lane) else { return false };
+        let Some(holder) = self.group(tier, store.group).map(|group| group.holder) else { return false };
         store.parent.is_none()
-            && store.hashes.iter().all(|name| self.refers(tree, lane, *name))
-            && !self.is_fresh(tier, store.group, store.hashes)
+            && store.hashes.iter().all(|name| self.refers(tree, holder, *name))
+            && !self.is_new_in_batch(tier, store.group, store.hashes)
     }
 
     /// Which bound a store would break.
@@ -166,7 +166,7 @@ impl Worker {
         if groups.len() >= GROUPS_MAX && self.group(tier, store.group).is_none() {
             return Some(Refusal::TooManyGroups);
         }
-        let is_bound = |name: EngineHash| self.waiting.get(name).is_some() || self.find(tree, name).is_some();
+        let is_bound = |name: EngineHash| self.dormant.get(name).is_some() || self.find(tree, name).is_some();
         let new = store.hashes.iter().filter(|name| !is_bound(**name)).count();
         if self.bound() + new as u64 > self.blocks_max {
             return Some(Refusal::CapacityBound);
@@ -183,19 +183,19 @@ impl Worker {
             (Some(parent), Some(first)) => self.find(tree, parent).is_none() && self.find(tree, *first).is_none(),
             _ => false,
         };
-        if waits && self.waiting.len() + new > limits.dormant_blocks_max {
+        if waits && self.dormant.len() + new > limits.dormant_blocks_max {
             return Some(Refusal::DormantBound);
         }
-        if new > 0 && self.left_behind > limits.dormant_blocks_max as u64 {
+        if new > 0 && self.removed_inner_blocks > limits.dormant_blocks_max as u64 {
             return Some(Refusal::DormantBound);
         }
         if let Some(group) = self.group(tier, store.group).filter(|_| self.extras_most == u32::MAX) {
-            let most = |name: &EngineHash| self.extras.get(*name, group.lane) == u32::MAX;
+            let most = |name: &EngineHash| self.extras.get(*name, group.holder) == u32::MAX;
             if store.hashes.iter().any(most) {
                 return Some(Refusal::ReferenceBound);
             }
         }
-        let moved = (new + self.waiting.len()) as u64;
+        let moved = (new + self.dormant.len()) as u64;
         if new > 0 && tree.arena.unopened_words() < moved * BLOCK_WORDS_MAX + ARENA_SPARE_WORDS {
             return Some(Refusal::PositionBound);
         }
@@ -203,24 +203,24 @@ impl Worker {
             return Some(Refusal::BytesBound);
         }
         let ceiling = limits.memory_bytes_max;
-        let bytes = || tree.bytes_with(new as u64) + self.growth_bytes(new) + self.waiting.growth_bytes(new);
+        let bytes = || tree.bytes_with(new as u64) + self.growth_bytes(new) + self.dormant.growth_bytes(new);
         (new > 0 && ceiling < u64::MAX && bytes() > ceiling).then_some(Refusal::MemoryBound)
     }
 
     /// How many bound names one content has after one parent.
     fn names_of(&self, tree: &Tree, parent: Option<EngineHash>, local: LocalHash) -> usize {
-        let waiting = parent.map_or(0, |parent| self.waiting.alike(parent, local));
+        let dormant = parent.map_or(0, |parent| self.dormant.alike(parent, local));
         let places = match parent {
             None => smallvec![Place::ROOT],
             Some(parent) => self.places_after(tree, parent),
         };
-        waiting + places.into_iter().map(|place| self.bound_at(tree, place, local)).sum::<usize>()
+        dormant + places.into_iter().map(|place| self.bound_at(tree, place, local)).sum::<usize>()
     }
 
     /// Where blocks after a name may be: behind the block it is bound to, or was bound to.
     fn places_after(&self, tree: &Tree, parent: EngineHash) -> SmallVec<[Place; 2]> {
         let mut places = SmallVec::new();
-        tree.slots.find(tree.slots.spot(parent.0), |word| {
+        tree.name_map.find(tree.name_map.spot(parent.0), |word| {
             if tree.name(word) == parent
                 && let Some((place, column)) = tree.resolve(word)
                 && self.column_of(&tree.nodes[place.node]) == Some(column)
@@ -245,40 +245,41 @@ impl Worker {
 
     /// The lane of a store's group, which is announced if it is new. A second group of a tier gets the tier
     /// a lane of its own, which begins with nothing: nothing is held until all groups refer to it.
-    fn goal(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<Goal> {
+    fn target(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<StoreTarget> {
         let (tier, group) = (self.layer(store.tier, store.group), store.group);
-        let lane = self.announced(tree, tier, group)?;
-        Some(Goal { tier, group, lane })
+        let holder = self.announced(tree, tier, group)?;
+        Some(StoreTarget { tier, group, holder })
     }
 
     /// The lane of a group, which is announced if it is new. The shard is torn.
-    pub(super) fn announced(&mut self, tree: &mut Tree, tier: Layer, group: GroupId) -> Option<Lane> {
+    pub(super) fn announced(&mut self, tree: &mut Tree, tier: Layer, group: GroupId) -> Option<HolderBit> {
         if let Some(known) = self.group(tier, group) {
-            return Some(known.lane);
+            return Some(known.holder);
         }
         let is_first = self.tiers[tier.index()].groups.is_empty();
-        let state = if is_first { LaneState::Shown } else { LaneState::Hidden };
-        let lane = tree.lanes.give(self.slot, self.life, tier, state)?;
-        let shown = if is_first { Some(lane) } else { tree.lanes.give(self.slot, self.life, tier, LaneState::Shown) };
+        let state = if is_first { HolderState::Shown } else { HolderState::Hidden };
+        let holder = tree.holders.give(self.slot, self.life, tier, state)?;
+        let shown =
+            if is_first { Some(holder) } else { tree.holders.give(self.slot, self.life, tier, HolderState::Shown) };
         let Some(shown) = shown else {
-            tree.lanes.set_state(lane, LaneState::Free);
+            tree.holders.set_state(holder, HolderState::Free);
             return None;
         };
-        self.kin.push(lane);
+        self.all_holders.push(holder);
         let of = &mut self.tiers[tier.index()];
         if !is_first {
-            self.kin.push(shown);
+            self.all_holders.push(shown);
             let only = of.groups.len() == 1;
-            tree.lanes.set_state(of.shown, if only { LaneState::Hidden } else { LaneState::Retired });
+            tree.holders.set_state(of.shown, if only { HolderState::Hidden } else { HolderState::Retired });
             (of.held, of.digest) = (0, 0);
         }
-        of.groups.push(GroupLane { group, lane, fresh: Fresh::default() });
+        of.groups.push(GroupHolder { group, holder, new_references: NewReferences::default() });
         of.shown = shown;
         if tier == Layer::Windows {
-            tree.lanes.set_window_blocks(shown, self.window_blocks);
+            tree.holders.set_window_blocks(shown, self.window_blocks);
         }
-        tree.publish_lanes();
-        Some(lane)
+        tree.publish_holders();
+        Some(holder)
     }
 
     /// Has a group's blocks count as those of a window from now on. Says whether they do.
@@ -294,83 +295,90 @@ impl Worker {
         }
         // Groups that reach differently far must all have the farthest: that can only be too much to ask.
         self.window_blocks = self.window_blocks.max(window_blocks);
-        tree.head.tear();
+        tree.head.begin_multi_write();
         let announced = self.announced(tree, Layer::Windows, group).is_some();
         if known {
-            tree.lanes.set_window_blocks(self.tiers[Layer::Windows.index()].shown, self.window_blocks);
-            tree.publish_lanes();
+            tree.holders.set_window_blocks(self.tiers[Layer::Windows.index()].shown, self.window_blocks);
+            tree.publish_holders();
         }
-        tree.head.mend();
+        tree.head.end_multi_write();
         announced
     }
 
     /// Whether a group refers to a block.
     pub(super) fn refers_to(&self, tree: &Tree, tier: Layer, group: GroupId, name: EngineHash) -> bool {
-        self.group(tier, group).is_some_and(|group| self.refers(tree, group.lane, name))
+        self.group(tier, group).is_some_and(|group| self.refers(tree, group.holder, name))
     }
 
     /// Counts a reference to one block, binding it if it is not bound. Says whether the lane had one, and
     /// whether the block waits.
-    fn store_block(&mut self, tree: &mut Tree, goal: Goal, name: EngineHash, told: Binding) -> (bool, bool) {
-        self.tiers[goal.tier.index()].references += 1;
-        if self.refers(tree, goal.lane, name) {
-            self.refer_again(name, goal.lane);
-            return (true, self.waiting.get(name).is_some());
+    fn store_block(
+        &mut self,
+        tree: &mut Tree,
+        target: StoreTarget,
+        name: EngineHash,
+        binding: Binding,
+    ) -> (bool, bool) {
+        self.tiers[target.tier.index()].references += 1;
+        if self.refers(tree, target.holder, name) {
+            self.refer_again(name, target.holder);
+            return (true, self.dormant.get(name).is_some());
         }
-        if let Some(at) = self.tiers[goal.tier.index()].groups.iter().position(|group| group.lane == goal.lane) {
-            self.note_fresh(goal.tier, at, &[name]);
+        if let Some(at) = self.tiers[target.tier.index()].groups.iter().position(|group| group.holder == target.holder)
+        {
+            self.note_new_references(target.tier, at, &[name]);
         }
-        if self.waiting.get(name).is_some() {
-            self.refer_waiting(goal, name);
+        if self.dormant.get(name).is_some() {
+            self.refer_dormant(target, name);
             return (false, true);
         }
         if let Some((place, _)) = self.find(tree, name) {
-            self.refer_placed(tree, goal, place, name);
+            self.refer_placed(tree, target, place, name);
             return (false, false);
         }
-        let after = match told.parent {
+        let after = match binding.parent {
             None => Some(Place::ROOT),
             Some(parent) => self.find(tree, parent).map(|(place, _)| Place { at: place.at + 1, ..place }),
         };
-        let Binding { parent, local, seed } = told;
+        let Binding { parent, local, seed } = binding;
         // Without words for it, it waits too; a store that might come to that is refused before it begins.
-        let place = after.and_then(|after| self.place(tree, goal.lane, after, name, local, seed).ok());
+        let place = after.and_then(|after| self.place(tree, target.holder, after, name, local, seed).ok());
         let Some(place) = place else {
-            self.waiting.insert(name, Waiter::new(parent, local, seed, SmallVec::new()));
-            self.refer_waiting(goal, name);
+            self.dormant.insert(name, DormantBlock::new(parent, local, seed, SmallVec::new()));
+            self.refer_dormant(target, name);
             return (false, true);
         };
-        self.refer_placed(tree, goal, place, name);
-        self.bring_home(tree, name);
+        self.refer_placed(tree, target, place, name);
+        self.place_children_of(tree, name);
         (false, false)
     }
 
     /// One reference more, of a lane that had none, to a block that waits.
-    fn refer_waiting(&mut self, goal: Goal, name: EngineHash) {
-        let Some(lanes) = self.waiting.lanes_mut(name) else { return };
-        let before = lanes.clone();
-        lanes.push(goal.lane);
-        let after = lanes.clone();
-        self.recount(goal.tier, &before, &after, name);
+    fn refer_dormant(&mut self, target: StoreTarget, name: EngineHash) {
+        let Some(holders) = self.dormant.holders_mut(name) else { return };
+        let before = holders.clone();
+        holders.push(target.holder);
+        let after = holders.clone();
+        self.recount(target.tier, &before, &after, name);
     }
 
     /// One reference more, of a lane that had none, to a block of the tree.
-    fn refer_placed(&mut self, tree: &mut Tree, goal: Goal, place: Place, name: EngineHash) {
-        let before = self.lanes_at(tree, place);
-        tree.cover(place, goal.lane, self.column_at(tree, place));
-        let after = self.lanes_at(tree, place);
-        self.recount(goal.tier, &before, &after, name);
-        self.show_if_held(tree, goal.tier, place, &after);
+    fn refer_placed(&mut self, tree: &mut Tree, target: StoreTarget, place: Place, name: EngineHash) {
+        let before = self.holders_at(tree, place);
+        tree.cover(place, target.holder, self.column_at(tree, place));
+        let after = self.holders_at(tree, place);
+        self.recount(target.tier, &before, &after, name);
+        self.show_if_held(tree, target.tier, place, &after);
         tree.publish_later(place.node);
     }
 
     /// A tier of several groups shows a block that all of them refer to, and no other.
-    pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Layer, place: Place, lanes: &[Lane]) {
+    pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Layer, place: Place, holders: &[HolderBit]) {
         let of = &self.tiers[tier.index()];
         if of.groups.len() < 2 {
             return;
         }
-        if self.is_held(tier, lanes) {
+        if self.is_held(tier, holders) {
             tree.cover(place, of.shown, self.column_at(tree, place));
         } else {
             tree.uncover(place, of.shown);
@@ -382,39 +390,41 @@ impl Worker {
     }
 
     /// Whether a tier holds a block to which these lanes refer.
-    pub(super) fn is_held(&self, tier: Layer, lanes: &[Lane]) -> bool {
+    pub(super) fn is_held(&self, tier: Layer, holders: &[HolderBit]) -> bool {
         let groups = &self.tiers[tier.index()].groups;
-        !groups.is_empty() && groups.iter().all(|group| lanes.contains(&group.lane))
+        !groups.is_empty() && groups.iter().all(|group| holders.contains(&group.holder))
     }
 
     /// The lanes that refer to a block of the tree.
-    pub(super) fn lanes_at(&self, tree: &Tree, place: Place) -> SmallVec<[Lane; 4]> {
+    pub(super) fn holders_at(&self, tree: &Tree, place: Place) -> SmallVec<[HolderBit; 4]> {
         let node = &tree.nodes[place.node];
-        let covers = |lane: &Lane| node.entry(*lane).is_some_and(|entry| entry.covers(place.at));
-        self.references().map(|(_, lane)| lane).filter(covers).collect()
+        let covers = |holder: &HolderBit| node.entry(*holder).is_some_and(|entry| entry.covers(place.at));
+        self.references().map(|(_, holder)| holder).filter(covers).collect()
     }
 
-    fn tiers_of(&self, lanes: &[Lane]) -> usize {
-        self.references().filter(|(_, lane)| lanes.contains(lane)).fold(0, |set, (tier, _)| set | 1 << tier.index())
+    fn tiers_of(&self, holders: &[HolderBit]) -> usize {
+        self.references()
+            .filter(|(_, holder)| holders.contains(holder))
+            .fold(0, |set, (tier, _)| set | 1 << tier.index())
     }
 
     /// The figures after the lanes that refer to a block have changed.
-    pub(super) fn recount(&mut self, tier: Layer, before: &[Lane], after: &[Lane], name: EngineHash) {
+    pub(super) fn recount(&mut self, tier: Layer, before: &[HolderBit], after: &[HolderBit], name: EngineHash) {
         let (from, to) = (self.tiers_of(before), self.tiers_of(after));
         if from != to {
-            self.population[from] -= u64::from(from != 0);
-            self.population[to] += u64::from(to != 0);
+            self.blocks_by_layers[from] -= u64::from(from != 0);
+            self.blocks_by_layers[to] += u64::from(to != 0);
         }
         let (held, holds) = (self.is_held(tier, before), self.is_held(tier, after));
         let of = &mut self.tiers[tier.index()];
         match (held, holds) {
             (false, true) => {
                 of.held += 1;
-                of.digest = of.digest.wrapping_add(stirred(name.0));
+                of.digest = of.digest.wrapping_add(mixed(name.0));
             }
             (true, false) => {
                 of.held -= 1;
-                of.digest = of.digest.wrapping_sub(stirred(name.0));
+                of.digest = of.digest.wrapping_sub(mixed(name.0));
             }
             _ => {}
         }
@@ -430,69 +440,75 @@ impl Worker {
     pub(super) fn place(
         &mut self,
         tree: &mut Tree,
-        lane: Lane,
+        holder: HolderBit,
         after: Place,
         name: EngineHash,
         local: LocalHash,
         seed: Seed,
-    ) -> Result<Place, Odd> {
-        let told = Told { locals: &[local], names: &[name], seed };
+    ) -> Result<Place, StoreError> {
+        let slice = BlockSlice { locals: &[local], names: &[name], seed };
         let node = &tree.nodes[after.node];
         if after.at == node.len {
-            return self.place_below(tree, lane, after.node, told);
+            return self.place_below(tree, holder, after.node, slice);
         }
         let same = tree.locals(after.node)[usize::from(after.at)] == local.0;
         if same && !self.binds(node, after.at) {
-            if self.is_named(tree, after, told) {
+            if self.is_named(tree, after, slice) {
                 return Ok(after);
             }
             // The worker's names from here on are of what is no longer bound: they lose what hung on them.
-            self.uproot(tree, Place { at: after.at + 1, ..after });
-            if self.allowance.overwhelmed {
-                return Err(Odd::Full);
+            self.displace(tree, Place { at: after.at + 1, ..after });
+            if self.allowance.exhausted {
+                return Err(StoreError::ArenaFull);
             }
             if tree.nodes[after.node].len == after.at {
-                return self.place_below(tree, lane, after.node, told);
+                return self.place_below(tree, holder, after.node, slice);
             }
-            if let Some(found) = self.name_next(tree, lane, after, told) {
+            if let Some(found) = self.name_next(tree, holder, after, slice) {
                 return Ok(found);
             }
         }
         let prefix = tree.split(after.node, after.at);
         let rest = after.node;
-        let placed = self.place_below(tree, lane, prefix, told);
+        let placed = self.place_below(tree, holder, prefix, slice);
         // What the split has left to others may be nobody's.
         if placed.is_err() || placed.is_ok_and(|placed| placed.node != rest) {
-            tree.settle(rest);
+            tree.prune(rest);
         }
         placed
     }
 
     /// Whether a block of a node has a name already, in the worker's column.
-    fn is_named(&self, tree: &Tree, place: Place, told: Told<'_>) -> bool {
+    fn is_named(&self, tree: &Tree, place: Place, slice: BlockSlice<'_>) -> bool {
         let node = &tree.nodes[place.node];
         let Some(column) = self.column_of(node).map(|at| &node.columns[usize::from(at)]) else { return false };
-        let named = tree.names(column).get(usize::from(place.at)) == told.name_words().first();
-        named && column.seed == told.seed
+        let named = tree.names(column).get(usize::from(place.at)) == slice.name_words().first();
+        named && column.seed == slice.seed
     }
 
     /// Names the block after the last that a column names, where the column is the worker's.
-    fn name_next(&self, tree: &mut Tree, lane: Lane, place: Place, told: Told<'_>) -> Option<Place> {
+    fn name_next(&self, tree: &mut Tree, holder: HolderBit, place: Place, slice: BlockSlice<'_>) -> Option<Place> {
         let node = &tree.nodes[place.node];
         let at = self.column_of(node)?;
         let column = node.columns[usize::from(at)];
-        if column.len != place.at || column.seed != told.seed || place.at >= node.len {
+        if column.len != place.at || column.seed != slice.seed || place.at >= node.len {
             return None;
         }
-        tree.extend_column(place.node, at, told, Homonyms::Allowed).ok()?;
-        tree.enter(place.node, lane, at);
+        tree.extend_column(place.node, at, slice, DuplicateNames::Allowed).ok()?;
+        tree.enter(place.node, holder, at);
         Some(place)
     }
 
     /// The place of a block that begins a node below another.
-    fn place_below(&mut self, tree: &mut Tree, lane: Lane, parent: NodeId, told: Told<'_>) -> Result<Place, Odd> {
-        let variants = tree.variants(parent, told.locals[0]);
-        let named = |worker: &Self, id: NodeId| worker.is_named(tree, Place { node: id, at: 0 }, told);
+    fn place_below(
+        &mut self,
+        tree: &mut Tree,
+        holder: HolderBit,
+        parent: NodeId,
+        slice: BlockSlice<'_>,
+    ) -> Result<Place, StoreError> {
+        let variants = tree.variants(parent, slice.locals[0]);
+        let named = |worker: &Self, id: NodeId| worker.is_named(tree, Place { node: id, at: 0 }, slice);
         if let Some(id) = variants.iter().copied().find(|id| named(self, *id)) {
             return Ok(Place { node: id, at: 0 });
         }
@@ -500,60 +516,60 @@ impl Worker {
         if let Some(id) = free {
             let place = Place { node: id, at: 0 };
             if self.column_of(&tree.nodes[id]).is_some() {
-                self.uproot(tree, place);
+                self.displace(tree, place);
             }
-            if self.allowance.overwhelmed {
-                return Err(Odd::Full);
+            if self.allowance.exhausted {
+                return Err(StoreError::ArenaFull);
             }
             if tree.nodes.is_used(id) {
                 self.forked |= tree.nodes[id].variant > 0 || tree.nodes[id].forks > 0;
-                tree.newcomer(id, lane, told)?;
+                tree.newcomer(id, holder, slice)?;
                 return Ok(place);
             }
-            return self.place_below(tree, lane, parent, told);
+            return self.place_below(tree, holder, parent, slice);
         }
         let end = tree.nodes[parent].len;
         if variants.is_empty()
-            && tree.may_append(parent, lane, told.seed)
-            && tree.append(parent, told, Homonyms::Allowed) == Ok(1)
+            && tree.may_append(parent, holder, slice.seed)
+            && tree.append(parent, slice, DuplicateNames::Allowed) == Ok(1)
         {
             tree.nodes[parent].entries[0].cut = end;
             return Ok(Place { node: parent, at: end });
         }
         self.forked |= !variants.is_empty();
-        Ok(Place { node: tree.new_variant(parent, lane, told, &variants)?, at: 0 })
+        Ok(Place { node: tree.new_variant(parent, holder, slice, &variants)?, at: 0 })
     }
 
     /// Takes the blocks from a place on, and all below, out of the tree: their chain is not complete any
     /// more, or they are to hang elsewhere. They wait. If that is more than one event may move, or more than may wait,
-    /// nothing changes but that the worker is [overwhelmed](Allowance).
-    fn uproot(&mut self, tree: &mut Tree, from: Place) {
+    /// nothing changes but that the worker is [exhausted](Allowance).
+    fn displace(&mut self, tree: &mut Tree, from: Place) {
         let mut stack = vec![from];
         let mut touched = Vec::new();
-        let mut waiters = Vec::new();
-        let waiting_max = self.allowance.waiting_max.saturating_sub(self.waiting.len());
+        let mut displaced = Vec::new();
+        let dormant_max = self.allowance.dormant_max.saturating_sub(self.dormant.len());
         let mut work = 0;
         while let Some(from) = stack.pop() {
             let node = &tree.nodes[from.node];
             let Some(column) = self.column_of(node).map(|at| node.columns[usize::from(at)]) else { continue };
             work += 1 + usize::from(column.len.saturating_sub(from.at));
-            if work > self.allowance.uproots || waiters.len() > waiting_max {
-                self.allowance.overwhelmed = true;
+            if work > self.allowance.displacements || displaced.len() > dormant_max {
+                self.allowance.exhausted = true;
                 return;
             }
             for at in from.at..column.len {
                 let place = Place { at, ..from };
-                let lanes = self.lanes_at(tree, place);
-                if !lanes.is_empty() {
+                let holders = self.holders_at(tree, place);
+                if !holders.is_empty() {
                     let parent = self.name_before(tree, place);
                     let local = LocalHash(tree.locals(place.node)[usize::from(at)]);
                     let name = tree.name(column.names.base + u32::from(at));
-                    let lanes = lanes.into_iter().collect();
-                    waiters.push((name, Waiter::new(parent, local, column.seed, lanes)));
+                    let holders = holders.into_iter().collect();
+                    displaced.push((name, DormantBlock::new(parent, local, column.seed, holders)));
                 }
             }
             // Children that are only others' are work too, as they are looked at.
-            let left = self.allowance.uproots - work;
+            let left = self.allowance.displacements - work;
             for child in tree.nodes.children(from.node).take(left + 1) {
                 work += 1;
                 if self.column_of(&tree.nodes[child]).is_some() {
@@ -562,29 +578,29 @@ impl Worker {
             }
             touched.push(from);
         }
-        if work > self.allowance.uproots || waiters.len() > waiting_max {
-            self.allowance.overwhelmed = true;
+        if work > self.allowance.displacements || displaced.len() > dormant_max {
+            self.allowance.exhausted = true;
             return;
         }
-        self.allowance.uproots -= work;
+        self.allowance.displacements -= work;
         for from in touched.iter().rev() {
             self.leave(tree, *from);
         }
         for from in touched.iter().rev() {
             if tree.nodes.is_used(from.node) {
-                tree.settle(from.node);
+                tree.prune(from.node);
             }
         }
-        for (name, waiter) in waiters {
-            self.waiting.insert(name, waiter);
+        for (name, block) in displaced {
+            self.dormant.insert(name, block);
         }
     }
 
     /// Covers nothing of a node from a place on, in any lane; at its first block, leaves the node.
     fn leave(&self, tree: &mut Tree, from: Place) {
-        for lane in &self.kin {
+        for holder in &self.all_holders {
             let node = &mut tree.nodes[from.node];
-            let Ok(at) = node.find(*lane) else { continue };
+            let Ok(at) = node.find(*holder) else { continue };
             node.entries[at].take(from.at, NODE_BLOCKS_MAX as u16);
             if from.at == 0 {
                 tree.remove_entry(from.node, at);
@@ -595,71 +611,71 @@ impl Worker {
     /// A name has got a place: what it was called at places it had before loses what hangs there, and what
     /// waited for it gets a place too, and so on; as much of that as the event may still move, the rest in slices of
     /// a sweep.
-    pub(super) fn bring_home(&mut self, tree: &mut Tree, name: EngineHash) {
-        self.homeward.push(name);
-        self.bring_some_home(tree);
+    pub(super) fn place_children_of(&mut self, tree: &mut Tree, name: EngineHash) {
+        self.placement_queue.push(name);
+        self.place_some_dormant(tree);
     }
 
     /// Gives places to what waits for names that have one, as long as the allowance lasts. What is left waits, which
     /// readers see as not held.
-    pub(super) fn bring_some_home(&mut self, tree: &mut Tree) {
-        while self.allowance.plants > 0
-            && let Some(name) = self.homeward.pop()
+    pub(super) fn place_some_dormant(&mut self, tree: &mut Tree) {
+        while self.allowance.placements > 0
+            && let Some(name) = self.placement_queue.pop()
         {
             let Some((_, word)) = self.find(tree, name) else { continue };
             for stale in tree.words_named(name).into_iter().filter(|stale| *stale != word) {
                 let Some((place, column)) = tree.resolve(stale).filter(|_| tree.name(stale) == name) else { continue };
                 if self.column_of(&tree.nodes[place.node]) == Some(column) {
-                    self.uproot(tree, Place { at: place.at + 1, ..place });
+                    self.displace(tree, Place { at: place.at + 1, ..place });
                 }
-                if self.allowance.overwhelmed {
+                if self.allowance.exhausted {
                     return;
                 }
             }
-            self.plant_children(tree, name);
-            if self.allowance.overwhelmed {
+            self.place_dormant_children(tree, name);
+            if self.allowance.exhausted {
                 return;
             }
         }
     }
 
     /// Gives what waits for a name its place, as much of it as may be moved.
-    fn plant_children(&mut self, tree: &mut Tree, name: EngineHash) {
-        let plants = self.allowance.plants;
-        let mut children: Vec<EngineHash> = self.waiting.children(name).take(plants + 1).collect();
-        let more = children.len() > plants;
-        children.truncate(plants);
-        self.allowance.plants -= children.len().max(1);
-        let from = self.homeward.len();
+    fn place_dormant_children(&mut self, tree: &mut Tree, name: EngineHash) {
+        let placements = self.allowance.placements;
+        let mut children: Vec<EngineHash> = self.dormant.children(name).take(placements + 1).collect();
+        let more = children.len() > placements;
+        children.truncate(placements);
+        self.allowance.placements -= children.len().max(1);
+        let from = self.placement_queue.len();
         for child in children {
-            if !self.plant(tree, name, child) {
+            if !self.place_dormant_block(tree, name, child) {
                 // The parent lost its place meanwhile, or there are no words for the child; so it is for the others.
                 return;
             }
-            self.homeward.push(child);
+            self.placement_queue.push(child);
         }
         if more {
-            self.homeward.insert(from, name);
+            self.placement_queue.insert(from, name);
         }
     }
 
     /// Gives a block that waits for `parent` its place right after it; whether there are words for it.
-    fn plant(&mut self, tree: &mut Tree, parent: EngineHash, child: EngineHash) -> bool {
+    fn place_dormant_block(&mut self, tree: &mut Tree, parent: EngineHash, child: EngineHash) -> bool {
         let Some((place, _)) = self.find(tree, parent) else { return false };
-        let Some(waiter) = self.waiting.remove(child) else { return true };
+        let Some(block) = self.dormant.remove(child) else { return true };
         let after = Place { at: place.at + 1, ..place };
-        let Ok(place) = self.place(tree, waiter.lanes[0], after, child, waiter.local, waiter.seed) else {
+        let Ok(place) = self.place(tree, block.holders[0], after, child, block.local, block.seed) else {
             // A block without a place would wait for ever, and the worker would count for too little.
-            self.allowance.overwhelmed = true;
-            self.waiting.insert(child, waiter);
+            self.allowance.exhausted = true;
+            self.dormant.insert(child, block);
             return false;
         };
         let column = self.column_of(&tree.nodes[place.node]).unwrap_or_default();
-        for lane in &waiter.lanes {
-            tree.cover(place, *lane, column);
+        for holder in &block.holders {
+            tree.cover(place, *holder, column);
         }
         for tier in Layer::ALL {
-            self.show_if_held(tree, tier, place, &waiter.lanes);
+            self.show_if_held(tree, tier, place, &block.holders);
         }
         tree.publish_later(place.node);
         true

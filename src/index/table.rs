@@ -107,14 +107,14 @@ impl Drop for Retired {
 /// The one hand that changes a table. Lines are named by their index, which is good until their segment grows.
 #[derive(Debug)]
 pub(super) struct TableWriter {
-    head: Arc<Head>,
-    parts: Box<[Part]>,
+    head: Arc<TableHead>,
+    parts: Box<[SegmentUse]>,
     used: usize,
     /// Lines over all segments, and of the largest that there has been.
     lines: usize,
     lines_most: usize,
     /// Segments that have become too large for what is in them, one bit each.
-    sparse: u128,
+    underfull: u128,
     /// Lines that one insert has moved, at most.
     #[cfg(test)]
     pub(super) moved_most: usize,
@@ -122,7 +122,7 @@ pub(super) struct TableWriter {
 
 /// What the writer knows of a segment.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct SegmentUse {
     used: usize,
     tombstones: usize,
 }
@@ -140,19 +140,19 @@ impl TableWriter {
     pub(super) fn segmented(segment_bits: u32, nodes: usize, secret: u64) -> Self {
         let (keys, lines, segments) = (Keys::new(secret), lines_for(nodes), 1 << segment_bits);
         Self {
-            head: Arc::new(Head::new(segment_bits, lines, keys)),
-            parts: vec![Part::default(); segments].into_boxed_slice(),
+            head: Arc::new(TableHead::new(segment_bits, lines, keys)),
+            parts: vec![SegmentUse::default(); segments].into_boxed_slice(),
             used: 0,
             lines: lines * segments,
             lines_most: lines,
-            sparse: 0,
+            underfull: 0,
             #[cfg(test)]
             moved_most: 0,
         }
     }
 
     /// What views of this table share.
-    pub(super) fn head(&self) -> &Arc<Head> {
+    pub(super) fn head(&self) -> &Arc<TableHead> {
         &self.head
     }
 
@@ -253,7 +253,7 @@ impl TableWriter {
     }
 
     fn has_room(&self, segment: usize, more: usize) -> bool {
-        let Part { used, tombstones } = self.parts[segment];
+        let SegmentUse { used, tombstones } = self.parts[segment];
         (used + tombstones + more) * LOAD_LINES <= self.segment(segment).lines().len() * LOAD_USED_MAX
     }
 
@@ -298,19 +298,19 @@ impl TableWriter {
 
     /// Makes one segment smaller that has become too large for what is in it. Indexes given out before are void.
     pub(super) fn shrink(&mut self) -> Option<Retired> {
-        while self.sparse != 0 {
-            let segment = self.sparse.trailing_zeros() as usize;
-            self.sparse &= self.sparse - 1;
+        while self.underfull != 0 {
+            let segment = self.underfull.trailing_zeros() as usize;
+            self.underfull &= self.underfull - 1;
             // It may have been filled again since.
             let lines = lines_for(self.parts[segment].used);
-            if self.is_sparse(segment) {
+            if self.is_underfull(segment) {
                 return Some(self.refit(segment, lines));
             }
         }
         None
     }
 
-    fn is_sparse(&self, segment: usize) -> bool {
+    fn is_underfull(&self, segment: usize) -> bool {
         let lines = self.segment(segment).lines().len();
         lines > LINES_MIN && lines_for(self.parts[segment].used) <= lines / 4
     }
@@ -395,8 +395,8 @@ impl TableWriter {
         part.tombstones = part.tombstones + usize::from(!is_last) - emptied;
         part.used -= 1;
         self.used -= 1;
-        if self.is_sparse(segment) {
-            self.sparse |= 1 << segment;
+        if self.is_underfull(segment) {
+            self.underfull |= 1 << segment;
         }
     }
 }
@@ -596,14 +596,14 @@ fn allocate(lines: usize) -> Box<[Line]> {
 ///
 /// A segment is one [`Word`]: a search goes from here to the line that it wants, with nothing to be followed between.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct TableHead {
     words: Box<[AtomicPtr<Line>]>,
     segment_bits: u32,
     keys: Keys,
     generation: AtomicU64,
 }
 
-impl Head {
+impl TableHead {
     /// `1 << segment_bits` empty segments, each of `lines` lines.
     fn new(segment_bits: u32, lines: usize, keys: Keys) -> Self {
         let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(new_lines(lines))).collect();
@@ -666,7 +666,7 @@ impl Head {
     }
 }
 
-impl Drop for Head {
+impl Drop for TableHead {
     fn drop(&mut self) {
         for word in &self.words {
             // Relaxed: dropped by the last of those who share it, after all others let it go.
@@ -681,7 +681,7 @@ impl Drop for Head {
 /// A reader's handle on a table.
 #[derive(Clone, Debug)]
 pub(super) struct TableView {
-    head: Arc<Head>,
+    head: Arc<TableHead>,
     reclaimer: Reclaimer,
 }
 
@@ -691,11 +691,11 @@ impl TableView {
     /// # Safety
     ///
     /// Tables that are replaced there must go to the garbage of `reclaimer`.
-    pub(super) unsafe fn new(head: Arc<Head>, reclaimer: Reclaimer) -> Self {
+    pub(super) unsafe fn new(head: Arc<TableHead>, reclaimer: Reclaimer) -> Self {
         Self { head, reclaimer }
     }
 
-    /// As [`Head::generation`].
+    /// As [`TableHead::generation`].
     #[inline]
     pub(super) fn generation(&self) -> Option<u64> {
         self.head.generation()
@@ -717,7 +717,7 @@ impl TableView {
 /// replaced in the course of a walk is told by the generation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segments<'a> {
-    head: &'a Head,
+    head: &'a TableHead,
 }
 
 impl<'a> Segments<'a> {

@@ -74,7 +74,7 @@ impl Stream {
             self.past.swap_remove(at);
         }
         let seed = Seed(u64::from(self.rng.random_bool(0.05)));
-        tell(writer, slot, parent, &hashes, &locals, tier, group, seed);
+        store_as(writer, slot, parent, &hashes, &locals, tier, group, seed);
     }
 
     fn remove(&mut self, writer: &mut ShardWriter, slot: WorkerSlot, tier: Tier, group: GroupId) {
@@ -93,7 +93,7 @@ impl Stream {
 }
 
 #[expect(clippy::too_many_arguments, reason = "a store has so many parts")]
-fn tell(
+fn store_as(
     writer: &mut ShardWriter,
     slot: WorkerSlot,
     parent: Option<u64>,
@@ -117,7 +117,7 @@ fn store(
     hashes: &[u64],
     locals: &[u64],
 ) -> super::StoreOutcome {
-    tell(writer, slot, parent, hashes, locals, Tier::Device, GroupId(0), Seed(0))
+    store_as(writer, slot, parent, hashes, locals, Tier::Device, GroupId(0), Seed(0))
 }
 
 fn remove(writer: &mut ShardWriter, slot: WorkerSlot, hashes: &[u64]) {
@@ -130,12 +130,12 @@ fn run(of: Alphabet, workers: usize, seeds: u64, events: usize) {
     for seed in 0..seeds {
         for node_blocks_max in [2, 8, 1024] {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-            let retired_lanes_max = if rng.random_bool(0.3) { 1 } else { 256 };
+            let retired_holders_max = if rng.random_bool(0.3) { 1 } else { 256 };
             let dormant_blocks_max = if rng.random_bool(0.3) { 6 } else { 1 << 20 };
             let event_moves_max = if rng.random_bool(0.3) { 5 } else { 1 << 20 };
             let limits = ShardLimits {
                 node_blocks_max,
-                retired_lanes_max,
+                retired_holders_max,
                 dormant_blocks_max,
                 event_moves_max,
                 ..ShardLimits::default()
@@ -236,7 +236,7 @@ fn a_walk_with_lanes_of_before_meets_lanes_that_came_since() {
     for slot in &slots[..128] {
         store(&mut writer, *slot, None, &[1, 2, 3], &[1, 2, 3]);
     }
-    let before = writer.tree.lanes.table(128);
+    let before = writer.tree.holders.table(128);
     store(&mut writer, slots[128], None, &[1, 2], &[1, 2]);
     let guard = reader.enter();
     let view = reader.view_with(&guard, &before);
@@ -258,8 +258,8 @@ fn a_shard_without_its_writer_is_empty_and_nothing_of_it_is_followed() {
     drop(writer);
     let mut walk = super::walk::Walk::default();
     let mut out = super::reader::ShardDepths::default();
-    let (guard, lanes) = (reader.enter(), reader.lanes_now());
-    assert!(walk.run(&reader.view_with(&guard, &lanes), &[1, 2, 3], &mut out));
+    let (guard, holders) = (reader.enter(), reader.holders_now());
+    assert!(walk.run(&reader.view_with(&guard, &holders), &[1, 2, 3], &mut out));
     assert_eq!(walk.lines_met(), 0, "its records have been given back");
     assert!(out.device.iter().all(|depth| *depth == 0));
 }
@@ -270,15 +270,15 @@ fn steps_where_blocks_have_second_names(blocks: u64, tier: Tier) -> (usize, supe
     let slot = writer.add_worker().expect("room");
     let mut parent = None;
     for at in 0..blocks {
-        tell(&mut writer, slot, parent, &[2 * at + 1], &[at], Tier::Device, GroupId(0), Seed(0));
-        tell(&mut writer, slot, parent, &[2 * at + 2], &[at], tier, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, parent, &[2 * at + 1], &[at], Tier::Device, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, parent, &[2 * at + 2], &[at], tier, GroupId(0), Seed(0));
         parent = Some(2 * at + 1);
     }
     let locals: Vec<u64> = (0..blocks).collect();
     let (mut walk, mut out) = (super::walk::Walk::default(), super::reader::ShardDepths::default());
-    let (guard, lanes) = (reader.enter(), reader.lanes_now());
-    assert!(walk.run(&reader.view_with(&guard, &lanes), &locals, &mut out));
-    (walk.steps_of_ways(), out)
+    let (guard, holders) = (reader.enter(), reader.holders_now());
+    assert!(walk.run(&reader.view_with(&guard, &holders), &locals, &mut out));
+    (walk.branching_steps(), out)
 }
 
 #[test]
@@ -293,12 +293,12 @@ fn a_lookup_takes_steps_in_proportion_to_its_blocks_where_they_have_second_names
 }
 
 /// What panics on purpose leave behind: a torn shard, and a header with an odd version.
-const MISHAPS: [(EngineHash, LocalHash); 2] =
-    [(super::failpoints::TORN, LocalHash(1)), (EngineHash(77), super::failpoints::ODD)];
+const FAILPOINTS: [(EngineHash, LocalHash); 2] =
+    [(super::failpoints::IN_MULTI_WRITE, LocalHash(1)), (EngineHash(77), super::failpoints::OPEN_HEADER)];
 
 #[test]
 fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_readers() {
-    for (at, (name, content)) in MISHAPS.into_iter().enumerate() {
+    for (at, (name, content)) in FAILPOINTS.into_iter().enumerate() {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let slots: Vec<WorkerSlot> = (0..3).map(|_| writer.add_worker().expect("room")).collect();
         writer.bound_worker(slots[1], 2);
@@ -316,16 +316,16 @@ fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_re
             store(&mut writer, slots[0], None, &[name.0], &[content.0]);
             store(&mut writer, slots[2], None, &[name.0], &[content.0]);
         }));
-        assert!(stored.is_err(), "mishap {at}");
+        assert!(stored.is_err(), "failure {at}");
         // Nobody waits for ever, and what cannot be told is said to be so.
         let torn = readers.lookup(&[content, LocalHash(2)], &mut depths);
-        assert!(torn.contended, "mishap {at}");
+        assert!(torn.contended, "failure {at}");
 
         // Somebody is inside all the while, and reads what was.
         let inside = reader.enter();
-        let lanes = reader.lanes_now();
-        let view = reader.view_with(&inside, &lanes);
-        assert!(writer.begin_anew(), "all of it is freed");
+        let holders = reader.holders_now();
+        let view = reader.view_with(&inside, &holders);
+        assert!(writer.reset_after_panic(), "all of it is freed");
         let mut out = super::reader::ShardDepths::default();
         super::walk::Walk::default().run(&view, &[1, 2], &mut out);
         drop(inside);
@@ -333,8 +333,8 @@ fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_re
 
         for locals in [[LocalHash(1), LocalHash(2)], [content, LocalHash(2)]] {
             let anew = readers.lookup(&locals, &mut depths);
-            assert!(!anew.contended && anew.epoch > before.epoch, "mishap {at}: the epoch goes on");
-            assert!(slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 0), "mishap {at}");
+            assert!(!anew.contended && anew.epoch > before.epoch, "failure {at}: the epoch goes on");
+            assert!(slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 0), "failure {at}");
         }
         writer.check(true);
         assert_eq!(
@@ -379,11 +379,11 @@ fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_aga
                 store(&mut writer, *slot, None, &[1, 2], &[1, 2]);
                 writer.publish();
             }
-            let mishap = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                store(&mut writer, slots[0], Some(2), &[3, super::failpoints::TORN.0, 3], &[3, 4, 5]);
-                store(&mut writer, slots[0], None, &[super::failpoints::TORN.0], &[1]);
+            let failure = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                store(&mut writer, slots[0], Some(2), &[3, super::failpoints::IN_MULTI_WRITE.0, 3], &[3, 4, 5]);
+                store(&mut writer, slots[0], None, &[super::failpoints::IN_MULTI_WRITE.0], &[1]);
             }));
-            assert!(mishap.is_err() && writer.begin_anew());
+            assert!(failure.is_err() && writer.reset_after_panic());
         }
         ends.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -476,7 +476,7 @@ fn what_waits_for_one_block_gets_its_places_in_slices() {
 
 #[test]
 fn a_clear_sweeps_no_more_than_a_slice_however_many_lanes_wait() {
-    let limits = ShardLimits { retired_lanes_max: 1, node_blocks_max: 1, ..ShardLimits::default() };
+    let limits = ShardLimits { retired_holders_max: 1, node_blocks_max: 1, ..ShardLimits::default() };
     let (mut writer, _reader) = shard(ShardId(0), limits);
     let slot = writer.add_worker().expect("room");
     let nodes = 3 * crate::limits::INDEX_EVENT_SWEEP_MAX as u64;
@@ -561,8 +561,8 @@ fn memory_stays_below_its_ceiling_whatever_is_stored() {
             let blocks: Vec<u64> = (first..first + rng.random_range(1..40)).collect();
             let parent = (round % 5 == 1).then_some(first - 1);
             let tier = Tier::ALL[rng.random_range(0..4)];
-            let told = tell(&mut writer, slot, parent, &blocks, &blocks, tier, GroupId(0), Seed(0));
-            refused += u32::from(told.refused == Some(super::Refusal::MemoryBound));
+            let outcome = store_as(&mut writer, slot, parent, &blocks, &blocks, tier, GroupId(0), Seed(0));
+            refused += u32::from(outcome.refused == Some(super::Refusal::MemoryBound));
             let memory = writer.memory();
             assert!(memory.bytes() <= ceiling + (2 << 20), "round {round}: {memory:?}");
         }
@@ -572,7 +572,7 @@ fn memory_stays_below_its_ceiling_whatever_is_stored() {
 
 #[test]
 fn a_store_that_is_taken_block_by_block_is_bounded_and_one_in_runs_is_not() {
-    let limits = ShardLimits { careful_blocks_max: 100, ..ShardLimits::default() };
+    let limits = ShardLimits { slow_path_blocks_max: 100, ..ShardLimits::default() };
     let (mut writer, reader) = shard(ShardId(0), limits);
     let reader = super::IndexReader::new(vec![reader]);
     let slot = writer.add_worker().expect("room");
@@ -594,7 +594,7 @@ fn a_clear_of_one_tier_looks_at_no_more_waiting_blocks_than_one_event_may_move()
         let limits = ShardLimits { event_moves_max: MOVES_MAX as usize, ..ShardLimits::default() };
         let (mut writer, _) = shard(ShardId(0), limits);
         let slot = writer.add_worker().expect("room");
-        tell(&mut writer, slot, None, &[1, 2, 3], &[1, 2, 3], Tier::Host, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, None, &[1, 2, 3], &[1, 2, 3], Tier::Host, GroupId(0), Seed(0));
         let orphans: Vec<u64> = (1001..1001 + waiting).collect();
         assert_eq!(u64::from(store(&mut writer, slot, Some(1000), &orphans, &orphans).dormant), waiting);
         assert_eq!(writer.is_cleared_whole(slot), host == 0);

@@ -11,13 +11,13 @@
 )]
 
 use super::arena::{Arena, CHUNK_WORDS};
-use super::header::{Header, More, encode};
-use super::holders::{Lane, LaneTable, Lanes};
-use super::name_map::SlotMap;
+use super::header::{Header, Overflow, encode};
+use super::holders::{HolderBit, HolderBits, HolderTable};
+use super::name_map::NameMap;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
 use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
-use super::shared::{Head, Sight};
+use super::shared::{ShardHead, SharedIndex};
 use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;
@@ -31,23 +31,23 @@ use std::sync::Arc;
 pub(super) enum Waste {
     /// Words of the arena: the first, and how many.
     Words(u32, u32),
-    More(#[expect(dead_code, reason = "dropped after the grace period")] Box<More>),
-    Lanes(#[expect(dead_code, reason = "dropped after the grace period")] Box<LaneTable>),
+    Overflow(#[expect(dead_code, reason = "dropped after the grace period")] Box<Overflow>),
+    HolderBits(#[expect(dead_code, reason = "dropped after the grace period")] Box<HolderTable>),
     Table(#[expect(dead_code, reason = "dropped after the grace period")] Retired),
-    Sight(#[expect(dead_code, reason = "dropped after the grace period")] Box<Sight>),
+    SharedIndex(#[expect(dead_code, reason = "dropped after the grace period")] Box<SharedIndex>),
 }
 
 /// The tree of one shard, and everything it is made of.
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) arena: Arena,
-    pub(super) slots: SlotMap,
+    pub(super) name_map: NameMap,
     pub(super) table: TableWriter,
     pub(super) nodes: Nodes,
-    pub(super) lanes: Lanes,
+    pub(super) holders: HolderBits,
     pub(super) garbage: Garbage<Waste>,
     /// Names that more than one word has, and how many more.
-    pub(super) homonyms: HashMap<EngineHash, u32>,
+    pub(super) duplicate_names: HashMap<EngineHash, u32>,
     pub(super) node_blocks_max: u16,
     /// Nodes that may be joined with their only child.
     pub(super) joins: VecDeque<NodeId>,
@@ -56,7 +56,7 @@ pub(super) struct Tree {
     /// Nodes that a sweep under way would miss: they came into being behind it.
     pub(super) unswept: Vec<NodeId>,
     pub(super) sweeping: bool,
-    pub(super) head: Arc<Head>,
+    pub(super) head: Arc<ShardHead>,
     /// Slots of workers are below this.
     pub(super) workers: usize,
     /// What is kept for each worker, over all of them.
@@ -77,18 +77,18 @@ impl Tree {
     pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
         Self {
             arena: Arena::new(),
-            slots: SlotMap::new(secret),
+            name_map: NameMap::new(secret),
             table: TableWriter::segmented(SEGMENT_BITS, 0, secret),
             nodes: Nodes::new(),
-            lanes: Lanes::default(),
+            holders: HolderBits::default(),
             garbage: Garbage::new(reclaimer),
-            homonyms: HashMap::default(),
+            duplicate_names: HashMap::default(),
             node_blocks_max: node_blocks_max.clamp(1, NODE_BLOCKS_MAX) as u16,
             joins: VecDeque::new(),
             touched: Vec::new(),
             unswept: Vec::new(),
             sweeping: false,
-            head: Arc::new(Head::new(epoch)),
+            head: Arc::new(ShardHead::new(epoch)),
             workers: 0,
             workers_bytes: 0,
             placed: 0,
@@ -96,25 +96,25 @@ impl Tree {
     }
 
     /// What readers of this tree hold.
-    pub(super) fn sight(&self, reclaimer: &Reclaimer) -> Sight {
+    pub(super) fn shared_index(&self, reclaimer: &Reclaimer) -> SharedIndex {
         // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
         let table = unsafe { TableView::new(self.table.head().clone(), reclaimer.clone()) };
-        Sight { head: Arc::clone(&self.head), table, arena: self.arena.view() }
+        SharedIndex { head: Arc::clone(&self.head), table, arena: self.arena.view() }
     }
 
     /// Shows readers the lanes as they are.
-    pub(super) fn publish_lanes(&mut self) {
-        let table = self.lanes.table(self.workers);
+    pub(super) fn publish_holders(&mut self) {
+        let table = self.holders.table(self.workers);
         let bytes = table.bytes();
-        let torn = self.head.is_torn();
-        if !torn {
-            self.head.tear();
+        let nested = self.head.in_multi_write();
+        if !nested {
+            self.head.begin_multi_write();
         }
-        let before = self.head.replace_lanes(table);
-        if !torn {
-            self.head.mend();
+        let before = self.head.replace_holders(table);
+        if !nested {
+            self.head.end_multi_write();
         }
-        self.garbage.push(Waste::Lanes(before), bytes);
+        self.garbage.push(Waste::HolderBits(before), bytes);
     }
 
     /// Gives garbage to the reclaimer, and uses again what comes back.
@@ -134,15 +134,15 @@ impl Tree {
 
     /// Memory of the tree, what waits for readers included.
     pub(super) fn bytes(&self) -> u64 {
-        let parts = self.arena.bytes() + self.slots.bytes() + self.table.bytes() + self.nodes.bytes();
+        let parts = self.arena.bytes() + self.name_map.bytes() + self.table.bytes() + self.nodes.bytes();
         parts + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
     }
 
     /// Memory of what the writer has to remember for later.
     pub(super) fn lists_bytes(&self) -> u64 {
         let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
-        let homonyms = self.homonyms.capacity() * size_of::<(EngineHash, u32)>();
-        (nodes * size_of::<NodeId>() + homonyms) as u64
+        let duplicate_names = self.duplicate_names.capacity() * size_of::<(EngineHash, u32)>();
+        (nodes * size_of::<NodeId>() + duplicate_names) as u64
     }
 
     /// What [`bytes`](Self::bytes) may become when `blocks` more are stored.
@@ -191,12 +191,12 @@ impl Tree {
 
     /// Asks for what an event about a name will look at first.
     pub(super) fn prefetch_far(&self, name: EngineHash) {
-        self.slots.prefetch(self.slots.spot(name.0));
+        self.name_map.prefetch(self.name_map.spot(name.0));
     }
 
     /// Asks for what it will look at next, some time after [`prefetch_far`](Self::prefetch_far).
     pub(super) fn prefetch_near(&self, name: EngineHash) {
-        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+        if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.arena.prefetch(word);
             self.arena.prefetch_owner(word);
         }
@@ -204,15 +204,15 @@ impl Tree {
 
     /// And last, some time after [`prefetch_near`](Self::prefetch_near).
     pub(super) fn prefetch_node(&self, name: EngineHash) {
-        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+        if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.nodes.prefetch(NodeId(self.arena.owner(word)));
         }
     }
 
     /// Makes some parts smaller, of the slots and of the headers, that have become sparse.
     pub(super) fn shrink(&mut self, parts_max: usize) {
-        let Self { slots, arena, .. } = self;
-        slots.shrink(parts_max, |word| arena.word(word));
+        let Self { name_map, arena, .. } = self;
+        name_map.shrink(parts_max, |word| arena.word(word));
         for _ in 0..parts_max {
             let Some(retired) = self.table.shrink() else { return };
             let bytes = retired.bytes();
@@ -223,7 +223,7 @@ impl Tree {
     /// Every word that has a name.
     pub(super) fn words_named(&self, name: EngineHash) -> SmallVec<[u32; 2]> {
         let mut words = SmallVec::new();
-        self.slots.find(self.slots.spot(name.0), |word| {
+        self.name_map.find(self.name_map.spot(name.0), |word| {
             if self.name(word) == name {
                 words.push(word);
             }
@@ -233,23 +233,23 @@ impl Tree {
     }
 
     /// The entry of a lane at a node, made with this column if it is not there.
-    pub(super) fn enter(&mut self, id: NodeId, lane: Lane, column: u16) -> &mut Entry {
+    pub(super) fn enter(&mut self, id: NodeId, holder: HolderBit, column: u16) -> &mut Entry {
         let node = &mut self.nodes[id];
-        if node.find(lane).is_err() {
-            self.lanes.add_nodes(lane, 1);
+        if node.find(holder).is_err() {
+            self.holders.add_nodes(holder, 1);
         }
-        node.enter(lane, column)
+        node.enter(holder, column)
     }
 
     /// A lane covers a block from now on, once the node is published.
-    pub(super) fn cover(&mut self, place: Place, lane: Lane, column: u16) {
-        self.enter(place.node, lane, column).add(place.at, place.at + 1);
+    pub(super) fn cover(&mut self, place: Place, holder: HolderBit, column: u16) {
+        self.enter(place.node, holder, column).add(place.at, place.at + 1);
     }
 
     /// A lane no longer covers a block, once the node is published.
-    pub(super) fn uncover(&mut self, place: Place, lane: Lane) {
+    pub(super) fn uncover(&mut self, place: Place, holder: HolderBit) {
         let node = &mut self.nodes[place.node];
-        if let Ok(at) = node.find(lane) {
+        if let Ok(at) = node.find(holder) {
             node.entries[at].take(place.at, place.at + 1);
         }
     }
@@ -280,22 +280,22 @@ impl Tree {
 
     /// The header of a node as it is, for the readers. What it points at replaces what it pointed at before.
     pub(super) fn header(&mut self, id: NodeId) -> Header {
-        let (header, more) = encode(id, &self.nodes[id], &self.lanes);
-        let beside = more.as_ref().map_or(0, |more| more.bytes() as usize);
+        let (header, overflow) = encode(id, &self.nodes[id], &self.holders);
+        let beside = overflow.as_ref().map_or(0, |overflow| overflow.bytes() as usize);
         self.nodes.set_side_bytes(id, self.nodes[id].heap_bytes() + beside);
-        let address = more.map_or(0, |more| Box::into_raw(more) as u64);
-        let before = std::mem::replace(&mut self.nodes[id].more, address);
-        self.waste_more(before);
-        Header { more: address, ..header }
+        let address = overflow.map_or(0, |overflow| Box::into_raw(overflow) as u64);
+        let before = std::mem::replace(&mut self.nodes[id].overflow, address);
+        self.waste_overflow(before);
+        Header { overflow: address, ..header }
     }
 
-    pub(super) fn waste_more(&mut self, address: u64) {
+    pub(super) fn waste_overflow(&mut self, address: u64) {
         if address != 0 {
             // SAFETY: every address in a node's `more` comes from `Box::into_raw` in `header`, which also
             // takes it out of the node before it is given here, so there is one box for it.
-            let more = unsafe { Box::from_raw(address as *mut More) };
-            let bytes = more.bytes();
-            self.garbage.push(Waste::More(more), bytes);
+            let overflow = unsafe { Box::from_raw(address as *mut Overflow) };
+            let bytes = overflow.bytes();
+            self.garbage.push(Waste::Overflow(overflow), bytes);
         }
     }
 
@@ -364,8 +364,8 @@ impl Drop for Tree {
             if !self.nodes.is_used(id) {
                 continue;
             }
-            let more = std::mem::take(&mut self.nodes[id].more);
-            self.waste_more(more);
+            let overflow = std::mem::take(&mut self.nodes[id].overflow);
+            self.waste_overflow(overflow);
         }
     }
 }
@@ -373,24 +373,24 @@ impl Drop for Tree {
 impl Tree {
     /// Makes a word known by its name, also where other words have it.
     pub(super) fn put_name(&mut self, name: u64, word: u32) {
-        let Self { slots, arena, .. } = self;
-        let spot = slots.spot(name);
+        let Self { name_map, arena, .. } = self;
+        let spot = name_map.spot(name);
         let name_of = |word: u32| arena.word(word);
-        if slots.put_unless(spot, word, |other| name_of(other) == name, name_of).is_err() {
-            slots.put(spot, word, name_of);
-            *self.homonyms.entry(EngineHash(name)).or_insert(0) += 1;
+        if name_map.put_unless(spot, word, |other| name_of(other) == name, name_of).is_err() {
+            name_map.put(spot, word, name_of);
+            *self.duplicate_names.entry(EngineHash(name)).or_insert(0) += 1;
         }
     }
 
     fn take_name(&mut self, name: u64, word: u32) {
-        let taken = self.slots.take(self.slots.spot(name), word);
+        let taken = self.name_map.take(self.name_map.spot(name), word);
         debug_assert!(taken, "a name that is forgotten was known");
-        if !self.homonyms.is_empty()
-            && let Some(others) = self.homonyms.get_mut(&EngineHash(name))
+        if !self.duplicate_names.is_empty()
+            && let Some(others) = self.duplicate_names.get_mut(&EngineHash(name))
         {
             *others -= 1;
             if *others == 0 {
-                self.homonyms.remove(&EngineHash(name));
+                self.duplicate_names.remove(&EngineHash(name));
             }
         }
     }
@@ -399,12 +399,12 @@ impl Tree {
     pub(super) fn take_names(&mut self, names: &Extent, from: u16, to: u16) {
         for at in from..to.min(from + AHEAD as u16) {
             let name = self.name(names.base + u32::from(at)).0;
-            self.slots.prefetch(self.slots.spot(name));
+            self.name_map.prefetch(self.name_map.spot(name));
         }
         for at in from..to {
             if let Some(ahead) = at.checked_add(AHEAD as u16).filter(|ahead| *ahead < to) {
                 let name = self.name(names.base + u32::from(ahead)).0;
-                self.slots.prefetch(self.slots.spot(name));
+                self.name_map.prefetch(self.name_map.spot(name));
             }
             let word = names.base + u32::from(at);
             self.take_name(self.name(word).0, word);

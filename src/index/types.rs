@@ -24,9 +24,9 @@ pub struct ShardLimits {
     /// emptied.
     pub event_moves_max: usize,
     /// Blocks of one store that is taken block by block; a larger one is refused.
-    pub careful_blocks_max: usize,
-    /// Lanes that are retired but not yet swept. Beyond it each clear sweeps a slice before it returns.
-    pub retired_lanes_max: usize,
+    pub slow_path_blocks_max: usize,
+    /// HolderBits that are retired but not yet swept. Beyond it each clear sweeps a slice before it returns.
+    pub retired_holders_max: usize,
     /// Blocks of one node, 1 to `NODE_BLOCKS_MAX`.
     pub node_blocks_max: usize,
     /// Memory of the shard, bytes. A store of blocks that are not bound is refused if the shard might grow
@@ -50,8 +50,8 @@ impl Default for ShardLimits {
             aliases_max: limits::ALIASES_MAX,
             workers_max: limits::WORKERS_MAX,
             event_moves_max: limits::INDEX_EVENT_MOVES_MAX,
-            careful_blocks_max: limits::INDEX_CAREFUL_BLOCKS_MAX,
-            retired_lanes_max: limits::RETIRED_LANES_MAX,
+            slow_path_blocks_max: limits::INDEX_SLOW_PATH_BLOCKS_MAX,
+            retired_holders_max: limits::RETIRED_HOLDERS_MAX,
             node_blocks_max: limits::NODE_BLOCKS_MAX,
             memory_bytes_max: u64::MAX,
             garbage_bytes_max: limits::INDEX_GARBAGE_BYTES_CHOKED,
@@ -130,29 +130,29 @@ pub enum Refusal {
     UnknownWorker,
     /// Not one local hash for each engine hash.
     LengthMismatch,
-    /// More blocks than `careful_blocks_max` in a store that has to be taken block by block.
+    /// Overflow blocks than `slow_path_blocks_max` in a store that has to be taken block by block.
     StoreBound,
     /// The parent is one of the blocks.
     SelfParent,
     /// A bound hash would be bound to another parent, local hash or seed, or a hash occurs twice.
     HashConflict,
-    /// More groups in one tier than `GROUPS_MAX`.
+    /// Overflow groups in one tier than `GROUPS_MAX`.
     TooManyGroups,
-    /// More bound blocks than `worker_blocks_max`.
+    /// Overflow bound blocks than `worker_blocks_max`.
     CapacityBound,
     /// The shard has run out of numbers for positions.
     PositionBound,
-    /// More than `aliases_max` hashes for one content after one parent.
+    /// Overflow than `aliases_max` hashes for one content after one parent.
     AliasBound,
-    /// More blocks waiting for a parent than `dormant_blocks_max`, or more removed ones that others hang under.
+    /// Overflow blocks waiting for a parent than `dormant_blocks_max`, or more removed ones that others hang under.
     DormantBound,
-    /// More references to one block than can be counted.
+    /// Overflow references to one block than can be counted.
     ReferenceBound,
-    /// More memory for the worker's blocks than `worker_bytes_max`.
+    /// Overflow memory for the worker's blocks than `worker_bytes_max`.
     BytesBound,
     /// The shard might grow beyond `memory_bytes_max`.
     MemoryBound,
-    /// More blocks would have to move than `event_moves_max`, or more would wait than `dormant_blocks_max`. The worker
+    /// Overflow blocks would have to move than `event_moves_max`, or more would wait than `dormant_blocks_max`. The worker
     /// has been emptied.
     WorkBound,
 }

@@ -19,11 +19,11 @@
 #![expect(unsafe_code, reason = "readers follow what a header that was read as a whole says")]
 
 use super::arena::ArenaView;
-use super::header::{FORKED, Header, LEAF, More, Pair};
-use super::holders::{Lane, LaneTable, Layer, TieredWorker};
+use super::header::{FORKED, Header, LEAF, Overflow, Partial};
+use super::holders::{HolderBit, HolderTable, Layer, TieredWorker};
 use super::node::{Bits, NodeId, Run};
 use super::reader::ShardDepths;
-use super::simd::{LANES, common_prefix, record};
+use super::simd::{WORD_HOLDERS, common_prefix, record};
 use super::slow_path::ALIASES_CEILING;
 use super::table::{Found, Segments};
 use crate::ids::Tier;
@@ -39,7 +39,7 @@ const BLOCKS_OF_LINE: u32 = 8;
 pub(super) struct View<'a> {
     pub(super) table: Segments<'a>,
     pub(super) arena: &'a ArenaView,
-    pub(super) lanes: &'a LaneTable,
+    pub(super) holders: &'a HolderTable,
 }
 
 impl<'a> View<'a> {
@@ -75,9 +75,9 @@ impl<'a> View<'a> {
     }
 
     /// The record beside a header, where there is one.
-    pub(super) fn more(&self, header: &Header) -> Option<&'a More> {
+    pub(super) fn overflow(&self, header: &Header) -> Option<&'a Overflow> {
         // SAFETY: as above: the address was a box's that is dropped only after a grace period.
-        (header.more != 0).then(|| unsafe { &*(header.more as *const More) })
+        (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
     }
 }
 
@@ -86,9 +86,9 @@ impl<'a> View<'a> {
 pub(super) struct Walk {
     /// The lines of the way, and their versions.
     steps: Vec<(u32, u32)>,
-    /// Lanes that hold everything so far, where there are more than fit in a word.
+    /// HolderBits that hold everything so far, where there are more than fit in a word.
     active: Vec<u64>,
-    pub(super) ways: Ways,
+    pub(super) branching: BranchingWalk,
 }
 
 /// How a walk ended.
@@ -104,17 +104,17 @@ pub(super) enum End {
 impl Walk {
     /// Fills `out` as the shard is; says whether nothing was being changed that was looked at.
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
-        let lanes = view.lanes;
-        if out.edition != lanes.edition {
-            out.edition = lanes.edition;
-            out.lanes.clone_from(&lanes.devices);
+        let holders = view.holders;
+        if out.edition != holders.edition {
+            out.edition = holders.edition;
+            out.holders.clone_from(&holders.devices);
         }
         out.device.clear();
-        out.device.resize(lanes.device.len() * LANES, 0);
+        out.device.resize(holders.device.len() * WORD_HOLDERS, 0);
         out.lower.clear();
         self.steps.clear();
-        if lanes.tiered.is_empty() {
-            let end = match &lanes.device[..] {
+        if holders.tiered.is_empty() {
+            let end = match &holders.device[..] {
                 [] => End::Whole,
                 [device] => self.walk_word(view, locals, *device, &mut out.device),
                 _ => self.walk_words(view, locals, &mut out.device),
@@ -125,15 +125,15 @@ impl Walk {
             self.steps.clear();
             out.device.fill(0);
         } else {
-            out.lower.resize(lanes.workers, [0; 3]);
+            out.lower.resize(holders.workers, [0; 3]);
         }
-        self.ways.run(view, locals, &mut self.steps, out)
+        self.branching.run(view, locals, &mut self.steps, out)
     }
 
     /// Lines looked for and lanes looked at by all walks on several ways so far.
     #[cfg(test)]
-    pub(super) fn steps_of_ways(&self) -> usize {
-        self.ways.steps
+    pub(super) fn branching_steps(&self) -> usize {
+        self.branching.steps
     }
 
     /// How many headers the last walk met.
@@ -149,7 +149,7 @@ impl Walk {
     }
 
     fn walk_word(&mut self, view: &View<'_>, locals: &[u64], device: u64, out: &mut [u32]) -> End {
-        let Some(out) = out.first_chunk_mut::<LANES>() else { return End::Whole };
+        let Some(out) = out.first_chunk_mut::<WORD_HOLDERS>() else { return End::Whole };
         let mut active = device;
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
         while depth < locals.len() && active != 0 {
@@ -160,12 +160,12 @@ impl Walk {
             };
             let mut leaving = active & !header.mask;
             active &= header.mask;
-            let pairs = view.more(&header).map_or(header.pairs(), |more| &more.partial);
-            for Pair { lane, cut } in pairs {
-                let bit = 1 << (lane & 63);
+            let partials = view.overflow(&header).map_or(header.partials(), |overflow| &overflow.partials);
+            for Partial { holder, cut } in partials {
+                let bit = 1 << (holder & 63);
                 if leaving & bit != 0 {
                     leaving &= !bit;
-                    out[usize::from(lane & 63)] = (depth + run.min(usize::from(*cut))) as u32;
+                    out[usize::from(holder & 63)] = (depth + run.min(usize::from(*cut))) as u32;
                 }
             }
             if depth > 0 {
@@ -182,10 +182,10 @@ impl Walk {
     }
 
     fn walk_words(&mut self, view: &View<'_>, locals: &[u64], out: &mut [u32]) -> End {
-        let (out, _) = out.as_chunks_mut::<LANES>();
+        let (out, _) = out.as_chunks_mut::<WORD_HOLDERS>();
         let active = &mut self.active;
         active.clear();
-        active.extend_from_slice(&view.lanes.device);
+        active.extend_from_slice(&view.holders.device);
         // From the first lane there is to the last: without any, nothing is walked, and no record is followed that
         // went with its writer.
         let mut words = 0..active.len();
@@ -197,21 +197,22 @@ impl Walk {
                 Ok(None) => break,
                 Err(end) => return end,
             };
-            let more = view.more(&header);
-            let pairs = more.map_or(header.pairs(), |more| &more.partial);
-            // Lanes that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
-            for Pair { lane, cut } in pairs.iter().filter(|pair| pair.cut < header.len) {
+            let overflow = view.overflow(&header);
+            let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+            // HolderBits that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
+            for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
                 // A lane that came after the lanes that this walk knows: the shard has been torn since.
-                let Some(word) = active.get_mut(usize::from(lane / 64)) else { continue };
-                let bit = 1 << (lane % 64);
+                let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
+                let bit = 1 << (holder % 64);
                 if *word & bit != 0 {
                     *word &= !bit;
-                    out[usize::from(lane / 64)][usize::from(lane % 64)] = (depth + run.min(usize::from(*cut))) as u32;
+                    out[usize::from(holder / 64)][usize::from(holder % 64)] =
+                        (depth + run.min(usize::from(*cut))) as u32;
                 }
             }
             for at in words.clone() {
-                let full = match more {
-                    Some(more) => more.full.get(at).copied().unwrap_or(0),
+                let full = match overflow {
+                    Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
                     None => named(&header, at),
                 };
                 let leaving = active[at] & !full;
@@ -272,13 +273,16 @@ fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
 /// The lanes of one word that hold all of a node, where its header says it all.
 pub(super) fn named(header: &Header, word: usize) -> u64 {
     let masked = if word == 0 { header.mask } else { 0 };
-    let named = header.pairs().iter().filter(|pair| pair.cut == header.len && usize::from(pair.lane / 64) == word);
-    named.fold(masked, |lanes, pair| lanes | 1 << (pair.lane % 64))
+    let named = header
+        .partials()
+        .iter()
+        .filter(|partial| partial.cut == header.len && usize::from(partial.holder / 64) == word);
+    named.fold(masked, |holders, partial| holders | 1 << (partial.holder % 64))
 }
 
 /// A variant of a block at which a way leaves one that was walked.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct Branch {
     parent: u32,
     /// Blocks before it.
     depth: usize,
@@ -312,20 +316,20 @@ const START: Reach = Reach { tier: 0, start: 0, found: [0; TIERS], windows: (0, 
 #[derive(Clone, Copy, Debug)]
 enum Change {
     /// A device lane no longer holds everything so far.
-    Left(Lane),
+    Left(HolderBit),
     /// A worker with several tiers had come this far before.
     Moved(u32, Reach),
 }
 
 /// The working memory of such a lookup.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ways {
-    turns: Vec<Turn>,
+pub(super) struct BranchingWalk {
+    branches: Vec<Branch>,
     /// Of how many blocks of the query a worker with windows is measured at most; `None` = of all.
     pub(super) windowed_blocks_max: Option<u32>,
     /// Device lanes that hold everything so far, 64 to a word; workers with several tiers apart.
     active: Vec<u64>,
-    /// By place in [`LaneTable::tiered`].
+    /// By place in [`HolderTable::tiered`].
     reach: Vec<Reach>,
     /// Which of them still have a run that goes on.
     going: Vec<u32>,
@@ -336,7 +340,7 @@ pub(super) struct Ways {
     pub(super) steps: usize,
 }
 
-impl Ways {
+impl BranchingWalk {
     /// Walks every way; says whether nothing was being changed.
     pub(super) fn run(
         &mut self,
@@ -345,28 +349,28 @@ impl Ways {
         steps: &mut Vec<(u32, u32)>,
         out: &mut ShardDepths,
     ) -> bool {
-        self.begin(view.lanes);
-        let mut next = Some(Turn { parent: NodeId::ROOT.0, depth: 0, hops: 0, variant: 0, left: 0 });
-        while let Some(turn) = next {
-            self.undo(turn.hops);
-            if !self.follow(view, locals, steps, turn, out) {
+        self.begin(view.holders);
+        let mut next = Some(Branch { parent: NodeId::ROOT.0, depth: 0, hops: 0, variant: 0, left: 0 });
+        while let Some(branch) = next {
+            self.undo(branch.hops);
+            if !self.follow(view, locals, steps, branch, out) {
                 return false;
             }
-            next = self.turns.pop();
+            next = self.branches.pop();
         }
         true
     }
 
-    fn begin(&mut self, lanes: &LaneTable) {
-        self.turns.clear();
+    fn begin(&mut self, holders: &HolderTable) {
+        self.branches.clear();
         self.trail.clear();
-        self.active.clone_from(&lanes.device);
+        self.active.clone_from(&holders.device);
         self.going.clear();
-        self.going.extend(0..lanes.tiered.len() as u32);
+        self.going.extend(0..holders.tiered.len() as u32);
         self.reach.clear();
-        self.reach.resize(lanes.tiered.len(), START);
-        for worker in &lanes.tiered {
-            let device = worker.lanes[Layer::Device.index()];
+        self.reach.resize(holders.tiered.len(), START);
+        for worker in &holders.tiered {
+            let device = worker.holders[Layer::Device.index()];
             if let Some(word) = self.active.get_mut(usize::from(device.0 / 64)) {
                 *word &= !(1 << (device.0 % 64));
             }
@@ -377,7 +381,7 @@ impl Ways {
     fn undo(&mut self, hops: u32) {
         while let Some((_, change)) = self.trail.pop_if(|(hop, _)| *hop >= hops) {
             match change {
-                Change::Left(lane) => self.active[usize::from(lane.0 / 64)] |= 1 << (lane.0 % 64),
+                Change::Left(holder) => self.active[usize::from(holder.0 / 64)] |= 1 << (holder.0 % 64),
                 Change::Moved(worker, before) => {
                     let now = std::mem::replace(&mut self.reach[worker as usize], before);
                     if now.tier == TIERS {
@@ -394,10 +398,10 @@ impl Ways {
         view: &View<'_>,
         locals: &[u64],
         steps: &mut Vec<(u32, u32)>,
-        turn: Turn,
+        branch: Branch,
         out: &mut ShardDepths,
     ) -> bool {
-        let Turn { mut parent, mut depth, mut hops, mut variant, left } = turn;
+        let Branch { mut parent, mut depth, mut hops, mut variant, left } = branch;
         while depth < locals.len() {
             #[cfg(test)]
             {
@@ -406,7 +410,7 @@ impl Ways {
             let (line, version, header) = match view.table.find(parent, locals[depth], variant) {
                 Found::Here(line, version, header) => (line, version, header),
                 Found::Missing if variant > 0 => {
-                    self.turn_next(turn, left);
+                    self.push_next_variant(branch, left);
                     return true;
                 }
                 Found::Missing => break,
@@ -415,7 +419,7 @@ impl Ways {
             steps.push((line, version));
             let others = if variant == 0 { header.forks() } else { left.saturating_sub(1) };
             if others > 0 {
-                self.turn_next(Turn { parent, depth, hops, variant, left }, others);
+                self.push_next_variant(Branch { parent, depth, hops, variant, left }, others);
             }
             let run = common_prefix(view.blocks(&header), &locals[depth..]);
             if !self.hop(view, &header, (depth as u32, run as u16), hops, out) {
@@ -427,14 +431,14 @@ impl Ways {
             }
             (parent, variant) = (header.id, 0);
         }
-        self.arrive(view.lanes, depth as u32, out);
+        self.arrive(view.holders, depth as u32, out);
         true
     }
 
     /// The variant after this one is a way of its own.
-    fn turn_next(&mut self, turn: Turn, left: u8) {
-        if usize::from(turn.variant) < ALIASES_CEILING {
-            self.turns.push(Turn { variant: turn.variant + 1, left, ..turn });
+    fn push_next_variant(&mut self, branch: Branch, left: u8) {
+        if usize::from(branch.variant) < ALIASES_CEILING {
+            self.branches.push(Branch { variant: branch.variant + 1, left, ..branch });
         }
     }
 
@@ -451,44 +455,44 @@ impl Ways {
         {
             self.steps += self.active.len() + self.going.len();
         }
-        let more = view.more(header);
-        let pairs = more.map_or(header.pairs(), |more| &more.partial);
-        for pair in pairs.iter().filter(|pair| pair.cut < header.len) {
+        let overflow = view.overflow(header);
+        let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+        for partial in partials.iter().filter(|partial| partial.cut < header.len) {
             // A lane that came after the lanes that this walk knows: the shard has been torn since.
-            let Some(word) = self.active.get_mut(usize::from(pair.lane / 64)) else { continue };
-            let bit = 1 << (pair.lane % 64);
+            let Some(word) = self.active.get_mut(usize::from(partial.holder / 64)) else { continue };
+            let bit = 1 << (partial.holder % 64);
             if *word & bit != 0 {
                 *word &= !bit;
-                self.trail.push((hop, Change::Left(Lane(pair.lane))));
-                best(out, Lane(pair.lane), depth + u32::from(run.min(pair.cut)));
+                self.trail.push((hop, Change::Left(HolderBit(partial.holder))));
+                best(out, HolderBit(partial.holder), depth + u32::from(run.min(partial.cut)));
             }
         }
         let mut stays = false;
         for (at, word) in self.active.iter_mut().enumerate() {
-            let full = match more {
-                Some(more) => more.full.get(at).copied().unwrap_or(0),
+            let full = match overflow {
+                Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
                 None => named(header, at),
             };
             let mut leaving = *word & !full;
             *word &= full;
             stays |= *word != 0;
             while leaving != 0 {
-                let lane = Lane((at * 64) as u16 + leaving.trailing_zeros() as u16);
+                let holder = HolderBit((at * 64) as u16 + leaving.trailing_zeros() as u16);
                 leaving &= leaving - 1;
-                self.trail.push((hop, Change::Left(lane)));
-                best(out, lane, depth);
+                self.trail.push((hop, Change::Left(holder)));
+                best(out, holder, depth);
             }
         }
         let mut at = 0;
         while let Some(worker) = self.going.get(at).copied() {
-            let (lanes, before) = (&view.lanes.tiered[worker as usize], self.reach[worker as usize]);
-            let after = before.along((header, more), lanes, (depth, run), self.windowed_blocks_max);
+            let (holders, before) = (&view.holders.tiered[worker as usize], self.reach[worker as usize]);
+            let after = before.along((header, overflow), holders, (depth, run), self.windowed_blocks_max);
             if after != before {
                 self.trail.push((hop, Change::Moved(worker, before)));
                 self.reach[worker as usize] = after;
             }
             if after.tier == TIERS {
-                best_of_tiers(out, lanes, after.found);
+                best_of_tiers(out, holders, after.found);
                 self.going.swap_remove(at);
             } else {
                 at += 1;
@@ -498,17 +502,17 @@ impl Ways {
     }
 
     /// A way ends: whoever has held everything so far holds this much.
-    fn arrive(&self, lanes: &LaneTable, depth: u32, out: &mut ShardDepths) {
+    fn arrive(&self, holders: &HolderTable, depth: u32, out: &mut ShardDepths) {
         for (at, mut word) in self.active.iter().copied().enumerate() {
             while word != 0 {
-                best(out, Lane((at * 64) as u16 + word.trailing_zeros() as u16), depth);
+                best(out, HolderBit((at * 64) as u16 + word.trailing_zeros() as u16), depth);
                 word &= word - 1;
             }
         }
         for worker in &self.going {
-            let (reach, worker) = (self.reach[*worker as usize], &lanes.tiered[*worker as usize]);
+            let (reach, worker) = (self.reach[*worker as usize], &holders.tiered[*worker as usize]);
             let Reach { tier, start, mut found, usable, .. } = reach;
-            if worker.lanes[tier].is_some() {
+            if worker.holders[tier].is_some() {
                 found[tier] = if tier == 0 && worker.has_windows() { usable } else { depth - start };
             }
             best_of_tiers(out, worker, found);
@@ -520,22 +524,22 @@ impl Reach {
     /// After a node of which the query has the first `run` blocks.
     fn along(
         mut self,
-        (header, more): (&Header, Option<&More>),
+        (header, overflow): (&Header, Option<&Overflow>),
         worker: &TieredWorker,
         (depth, run): (u32, u16),
         windowed_blocks_max: Option<u32>,
     ) -> Self {
         let mut at = 0;
         while self.tier < TIERS {
-            let lane = worker.lanes[self.tier];
-            if lane.is_some() {
-                let end = covered_to(header, more, lane, Layer::ALL[self.tier], at).min(run).max(at);
+            let holder = worker.holders[self.tier];
+            if holder.is_some() {
+                let end = covered_to(header, overflow, holder, Layer::ALL[self.tier], at).min(run).max(at);
                 let end_depth = depth + u32::from(end);
                 let is_windowed = self.tier == 0 && worker.has_windows();
                 if is_windowed {
                     self.see_windows(
                         header,
-                        more,
+                        overflow,
                         worker,
                         (depth, windowed_blocks_max.unwrap_or(u32::MAX).min(end_depth)),
                     );
@@ -558,8 +562,14 @@ impl Reach {
 
     /// Adds the blocks of a node that the windows have, up to a depth. A prefix can be used if, at its end, the windows have
     /// `window_blocks` blocks without a gap, or every block from the root.
-    fn see_windows(&mut self, header: &Header, more: Option<&More>, worker: &TieredWorker, (depth, end): (u32, u32)) {
-        for held in window_runs(header, more, worker.lanes[Layer::Windows.index()]) {
+    fn see_windows(
+        &mut self,
+        header: &Header,
+        overflow: Option<&Overflow>,
+        worker: &TieredWorker,
+        (depth, end): (u32, u32),
+    ) {
+        for held in window_runs(header, overflow, worker.holders[Layer::Windows.index()]) {
             let (from, to) = ((depth + u32::from(held.from)).min(end), (depth + u32::from(held.to)).min(end));
             if from == to {
                 continue;
@@ -574,8 +584,8 @@ impl Reach {
 }
 
 /// Keeps the best that is known of a device lane.
-fn best(out: &mut ShardDepths, lane: Lane, depth: u32) {
-    if let Some(best) = out.device.get_mut(usize::from(lane.0)) {
+fn best(out: &mut ShardDepths, holder: HolderBit, depth: u32) {
+    if let Some(best) = out.device.get_mut(usize::from(holder.0)) {
         *best = depth.max(*best);
     }
 }
@@ -583,7 +593,7 @@ fn best(out: &mut ShardDepths, lane: Lane, depth: u32) {
 /// Keeps the best that is known of a worker with several tiers.
 fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIERS]) {
     let slot = usize::from(worker.slot);
-    let device = usize::from(worker.lanes[Layer::Device.index()].0);
+    let device = usize::from(worker.holders[Layer::Device.index()].0);
     let [host, disk, external] = out.lower[slot];
     if found > [out.device.get(device).copied().unwrap_or(0), host, disk, external] {
         if let Some(best) = out.device.get_mut(device) {
@@ -594,35 +604,39 @@ fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIER
 }
 
 /// The end of the run of blocks from `from` on that a lane covers in a node.
-fn covered_to(header: &Header, more: Option<&More>, lane: Lane, layer: Layer, from: u16) -> u16 {
-    if lane.0 < 64 && header.mask >> lane.0 & 1 == 1 {
+fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, layer: Layer, from: u16) -> u16 {
+    if holder.0 < 64 && header.mask >> holder.0 & 1 == 1 {
         return header.len;
     }
-    let Some(more) = more else {
-        return header.pairs().iter().find(|pair| pair.lane == lane.0).map_or(from, |pair| pair.cut.max(from));
+    let Some(overflow) = overflow else {
+        return header
+            .partials()
+            .iter()
+            .find(|partial| partial.holder == holder.0)
+            .map_or(from, |partial| partial.cut.max(from));
     };
-    if more.full.get(usize::from(lane.0 / 64)).is_some_and(|word| word >> (lane.0 % 64) & 1 == 1) {
+    if overflow.full.get(usize::from(holder.0 / 64)).is_some_and(|word| word >> (holder.0 % 64) & 1 == 1) {
         return header.len;
     }
     // Both lists are in the order of their lanes.
     if layer != Layer::Device
-        && let Some(islands) = islands_of(more, lane)
+        && let Some(sparse) = sparse_of(overflow, holder)
     {
-        return islands.end_of_run(from);
+        return sparse.end_of_run(from);
     }
-    let pair = more.partial.binary_search_by_key(&lane.0, |pair| pair.lane);
-    pair.map_or(from, |at| more.partial[at].cut.max(from))
+    let partial = overflow.partials.binary_search_by_key(&holder.0, |partial| partial.holder);
+    partial.map_or(from, |at| overflow.partials[at].cut.max(from))
 }
 
 /// The blocks of a node that a lane has with gaps between them. The list is in the order of the lanes.
-fn islands_of(more: &More, lane: Lane) -> Option<&Bits> {
-    let at = more.islands.binary_search_by_key(&lane, |(of, _)| *of).ok()?;
-    Some(&more.islands[at].1)
+fn sparse_of(overflow: &Overflow, holder: HolderBit) -> Option<&Bits> {
+    let at = overflow.sparse.binary_search_by_key(&holder, |(of, _)| *of).ok()?;
+    Some(&overflow.sparse[at].1)
 }
 
 /// The blocks of a node that a worker's windows have.
-fn window_runs(header: &Header, more: Option<&More>, lane: Lane) -> impl Iterator<Item = Run> {
-    let islands = more.and_then(|more| islands_of(more, lane));
-    let first = islands.is_none().then(|| Run::new(0, covered_to(header, more, lane, Layer::Windows, 0)));
-    first.into_iter().chain(islands.into_iter().flat_map(Bits::runs))
+fn window_runs(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> impl Iterator<Item = Run> {
+    let sparse = overflow.and_then(|overflow| sparse_of(overflow, holder));
+    let first = sparse.is_none().then(|| Run::new(0, covered_to(header, overflow, holder, Layer::Windows, 0)));
+    first.into_iter().chain(sparse.into_iter().flat_map(Bits::runs))
 }

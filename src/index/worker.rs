@@ -6,7 +6,7 @@
 //!
 //! Which blocks a group has come to refer to in the batch under way.
 
-use super::holders::{Lane, Layer};
+use super::holders::{HolderBit, Layer};
 use super::node::{Bits, Node, NodeId, Place, Run};
 use super::tree::Tree;
 use super::{ShardLimits, TierDigest, WorkerBlocks};
@@ -17,28 +17,28 @@ use smallvec::SmallVec;
 
 /// The references of one group in one tier.
 #[derive(Clone, Debug)]
-pub(super) struct GroupLane {
+pub(super) struct GroupHolder {
     pub(super) group: GroupId,
-    pub(super) lane: Lane,
+    pub(super) holder: HolderBit,
     /// Blocks that it refers to since this batch only.
-    pub(super) fresh: Fresh,
+    pub(super) new_references: NewReferences,
 }
 
 /// One tier of a worker.
 #[derive(Clone, Debug)]
-pub(super) struct TierLanes {
+pub(super) struct LayerState {
     /// Groups seen in a store since the tier was last cleared.
-    pub(super) groups: SmallVec<[GroupLane; 1]>,
+    pub(super) groups: SmallVec<[GroupHolder; 1]>,
     /// What readers see: the lane of the only group, or one of what all groups refer to.
-    pub(super) shown: Lane,
+    pub(super) shown: HolderBit,
     pub(super) held: u64,
     pub(super) references: u64,
     pub(super) digest: u64,
 }
 
-impl Default for TierLanes {
+impl Default for LayerState {
     fn default() -> Self {
-        Self { groups: SmallVec::new(), shown: Lane::NONE, held: 0, references: 0, digest: 0 }
+        Self { groups: SmallVec::new(), shown: HolderBit::NONE, held: 0, references: 0, digest: 0 }
     }
 }
 
@@ -50,12 +50,12 @@ pub(super) struct Worker {
     pub(super) blocks_max: u64,
     pub(super) bytes_max: u64,
     pub(super) batch: u64,
-    pub(super) tiers: [TierLanes; Layer::COUNT],
+    pub(super) tiers: [LayerState; Layer::COUNT],
     /// Every lane by which nodes may know the worker: of groups, shown, or retired in this life.
-    pub(super) kin: SmallVec<[Lane; 4]>,
+    pub(super) all_holders: SmallVec<[HolderBit; 4]>,
     /// Bound blocks by the set of tiers that refer to them.
-    pub(super) population: [u64; Layer::SETS],
-    pub(super) waiting: Waiting,
+    pub(super) blocks_by_layers: [u64; Layer::SETS],
+    pub(super) dormant: DormantBlocks,
     /// The last block stored the quick way and where it went: what the next store mostly hangs on.
     pub(super) last: (EngineHash, Place),
     /// References beyond the first.
@@ -63,11 +63,11 @@ pub(super) struct Worker {
     /// The most that a count of `extras` has ever been.
     pub(super) extras_most: u32,
     /// Names that its removes have left in the tree, as far as its own events tell: beneath them hang others.
-    pub(super) left_behind: u64,
+    pub(super) removed_inner_blocks: u64,
     /// What the tree's totals have of it: bytes, blocks with a place.
     accounted: (u64, u64),
     /// Names that have a place and may have others waiting for them, which a sweep gives places.
-    pub(super) homeward: Vec<EngineHash>,
+    pub(super) placement_queue: Vec<EngineHash>,
     /// What the event under way may still move.
     pub(super) allowance: Allowance,
     /// It has given one content two names at one place, or has been at such a place: its events may touch
@@ -83,26 +83,26 @@ pub(super) struct Worker {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Allowance {
     /// Blocks that may get a place which they waited for.
-    pub(super) plants: usize,
+    pub(super) placements: usize,
     /// Blocks that may lose their places.
-    pub(super) uproots: usize,
+    pub(super) displacements: usize,
     /// Blocks of the worker that may wait.
-    pub(super) waiting_max: usize,
+    pub(super) dormant_max: usize,
     /// What is not allowed was necessary: the worker must be emptied.
-    pub(super) overwhelmed: bool,
+    pub(super) exhausted: bool,
 }
 
 /// Beyond so many children a worker that was at their parent is taken to be at one of them.
 const SEED_CHILDREN_MAX: usize = 1024;
 
-/// What a block adds to a digest: its engine hash, stirred so that sums tell sets apart.
-pub(super) const fn stirred(name: u64) -> u64 {
+/// What a block adds to a digest: its engine hash, mixed so that sums tell sets apart.
+pub(super) const fn mixed(name: u64) -> u64 {
     let name = (name ^ name >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     name ^ name >> 29
 }
 
 pub(super) fn digest_of(names: &[u64]) -> u64 {
-    names.iter().fold(0, |sum, name| sum.wrapping_add(stirred(*name)))
+    names.iter().fold(0, |sum, name| sum.wrapping_add(mixed(*name)))
 }
 
 impl Worker {
@@ -113,16 +113,16 @@ impl Worker {
             blocks_max,
             bytes_max,
             batch: 0,
-            tiers: std::array::from_fn(|_| TierLanes::default()),
-            kin: SmallVec::new(),
-            population: [0; Layer::SETS],
-            waiting: Waiting::default(),
+            tiers: std::array::from_fn(|_| LayerState::default()),
+            all_holders: SmallVec::new(),
+            blocks_by_layers: [0; Layer::SETS],
+            dormant: DormantBlocks::default(),
             extras: Extras::default(),
             last: (EngineHash(0), Place::ROOT),
             extras_most: 0,
-            left_behind: 0,
+            removed_inner_blocks: 0,
             accounted: (0, 0),
-            homeward: Vec::new(),
+            placement_queue: Vec::new(),
             allowance: Allowance::default(),
             forked: false,
             window_blocks: 0,
@@ -137,37 +137,37 @@ impl Worker {
         if is_window { Layer::Windows } else { tier.into() }
     }
 
-    pub(super) fn group(&self, tier: Layer, group: GroupId) -> Option<&GroupLane> {
-        self.tiers[tier.index()].groups.iter().find(|lane| lane.group == group)
+    pub(super) fn group(&self, tier: Layer, group: GroupId) -> Option<&GroupHolder> {
+        self.tiers[tier.index()].groups.iter().find(|holder| holder.group == group)
     }
 
     /// The tier's only group, if it has no other.
-    pub(super) fn sole_lane(&self, tier: Layer, group: GroupId) -> Option<Lane> {
+    pub(super) fn sole_holder(&self, tier: Layer, group: GroupId) -> Option<HolderBit> {
         match &self.tiers[tier.index()].groups[..] {
-            [only] if only.group == group => Some(only.lane),
+            [only] if only.group == group => Some(only.holder),
             _ => None,
         }
     }
 
     /// The lanes of references, with their tiers.
-    pub(super) fn references(&self) -> impl Iterator<Item = (Layer, Lane)> + '_ {
+    pub(super) fn references(&self) -> impl Iterator<Item = (Layer, HolderBit)> + '_ {
         Layer::ALL
             .into_iter()
-            .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.lane)))
+            .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.holder)))
     }
 
     /// The column of a node that has the worker's names, if it is there.
     pub(super) fn column_of(&self, node: &Node) -> Option<u16> {
-        match (&node.entries[..], &self.kin[..]) {
+        match (&node.entries[..], &self.all_holders[..]) {
             ([], _) | (_, []) => None,
-            ([entry], kin) => kin.contains(&entry.lane).then_some(entry.column),
-            (_, kin) => kin.iter().find_map(|lane| node.entry(*lane)).map(|entry| entry.column),
+            ([entry], all_holders) => all_holders.contains(&entry.holder).then_some(entry.column),
+            (_, all_holders) => all_holders.iter().find_map(|holder| node.entry(*holder)).map(|entry| entry.column),
         }
     }
 
     /// Whether a block is bound: some tier refers to it.
     pub(super) fn binds(&self, node: &Node, at: u16) -> bool {
-        self.references().any(|(_, lane)| node.entry(lane).is_some_and(|entry| entry.covers(at)))
+        self.references().any(|(_, holder)| node.entry(holder).is_some_and(|entry| entry.covers(at)))
     }
 
     /// As [`find`](Self::find), for a name that was probably stored last.
@@ -186,7 +186,7 @@ impl Worker {
     /// Where the block is that a name is bound to, if it has a place.
     pub(super) fn find(&self, tree: &Tree, name: EngineHash) -> Option<(Place, u32)> {
         let mut found = None;
-        let word = tree.slots.find(tree.slots.spot(name.0), |word| {
+        let word = tree.name_map.find(tree.name_map.spot(name.0), |word| {
             if tree.name(word) != name {
                 return false;
             }
@@ -217,10 +217,10 @@ impl Worker {
     }
 
     /// The blocks of a node to which each tier refers, by a lane other than `without`.
-    fn tier_bits(&self, node: &Node, without: Lane) -> [Bits; Layer::COUNT] {
+    fn tier_bits(&self, node: &Node, without: HolderBit) -> [Bits; Layer::COUNT] {
         let mut bits = std::array::from_fn(|_| Bits::EMPTY);
-        for (tier, lane) in self.references() {
-            if let Some(entry) = node.entry(lane).filter(|_| lane != without) {
+        for (tier, holder) in self.references() {
+            if let Some(entry) = node.entry(holder).filter(|_| holder != without) {
                 let of = &mut bits[tier.index()];
                 *of = std::mem::replace(of, Bits::EMPTY).or(&entry.bits());
             }
@@ -234,53 +234,53 @@ impl Worker {
     }
 
     /// Counts blocks to which a lane refers from now on or, `gone`, no longer does.
-    pub(super) fn count(&mut self, node: &Node, tier: Layer, lane: Lane, runs: &[Run], gone: bool) {
+    pub(super) fn count(&mut self, node: &Node, tier: Layer, holder: HolderBit, runs: &[Run], gone: bool) {
         let bit = 1_usize << tier.index();
-        let move_blocks = |population: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
+        let move_blocks = |blocks_by_layers: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
             let (from, to) = if gone { (others | bit, others) } else { (others, others | bit) };
             if from != 0 {
-                population[from] -= blocks;
+                blocks_by_layers[from] -= blocks;
             }
             if to != 0 {
-                population[to] += blocks;
+                blocks_by_layers[to] += blocks;
             }
         };
         if self.is_plain() {
             let blocks = runs.iter().map(|run| u64::from(run.len())).sum();
-            move_blocks(&mut self.population, 0, blocks);
+            move_blocks(&mut self.blocks_by_layers, 0, blocks);
             return;
         }
-        let tiers = self.tier_bits(node, lane);
+        let tiers = self.tier_bits(node, holder);
         for at in runs.iter().flat_map(|run| run.from..run.to) {
             let others =
                 (0..Layer::COUNT).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
             if others & bit == 0 {
-                move_blocks(&mut self.population, others, 1);
+                move_blocks(&mut self.blocks_by_layers, others, 1);
             }
         }
     }
 
     /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
-    pub(super) fn clear_tier(&mut self, tier: Layer) -> Vec<Lane> {
+    pub(super) fn clear_tier(&mut self, tier: Layer) -> Vec<HolderBit> {
         let cleared = std::mem::take(&mut self.tiers[tier.index()]);
-        let mut lanes: Vec<Lane> = cleared.groups.iter().map(|group| group.lane).collect();
-        if cleared.shown.is_some() && !lanes.contains(&cleared.shown) {
-            lanes.push(cleared.shown);
+        let mut holders: Vec<HolderBit> = cleared.groups.iter().map(|group| group.holder).collect();
+        if cleared.shown.is_some() && !holders.contains(&cleared.shown) {
+            holders.push(cleared.shown);
         }
         let bit = 1_usize << tier.index();
         for tiers in (0..Layer::SETS).filter(|tiers| tiers & bit != 0) {
-            let blocks = std::mem::take(&mut self.population[tiers]);
-            self.population[tiers & !bit] += blocks;
+            let blocks = std::mem::take(&mut self.blocks_by_layers[tiers]);
+            self.blocks_by_layers[tiers & !bit] += blocks;
         }
-        self.population[0] = 0;
-        self.extras.forget(&lanes);
-        self.waiting.forget(&lanes);
-        lanes
+        self.blocks_by_layers[0] = 0;
+        self.extras.forget(&holders);
+        self.dormant.forget(&holders);
+        holders
     }
 
     pub(super) fn seed_of(&self, tree: &Tree, name: EngineHash) -> Option<Seed> {
-        if let Some(waiter) = self.waiting.get(name) {
-            return Some(waiter.seed);
+        if let Some(block) = self.dormant.get(name) {
+            return Some(block.seed);
         }
         let column_at = |place: Place| {
             let node = &tree.nodes[place.node];
@@ -289,8 +289,8 @@ impl Worker {
         if let Some((place, _)) = self.find(tree, name) {
             return column_at(place);
         }
-        if let Some(child) = self.waiting.children(name).next() {
-            return self.waiting.get(child).map(|waiter| waiter.seed);
+        if let Some(child) = self.dormant.children(name).next() {
+            return self.dormant.get(child).map(|block| block.seed);
         }
         let words = tree.words_named(name);
         let mut places = words.into_iter().filter_map(|word| tree.resolve(word));
@@ -304,8 +304,8 @@ impl Worker {
     /// Whether the worker has bound blocks behind a place in its node, or may have below.
     fn holds_behind(&self, tree: &Tree, place: Place) -> bool {
         let node = &tree.nodes[place.node];
-        let beyond = |lane: Lane| node.entry(lane).is_some_and(|entry| entry.end() > place.at + 1);
-        if self.references().any(|(_, lane)| beyond(lane)) {
+        let beyond = |holder: HolderBit| node.entry(holder).is_some_and(|entry| entry.end() > place.at + 1);
+        if self.references().any(|(_, holder)| beyond(holder)) {
             return true;
         }
         let mut children = tree.nodes.children(place.node);
@@ -315,13 +315,13 @@ impl Worker {
 
     /// Bound blocks.
     pub(super) fn bound(&self) -> u64 {
-        self.population.iter().sum()
+        self.blocks_by_layers.iter().sum()
     }
 
     /// What the worker's blocks may take of the index with so many more, if none of them are others' too: what each
     /// block takes, and what each node at which the worker is takes beside.
     pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
-        let nodes = self.references().map(|(_, lane)| u64::from(tree.lanes.record(lane).nodes)).sum::<u64>();
+        let nodes = self.references().map(|(_, holder)| u64::from(tree.holders.record(holder).nodes)).sum::<u64>();
         // The last of them may be nodes of their own, each.
         let (blocks, nodes) =
             (self.bound() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
@@ -333,7 +333,7 @@ impl Worker {
             bound: self.bound(),
             by_tier: std::array::from_fn(|tier| self.tiers[tier].held),
             references: std::array::from_fn(|tier| self.tiers[tier].references),
-            dormant: self.waiting.len() as u64,
+            dormant: self.dormant.len() as u64,
         }
     }
 
@@ -343,27 +343,27 @@ impl Worker {
     }
 
     /// Remembers what a group refers to since this batch only.
-    pub(super) fn note_fresh(&mut self, tier: Layer, group: usize, names: &[EngineHash]) {
-        self.tiers[tier.index()].groups[group].fresh.note(self.batch, names);
+    pub(super) fn note_new_references(&mut self, tier: Layer, group: usize, names: &[EngineHash]) {
+        self.tiers[tier.index()].groups[group].new_references.note(self.batch, names);
     }
 
     /// A new batch begins: what was fresh is not any more.
     pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
         let groups = self.tiers.iter_mut().flat_map(|tier| &mut tier.groups);
-        groups.for_each(|group| group.fresh.begin(self.batch));
+        groups.for_each(|group| group.new_references.begin(self.batch));
     }
 
     /// One reference more to a block that the lane refers to.
-    pub(super) fn refer_again(&mut self, name: EngineHash, lane: Lane) {
-        let extra = self.extras.get(name, lane) + 1;
-        self.extras.set(name, lane, extra);
+    pub(super) fn refer_again(&mut self, name: EngineHash, holder: HolderBit) {
+        let extra = self.extras.get(name, holder) + 1;
+        self.extras.set(name, holder, extra);
         self.extras_most = self.extras_most.max(extra);
     }
 
     /// Brings the tree's totals up to date with the worker.
     pub(super) fn account(&mut self, tree: &mut Tree) {
-        let now = (self.bytes(), self.bound() - self.waiting.len() as u64);
+        let now = (self.bytes(), self.bound() - self.dormant.len() as u64);
         let (bytes, placed) = std::mem::replace(&mut self.accounted, now);
         tree.workers_bytes = tree.workers_bytes + now.0 - bytes;
         tree.placed = tree.placed + now.1 - placed;
@@ -374,15 +374,17 @@ impl Worker {
     pub(super) fn account_for(&mut self, tree: &mut Tree, names_before: usize) {
         let placed_before = self.accounted.1;
         self.account(tree);
-        let (names, placed) = (tree.slots.len() as u64, self.accounted.1);
-        self.left_behind = (self.left_behind + names + placed_before).saturating_sub(names_before as u64 + placed);
+        let (names, placed) = (tree.name_map.len() as u64, self.accounted.1);
+        self.removed_inner_blocks =
+            (self.removed_inner_blocks + names + placed_before).saturating_sub(names_before as u64 + placed);
     }
 
     /// What is left behind counts only as far as the shard has names that nobody holds; whether that is not too
     /// many. Others may have taken over what was left, or have given it up, or a sweep has.
-    pub(super) fn tidy_up(&mut self, tree: &Tree, limits: &ShardLimits) -> bool {
-        self.left_behind = self.left_behind.min((tree.slots.len() as u64).saturating_sub(tree.placed));
-        self.left_behind <= limits.dormant_blocks_max as u64
+    pub(super) fn recount_removed_inner_blocks(&mut self, tree: &Tree, limits: &ShardLimits) -> bool {
+        self.removed_inner_blocks =
+            self.removed_inner_blocks.min((tree.name_map.len() as u64).saturating_sub(tree.placed));
+        self.removed_inner_blocks <= limits.dormant_blocks_max as u64
     }
 
     /// The worker is gone: the tree's totals go on without it.
@@ -395,54 +397,55 @@ impl Worker {
     /// What it may take more when so many blocks are stored.
     pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
         // A list doubles, and the old one is there until the new one is.
-        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).max();
+        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.new_references.bytes()).max();
         let lists = fresh.unwrap_or(0) + blocks * size_of::<EngineHash>();
-        (2 * lists) as u64 + self.waiting.growth_bytes(if self.waiting.is_empty() { 0 } else { blocks })
+        (2 * lists) as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.fresh.bytes()).sum::<usize>();
-        let homeward = self.homeward.capacity() * size_of::<EngineHash>();
-        self.waiting.bytes() + (fresh + self.extras.bytes() + homeward + size_of::<Self>()) as u64
+        let fresh =
+            self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.new_references.bytes()).sum::<usize>();
+        let placement_queue = self.placement_queue.capacity() * size_of::<EngineHash>();
+        self.dormant.bytes() + (fresh + self.extras.bytes() + placement_queue + size_of::<Self>()) as u64
     }
 }
 
 /// A block that waits.
 #[derive(Clone, Debug)]
-pub(super) struct Waiter {
+pub(super) struct DormantBlock {
     /// `None` never waits by itself, but may below a block that has lost its place.
     pub(super) parent: Option<EngineHash>,
     pub(super) local: LocalHash,
     pub(super) seed: Seed,
-    /// Lanes with a reference to it; never empty.
-    pub(super) lanes: SmallVec<[Lane; 2]>,
+    /// HolderBits with a reference to it; never empty.
+    pub(super) holders: SmallVec<[HolderBit; 2]>,
     /// Its neighbours among what waits for the same parent.
     next: Option<EngineHash>,
     previous: Option<EngineHash>,
 }
 
-impl Waiter {
+impl DormantBlock {
     pub(super) const fn new(
         parent: Option<EngineHash>,
         local: LocalHash,
         seed: Seed,
-        lanes: SmallVec<[Lane; 2]>,
+        holders: SmallVec<[HolderBit; 2]>,
     ) -> Self {
-        Self { parent, local, seed, lanes, next: None, previous: None }
+        Self { parent, local, seed, holders, next: None, previous: None }
     }
 }
 
 /// All of them, by their names and by what they wait for. Nothing here takes longer where many wait for one.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    blocks: HashMap<EngineHash, Waiter>,
+pub(super) struct DormantBlocks {
+    blocks: HashMap<EngineHash, DormantBlock>,
     /// The first of those that wait for a parent; each knows the next.
     children: HashMap<EngineHash, EngineHash>,
     /// How many of one content wait for a parent.
     alike: HashMap<(EngineHash, LocalHash), u32>,
 }
 
-impl Waiting {
+impl DormantBlocks {
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -451,17 +454,17 @@ impl Waiting {
         self.blocks.is_empty()
     }
 
-    pub(super) fn get(&self, name: EngineHash) -> Option<&Waiter> {
+    pub(super) fn get(&self, name: EngineHash) -> Option<&DormantBlock> {
         self.blocks.get(&name)
     }
 
     /// The lanes that refer to a block that waits.
-    pub(super) fn lanes_mut(&mut self, name: EngineHash) -> Option<&mut SmallVec<[Lane; 2]>> {
-        self.blocks.get_mut(&name).map(|waiter| &mut waiter.lanes)
+    pub(super) fn holders_mut(&mut self, name: EngineHash) -> Option<&mut SmallVec<[HolderBit; 2]>> {
+        self.blocks.get_mut(&name).map(|block| &mut block.holders)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, &Waiter)> {
-        self.blocks.iter().map(|(name, waiter)| (*name, waiter))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, &DormantBlock)> {
+        self.blocks.iter().map(|(name, block)| (*name, block))
     }
 
     /// What waits for `parent`.
@@ -475,43 +478,43 @@ impl Waiting {
         self.alike.get(&(parent, local)).map_or(0, |blocks| *blocks as usize)
     }
 
-    pub(super) fn insert(&mut self, name: EngineHash, waiter: Waiter) {
-        let mut waiter = Waiter { next: None, previous: None, ..waiter };
-        if let Some(parent) = waiter.parent {
-            *self.alike.entry((parent, waiter.local)).or_insert(0) += 1;
-            waiter.next = self.children.insert(parent, name);
-            if let Some(next) = waiter.next.and_then(|next| self.blocks.get_mut(&next)) {
+    pub(super) fn insert(&mut self, name: EngineHash, block: DormantBlock) {
+        let mut block = DormantBlock { next: None, previous: None, ..block };
+        if let Some(parent) = block.parent {
+            *self.alike.entry((parent, block.local)).or_insert(0) += 1;
+            block.next = self.children.insert(parent, name);
+            if let Some(next) = block.next.and_then(|next| self.blocks.get_mut(&next)) {
                 next.previous = Some(name);
             }
         }
-        self.blocks.insert(name, waiter);
+        self.blocks.insert(name, block);
     }
 
-    pub(super) fn remove(&mut self, name: EngineHash) -> Option<Waiter> {
-        let waiter = self.blocks.remove(&name)?;
-        let Some(parent) = waiter.parent else { return Some(waiter) };
-        if let Some(next) = waiter.next.and_then(|next| self.blocks.get_mut(&next)) {
-            next.previous = waiter.previous;
+    pub(super) fn remove(&mut self, name: EngineHash) -> Option<DormantBlock> {
+        let block = self.blocks.remove(&name)?;
+        let Some(parent) = block.parent else { return Some(block) };
+        if let Some(next) = block.next.and_then(|next| self.blocks.get_mut(&next)) {
+            next.previous = block.previous;
         }
-        match (waiter.previous.and_then(|previous| self.blocks.get_mut(&previous)), waiter.next) {
+        match (block.previous.and_then(|previous| self.blocks.get_mut(&previous)), block.next) {
             (Some(previous), next) => previous.next = next,
             (None, Some(next)) => drop(self.children.insert(parent, next)),
             (None, None) => drop(self.children.remove(&parent)),
         }
-        let alike = (parent, waiter.local);
+        let alike = (parent, block.local);
         match self.alike.get_mut(&alike) {
             Some(blocks) if *blocks > 1 => *blocks -= 1,
             _ => drop(self.alike.remove(&alike)),
         }
-        Some(waiter)
+        Some(block)
     }
 
     /// Takes lanes off all blocks; those to which none is left go.
-    pub(super) fn forget(&mut self, lanes: &[Lane]) {
+    pub(super) fn forget(&mut self, holders: &[HolderBit]) {
         let mut gone = Vec::new();
-        for (name, waiter) in &mut self.blocks {
-            waiter.lanes.retain(|lane| !lanes.contains(lane));
-            if waiter.lanes.is_empty() {
+        for (name, block) in &mut self.blocks {
+            block.holders.retain(|holder| !holders.contains(holder));
+            if block.holders.is_empty() {
                 gone.push(*name);
             }
         }
@@ -523,11 +526,11 @@ impl Waiting {
     /// Panics unless blocks and children say the same.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        let below = self.blocks.values().filter(|waiter| waiter.parent.is_some()).count();
+        let below = self.blocks.values().filter(|block| block.parent.is_some()).count();
         let known: usize = self.children.keys().map(|parent| self.children(*parent).count()).sum();
         assert_eq!((known, self.alike.values().sum::<u32>() as usize), (below, below), "children");
-        for (name, waiter) in &self.blocks {
-            assert!(waiter.parent.is_none_or(|parent| self.children(parent).any(|child| child == *name)), "{name:?}");
+        for (name, block) in &self.blocks {
+            assert!(block.parent.is_none_or(|parent| self.children(parent).any(|child| child == *name)), "{name:?}");
         }
     }
 
@@ -536,13 +539,13 @@ impl Waiting {
         if self.blocks.len() + more <= self.blocks.capacity() {
             return 0;
         }
-        let entry = size_of::<(EngineHash, Waiter)>() + size_of::<((EngineHash, LocalHash), u32)>();
+        let entry = size_of::<(EngineHash, DormantBlock)>() + size_of::<((EngineHash, LocalHash), u32)>();
         let entries = ((self.blocks.len() + more) * 8 / 7).next_power_of_two();
         (entries * (entry + size_of::<(EngineHash, EngineHash)>())) as u64
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let blocks = self.blocks.capacity() * size_of::<(EngineHash, Waiter)>();
+        let blocks = self.blocks.capacity() * size_of::<(EngineHash, DormantBlock)>();
         let children = self.children.capacity() * size_of::<(EngineHash, EngineHash)>();
         let alike = self.alike.capacity() * size_of::<((EngineHash, LocalHash), u32)>();
         (blocks + children + alike) as u64
@@ -552,58 +555,58 @@ impl Waiting {
 /// The counts, apart for each lane: a clear drops those of its lanes at once, however many there are.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
-    lanes: SmallVec<[(Lane, HashMap<EngineHash, u32>); 1]>,
+    holders: SmallVec<[(HolderBit, HashMap<EngineHash, u32>); 1]>,
 }
 
 impl Extras {
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.iter().all(|(_, counts)| counts.is_empty())
+        self.holders.iter().all(|(_, counts)| counts.is_empty())
     }
 
     /// References beyond the first that a lane has to a block.
-    pub(super) fn get(&self, name: EngineHash, lane: Lane) -> u32 {
-        let counts = self.lanes.iter().find(|(of, _)| *of == lane);
+    pub(super) fn get(&self, name: EngineHash, holder: HolderBit) -> u32 {
+        let counts = self.holders.iter().find(|(of, _)| *of == holder);
         counts.and_then(|(_, counts)| counts.get(&name)).copied().unwrap_or(0)
     }
 
     /// Sets a count; returns what it was.
-    pub(super) fn set(&mut self, name: EngineHash, lane: Lane, count: u32) -> u32 {
-        let at = match self.lanes.iter().position(|(of, _)| *of == lane) {
+    pub(super) fn set(&mut self, name: EngineHash, holder: HolderBit, count: u32) -> u32 {
+        let at = match self.holders.iter().position(|(of, _)| *of == holder) {
             Some(at) => at,
             None if count == 0 => return 0,
             None => {
-                self.lanes.push((lane, HashMap::default()));
-                self.lanes.len() - 1
+                self.holders.push((holder, HashMap::default()));
+                self.holders.len() - 1
             }
         };
-        let counts = &mut self.lanes[at].1;
+        let counts = &mut self.holders[at].1;
         let before = if count == 0 { counts.remove(&name) } else { counts.insert(name, count) };
         before.unwrap_or(0)
     }
 
     /// Drops all counts of these lanes.
-    pub(super) fn forget(&mut self, lanes: &[Lane]) {
-        self.lanes.retain(|(of, _)| !lanes.contains(of));
+    pub(super) fn forget(&mut self, holders: &[HolderBit]) {
+        self.holders.retain(|(of, _)| !holders.contains(of));
     }
 
     pub(super) fn bytes(&self) -> usize {
         let entry = size_of::<(EngineHash, u32)>();
-        self.lanes.iter().map(|(_, counts)| counts.capacity() * entry).sum()
+        self.holders.iter().map(|(_, counts)| counts.capacity() * entry).sum()
     }
 
     #[cfg(test)]
-    pub(super) fn keys(&self) -> impl Iterator<Item = (EngineHash, Lane)> + '_ {
-        self.lanes.iter().flat_map(|(lane, counts)| counts.keys().map(|name| (*name, *lane)))
+    pub(super) fn keys(&self) -> impl Iterator<Item = (EngineHash, HolderBit)> + '_ {
+        self.holders.iter().flat_map(|(holder, counts)| counts.keys().map(|name| (*name, *holder)))
     }
 }
 
 /// What the list keeps between batches.
-const FRESH_BLOCKS_KEPT: usize = 512;
+const NEW_REFERENCES_KEPT: usize = 512;
 
 /// Blocks whose references left 0 in one batch; may name some twice, or some that left again. As long as the
 /// batch at most: nothing of it outlives the next.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fresh {
+pub(super) struct NewReferences {
     batch: u64,
     names: Vec<EngineHash>,
     /// The first `indexed` of `names`. Made only when somebody asks, and never twice of the same.
@@ -611,13 +614,13 @@ pub(super) struct Fresh {
     indexed: usize,
 }
 
-impl Fresh {
+impl NewReferences {
     pub(super) fn begin(&mut self, batch: u64) {
         self.batch = batch;
         self.names.clear();
-        self.names.shrink_to(FRESH_BLOCKS_KEPT);
+        self.names.shrink_to(NEW_REFERENCES_KEPT);
         self.index.clear();
-        self.index.shrink_to(FRESH_BLOCKS_KEPT);
+        self.index.shrink_to(NEW_REFERENCES_KEPT);
         self.indexed = 0;
     }
 

@@ -1,10 +1,10 @@
 //! The write half: what an ingest thread does to its shard.
 
-use super::holders::{Lane, LaneState, Layer};
+use super::holders::{HolderBit, HolderState, Layer};
 use super::maintain::Pass;
 use super::reclaim::Reclaimer;
 use super::remove::Removal;
-use super::shared::{Place, Sight};
+use super::shared::{SharedIndex, SharedIndexCell};
 use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{
@@ -29,10 +29,10 @@ pub struct ShardWriter {
     /// Slots that the next pass will free.
     leaving: Vec<WorkerSlot>,
     /// Workers of which blocks wait for places that there are.
-    homeward: Vec<WorkerSlot>,
+    deferring: Vec<WorkerSlot>,
     removal: Removal,
     /// Where readers find the tree.
-    place: Arc<Place>,
+    shared: Arc<SharedIndexCell>,
     reclaimer: Reclaimer,
 }
 
@@ -45,9 +45,9 @@ enum Slot {
 }
 
 impl ShardWriter {
-    pub(super) fn new(limits: ShardLimits, tree: Tree, place: Arc<Place>, reclaimer: Reclaimer) -> Self {
+    pub(super) fn new(limits: ShardLimits, tree: Tree, shared: Arc<SharedIndexCell>, reclaimer: Reclaimer) -> Self {
         let (workers, leaving) = (Vec::new(), Vec::new());
-        let homeward = Vec::new();
+        let deferring = Vec::new();
         Self {
             limits,
             tree,
@@ -55,9 +55,9 @@ impl ShardWriter {
             lives: 0,
             pass: None,
             leaving,
-            homeward,
+            deferring,
             removal: Removal::EMPTY,
-            place,
+            shared,
             reclaimer,
         }
     }
@@ -68,7 +68,7 @@ impl ShardWriter {
     ///
     /// Of the old index only what no event changes in steps is looked at: bounds, slots, and the epoch. Answers whether
     /// all of its memory could be let go of.
-    pub fn begin_anew(&mut self) -> bool {
+    pub fn reset_after_panic(&mut self) -> bool {
         let ShardLimits { node_blocks_max, secret, .. } = self.limits;
         let mut tree = Tree::new(&self.reclaimer, node_blocks_max, secret, self.tree.head.epoch() + 1);
         let mut workers = Vec::with_capacity(self.workers.len());
@@ -86,14 +86,14 @@ impl ShardWriter {
         }
         tree.workers = workers.len();
         // Readers first: what the old tree lets go of may still be named by its headers.
-        let sight = self.place.replace(tree.sight(&self.reclaimer));
-        tree.garbage.push(Waste::Sight(sight), size_of::<Sight>() as u64);
+        let shared = self.shared.replace(tree.shared_index(&self.reclaimer));
+        tree.garbage.push(Waste::SharedIndex(shared), size_of::<SharedIndex>() as u64);
         let old = (
             std::mem::replace(&mut self.tree, tree),
             std::mem::replace(&mut self.workers, workers),
             std::mem::replace(&mut self.removal, Removal::EMPTY),
         );
-        (self.pass, self.leaving, self.homeward) = (None, Vec::new(), Vec::new());
+        (self.pass, self.leaving, self.deferring) = (None, Vec::new(), Vec::new());
         // What cannot be let go of, because the panic left it inconsistent, is leaked.
         let is_freed = catch_unwind(AssertUnwindSafe(|| drop(old))).is_ok();
         self.tree.reclaim(true);
@@ -139,11 +139,11 @@ impl ShardWriter {
     /// Forgets a worker: at once for readers, by and by in [`sweep`](Self::sweep) for the writer. Nothing
     /// happens if the slot is nobody's.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
-        let Some(place @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if let Slot::Used(mut worker) = std::mem::replace(place, Slot::Leaving) {
+        let Some(entry @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
+        if let Slot::Used(mut worker) = std::mem::replace(entry, Slot::Leaving) {
             worker.unaccount(&mut self.tree);
             self.leaving.push(slot);
-            self.retire(&worker.kin);
+            self.retire(&worker.all_holders);
         }
         self.sweep_if_crowded();
     }
@@ -173,7 +173,7 @@ impl ShardWriter {
     #[must_use]
     pub fn refers_to(&self, slot: WorkerSlot, tier: Tier, hash: EngineHash) -> bool {
         let Some(worker) = self.worker(slot) else { return false };
-        worker.references().any(|(of, lane)| of == tier.into() && worker.refers(&self.tree, lane, hash))
+        worker.references().any(|(of, holder)| of == tier.into() && worker.refers(&self.tree, holder, hash))
     }
 
     /// Says what later events of the batch are about: the first block of the event that comes a dozen events
@@ -203,14 +203,15 @@ impl ShardWriter {
         };
         let (tree, limits) = (&mut self.tree, &self.limits);
         let ceiling = limits.memory_bytes_max;
-        let (len, names) = (blocks.hashes.len(), tree.slots.len());
+        let (len, names) = (blocks.hashes.len(), tree.name_map.len());
         let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
-        let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
-        let quick = if fits && tidy { worker.store_quickly(tree, limits, blocks).ok() } else { None };
-        let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks, before_shortfall));
+        let has_room = worker.removed_inner_blocks <= limits.dormant_blocks_max as u64
+            || worker.recount_removed_inner_blocks(tree, limits);
+        let fast = if fits && has_room { worker.store_fast(tree, limits, blocks).ok() } else { None };
+        let outcome = fast.unwrap_or_else(|| worker.store_slow(tree, limits, blocks, before_shortfall));
         worker.account_for(tree, names);
-        if outcome.deferred && !self.homeward.contains(&slot) {
-            self.homeward.push(slot);
+        if outcome.deferred && !self.deferring.contains(&slot) {
+            self.deferring.push(slot);
         }
         if outcome.refused == Some(Refusal::WorkBound) {
             self.empty(slot);
@@ -240,9 +241,9 @@ impl ShardWriter {
             return;
         }
         worker.window_blocks = 0;
-        let lanes = worker.clear_tier(Layer::Windows);
+        let holders = worker.clear_tier(Layer::Windows);
         worker.account(&mut self.tree);
-        self.retire(&lanes);
+        self.retire(&holders);
         self.sweep_if_crowded();
     }
 
@@ -257,8 +258,8 @@ impl ShardWriter {
     /// blocks, it takes back what the store counted of blocks that were referred to before.
     pub fn take_back_repeated(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
         let Some(worker) = self.worker(slot) else { return };
-        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return };
-        let has_more = |hash: &&EngineHash| worker.extras.get(**hash, lane) > 0;
+        let Some(holder) = worker.group(worker.layer(tier, group), group).map(|group| group.holder) else { return };
+        let has_more = |hash: &&EngineHash| worker.extras.get(**hash, holder) > 0;
         let repeated: Vec<EngineHash> = hashes.iter().filter(has_more).copied().collect();
         self.remove(slot, tier, group, &repeated);
     }
@@ -271,7 +272,7 @@ impl ShardWriter {
             _ => return RemoveOutcome { removed: 0, unknown: hashes.len() as u32 },
         };
         let tree = &mut self.tree;
-        let names = tree.slots.len();
+        let names = tree.name_map.len();
         let layer = worker.layer(tier, group);
         let outcome = worker.remove(tree, &mut self.removal, layer, group, hashes);
         worker.account_for(tree, names);
@@ -283,7 +284,7 @@ impl ShardWriter {
     /// then empties the whole worker, as each of these blocks would have to be looked at.
     #[must_use]
     pub fn is_cleared_whole(&self, slot: WorkerSlot) -> bool {
-        self.worker(slot).is_some_and(|worker| worker.waiting.len() > self.limits.event_moves_max)
+        self.worker(slot).is_some_and(|worker| worker.dormant.len() > self.limits.event_moves_max)
     }
 
     /// Empties one tier of a worker, or all: as if what is emptied had never been used, groups included.
@@ -293,13 +294,13 @@ impl ShardWriter {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         match tier {
             Some(tier) => {
-                let mut lanes = worker.clear_tier(tier.into());
+                let mut holders = worker.clear_tier(tier.into());
                 if tier == Tier::Device {
-                    lanes.extend(worker.clear_tier(Layer::Windows));
+                    holders.extend(worker.clear_tier(Layer::Windows));
                     worker.window_blocks = 0;
                 }
                 worker.account(&mut self.tree);
-                self.retire(&lanes);
+                self.retire(&holders);
             }
             None => self.empty(slot),
         }
@@ -315,40 +316,40 @@ impl ShardWriter {
         old.unaccount(&mut self.tree);
         worker.batch = old.batch;
         worker.account(&mut self.tree);
-        self.retire(&old.kin);
+        self.retire(&old.all_holders);
     }
 
-    fn retire(&mut self, lanes: &[Lane]) {
+    fn retire(&mut self, holders: &[HolderBit]) {
         let Self { tree, .. } = self;
-        for lane in lanes {
-            tree.lanes.set_state(*lane, LaneState::Retired);
+        for holder in holders {
+            tree.holders.set_state(*holder, HolderState::Retired);
         }
-        if !lanes.is_empty() {
-            tree.publish_lanes();
+        if !holders.is_empty() {
+            tree.publish_holders();
         }
     }
 
     /// A slice of the sweep, where too many lanes wait for it: whatever the shard holds, one event does no more.
     fn sweep_if_crowded(&mut self) {
-        if self.tree.lanes.retired() > self.limits.retired_lanes_max {
+        if self.tree.holders.retired() > self.limits.retired_holders_max {
             self.sweep(INDEX_EVENT_SWEEP_MAX);
         }
     }
 
     /// Goes on to give places to what waits for them, up to about `budget` blocks; returns how much it did.
-    fn bring_home(&mut self, budget: usize) -> usize {
-        let Some(slot) = self.homeward.pop() else { return 0 };
+    fn continue_placements(&mut self, budget: usize) -> usize {
+        let Some(slot) = self.deferring.pop() else { return 0 };
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return 0 };
         let (tree, moves) = (&mut self.tree, budget.min(self.limits.event_moves_max));
-        let names = tree.slots.len();
-        worker.allow(moves, &self.limits);
-        if worker.go_on_home(tree) {
-            self.homeward.push(slot);
+        let names = tree.name_map.len();
+        worker.set_allowance(moves, &self.limits);
+        if worker.continue_placement(tree) {
+            self.deferring.push(slot);
         }
-        let done = moves - worker.allowance.plants.min(moves);
-        let overwhelmed = worker.allowance.overwhelmed;
+        let done = moves - worker.allowance.placements.min(moves);
+        let exhausted = worker.allowance.exhausted;
         worker.account_for(tree, names);
-        if overwhelmed {
+        if exhausted {
             self.empty(slot);
             if let Some(worker) = self.worker_mut(slot) {
                 worker.emptied_by_sweep = true;
@@ -360,7 +361,7 @@ impl ShardWriter {
     /// Whether blocks that a store [deferred](StoreOutcome::deferred) still wait for their places.
     #[must_use]
     pub fn is_deferring(&self, slot: WorkerSlot) -> bool {
-        self.worker(slot).is_some_and(|worker| !worker.homeward.is_empty())
+        self.worker(slot).is_some_and(|worker| !worker.placement_queue.is_empty())
     }
 
     /// Whether a sweep has emptied a worker because more of its blocks would have to move than may: `true` once. That
@@ -373,11 +374,11 @@ impl ShardWriter {
     #[must_use]
     pub fn references_to(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> u64 {
         let Some(worker) = self.worker(slot) else { return 0 };
-        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return 0 };
-        if !worker.refers(&self.tree, lane, hash) {
+        let Some(holder) = worker.group(worker.layer(tier, group), group).map(|group| group.holder) else { return 0 };
+        if !worker.refers(&self.tree, holder, hash) {
             return 0;
         }
-        1 + u64::from(worker.extras.get(hash, lane))
+        1 + u64::from(worker.extras.get(hash, holder))
     }
 
     /// Whether there is more than one reference to any block of a worker.
@@ -406,11 +407,11 @@ impl ShardWriter {
     /// their places.
     pub fn sweep(&mut self, budget_blocks: usize) -> bool {
         let budget = budget_blocks.max(1);
-        let mut work = self.bring_home(budget);
+        let mut work = self.continue_placements(budget);
         work += self.tree.join_some(budget.div_ceil(2));
         while work < budget {
             if self.pass.is_none() {
-                if self.tree.lanes.retired() == 0 && self.leaving.is_empty() {
+                if self.tree.holders.retired() == 0 && self.leaving.is_empty() {
                     break;
                 }
                 self.pass = Some(Pass::begin(&mut self.tree, std::mem::take(&mut self.leaving)));
@@ -428,15 +429,15 @@ impl ShardWriter {
         }
         self.tree.reclaim(false);
         let joins = !self.tree.joins.is_empty() && self.tree.garbage.waiting_bytes() < INDEX_GARBAGE_BYTES_STRAINED;
-        let homeward = !self.homeward.is_empty();
-        homeward || joins || self.pass.is_some() || self.tree.lanes.retired() > 0 || !self.leaving.is_empty()
+        let deferring = !self.deferring.is_empty();
+        deferring || joins || self.pass.is_some() || self.tree.holders.retired() > 0 || !self.leaving.is_empty()
     }
 
     fn finish_pass(&mut self) {
         let Some(pass) = self.pass.take() else { return };
         for slot in &mut self.workers {
             if let Slot::Used(worker) = slot {
-                worker.kin.retain(|lane| !pass.wants(*lane));
+                worker.all_holders.retain(|holder| !pass.wants(*holder));
             }
         }
         let leaving = pass.finish(&mut self.tree);
@@ -464,12 +465,12 @@ impl ShardWriter {
         ShardMemory {
             blocks_bytes: tree.arena.bytes(),
             blocks_free_bytes: tree.arena.free_words() * 8,
-            names_bytes: tree.slots.bytes(),
+            names_bytes: tree.name_map.bytes(),
             nodes_bytes: tree.table.bytes() + tree.nodes.bytes() + tree.lists_bytes(),
             workers_bytes: workers,
             garbage_bytes: tree.garbage.waiting_bytes(),
             nodes: tree.nodes.len() as u64,
-            names: tree.slots.len() as u64,
+            names: tree.name_map.len() as u64,
         }
     }
 
@@ -490,8 +491,8 @@ impl ShardWriter {
     #[cfg(test)]
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
         let worker = self.worker_mut(slot).expect("somebody's");
-        let lane = worker.tiers[0].groups[0].lane;
-        let before = worker.extras.set(name, lane, extras);
+        let holder = worker.tiers[0].groups[0].holder;
+        let before = worker.extras.set(name, holder, extras);
         worker.tiers[0].references += u64::from(extras) - u64::from(before);
         worker.extras_most = extras;
     }
@@ -514,13 +515,13 @@ impl ShardWriter {
 impl Drop for ShardWriter {
     /// A shard without a writer holds nothing: nobody would hear of what its workers lose.
     fn drop(&mut self) {
-        let lanes: Vec<Lane> = self
+        let holders: Vec<HolderBit> = self
             .workers
             .iter()
-            .filter_map(|slot| if let Slot::Used(worker) = slot { Some(&worker.kin) } else { None })
+            .filter_map(|slot| if let Slot::Used(worker) = slot { Some(&worker.all_holders) } else { None })
             .flatten()
             .copied()
             .collect();
-        self.retire(&lanes);
+        self.retire(&holders);
     }
 }

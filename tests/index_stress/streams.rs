@@ -30,7 +30,7 @@ fn tiny(seed: u64) -> ShardLimits {
         worker_blocks_max: rng.random_range(1..200),
         dormant_blocks_max: rng.random_range(0..10),
         aliases_max: rng.random_range(1..9),
-        retired_lanes_max: rng.random_range(1..4),
+        retired_holders_max: rng.random_range(1..4),
         ..ShardLimits::default()
     }
 }

@@ -1,4 +1,4 @@
-use super::{Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, Extent, GRANULE_WORDS, granules};
+use super::{Allocation, Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, GRANULE_WORDS, granules};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -34,7 +34,7 @@ impl Held {
 #[track_caller]
 /// Words of the chunks that have not given their memory back.
 fn present_words(arena: &Arena) -> u64 {
-    (arena.margins.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
+    (arena.chunk_records.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again()
     let mut arena = Arena::new();
     let view = arena.view();
     let extents = 6 * CHUNK_WORDS / EXTENT_WORDS_MAX;
-    let fill = |arena: &mut Arena| -> Vec<Extent> {
-        let all: Vec<Extent> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
+    let fill = |arena: &mut Arena| -> Vec<Allocation> {
+        let all: Vec<Allocation> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
         for (at, extent) in all.iter().enumerate() {
             arena.write(extent.base, &[at as u64; EXTENT_WORDS_MAX as usize]);
             arena.set_owner(extent.base, extent.words, at as u32 + 1);
@@ -58,22 +58,22 @@ fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again()
         assert!(all.iter().enumerate().all(|(at, extent)| arena.word(extent.base + 7) == at as u64));
         all.iter().for_each(|extent| arena.free(extent.base, extent.words));
         // One that is kept, and the newest, of which nothing is in use.
-        assert_eq!(arena.margins.len() - arena.released.len(), 2);
+        assert_eq!(arena.chunk_records.len() - arena.released.len(), 2);
         // SAFETY: this thread is the writer and writes nothing while it looks.
         let stale = unsafe { view.words(3 * CHUNK_WORDS, 8) };
         assert_eq!(stale, [0; 8], "a stale index leads to memory");
     }
     assert!(arena.bytes() + 8 * 4 * u64::from(CHUNK_WORDS) <= most, "{} of {most}", arena.bytes());
-    assert_eq!(arena.margins.len(), 6, "numbers are used again");
+    assert_eq!(arena.chunk_records.len(), 6, "numbers are used again");
 }
 
 fn assert_whole(arena: &mut Arena) {
-    let chunks = arena.margins.len() as u32;
+    let chunks = arena.chunk_records.len() as u32;
     assert_eq!(arena.free_words(), present_words(arena));
     let mut bases: Vec<u32> = (0..chunks * (CHUNK_WORDS / EXTENT_WORDS_MAX))
         .map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("there is room").base)
         .collect();
-    assert_eq!((arena.free_words(), arena.margins.len() as u32), (0, chunks));
+    assert_eq!((arena.free_words(), arena.chunk_records.len() as u32), (0, chunks));
     bases.sort_unstable();
     assert!(bases.iter().zip((0..).step_by(EXTENT_WORDS_MAX as usize)).all(|(base, expected)| *base == expected));
     bases.iter().for_each(|base| arena.free(*base, EXTENT_WORDS_MAX));
@@ -105,7 +105,7 @@ fn random_run(seed: u64, steps: u32, words_max: u32, held_max: usize) {
         let grow = held.len() < held_max && rng.random_bool(0.6);
         if held.is_empty() || grow {
             let words = rng.random_range(0..=words_max);
-            let Extent { base, words: got } = arena.allocate(words).expect("there is room");
+            let Allocation { base, words: got } = arena.allocate(words).expect("there is room");
             assert!(got >= words.max(1) && got < words.max(1) + GRANULE_WORDS && base % GRANULE_WORDS == 0);
             assert!(base % CHUNK_WORDS + got <= CHUNK_WORDS && (base..base + got).all(|word| arena.owner(word) == 0));
             let new = Held { base, words: got, stamp };
@@ -174,7 +174,7 @@ fn an_extent_stays_in_its_chunk() {
     for _ in 0..CHUNK_WORDS / 1016 {
         bases.push(arena.allocate(1016).expect("there is room").base);
     }
-    assert_eq!(arena.margins.len(), 1);
+    assert_eq!(arena.chunk_records.len(), 1);
     let rest = CHUNK_WORDS % 1016;
     let next = arena.allocate(1016).expect("there is room");
     assert_eq!(next.base, CHUNK_WORDS);
@@ -190,7 +190,7 @@ fn an_extent_stays_in_its_chunk() {
 fn too_much_is_refused() {
     let mut arena = Arena::new();
     assert_eq!(arena.allocate(EXTENT_WORDS_MAX + 1), None);
-    assert_eq!((arena.margins.len(), arena.free_words()), (0, 0));
+    assert_eq!((arena.chunk_records.len(), arena.free_words()), (0, 0));
     let empty = arena.bytes();
     arena.allocate(1).expect("there is room");
     assert!(arena.bytes() - empty > u64::from(CHUNK_WORDS) * 8);
@@ -256,7 +256,7 @@ fn a_reader_sees_what_it_is_told_of() {
     let mut rng = StdRng::seed_from_u64(3);
     let mut told = 0;
     for stamp in 0..2_000 {
-        let Extent { base, words } = arena.allocate(rng.random_range(1..=EXTENT_WORDS_MAX)).expect("there is room");
+        let Allocation { base, words } = arena.allocate(rng.random_range(1..=EXTENT_WORDS_MAX)).expect("there is room");
         let held = Held { base, words, stamp };
         held.fill(&mut arena);
         told += u64::from(words);
@@ -280,7 +280,7 @@ fn quick_timing() {
     println!("the same 64 words: {:.1} ns a pair", started.elapsed().as_nanos() as f64 / f64::from(rounds));
     for (words_max, held) in [(64, 1_000_usize), (64, 20_000), (1024, 2_000), (1024, 20_000)] {
         let mut sizes = || if words_max == 64 { 64 } else { 8 * rng.random_range(1..=words_max / 8) };
-        let mut extents: Vec<Extent> = (0..held).map(|_| arena.allocate(sizes()).expect("there is room")).collect();
+        let mut extents: Vec<Allocation> = (0..held).map(|_| arena.allocate(sizes()).expect("there is room")).collect();
         let plan: Vec<(usize, u32)> = (0..1 << 16).map(|at| (at * 7919 % held, sizes())).collect();
         let started = std::time::Instant::now();
         for at in 0..rounds as usize {

@@ -18,7 +18,7 @@ pub(super) const ENTRIES: usize = 10;
 pub(super) struct Bucket {
     tags: [u16; ENTRIES],
     passed: Passed,
-    slots: [u32; ENTRIES],
+    words: [u32; ENTRIES],
 }
 
 /// How many entries, whose home is here or before here, were sent past a full bucket: a count of 4 bits for each of
@@ -69,7 +69,7 @@ impl Iterator for Entries {
 }
 
 impl Bucket {
-    pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), slots: [0; ENTRIES] };
+    pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), words: [0; ENTRIES] };
 
     /// The entries that may have this tag: as far as theirs are known, they are the same.
     #[inline]
@@ -113,8 +113,8 @@ impl Bucket {
     }
 
     #[inline]
-    pub(super) fn slot(&self, at: usize) -> u32 {
-        self.slots[at]
+    pub(super) fn word(&self, at: usize) -> u32 {
+        self.words[at]
     }
 
     /// The tag of an entry, if this bucket is its home.
@@ -126,9 +126,9 @@ impl Bucket {
 
     /// Puts an entry at a place, of which this bucket is the home or not.
     #[inline]
-    pub(super) fn fill(&mut self, at: usize, tag: Tag, is_home: bool, slot: u32) {
+    pub(super) fn fill(&mut self, at: usize, tag: Tag, is_home: bool, word: u32) {
         self.tags[at] = tag.bits() >> 1 | if is_home { 0 } else { AWAY };
-        self.slots[at] = slot;
+        self.words[at] = word;
     }
 
     #[inline]
@@ -137,8 +137,8 @@ impl Bucket {
     }
 
     #[inline]
-    pub(super) fn set_slot(&mut self, at: usize, slot: u32) {
-        self.slots[at] = slot;
+    pub(super) fn set_word(&mut self, at: usize, word: u32) {
+        self.words[at] = word;
     }
 }
 
@@ -258,11 +258,11 @@ mod tests {
         bucket.fill(9, seven, true, 70);
         bucket.fill(0, seven, false, 71);
         bucket.fill(4, eight, true, 80);
-        assert_eq!(bucket.with_tag(seven).map(|at| bucket.slot(at)).collect::<Vec<_>>(), [71, 70]);
+        assert_eq!(bucket.with_tag(seven).map(|at| bucket.word(at)).collect::<Vec<_>>(), [71, 70]);
         assert_eq!([0, 4, 9].map(|at| bucket.tag_at_home(at)), [None, Some(eight), Some(seven)]);
         bucket.vacate(0);
-        bucket.set_slot(9, 72);
-        assert_eq!(bucket.filled().map(|at| bucket.slot(at)).collect::<Vec<_>>(), [80, 72]);
+        bucket.set_word(9, 72);
+        assert_eq!(bucket.filled().map(|at| bucket.word(at)).collect::<Vec<_>>(), [80, 72]);
         assert_eq!(bucket.with_tag(nine).first(), None);
     }
 

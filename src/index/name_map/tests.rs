@@ -6,19 +6,19 @@ use std::collections::{BTreeSet, HashMap};
 
 /// The map beside what it should say.
 struct Pair {
-    map: SlotMap,
-    slots: HashMap<u64, BTreeSet<u32>>,
-    /// The name at each slot, whether or not the map has the slot.
+    map: NameMap,
+    words: HashMap<u64, BTreeSet<u32>>,
+    /// The name at each word, whether or not the map has the word.
     names: Vec<u64>,
-    /// (name, slot) of every entry, to pick from.
+    /// (name, word) of every entry, to pick from.
     entries: Vec<(u64, u32)>,
 }
 
 impl Pair {
     fn new(secret: u64, keep: u64) -> Self {
-        let mut map = SlotMap::new(secret);
+        let mut map = NameMap::new(secret);
         map.mixer.keep = keep;
-        Self { map, slots: HashMap::new(), names: Vec::new(), entries: Vec::new() }
+        Self { map, words: HashMap::new(), names: Vec::new(), entries: Vec::new() }
     }
 
     fn spot(&self, name: u64) -> Spot {
@@ -27,75 +27,75 @@ impl Pair {
         spot
     }
 
-    fn new_slot(&mut self, name: u64) -> u32 {
+    fn new_word(&mut self, name: u64) -> u32 {
         self.names.push(name);
         self.names.len() as u32 - 1
     }
 
     fn put(&mut self, name: u64) {
-        let slot = self.new_slot(name);
+        let word = self.new_word(name);
         let (spot, names) = (self.spot(name), &self.names);
-        self.map.put(spot, slot, |slot| names[slot as usize]);
-        self.added(name, slot);
+        self.map.put(spot, word, |word| names[word as usize]);
+        self.added(name, word);
     }
 
     fn put_unless(&mut self, name: u64) {
-        let slot = self.new_slot(name);
+        let word = self.new_word(name);
         let (spot, names) = (self.spot(name), &self.names);
-        let same = |slot: u32| names[slot as usize] == name;
-        let outcome = self.map.put_unless(spot, slot, same, |slot| names[slot as usize]);
-        match self.slots.get(&name).filter(|known| !known.is_empty()) {
+        let same = |word: u32| names[word as usize] == name;
+        let outcome = self.map.put_unless(spot, word, same, |word| names[word as usize]);
+        match self.words.get(&name).filter(|known| !known.is_empty()) {
             Some(known) => assert!(outcome.is_err_and(|found| known.contains(&found))),
             None => {
                 assert_eq!(outcome, Ok(()));
-                self.added(name, slot);
+                self.added(name, word);
             }
         }
     }
 
-    fn added(&mut self, name: u64, slot: u32) {
-        self.slots.entry(name).or_default().insert(slot);
-        self.entries.push((name, slot));
+    fn added(&mut self, name: u64, word: u32) {
+        self.words.entry(name).or_default().insert(word);
+        self.entries.push((name, word));
     }
 
     fn take(&mut self, at: usize) {
-        let (name, slot) = self.entries.swap_remove(at);
+        let (name, word) = self.entries.swap_remove(at);
         let spot = self.spot(name);
-        assert!(self.map.take(spot, slot), "{name} at {slot} is not there");
-        assert!(!self.map.take(spot, slot), "{name} at {slot} is there twice");
-        self.slots.entry(name).or_default().remove(&slot);
+        assert!(self.map.take(spot, word), "{name} at {word} is not there");
+        assert!(!self.map.take(spot, word), "{name} at {word} is there twice");
+        self.words.entry(name).or_default().remove(&word);
     }
 
     fn replace(&mut self, at: usize) {
         let (name, from) = self.entries[at];
-        let to = self.new_slot(name);
+        let to = self.new_word(name);
         let spot = self.spot(name);
         assert!(self.map.replace(spot, from, to) && !self.map.replace(spot, from, to));
-        let slots = self.slots.entry(name).or_default();
-        slots.remove(&from);
-        slots.insert(to);
+        let words = self.words.entry(name).or_default();
+        words.remove(&from);
+        words.insert(to);
         self.entries[at].1 = to;
     }
 
     fn shrink(&mut self, segments_max: usize) -> bool {
         let names = &self.names;
-        self.map.shrink(segments_max, |slot| names[slot as usize])
+        self.map.shrink(segments_max, |word| names[word as usize])
     }
 
-    /// Every slot of a name is found, and no other.
+    /// Every word of a name is found, and no other.
     fn check(&self, name: u64) {
         let mut found = BTreeSet::new();
-        let first = self.map.find(self.spot(name), |slot| {
+        let first = self.map.find(self.spot(name), |word| {
             // Nothing that was taken or replaced is a candidate, whatever its name.
-            assert!(self.slots[&self.names[slot as usize]].contains(&slot));
-            if self.names[slot as usize] == name {
-                assert!(found.insert(slot), "{slot} is there twice");
+            assert!(self.words[&self.names[word as usize]].contains(&word));
+            if self.names[word as usize] == name {
+                assert!(found.insert(word), "{word} is there twice");
             }
             false
         });
         assert_eq!(first, None);
-        assert_eq!(found, self.slots.get(&name).cloned().unwrap_or_default());
-        let any = self.map.find(self.spot(name), |slot| self.names[slot as usize] == name);
+        assert_eq!(found, self.words.get(&name).cloned().unwrap_or_default());
+        let any = self.map.find(self.spot(name), |word| self.names[word as usize] == name);
         assert_eq!(any.is_some(), !found.is_empty());
     }
 }
@@ -120,7 +120,7 @@ fn random_run(seed: u64, keep: u64, names_max: u64, entries_max: usize) {
         assert_eq!(pair.map.len(), pair.entries.len());
     }
     (0..names_max.min(2_000)).for_each(|name| pair.check(name));
-    let empty = SlotMap::new(0).bytes();
+    let empty = NameMap::new(0).bytes();
     while !pair.entries.is_empty() {
         pair.take(pair.entries.len() - 1);
     }
@@ -176,7 +176,7 @@ fn spots_are_spread_and_secret() {
     assert!((48_500..51_500).contains(&tags.len()), "{}", tags.len());
 }
 
-/// Names as engines make them: hashes, in the order of their slots.
+/// Names as engines make them: hashes, in the order of their words.
 fn names(count: u32) -> Vec<u64> {
     (0..u64::from(count)).map(super::spread).collect()
 }
@@ -184,21 +184,21 @@ fn names(count: u32) -> Vec<u64> {
 #[test]
 fn memory_follows_the_entries() {
     let names = names(60_000);
-    let mut map = SlotMap::new(5);
-    let name_of = |slot: u32| names[slot as usize];
-    for (slot, name) in (0..).zip(&names) {
-        map.put(map.spot(*name), slot, name_of);
-        let entries = u64::from(slot) + 1;
+    let mut map = NameMap::new(5);
+    let name_of = |word: u32| names[word as usize];
+    for (word, name) in (0..).zip(&names) {
+        map.put(map.spot(*name), word, name_of);
+        let entries = u64::from(word) + 1;
         assert!(entries < 20_000 || map.bytes() < entries * 12, "{} bytes for {entries}", map.bytes());
     }
-    for (slot, name) in (0..).zip(&names).take(50_000) {
-        assert!(map.take(map.spot(*name), slot));
+    for (word, name) in (0..).zip(&names).take(50_000) {
+        assert!(map.take(map.spot(*name), word));
     }
     assert!(map.shrink(1, name_of), "256 segments are too large by now");
     while map.shrink(16, name_of) {}
     assert!(map.bytes() < 10_000 * 15, "{}", map.bytes());
-    let there = |slot: u32, name: u64| map.find(map.spot(name), |found| found == slot) == Some(slot);
-    assert!((50_000..).zip(&names[50_000..]).all(|(slot, name)| there(slot, *name)));
+    let there = |word: u32, name: u64| map.find(map.spot(name), |found| found == word) == Some(word);
+    assert!((50_000..).zip(&names[50_000..]).all(|(word, name)| there(word, *name)));
 }
 
 /// Fills and empties it in waves, each time to another size.
@@ -216,10 +216,10 @@ fn waves(seed: u64, keep: u64, sizes: &[usize]) {
             }
         }
         while pair.shrink(1) {}
-        let names: Vec<u64> = pair.slots.keys().copied().collect();
+        let names: Vec<u64> = pair.words.keys().copied().collect();
         names.iter().for_each(|name| pair.check(*name));
         assert!(
-            (0..500).all(|name| pair.map.find(pair.spot(name), |slot| pair.names[slot as usize] == name).is_none())
+            (0..500).all(|name| pair.map.find(pair.spot(name), |word| pair.names[word as usize] == name).is_none())
         );
         assert_eq!(pair.map.len(), *size, "after wave {wave}");
     }
@@ -238,18 +238,18 @@ fn doublings_and_halvings() {
 fn few_names_are_read_to_grow_and_to_shrink() {
     let names = names(120_000);
     let read = Cell::new(0_usize);
-    let name_of = |slot: u32| {
+    let name_of = |word: u32| {
         read.set(read.get() + 1);
-        names[slot as usize]
+        names[word as usize]
     };
-    let mut map = SlotMap::new(6);
-    for (slot, name) in (0..).zip(&names) {
-        map.put(map.spot(*name), slot, name_of);
+    let mut map = NameMap::new(6);
+    for (word, name) in (0..).zip(&names) {
+        map.put(map.spot(*name), word, name_of);
     }
     assert!(read.get() > 0 && read.get() < names.len() / 4, "{} to grow", read.get());
     read.set(0);
-    for (slot, name) in (0..).zip(&names).skip(1_000) {
-        assert!(map.take(map.spot(*name), slot));
+    for (word, name) in (0..).zip(&names).skip(1_000) {
+        assert!(map.take(map.spot(*name), word));
         map.shrink(1, name_of);
     }
     assert!(read.get() < names.len() / 8, "{} to shrink", read.get());
@@ -261,44 +261,44 @@ fn quick_timing() {
     const ENTRIES: u32 = 1_300_000;
     const AHEAD: usize = 12;
     let names = names(2 * ENTRIES);
-    let name_of = |slot: u32| names[slot as usize];
-    let mut map = SlotMap::new(7);
+    let name_of = |word: u32| names[word as usize];
+    let mut map = NameMap::new(7);
     let started = std::time::Instant::now();
-    for slot in 0..ENTRIES {
-        map.prefetch(map.spot(names[slot as usize + AHEAD]));
-        map.put(map.spot(names[slot as usize]), slot, name_of);
+    for word in 0..ENTRIES {
+        map.prefetch(map.spot(names[word as usize + AHEAD]));
+        map.put(map.spot(names[word as usize]), word, name_of);
     }
     let nanos = |started: std::time::Instant| started.elapsed().as_nanos() as f64 / f64::from(ENTRIES);
     println!("filling: {:.1} ns each, {:.2} B each", nanos(started), map.bytes() as f64 / f64::from(ENTRIES));
     let started = std::time::Instant::now();
     // As a caller does it: a spot is made once, and its line asked for.
-    let ahead = |map: &SlotMap, at: usize| {
+    let ahead = |map: &NameMap, at: usize| {
         let spot = map.spot(names[at.min(names.len() - 1)]);
         map.prefetch(spot);
         spot
     };
     let mut spots = [(map.spot(0), map.spot(0)); AHEAD];
     (0..AHEAD).for_each(|at| spots[at] = (ahead(&map, at), ahead(&map, at + ENTRIES as usize)));
-    for slot in 0..ENTRIES as usize {
-        let (old, new) = spots[slot % AHEAD];
-        spots[slot % AHEAD] = (ahead(&map, slot + AHEAD), ahead(&map, slot + AHEAD + ENTRIES as usize));
-        assert!(map.take(old, slot as u32));
-        map.put(new, slot as u32 + ENTRIES, name_of);
+    for word in 0..ENTRIES as usize {
+        let (old, new) = spots[word % AHEAD];
+        spots[word % AHEAD] = (ahead(&map, word + AHEAD), ahead(&map, word + AHEAD + ENTRIES as usize));
+        assert!(map.take(old, word as u32));
+        map.put(new, word as u32 + ENTRIES, name_of);
     }
     println!("take and put: {:.1} ns a pair, {} entries", nanos(started), map.len());
     let started = std::time::Instant::now();
     let mut same = 0;
-    for slot in ENTRIES as usize..names.len() {
-        map.prefetch(map.spot(names[(slot + AHEAD).min(names.len() - 1)]));
-        let name = names[slot];
-        let known = map.put_unless(map.spot(name), 0, |slot| names[slot as usize] == name, name_of);
+    for word in ENTRIES as usize..names.len() {
+        map.prefetch(map.spot(names[(word + AHEAD).min(names.len() - 1)]));
+        let name = names[word];
+        let known = map.put_unless(map.spot(name), 0, |word| names[word as usize] == name, name_of);
         same += u32::from(known.is_err());
     }
     println!("found instead of put: {:.1} ns each, {same} found", nanos(started));
     let started = std::time::Instant::now();
-    let missed = (0..ENTRIES as usize).filter(|slot| {
-        map.prefetch(map.spot(names[slot + AHEAD]));
-        map.find(map.spot(names[*slot]), |other| names[other as usize] == names[*slot]).is_none()
+    let missed = (0..ENTRIES as usize).filter(|word| {
+        map.prefetch(map.spot(names[word + AHEAD]));
+        map.find(map.spot(names[*word]), |other| names[other as usize] == names[*word]).is_none()
     });
     println!("{} missed: {:.1} ns each", missed.count(), nanos(started));
 }
@@ -342,11 +342,11 @@ fn homes_are_within_the_segment() {
 #[test]
 fn small_and_large_rows_of_buckets_are_empty_and_apart() {
     for len in [0, 1, MAPPED_BUCKETS_MIN - 1, MAPPED_BUCKETS_MIN, 3 * MAPPED_BUCKETS_MIN + 1] {
-        let mut room = Room::new(len);
-        assert_eq!((room.len(), room.iter().map(|bucket| bucket.filled().count()).sum::<usize>()), (len, 0));
-        if let Some(last) = room.last_mut() {
+        let mut row = BucketRow::new(len);
+        assert_eq!((row.len(), row.iter().map(|bucket| bucket.filled().count()).sum::<usize>()), (len, 0));
+        if let Some(last) = row.last_mut() {
             last.fill(9, Tag::from_bits(2), true, 70);
-            assert_eq!(room.iter().map(|bucket| bucket.filled().count()).sum::<usize>(), 1);
+            assert_eq!(row.iter().map(|bucket| bucket.filled().count()).sum::<usize>(), 1);
         }
     }
 }

@@ -106,7 +106,7 @@ impl Shard {
         self.scratch = super::Scratch::default();
         self.changes.clear();
         for home in &mut self.homes {
-            if !home.writer.begin_anew() {
+            if !home.writer.reset_after_panic() {
                 tracing::error!(shard = %self.id, space = %home.space, "a part of the discarded index could not be freed");
             }
             (home.unsure, home.unswept, home.choked) = (false, false, false);

@@ -1,31 +1,26 @@
-//! Memory for the blocks of a shard: u64 words in chunks that never move.
+//! The arena: memory for the blocks of a shard, as u64 words in chunks that never move.
 //!
-//! A word is named by a u32: its chunk above, its place in the chunk below. The writer takes **extents**, whole
-//! granules of 64 bytes that do not cross a chunk, and gives back any granules of them. A chunk is neither moved
-//! nor returned to the system before the arena and all its views are gone, so that a reader that follows a stale
-//! index finds memory there, old as it may be.
+//! A u32 names a word: the chunk in its upper bits, the position in the chunk in its lower bits. The writer takes
+//! **extents**, whole granules of 64 bytes within one chunk, and frees any granules of them. A chunk is neither moved
+//! nor unmapped before the arena and all its views are gone. So a reader that follows a stale index finds mapped memory
+//! there, however old its content.
 //!
-//! Each granule has an **owner**, a number that means nothing here, to get from a word to whom it belongs.
+//! Each granule has an **owner**, a number that the arena does not interpret. The tree uses it to find the node of a
+//! word.
 //!
 //! # How free granules are kept
 //!
-//! A free run carries its own bookkeeping, so that there is no list to allocate: in its first granule the
-//! neighbours on the list of runs of its size and its length, in its last word its length again (for whoever frees
-//! the granule behind it). One bit per granule says which granules begin or end such a run. Runs of 1 to 128
-//! granules have a list per size, all longer ones share one: every extent is found by size in a few steps, and
-//! two free runs never touch.
+//! A free run stores its own bookkeeping, so no list has to be allocated. Its first granule has its neighbours on the
+//! list of runs of its size, and its length. Its last word has its length again, for the caller that frees the granule
+//! behind it. One bit per granule says whether the granule is in a free run. Runs of 1 to 128 granules have a list per
+//! size; all longer runs share one list. So an extent of any size is found in a few steps. Two free runs never touch.
 //!
-//! The end of the newest chunk that was never handed out is **fresh**: it is no run, nothing has been written to
-//! it, and so it costs no memory yet. Words are zeroed when they leave it, which makes every word below it
-//! something that may be read.
+//! The end of the newest chunk that was never handed out is **fresh**. It is not a run, nothing has been written to it,
+//! and so it costs no memory yet. Words are zeroed when they leave it, so every word below it may be read.
 //!
-//! A chunk of which nothing is in use any more gives its memory back to the system: it stays where it is and reads as
-//! zeros, is no run, and its bookkeeping goes. One such chunk is kept as a run, so that a shard that goes up and down
-//! around a chunk's end does not ask for pages each time.
-//!
-//! Lists of free runs of granules, threaded through the runs themselves.
-//!
-//! Where the chunks are, for the writer and for every reader.
+//! A chunk with no granule in use gives its memory back to the system: it stays mapped, reads as zeros, is not a run,
+//! and has no bookkeeping. One such chunk is kept as a run, so that a shard whose size varies around a chunk's end does
+//! not map pages each time.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
@@ -49,22 +44,22 @@ const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 const CHUNK_GRANULES: u32 = CHUNK_WORDS / GRANULE_WORDS;
 const EXTENT_GRANULES_MAX: u32 = EXTENT_WORDS_MAX / GRANULE_WORDS;
 const CHUNK_BYTES: usize = CHUNK_WORDS as usize * size_of::<u64>();
-/// Chunks of which nothing is in use that keep their memory.
+/// Chunks without a granule in use that keep their memory.
 const WHOLE_CHUNKS_KEPT: u32 = 1;
 
 const _: () = assert!(EXTENT_GRANULES_MAX == u128::BITS, "free runs keep one bit for each size of extent");
 const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a chunk are whole words");
 
-/// Some words in a row, inside one chunk.
+/// Consecutive words inside one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allocation {
     /// The first word, a multiple of [`GRANULE_WORDS`].
     pub(super) base: u32,
-    /// How many, a multiple of [`GRANULE_WORDS`].
+    /// Number of words, a multiple of [`GRANULE_WORDS`].
     pub(super) words: u32,
 }
 
-/// What the writer keeps beside a chunk.
+/// The writer's bookkeeping of a chunk.
 #[derive(Debug)]
 struct ChunkRecord {
     /// The owner of each granule.
@@ -74,13 +69,13 @@ struct ChunkRecord {
 }
 
 impl ChunkRecord {
-    /// Of a chunk that has given its memory back.
+    /// The record of a chunk that has given its memory back.
     fn none() -> Self {
         Self { owners: Box::default(), free: Box::default() }
     }
 
     fn new() -> Self {
-        // Zeroed by the allocator: pages of the table are used as granules are.
+        // Zeroed by the allocator: pages of the table are touched only as granules are used.
         Self {
             owners: vec![0; CHUNK_GRANULES as usize].into_boxed_slice(),
             free: vec![0; (CHUNK_GRANULES / u64::BITS) as usize].into_boxed_slice(),
@@ -92,7 +87,7 @@ impl ChunkRecord {
     }
 }
 
-/// The memory, in the hand of the only one who writes to it.
+/// The memory, as its only writer has it.
 #[derive(Debug)]
 pub(super) struct Arena {
     chunks: Arc<ChunkTable>,
@@ -122,12 +117,12 @@ impl Arena {
         }
     }
 
-    /// The same words for a reader.
+    /// The same words, for a reader.
     pub(super) fn view(&self) -> ArenaView {
         ArenaView::new(Arc::clone(&self.chunks))
     }
 
-    /// An extent of at least so many words, at least a granule, without an owner. What is in it is anything.
+    /// An extent of at least this many words and at least one granule, without an owner. Its content is unspecified.
     ///
     /// `None` if there are no more word numbers, if the system has no memory for a chunk, or beyond
     /// [`EXTENT_WORDS_MAX`].
@@ -150,8 +145,8 @@ impl Arena {
         Some(Allocation { base: first << GRANULE_BITS, words: granules << GRANULE_BITS })
     }
 
-    /// Makes an extent of `words_now` words longer where it is, if what follows it is free; the granules it gains
-    /// have no owner. Whether it is now `words_wanted` long.
+    /// Lengthens an extent of `words_now` words in place, if the granules behind it are free; the granules that it
+    /// gains have no owner. Returns whether it is now `words_wanted` long.
     pub(super) fn extend(&mut self, base: u32, words_now: u32, words_wanted: u32) -> bool {
         let (first, now, wanted) = (granule(base), granules(words_now), granules(words_wanted));
         if wanted <= now {
@@ -172,8 +167,8 @@ impl Arena {
         true
     }
 
-    /// Gives back granules of one extent: all of them or some. They may be handed out again at once, so no
-    /// reader may still be looking at them.
+    /// Frees all or some granules of one extent. They may be handed out again at once, so no reader may still look at
+    /// them.
     pub(super) fn free(&mut self, base: u32, words: u32) {
         let (first, count) = (granule(base), granules(words));
         debug_assert!(base.is_multiple_of(GRANULE_WORDS), "granules are freed whole");
@@ -188,7 +183,8 @@ impl Arena {
             start -= self.runs.length_before(&self.chunks, first);
             self.runs.unlink(&self.chunks, start);
         }
-        // What is fresh has no bits, so a run does not grow into it; it grows into the run instead.
+        // Fresh granules have no bits, so a run does not grow into the fresh part; the fresh part grows into the run
+        // instead.
         if end == self.fresh && start >= self.fresh_end - CHUNK_GRANULES {
             self.mark(start, first - start, false);
             self.fresh = start;
@@ -207,14 +203,14 @@ impl Arena {
         self.mark(first, count, true);
     }
 
-    /// Gives back the memory of a chunk of which nothing is in use and no run is on a list.
+    /// Gives back the memory of a chunk that has no granule in use and no run on a list.
     fn release_chunk(&mut self, chunk: u32) {
         self.chunk_records[chunk as usize] = ChunkRecord::none();
         self.chunks.discard(chunk as usize);
         self.released.insert(chunk);
     }
 
-    /// Makes a run of a chunk that has given its memory back; whether there is one.
+    /// Makes a run of a chunk that has given its memory back; `false` if there is none.
     fn reopen_chunk(&mut self) -> bool {
         let Some(chunk) = self.released.pop_first() else { return false };
         self.chunk_records[chunk as usize] = ChunkRecord::new();
@@ -224,33 +220,32 @@ impl Arena {
         true
     }
 
-    /// To whom the granule of this word belongs; 0 is nobody, also where nothing was handed out yet.
+    /// The owner of the granule of this word; 0 for none, also where nothing was handed out yet.
     #[inline]
     pub(super) fn owner(&self, word: u32) -> u32 {
         let record = self.chunk_records.get(chunk(word));
         record.and_then(|record| record.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
     }
 
-    /// Says to whom the granules that these words touch belong.
+    /// Sets the owner of the granules that these words touch.
     pub(super) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
         let first = granule_inside(granule(base));
         let end = first + granules(words + base % GRANULE_WORDS) as usize;
         self.chunk_records[chunk(base)].owners[first..end].fill(owner);
     }
 
-    /// What is in these words of one chunk. They must have been handed out at some time.
+    /// These words of one chunk. They must have been handed out at some time.
     #[inline]
     pub(super) fn words(&self, base: u32, len: u32) -> &[u64] {
         if len == 0 {
             return &[];
         }
         self.check(base, len);
-        // SAFETY: `check` says that the words are in one chunk and were initialised; `&self` says that the
-        // writer, the only one who may write, does not while the slice lives.
+        // SAFETY: `check` says that the words are in one chunk and were initialised; `&self` says that the only writer
+        // does not write while the slice lives.
         unsafe { self.chunks.words(base, len) }
     }
 
-    /// What is in this word.
     #[inline]
     pub(super) fn word(&self, word: u32) -> u64 {
         self.check(word, 1);
@@ -280,7 +275,7 @@ impl Arena {
         unsafe { self.chunks.at(word).write(value) };
     }
 
-    /// Copies words from one place to another, which no reader may be looking at; the two may overlap.
+    /// Copies words, to where no reader may be looking; source and target may overlap.
     pub(super) fn copy(&mut self, from: u32, to: u32, words: u32) {
         if words == 0 {
             return;
@@ -291,13 +286,12 @@ impl Arena {
         unsafe { self.chunks.at(to).copy_from(self.chunks.at(from), words as usize) };
     }
 
-    /// Asks for the memory of a word.
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
         self.chunks.prefetch(word);
     }
 
-    /// Asks for the memory of the owner of a word.
+    /// Prefetches the owner of a word.
     #[inline]
     pub(super) fn prefetch_owner(&self, word: u32) {
         let record = self.chunk_records.get(chunk(word));
@@ -317,7 +311,7 @@ impl Arena {
         ((CHUNKS_MAX - 1 - self.chunk_records.len() + self.released.len()) as u64) << CHUNK_BITS
     }
 
-    /// Words that could be handed out without another chunk, if their runs suit.
+    /// Words that could be handed out without another chunk, if their runs are long enough.
     pub(super) fn free_words(&self) -> u64 {
         u64::from(self.runs.granules() + (self.fresh_end - self.fresh)) << GRANULE_BITS
     }
@@ -328,7 +322,7 @@ impl Arena {
         self.known << GRANULE_BITS
     }
 
-    /// Whether a granule is nobody's.
+    /// Whether a granule has no owner and is in no extent.
     #[cfg(test)]
     pub(super) fn is_free_granule(&self, granule: u32) -> bool {
         let is_fresh = granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - CHUNK_GRANULES;
@@ -336,8 +330,8 @@ impl Arena {
         is_fresh || is_released || self.is_free(granule)
     }
 
-    /// Panics unless the words, one or more, are in one chunk and were initialised: a wrong index is a bug of this program, and
-    /// everything unsafe here rests on it.
+    /// Panics unless the words, one or more, are in one chunk and were initialised: a wrong index is a bug of this
+    /// program, and all unsafe code here rests on this check.
     #[inline]
     fn check(&self, base: u32, len: u32) {
         let end = u64::from(base) + u64::from(len);
@@ -345,7 +339,7 @@ impl Arena {
         assert!(inside && end <= u64::from(self.known) << GRANULE_BITS, "{len} words at {base} are not of the arena");
     }
 
-    /// Granules from the fresh part, from that of a new chunk if it is too short.
+    /// Granules from the fresh part, or from that of a new chunk if it is too short.
     fn take_fresh(&mut self, granules: u32) -> Option<u32> {
         if granules > self.fresh_end - self.fresh {
             self.open_chunk()?;
@@ -356,11 +350,11 @@ impl Arena {
         Some(first)
     }
 
-    /// Zeroes what leaves the fresh part up to this granule for the first time.
+    /// Zeroes the granules up to this one that leave the fresh part for the first time.
     fn know(&mut self, end: u32) {
         if end > self.known {
             let words = (end - self.known) << GRANULE_BITS;
-            // SAFETY: `known..end` lies in the newest chunk, and nobody has been given any of it.
+            // SAFETY: `known..end` lies in the newest chunk, and none of it has been handed out.
             unsafe { self.chunks.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
             self.known = end;
         }
@@ -375,7 +369,7 @@ impl Arena {
         }
         self.chunks.open(chunk)?;
         self.chunk_records.push(ChunkRecord::new());
-        // What is left of the chunk before is less than the largest extent; it becomes a run like any other.
+        // The rest of the chunk before is shorter than the longest extent; it becomes a run like any other.
         let (rest, length) = (self.fresh, self.fresh_end - self.fresh);
         if length > 0 {
             self.know(self.fresh_end);
@@ -394,7 +388,7 @@ impl Arena {
         self.chunk_records[(granule / CHUNK_GRANULES) as usize].free[inside / 64] >> (inside % 64) & 1 == 1
     }
 
-    /// Says of these granules of one chunk that they are in a free run, or that they are not.
+    /// Marks granules of one chunk as in a free run, or as not.
     #[inline]
     fn mark(&mut self, first: u32, count: u32, free: bool) {
         let bits = &mut self.chunk_records[(first / CHUNK_GRANULES) as usize].free;
@@ -423,7 +417,7 @@ const fn granule(word: u32) -> u32 {
     word >> GRANULE_BITS
 }
 
-/// Granules that so many words fill, the last perhaps in part.
+/// Granules that this many words fill, the last perhaps in part.
 #[inline]
 const fn granules(words: u32) -> u32 {
     words.div_ceil(GRANULE_WORDS)
@@ -435,17 +429,17 @@ const fn granule_inside(granule: u32) -> usize {
     (granule % CHUNK_GRANULES) as usize
 }
 
-/// Where in the first granule of a run the neighbours on its list are: the next below, the one before above.
+/// Where the first granule of a run stores its neighbours on its list: the next in the lower half, the previous in the
+/// upper half.
 const NEIGHBOURS: u32 = 0;
-/// Where in the first granule of a run its length is.
+/// Where the first granule of a run stores its length.
 const LENGTH: u32 = 1;
-/// No granule.
 const NONE: u32 = u32::MAX;
 /// The list of the runs that are longer than any extent; the lists before it are by exact length.
 const LONG: usize = EXTENT_GRANULES_MAX as usize;
 
-/// Free runs by length. Whoever calls sees to it that a run given is one, and that granules which are handed out
-/// are in none: the words of a run belong to these lists.
+/// Free runs by length, threaded through the runs themselves. The caller sees to it that a given run is one, and that
+/// granules which are handed out are in none: the words of a run belong to these lists.
 #[derive(Debug)]
 struct FreeRuns {
     /// The first run of each list; that of runs of `n` granules is `heads[n - 1]`.
@@ -462,17 +456,15 @@ impl FreeRuns {
         Self { heads: [NONE; LONG + 1], filled: 0, granules: 0, whole: 0 }
     }
 
-    /// Free granules over all runs.
     const fn granules(&self) -> u32 {
         self.granules
     }
 
-    /// Runs that are a whole chunk.
     const fn whole_chunks(&self) -> u32 {
         self.whole
     }
 
-    /// Takes so many granules (1 to the most an extent can have) from the shortest run that has them.
+    /// Takes granules (1 to the most that an extent can have) from the shortest run that is long enough.
     fn take_fit(&mut self, memory: &ChunkTable, granules: u32) -> Option<u32> {
         let longer = self.filled >> (granules - 1);
         let list = if longer == 0 { LONG } else { (granules - 1 + longer.trailing_zeros()) as usize };
@@ -484,8 +476,8 @@ impl FreeRuns {
         Some(run)
     }
 
-    /// Takes the first granules of a run; the rest stays a run. The low end goes, so that what is in use stays
-    /// low and the long runs high.
+    /// Takes the first granules of a run; the rest stays a run. The low end goes, so that granules in use stay low and
+    /// the long runs high.
     fn take(&mut self, memory: &ChunkTable, run: u32, granules: u32) {
         let length = self.length(memory, run);
         debug_assert!(granules <= length, "a run is taken from, and not what follows it");
@@ -513,7 +505,7 @@ impl FreeRuns {
         let next = self.heads[list];
         store(memory, word(run) + NEIGHBOURS, neighbours(next, NONE));
         store(memory, word(run) + LENGTH, u64::from(length));
-        // From the granule's own start: the word behind the last run of all has no number.
+        // Computed from the granule's own start: the word behind the last run of all has no number.
         store(memory, word(run + length - 1) + (1 << GRANULE_BITS) - 1, u64::from(length));
         if next != NONE {
             let (after, _) = load_neighbours(memory, next);
@@ -573,7 +565,7 @@ fn load_neighbours(memory: &ChunkTable, run: u32) -> (u32, u32) {
 
 #[inline]
 fn load(memory: &ChunkTable, word: u32) -> u64 {
-    // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and nobody else's.
+    // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and in no extent.
     unsafe { memory.at(word).read() }
 }
 
@@ -583,7 +575,8 @@ fn store(memory: &ChunkTable, word: u32, value: u64) {
     unsafe { memory.at(word).write(value) };
 }
 
-/// The chunks, by number. There is room for all from the beginning, so that the table itself never moves.
+/// The chunks, by number, for the writer and for every reader. Space for all is reserved from the beginning, so that
+/// the table itself never moves.
 struct ChunkTable {
     /// Null where there is no chunk yet; set once, by the writer.
     starts: Box<[AtomicPtr<u64>]>,
@@ -594,23 +587,23 @@ impl ChunkTable {
         Self { starts: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
-    /// Makes a chunk of memory that nobody has touched; only the writer calls this. `None` if the system has no
-    /// memory, or if the chunk has no number.
+    /// Maps a chunk of untouched memory; only the writer calls this. `None` if the system has no memory, or if the
+    /// chunk has no number.
     fn open(&self, chunk: usize) -> Option<()> {
         let place = self.starts.get(chunk)?;
         let memory = pages::map_huge(CHUNK_BYTES)?.as_ptr().cast::<u64>();
-        // Release: pairs with the Acquire of `ArenaView::words`. What is in the words is published later, by
-        // whatever tells the reader their index; this only orders the chunk itself.
+        // Release: pairs with the Acquire of `ArenaView::words`. The content of the words is published later, by the
+        // store that gives the reader their index; this orders only the chunk itself.
         place.store(memory, Ordering::Release);
         Some(())
     }
 
     /// Gives the memory of a chunk back to the system; its words are zeros from now on. Only the writer calls this, for
-    /// a chunk of which no reader looks at any word.
+    /// a chunk in which no reader looks at any word.
     fn discard(&self, chunk: usize) {
         // Relaxed: the writer reads what the writer stored.
         if let Some(memory) = ptr::NonNull::new(self.starts[chunk].load(Ordering::Relaxed)) {
-            // SAFETY: mapped in `open` with this size; nobody looks at it.
+            // SAFETY: mapped in `open` with this size; no reader looks at it.
             unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
         }
     }
@@ -622,7 +615,7 @@ impl ChunkTable {
     /// The address of a word; only for the writer.
     ///
     /// # Safety
-    /// The chunk of the word has been opened by this thread, or by one it was handed the arena from.
+    /// The chunk of the word has been opened by this thread, or by one that handed the arena to it.
     #[inline]
     unsafe fn at(&self, word: u32) -> *mut u64 {
         // Relaxed: the writer reads what the writer stored.
@@ -634,7 +627,7 @@ impl ChunkTable {
     /// Words for the writer to read.
     ///
     /// # Safety
-    /// As `at`, and the words are all in that chunk, initialised, and not written while the slice lives.
+    /// As `at`; and the words are all in that chunk, initialised, and not written while the slice lives.
     #[inline]
     unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
         // SAFETY: the caller's, word for word.
@@ -651,7 +644,7 @@ impl ChunkTable {
 
 impl fmt::Debug for ChunkTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Relaxed: a number for people.
+        // Relaxed: a number for debugging.
         let open = self.starts.iter().take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null()).count();
         f.debug_struct("ChunkTable").field("chunks", &open).finish()
     }
@@ -664,7 +657,7 @@ impl Drop for ChunkTable {
             if memory.is_null() {
                 break; // chunks are opened in order
             }
-            // SAFETY: mapped in `open`; the last of arena and views is going.
+            // SAFETY: mapped in `open`; the arena and all its views are gone.
             unsafe { pages::unmap(memory.cast(), CHUNK_BYTES) };
         }
     }

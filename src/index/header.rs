@@ -1,57 +1,56 @@
-//! A node's header: what a walk needs to know of one edge, in one cache line that readers copy whole.
+//! A node's header: all that a walk needs to know of one edge, in one cache line that readers copy whole. And the
+//! overflow record beside it, where its holder bits do not fit.
 //!
 //! # The line
 //!
-//! A [`Line`] is eight words. Word 0 is the version (low half; odd while the line is being changed) and the
-//! parent (high half), so one load says who lives here and whether it can be read. One thread writes.
+//! A [`Line`] is eight words. Word 0 is the version (low half; odd while the line is being changed) and the parent
+//! (high half), so one load says which node the line may hold and whether it can be read. One thread writes.
 //!
 //! | word | bits 63..32            | bits 31..0                          |
 //! |------|------------------------|-------------------------------------|
 //! | 0    | parent, complemented   | version                             |
 //! | 1    | first                  | first                               |
 //! | 2    | id                     | base                                |
-//! | 3    | (0), partials_len 8       | flags 8, variant 8, len 16          |
+//! | 3    | (0), partials_len 8    | flags 8, variant 8, len 16          |
 //! | 4    | mask                   | mask                                |
-//! | 5, 6 | two pairs each: cut 16, lane 16, twice                      ||
-//! | 7    | more                   | more                                |
+//! | 5, 6 | two partials each: cut 16, holder 16, twice                  ||
+//! | 7    | overflow               | overflow                            |
 //!
 //! The parent is complemented so that zeroed memory is a table of empty lines.
 //!
 //! # Orderings
 //!
-//! The seqlock of a line, writer on the left:
+//! The seqlock of a line, writer on the left. It is not a [`SeqWord`](crate::sync::SeqWord): the version shares its
+//! word with the key's parent, and the load that begins a read is SeqCst.
 //!
 //! | tag     | writer                                        | reader                                     |
 //! |---------|-----------------------------------------------|--------------------------------------------|
 //! | CLOSE   | Release store of word 0, even                 | load of word 0 that begins a read          |
 //! | OPEN    | Relaxed store of word 0, odd, then a Release fence | Acquire fence, then the reload of word 0 |
 //!
-//! * CLOSE: a reader that begins with version `v` sees the words of `v` or later, and everything that the
-//!   writer did before it closed `v`: the other lines it published first, the blocks the header points at.
-//! * OPEN: a reader that has met a word of a later version than `v` finds word 0 changed when it loads it
-//!   again, because the fence after the odd store comes before that word's store, and the reader's fence
-//!   after that word's load. So a read whose two loads of word 0 agree is of one version.
-//! * The load that begins a read is SeqCst where Acquire would do for CLOSE. What it adds is the argument of
-//!   the grace period where the operating system has no process-wide barrier: `seize` then enters by a SeqCst
-//!   store and retires behind a SeqCst fence, and a thread that the retiring writer saw as absent must not
-//!   begin a read with the old word. On x86-64 and AArch64 it is the same instruction.
+//! * CLOSE: a reader that begins with version `v` sees the words of `v` or later, and everything that the writer did
+//!   before it closed `v`: the other lines that it published first, the blocks that the header names.
+//! * OPEN: a reader that has met a word of a later version than `v` finds word 0 changed when it loads it again. The
+//!   fence after the odd store comes before that word's store, and the reader's fence comes after that word's load. So
+//!   a read whose two loads of word 0 agree is of one version.
+//! * The load that begins a read is SeqCst, although Acquire would do for CLOSE. SeqCst is needed for the grace period
+//!   where the operating system has no process-wide barrier. `seize` then enters by a SeqCst store and retires behind a
+//!   SeqCst fence, and a thread that the retiring writer saw as absent must not begin a read with the old word. On
+//!   x86-64 and AArch64 it is the same instruction.
 //!
 //! Everything between is Relaxed and needs no partner: the two tags order it.
 //!
-//! A version never repeats within 2^31 changes of its line; a line that was emptied and is used again goes
-//! on counting.
-//!
-//! From a writer's record to what readers see: the header line, and a record beside it where many lanes are.
+//! A version never repeats within 2^31 changes of its line. A line that was emptied and is used again goes on counting.
 
 use super::holders::{HolderBit, HolderBits, HolderState, Layer};
 use super::node::{Bits, Entry, Node, NodeId};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Pairs that fit in a header.
+/// Partially covering holder bits that fit in a header.
 pub(super) const PARTIALS_MAX: usize = 4;
-/// The parent in a line that nobody uses and at which a search ends.
+/// The parent in an unused line at which a search ends.
 pub(super) const PARENT_EMPTY: u32 = u32::MAX;
-/// The parent in a line that nobody uses but over which a search goes on.
+/// The parent in an unused line over which a search goes on.
 pub(super) const PARENT_TOMBSTONE: u32 = u32::MAX - 1;
 /// The greatest id that a parent can have.
 pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
@@ -59,17 +58,16 @@ pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
 pub(super) const FORKED: u8 = 1 << 0;
 /// [`Header::flags`]: the node has no children.
 pub(super) const LEAF: u8 = 1 << 1;
-/// [`Header::flags`]: from this bit on, how many other variants of this key exist.
+/// [`Header::flags`]: from this bit on, the number of other variants of this key.
 const FORKS_SHIFT: u32 = 2;
-/// As many as can be counted there; there may be more.
+/// The greatest number that is counted there; there may be more variants.
 const FORKS_MANY: u8 = u8::MAX >> FORKS_SHIFT;
 
-/// A device lane that holds the first `cut` blocks of a node.
+/// A holder bit that covers the first `cut` blocks of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Partial {
-    /// Who.
     pub(super) holder: u16,
-    /// How many blocks of the node, from its first.
+    /// Blocks of the node, from its first.
     pub(super) cut: u16,
 }
 
@@ -84,7 +82,7 @@ impl Partial {
     }
 }
 
-/// What a walk knows of one node.
+/// All that a walk knows of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     /// The node above (key), at most [`PARENT_MAX`].
@@ -101,29 +99,28 @@ pub(super) struct Header {
     pub(super) base: u32,
     /// [`FORKED`], [`LEAF`] and others.
     pub(super) flags: u8,
-    /// Which of the lanes 0..64 cover all of the node.
+    /// Which of the holder bits 0..64 cover all of the node.
     pub(super) mask: u64,
-    /// Other lanes: in part, or beyond 64. Only the first `partials_len` mean anything.
+    /// Other holder bits: covering a part, or beyond 64. Only the first `partials_len` are meaningful.
     pub(super) partials: [Partial; PARTIALS_MAX],
-    /// How many of `partials` are in use, at most [`PARTIALS_MAX`].
+    /// Number of `partials` in use, at most [`PARTIALS_MAX`].
     pub(super) partials_len: u8,
-    /// 0, or the address of a record that does not fit here.
+    /// 0, or the address of the [`Overflow`] record.
     pub(super) overflow: u64,
 }
 
 impl Header {
-    /// The pairs in use.
     pub(super) fn partials(&self) -> &[Partial] {
         &self.partials[..PARTIALS_MAX.min(usize::from(self.partials_len))]
     }
 
-    /// The flags that say how many other variants of a key exist.
+    /// The flags for a number of other variants of a key.
     pub(super) const fn forked(forks: u8) -> u8 {
         let counted = if forks > FORKS_MANY { FORKS_MANY } else { forks };
         if forks > 0 { FORKED | counted << FORKS_SHIFT } else { 0 }
     }
 
-    /// How many other variants of this key exist, at least as long as the header is shown.
+    /// Other variants of this key, at least for as long as the header is shown.
     pub(super) const fn forks(&self) -> u8 {
         match self.flags >> FORKS_SHIFT {
             FORKS_MANY => u8::MAX,
@@ -131,12 +128,11 @@ impl Header {
         }
     }
 
-    /// Whether `flag` is set.
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// Whether this is the node that the key names.
+    /// Whether this is the node of the key.
     pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
         self.parent == parent && self.first == first && self.variant == variant
     }
@@ -196,31 +192,31 @@ fn is_open(word_0: u64) -> bool {
     word_0 & 1 == 1
 }
 
-/// What a search finds in one line.
+/// The result of a search in one line.
 pub(super) enum Probe {
-    /// Nobody, and nobody further on.
+    /// No node, here or further on.
     Empty,
-    /// Another node, or nobody.
+    /// Another node, or none.
     Other,
     /// The node, as of a version.
     Here(u32, Header),
-    /// It may be the node, and it is being changed.
+    /// The line may hold the node, and is being changed.
     Busy,
 }
 
-/// One cache line: the version and the header of a node, or nobody's.
+/// One cache line: the version and the header of a node, or an unused line.
 #[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Line([AtomicU64; 8]);
 
 impl Line {
-    /// An empty line: what zeroed memory is, except under the model checker.
+    /// An empty line: zeroed memory, except under the model checker.
     #[cfg(test)]
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// The version and the header; `None` if it is being changed, or was changed while it was read.
+    /// The version and the header; `None` if the line is being changed, or was changed during the read.
     #[cfg(test)]
     #[inline]
     pub(super) fn read(&self) -> Option<(u32, Header)> {
@@ -237,7 +233,7 @@ impl Line {
         self.is_still(word).then(|| (version_of(word), Header::unpack(parent_of(word), words)))
     }
 
-    /// Whether all that was read of the line before this call belongs to `word`.
+    /// Whether everything read of the line before this call belongs to `word`.
     #[inline]
     fn is_still(&self, word: u64) -> bool {
         // OPEN: this fence and the load behind it pair with the store and the fence in `open`.
@@ -245,12 +241,12 @@ impl Line {
         self.0[0].load(Ordering::Relaxed) == word
     }
 
-    /// The version now, odd while the line is being changed.
+    /// The current version, odd while the line is being changed.
     ///
-    /// Of a line that was read at version `v`, an equal version says that the line has not changed since. If
-    /// all lines of a walk pass, there was a moment at which all were as read: the one writer changes
-    /// one after the other, and a read of the later change shows the earlier one here, because CLOSE hands on
-    /// all that came before and the fence keeps this load behind the reads.
+    /// For a line that was read at version `v`, an equal version says that the line has not changed since. If all lines
+    /// of a walk pass, there was a moment at which all were as read. The one writer changes one line after the other,
+    /// and a read of the later change shows the earlier change here: CLOSE publishes all that came before, and the
+    /// fence keeps this load behind the reads.
     #[inline]
     pub(super) fn version(&self) -> u32 {
         // OPEN: as in `is_still`.
@@ -258,7 +254,7 @@ impl Line {
         version_of(self.0[0].load(Ordering::Relaxed))
     }
 
-    /// The key (parent, first, variant) of the node that lives here, if one does and is not being changed.
+    /// The key (parent, first, variant) of the node in this line, if there is one and it is not being changed.
     #[cfg(test)]
     #[inline]
     pub(super) fn key(&self) -> Option<(u32, u64, u8)> {
@@ -272,7 +268,7 @@ impl Line {
         self.is_still(word).then(|| (parent_of(word), first, variant_of(small)))
     }
 
-    /// What a search for the key finds here.
+    /// Searches this line for the key.
     #[inline]
     pub(super) fn probe(&self, parent: u32, first: u64, variant: u8) -> Probe {
         // CLOSE: as in `read`.
@@ -282,11 +278,11 @@ impl Line {
             tenant if tenant != parent => return Probe::Other,
             _ => {}
         }
-        // Relaxed: if they are newer than `word`, then whoever lived here is gone, and "not here" was true when
-        // it went; if they are the key's, `read_from` looks again.
+        // Relaxed: if they are newer than `word`, then the node of `word` is gone, and "not here" was true when it
+        // went; if they are the key's, `read_from` checks again.
         let (here, small) = (self.0[1].load(Ordering::Relaxed), self.0[3].load(Ordering::Relaxed));
         if here != first || variant_of(small) != variant {
-            // The key does not change while the line is open, except from nobody's to somebody's.
+            // The key does not change while the line is open, except from none to a node's.
             return if !is_open(word) || self.is_still(word) { Probe::Other } else { Probe::Busy };
         }
         if is_open(word) {
@@ -298,7 +294,7 @@ impl Line {
         }
     }
 
-    /// The parent, or one of the two values that say that nobody lives here. For the writer.
+    /// The parent, or one of the two values of unused lines. For the writer.
     pub(super) fn parent(&self) -> u32 {
         // Relaxed: the writer reads what it wrote.
         parent_of(self.0[0].load(Ordering::Relaxed))
@@ -310,7 +306,7 @@ impl Line {
         Header::unpack(self.parent(), std::array::from_fn(|at| self.0[at + 1].load(Ordering::Relaxed)))
     }
 
-    /// Whether the key (parent, first, variant) lives here, open or not. For the writer.
+    /// Whether the key (parent, first, variant) is in this line, open or not. For the writer.
     pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
         // Relaxed: the writer reads what it wrote.
         self.parent() == parent
@@ -324,7 +320,7 @@ impl Line {
         is_open(self.0[0].load(Ordering::Relaxed))
     }
 
-    /// Begins a change: until [`close`](Self::close) no read succeeds, and none that has begun.
+    /// Begins a change: until [`close`](Self::close), no read succeeds, and no read that has begun before.
     pub(super) fn open(&self) {
         // Relaxed: the writer reads what it wrote.
         let word = self.0[0].load(Ordering::Relaxed);
@@ -348,7 +344,6 @@ impl Line {
         }
     }
 
-    /// Ends a change.
     pub(super) fn close(&self) {
         // Relaxed: the writer reads what it wrote.
         let word = self.0[0].load(Ordering::Relaxed);
@@ -364,7 +359,7 @@ impl Line {
         self.close();
     }
 
-    /// Shows that no lane covers the node any more; the rest of its header stays.
+    /// Shows that no holder bit covers the node any more; the rest of its header stays.
     pub(super) fn uncover(&self) {
         self.open();
         // Relaxed, all: as in `write`.
@@ -375,7 +370,8 @@ impl Line {
         self.close();
     }
 
-    /// Nobody lives here any more; `parent` says which kind of nobody. Closes the line if it was open.
+    /// Removes the node from the line; `parent` is the value of an unused line to store. Closes the line if it was
+    /// open.
     pub(super) fn vacate(&self, parent: u32) {
         debug_assert!(parent > PARENT_MAX);
         if !self.is_open() {
@@ -387,7 +383,7 @@ impl Line {
         self.0[0].store(word_0(version.wrapping_add(1), parent), Ordering::Release);
     }
 
-    /// Makes this line, which no reader knows yet, what `from` is: open if that one is.
+    /// Copies `from`, whether open or not, into this line, which no reader knows yet.
     pub(super) fn copy_from(&self, from: &Self) {
         for (to, from) in self.0.iter().zip(&from.0) {
             // Relaxed: the writer reads what it wrote, and publishes the copy by a pointer.
@@ -396,15 +392,15 @@ impl Line {
     }
 }
 
-/// Coverage that does not fit into a header line. Never changed: a new one takes its place.
+/// Coverage that does not fit into a header line. Never changed: a new record replaces it.
 #[derive(Debug, Default)]
 pub(super) struct Overflow {
-    /// HolderBits that cover all of the node, 64 to a word; those below 64 are in the header too.
+    /// Holder bits that cover all of the node, 64 to a word; those below 64 are in the header too.
     pub(super) full: Vec<u64>,
-    /// HolderBits that cover the node up to a first gap.
+    /// Holder bits that cover the node up to a first gap.
     pub(super) partials: Vec<Partial>,
-    /// HolderBits of lower tiers with blocks beyond a gap: all that they cover. A walk comes to them in the
-    /// middle of an edge.
+    /// Holder bits of lower tiers and windows with blocks beyond a gap: all blocks that they cover. A walk comes to
+    /// them in the middle of an edge.
     pub(super) sparse: Vec<(HolderBit, Bits)>,
 }
 
@@ -417,7 +413,7 @@ impl Overflow {
     }
 }
 
-/// What a header says of one entry.
+/// What a header shows of one entry.
 enum Shown<'a> {
     Nothing,
     Full,
@@ -436,7 +432,7 @@ fn shown<'a>(entry: &'a Entry, len: u16, holders: &HolderBits) -> Shown<'a> {
     }
 }
 
-/// The header of a node, its `more` apart, and the record that must be there too.
+/// The header of a node, without the address of its overflow record, and that record if the node needs one.
 pub(super) fn encode(id: NodeId, node: &Node, holders: &HolderBits) -> (Header, Option<Box<Overflow>>) {
     let mut header = Header {
         parent: node.parent.0,

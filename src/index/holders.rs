@@ -1,20 +1,18 @@
-//! HolderBits: one small number for each tier of each worker, and the table by which readers tell whose they are.
-//!
-//! What a lane speaks of: one of the tiers, or the windows of the device tier.
+//! Holder bits: one small number for each layer of each worker, the layers, and the table from which readers learn the
+//! worker of a holder bit.
 
 use crate::ids::{Tier, WorkerSlot};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of tables of lanes, over all shards; 0 is nobody's.
+/// Editions of tables, over all shards; 0 is no table's.
 static EDITIONS: AtomicU64 = AtomicU64::new(1);
 
-/// A lane of a shard.
+/// The bit that stands for one worker in one layer of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct HolderBit(pub(super) u16);
 
 impl HolderBit {
-    /// No lane.
     pub(super) const NONE: Self = Self(u16::MAX);
 
     pub(super) const fn is_some(self) -> bool {
@@ -22,46 +20,45 @@ impl HolderBit {
     }
 }
 
-/// What a lane is for.
+/// The use of a holder bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HolderState {
-    /// Nobody's.
     Free,
-    /// Says what a tier of a worker holds; readers see it.
+    /// Says what a layer of a worker holds; readers see it.
     Shown,
-    /// Says what one of several groups of a tier refers to; only the writer sees it.
+    /// Says to what one of several groups of a layer refers; only the writer sees it.
     Hidden,
-    /// Counts for nothing; nodes may still know it.
+    /// Counts for nothing; nodes may still have entries of it.
     Retired,
 }
 
-/// Whose a lane is. A worker's **life** ends when all of it is cleared.
+/// The worker and the layer of a holder bit. A worker's **life** ends when all of it is cleared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HolderRecord {
     pub(super) slot: WorkerSlot,
     pub(super) life: u64,
     pub(super) tier: Layer,
     pub(super) state: HolderState,
-    /// Of what windows have: how many of the last blocks of a prompt they must.
+    /// For windows: how many of the last blocks of a prompt they must have.
     pub(super) window_blocks: u32,
-    /// Nodes that know it.
+    /// Nodes with an entry of it.
     pub(super) nodes: u32,
 }
 
-/// What readers know of the lanes. Replaced as a whole when a lane is given out or retired.
+/// The readers' copy of the holder bits. Replaced as a whole when one is given out or retired.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HolderTable {
-    /// Slots of the shard's workers are below this.
+    /// All slots of the shard's workers are below this.
     pub(super) workers: usize,
     /// Tells this table from every other of the process.
     pub(super) edition: u64,
-    /// The slot of the worker of each lane.
+    /// The slot of each holder bit's worker.
     pub(super) owners: Vec<u16>,
-    /// The device lane of each slot's worker; `HolderBit::NONE` where there is none.
+    /// The device holder bit of each slot's worker; `HolderBit::NONE` where there is none.
     pub(super) devices: Vec<HolderBit>,
-    /// Device lanes, 64 to a word.
+    /// Device holder bits, 64 to a word.
     pub(super) device: Vec<u64>,
-    /// Workers with a lane of another tier.
+    /// Workers with a holder bit of another layer.
     pub(super) tiered: Vec<TieredWorker>,
 }
 
@@ -72,13 +69,13 @@ impl HolderTable {
     }
 }
 
-/// The lanes of a worker that has more than a device lane.
+/// The holder bits of a worker that has more than one for its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TieredWorker {
     pub(super) slot: u16,
     /// By layer; `HolderBit::NONE` where it has none.
     pub(super) holders: [HolderBit; Layer::COUNT],
-    /// How many of the last blocks of a prompt its windows must have, where it has windows.
+    /// How many of the last blocks of a prompt its windows must have, if it has windows.
     pub(super) window_blocks: u32,
 }
 
@@ -89,7 +86,7 @@ impl TieredWorker {
     }
 }
 
-/// The writer's side: which lanes are in use.
+/// The writer's side: which holder bits are in use.
 #[derive(Debug, Default)]
 pub(super) struct HolderBits {
     records: Vec<HolderRecord>,
@@ -99,8 +96,8 @@ pub(super) struct HolderBits {
 }
 
 impl HolderBits {
-    /// A lane that no node knows; `None` when the numbers are used up. The lowest are given out first, so
-    /// that few workers need few words.
+    /// A holder bit of which no node has an entry; `None` when the numbers are used up. The lowest are given out first,
+    /// so that few workers need few words.
     pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Layer, state: HolderState) -> Option<HolderBit> {
         let record = HolderRecord { slot, life, tier, state, window_blocks: 0, nodes: 0 };
         if let Some(holder) = self.free.pop_first() {
@@ -112,12 +109,10 @@ impl HolderBits {
         Some(holder)
     }
 
-    /// So many nodes more know a lane.
     pub(super) fn add_nodes(&mut self, holder: HolderBit, nodes: u32) {
         self.records[usize::from(holder.0)].nodes += nodes;
     }
 
-    /// One node no longer knows a lane.
     pub(super) fn drop_node(&mut self, holder: HolderBit) {
         self.records[usize::from(holder.0)].nodes -= 1;
     }
@@ -136,12 +131,12 @@ impl HolderBits {
         }
     }
 
-    /// From the next table on, the windows that a lane speaks of must have so many of the last blocks of a prompt.
+    /// From the next table on, the windows of this holder bit must have this many of the last blocks of a prompt.
     pub(super) fn set_window_blocks(&mut self, holder: HolderBit, window_blocks: u32) {
         self.records[usize::from(holder.0)].window_blocks = window_blocks;
     }
 
-    /// HolderBits that nodes may know though they count for nothing.
+    /// Holder bits that count for nothing, but of which nodes may still have entries.
     pub(super) const fn retired(&self) -> usize {
         self.retired
     }
@@ -151,11 +146,11 @@ impl HolderBits {
         all.filter(|(_, record)| record.state == HolderState::Retired).map(|(holder, _)| HolderBit(holder as u16))
     }
 
-    /// The table as readers should see it from now on.
+    /// The table that readers should see from now on.
     pub(super) fn table(&mut self, workers: usize) -> HolderTable {
         let table = &mut self.table;
         table.workers = workers;
-        // Relaxed: only that no two are the same matters.
+        // Relaxed: it matters only that no two are equal.
         table.edition = EDITIONS.fetch_add(1, Ordering::Relaxed);
         table.owners.clear();
         table.device.clear();
@@ -184,7 +179,7 @@ impl HolderBits {
         table.clone()
     }
 
-    /// HolderBits that readers see.
+    /// Holder bits that readers see.
     #[cfg(test)]
     pub(super) fn shown_holders(&self) -> impl Iterator<Item = HolderBit> + '_ {
         let all = self.records.iter().enumerate();
@@ -192,7 +187,8 @@ impl HolderBits {
     }
 }
 
-/// One set of blocks that a worker has. A block is in it while every group of the layer refers to it.
+/// One of the tiers, or the windows of the device tier: a set of blocks that a worker holds. A block is in the set
+/// while every group of the layer refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layer {
     Device,
@@ -204,9 +200,8 @@ pub(super) enum Layer {
 }
 
 impl Layer {
-    /// How many layers there are.
     pub(super) const COUNT: usize = 5;
-    /// How many sets of layers there are.
+    /// The number of sets of layers.
     pub(super) const SETS: usize = 1 << Self::COUNT;
 
     pub(super) const ALL: [Self; Self::COUNT] = [Self::Device, Self::Host, Self::Disk, Self::External, Self::Windows];

@@ -1,8 +1,4 @@
-//! Cutting a node in two.
-//!
-//! Two nodes made one again: a node and its only child.
-//!
-//! Cleaning up behind clears: retired lanes are taken out of every node, a few nodes at a time.
+//! Maintenance of the tree: splits of nodes, joins of a node with its only child, and the sweep behind clears.
 
 use super::holders::{HolderBit, HolderState};
 use super::node::{Column, Extent, GRANULE_WORDS, Node, NodeId};
@@ -13,10 +9,10 @@ use crate::limits::{INDEX_GARBAGE_BYTES_STRAINED, JOIN_BLOCKS_MAX};
 use smallvec::SmallVec;
 
 impl Tree {
-    /// Cuts a node in two: what comes before `at` becomes a node of its own, the rest keeps the number.
+    /// Splits a node in two: the blocks before `at` become a node of their own, the rest keeps the number.
     ///
-    /// No word moves. Readers see the whole edge, or the two: the rest is there under its new key before
-    /// the old key says that the edge is shorter.
+    /// No word moves. Readers see the whole edge, or the two: the rest is published under its new key before the old
+    /// key's header gets shorter.
     pub(super) fn split(&mut self, id: NodeId, at: u16) -> NodeId {
         self.nodes[id].entries.iter().for_each(|entry| self.holders.drop_node(entry.holder));
         let prefix = self.nodes[id].take_first(at);
@@ -50,7 +46,7 @@ impl Tree {
 }
 
 impl Node {
-    /// Takes the first `at` blocks off: words, names and what is covered of them, as a node in its place.
+    /// Takes the first `at` blocks off, with their words, names and coverage, as a node of their own.
     fn take_first(&mut self, at: u16) -> Self {
         let mut prefix = Self {
             parent: self.parent,
@@ -77,7 +73,7 @@ impl Node {
         prefix
     }
 
-    /// Cuts every column; returns which of the columns left each goes on in, if it does.
+    /// Splits every column. For each, returns which of the remaining columns continues it, if one does.
     fn split_columns(&mut self, prefix: &mut Self) -> Vec<Option<u16>> {
         let at = prefix.len;
         let columns = std::mem::take(&mut self.columns);
@@ -95,8 +91,8 @@ impl Node {
         cut.collect()
     }
 
-    /// Cuts every entry. In what is left an entry stays that covers something, or whose worker may have
-    /// blocks below; before it, one that covers something or stays in what is left.
+    /// Splits every entry. In the rest, an entry stays if it covers something or if its worker may have blocks below.
+    /// Before it, an entry stays if it covers something or stays in the rest.
     fn split_entries(&mut self, prefix: &mut Self, goes_on: &[Option<u16>]) {
         let (at, len) = (prefix.len, self.len);
         let has_children = self.has_children();
@@ -119,7 +115,7 @@ impl Node {
 }
 
 impl Tree {
-    /// Joins what may be joined, up to about `budget` blocks; returns how much work it was.
+    /// Joins queued nodes, up to about `budget` blocks; returns how much work it was.
     pub(super) fn join_some(&mut self, budget: usize) -> usize {
         let mut work = 0;
         while work < budget
@@ -135,10 +131,10 @@ impl Tree {
         work
     }
 
-    /// Joins a node with its child if that is its only one, all lanes and columns of the child go on from
-    /// its own, and there is little to copy. The child's number stays, so nothing below it changes.
+    /// Joins a node with its only child, if all holder bits and columns of the child continue the node's own and there
+    /// is little to copy. The child's number stays, so nothing below it changes.
     ///
-    /// While it is done the line of the upper node is open: readers that come by walk again.
+    /// Meanwhile the line of the upper node is open: readers that meet it walk again.
     fn join(&mut self, upper: NodeId) -> usize {
         let lower = self.nodes[upper].first_child;
         if upper == NodeId::ROOT || !lower.is_some() {
@@ -149,7 +145,8 @@ impl Tree {
         let len = up.len + low.len;
         let meets = up.locals.meets(up.len, &low.locals)
             && columns.iter().all(|(above, below)| above.names.meets(above.len, &below.names));
-        // Where what hangs below begins in the granule in which the lower node ends, that node stays there.
+        // Where names or blocks below begin in the granule in which the lower node ends, the lower node's words stay
+        // there.
         let whole = |extent: &Extent| (extent.base + u32::from(low.len)).is_multiple_of(GRANULE_WORDS);
         let ends_whole = whole(&low.locals) && columns.iter().all(|(_, below)| whole(&below.names));
         let copies = usize::from(len) <= JOIN_BLOCKS_MAX
@@ -178,7 +175,7 @@ impl Tree {
             ((node.parent, node.variant, node.forks, node.depth, node.initial, node.first, node.line), overflow)
         };
         self.waste_overflow(overflow);
-        // The lower takes the upper's place among its siblings.
+        // The lower node takes the upper's place among its siblings.
         self.nodes.relink(upper, lower);
         let node = &mut self.nodes[lower];
         (node.parent, node.variant, node.forks, node.depth, _, node.first, node.line) = up;
@@ -196,7 +193,7 @@ impl Tree {
         usize::from(len)
     }
 
-    /// So many extents of `len` blocks; none if there are not so many.
+    /// This many extents of `len` blocks, or none.
     fn places(&mut self, len: u16, count: usize) -> SmallVec<[Extent; 2]> {
         let mut places: SmallVec<[Extent; 2]> = SmallVec::new();
         for _ in 0..count {
@@ -217,7 +214,7 @@ impl Tree {
         self.arena.free_words() < u64::from(len.next_multiple_of(GRANULE_WORDS as u16)) * (columns as u64 + 1)
     }
 
-    /// The columns of the upper node with those of the lower that go on from them, if the two may be joined.
+    /// The columns of the upper node, each with the lower's column that continues it, if the two may be joined.
     fn joinable(&self, upper: NodeId, lower: NodeId) -> Option<SmallVec<[(Column, Column); 1]>> {
         let (up, low) = (&self.nodes[upper], &self.nodes[lower]);
         let fits = up.len + low.len <= self.node_blocks_max && !low.next.is_some();
@@ -249,7 +246,7 @@ impl Tree {
         (pairs.len() == low.columns.len()).then_some(pairs)
     }
 
-    /// The extents of a split, put together again.
+    /// Puts the extents of a split together again.
     fn join_extents(&mut self, upper: NodeId, lower: NodeId, columns: &[(Column, Column)]) {
         let joined = |above: &Extent, below: &Extent| Extent { room: above.room + below.room, ..*above };
         let (up, up_len) = (self.nodes[upper].locals, self.nodes[upper].len);
@@ -265,7 +262,7 @@ impl Tree {
         }
     }
 
-    /// Copies both nodes' words to where they lie side by side: the local hashes first, then column by column.
+    /// Copies both nodes' words side by side: the local hashes first, then column by column.
     fn copy_extents(&mut self, upper: NodeId, lower: NodeId, columns: &[(Column, Column)], places: &[Extent]) {
         let place = places[0];
         let (up, low) = (self.nodes[upper].locals, self.nodes[lower].locals);
@@ -308,14 +305,14 @@ impl Tree {
     }
 }
 
-/// One pass over all nodes, for the lanes that had been retired when it began.
+/// One sweep over all nodes, for the holder bits that were retired when it began.
 #[derive(Debug)]
 pub(super) struct Pass {
     holders: Vec<HolderBit>,
-    /// By lane.
+    /// By holder bit.
     wanted: Vec<bool>,
     cursor: NodeId,
-    /// Slots that are free once it is through.
+    /// Slots that are free after the pass.
     pub(super) leaving: Vec<WorkerSlot>,
 }
 
@@ -332,7 +329,7 @@ impl Pass {
         self.wanted.get(usize::from(holder.0)).copied().unwrap_or(false)
     }
 
-    /// Looks at up to about `budget` nodes and entries; returns how much it did, or `None` when it is through.
+    /// Visits up to about `budget` nodes and entries; returns how much it did, or `None` when the pass is complete.
     pub(super) fn step<'a>(
         &mut self,
         tree: &mut Tree,
@@ -358,8 +355,8 @@ impl Pass {
         Some(work)
     }
 
-    /// Takes the lanes out of one node. Where a worker lives on in other lanes and may hold blocks below,
-    /// one of those keeps its names there.
+    /// Removes the retired holder bits from one node. If a worker lives on with other holder bits and may hold blocks
+    /// below, one of those keeps its names there.
     fn purge<'a>(
         &self,
         tree: &mut Tree,
@@ -387,7 +384,7 @@ impl Pass {
         retired.len() * 4
     }
 
-    /// The lanes are nobody's from now on.
+    /// Ends the pass: the holder bits are free. Returns the slots that are free.
     pub(super) fn finish(self, tree: &mut Tree) -> Vec<WorkerSlot> {
         tree.sweeping = false;
         self.holders.iter().for_each(|holder| tree.holders.set_state(*holder, HolderState::Free));

@@ -1,87 +1,94 @@
-//! WHERE blocks are: which worker holds which prefix, in which tier.
+//! The index: which worker holds which prefix, in which tier.
 //!
-//! A **shard** is the index of the workers of one ingest thread. [`shard`] makes one and gives out its two
-//! ends: a [`ShardWriter`], the only hand that changes it, and a [`ShardReader`], of which every serving
-//! core has a clone inside its [`IndexReader`]. Nothing here knows a socket, a clock or a thread.
+//! A **shard** is the index of the workers of one ingest thread. [`shard`] makes one and returns its two ends: a
+//! [`ShardWriter`], which alone changes the shard, and a [`ShardReader`], of which every serving thread has a clone
+//! inside its [`IndexReader`]. The index uses no socket, no clock and no thread.
 //!
 //! # What is stored
 //!
-//! For each worker, an engine hash is bound to one `(parent engine hash, local hash, seed)` for as long as
-//! some (tier, group) refers to it; references are counted per (tier, group). A tier **holds** a block while
-//! it has groups (those seen in a store since the tier was last cleared) and each counts a reference to it.
+//! For each worker, an engine hash is **bound** to one `(parent engine hash, local hash, seed)` for as long as some
+//! (tier, group) refers to it. References are counted per (tier, group). A tier **holds** a block if it has groups and
+//! each of its groups counts a reference to the block. The groups of a tier are those seen in a store since the tier
+//! was last cleared.
 //!
-//! A **chain** is a sequence of bound blocks, each the parent of the next by engine hash, the first without
-//! a parent. The answer to a query `q[0..n]` for a worker is the greatest `(device, host, disk, external)`,
-//! compared in that order, over all chains of the worker whose local hashes are `q[0..k]`: the run of
-//! leading blocks held by the device, then the run that follows it held by the host, and so on.
+//! A **chain** is a sequence of bound blocks, each the parent of the next by engine hash, the first without a parent.
+//! The answer to a query `q[0..n]` for a worker is the greatest `(device, host, disk, external)`, compared in that
+//! order, over all chains of the worker whose local hashes are `q[0..k]`. It is the run of leading blocks held by the
+//! device, then the run after it held by the host, and so on.
 //!
-//! Groups of the device tier may be **windows** ([`ShardWriter::announce_window`]): engines with sliding-window
-//! attention need of them only the last blocks of a prefix. Such groups do not decide what the device holds; its run is
-//! instead cut to the greatest length, no more than an engine [uses again](IndexReader::lookup_usable), at whose end
-//! every window group has that many blocks, or all there are. The tiers below extend what is left.
+//! Groups of the device tier may be **windows** ([`ShardWriter::announce_window`]): an engine with sliding-window
+//! attention needs only the last blocks of a prefix in such a group. Windows do not decide what the device holds. They
+//! cut its run to the greatest length, no more than an engine [uses again](IndexReader::lookup_usable), at whose end
+//! every window group has that many blocks, or all there are. The tiers below extend the run that is left.
 //!
-//! A block whose chain to the root is not complete counts for nothing; nothing walks over it or over what
-//! was removed, and everything counts again once the chain is complete again. Workers share nothing that
-//! could be observed.
+//! A block whose chain to the root is incomplete counts for nothing. No lookup walks over such a block, or over a
+//! removed one. The block counts again once its chain is complete. The answer about one worker never depends on another
+//! worker.
+//!
+//! A block is **dormant** while its chain to the root is unknown: it has no place in the tree. A removed block with
+//! others below it is a **removed inner block**: its node stays, with a gap.
 //!
 //! # Consistency
 //!
-//! Every call of a [`ShardWriter`] is one event, and so is each slice of a sweep that gives places to blocks which a
-//! store [deferred](StoreOutcome::deferred); until then those count for nothing. Let `S(s)` be the sequence of states
-//! of shard `s` after its events, starting with the empty one, and let a query run from `t0` to `t1`.
+//! Every call of a [`ShardWriter`] is one event. So is each slice of a sweep that gives places to blocks that a store
+//! [deferred](StoreOutcome::deferred); until then those blocks count for nothing. Let `S(s)` be the sequence of states
+//! of shard `s` after its events, starting with the empty state, and let a query run from `t0` to `t1`.
 //!
-//! * For every shard there is one state in `S(s)`, the newest at some moment between `t0` and `t1`, such that
-//!   the depths of all workers of the shard are those of that state. Never something between two events.
-//! * States of different shards are independent; a worker belongs to one shard.
-//! * Queries that one thread asks one after another never go back.
-//! * [`Lookup::contended`] says that a shard changed under the reader so often that the answer may mix
-//!   states. That takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that
-//!   the query walks, or one change of many parts whose writer was stopped in the middle.
+//! * For every shard, the depths of all its workers are those of one state in `S(s)`, the newest at some moment between
+//!   `t0` and `t1`. They are never those of a moment inside an event.
+//! * States of different shards are independent. A worker belongs to one shard.
+//! * Consecutive queries of one thread never go back in time.
+//! * [`Lookup::contended`] says that a shard changed under the reader so often that the answer may mix states. That
+//!   takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that the query walks,
+//!   or one multi-write whose writer was stopped in the middle.
 //!
-//! Where a writer's thread panics, its index is not repaired: an empty one takes its place under the readers, and
-//! `sight` says what they can see of that.
+//! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared` says
+//! what readers can see of that.
 //!
 //! "Exact" means exact over 64-bit local hashes.
 //!
 //! # How it is stored
 //!
-//! A radix tree over local hashes, path-compressed: a **node** is an edge of up to
+//! The index is a path-compressed radix tree over local hashes. A **node** is an edge of up to
 //! [`NODE_BLOCKS_MAX`](crate::limits::NODE_BLOCKS_MAX) blocks.
 //!
-//! * Its **header** is a cache line of the hash table (`table`) in which children are found by (parent, first
-//!   local hash): one miss a hop, whatever the fan-out. It is a seqlock.
-//! * Its **local hashes** are words of the `arena` that readers compare (`compare`); they are written before a
-//!   header says so, and not used again before a grace period has passed (`reclaim`).
-//! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the
-//!   same ones. Only the writer looks at them. `slots` leads from a name to its word, and the owner of
-//!   the word's granule to the node.
-//! * Its **entries** (`cover`) say which lanes (`holders`) cover it: up to a first gap, and beyond it in a bitmap.
-//!   A device's lane is shown to readers as full or by its first gap, which is all that a walk from the root
-//!   can need; lower tiers, which a walk enters anywhere, and windows, which end anywhere, show their bitmaps (`more`).
-//!   All of these are `layer`s: of each, readers see one lane for each worker.
+//! * Its **header** is one cache line of the hash table (`table`), which finds a child by (parent, first local hash):
+//!   one cache miss a hop, whatever the fan-out. The line is a seqlock (`header`).
+//! * Its **local hashes** are words of the `arena`, which readers compare (`simd`). They are written before a header
+//!   names them, and are reused only after a grace period (`reclaim`).
+//! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the same
+//!   ones. Only the writer reads them. `name_map` maps a name to its word; the owner of the word's granule is the node.
+//! * Its **entries** (`node`) say which holder bits (`holders`) cover it: up to a first gap, and beyond the gap in a
+//!   bitmap, the **sparse coverage**. Readers see a device's holder bit as full or by its first gap, which suffices for
+//!   a walk from the root. Lower tiers, which a walk enters anywhere, and windows, which end anywhere, show their
+//!   sparse coverage in an **overflow record** beside the header (`header`). Each tier, and the windows, is a `Layer`;
+//!   readers see one holder bit of each layer for each worker.
 //!
-//! A block that is removed while others hang under it leaves a gap: nothing below is touched, and everything is
-//! back when the block is. Blocks whose chain is not known at all wait outside the tree (`waiting`). Splits
-//! move no words (`split`), leaves grow where they are (`grow`), what nobody covers is given back
-//! (`shrink`), and chains without a branch become one node again (`join`).
+//! Removing a block that has others below it leaves a gap: nothing below changes, and everything below counts again
+//! when the block is stored again. Dormant blocks wait outside the tree (`worker`). Splits move no words (`maintain`),
+//! leaves grow in place (`store`), uncovered blocks are freed (`remove`), and chains without a branch become one node
+//! again (`maintain`).
+//!
+//! A store takes the **fast path** (`store`), runs of blocks at a time, or the **slow path** (`slow_path`), one block
+//! at a time. Both give the same answers.
 //!
 //! # How a change becomes visible
 //!
-//! A reader checks, after its walk, the versions of all headers it met, and walks again if one has changed: so
-//! it saw them as they all were at one moment. Whatever an event changes is therefore published in an order in
-//! which each step but one shows nothing new.
+//! After its walk, a reader checks the versions of all headers that it met, and walks again if one has changed. So it
+//! saw all of them as they were at one moment. An event is therefore published in an order in which only one step shows
+//! anything new. Where there is no such order, the event is a **multi-write**: readers wait for its end, up to a bound.
 //!
 //! | event | order | the step that shows it |
 //! |---|---|---|
-//! | store | what hangs below first (`store`) | the block nearest the root that was missing |
-//! | remove of nodes that follow each other | nearest the root first (`remove`) | the first block that is missing from then on |
-//! | remove of nodes of several chains | any (`remove`) | none: the shard is **torn** while they are shown |
-//! | clear, removal of a worker | the lanes first, their nodes in slices (`sweep`) | the table of `holders` |
-//! | what touches several chains that one query walks (`careful`) | any | none: the shard is **torn** meanwhile, and readers wait for it to be whole (`head`) |
+//! | store | the lower nodes first (`store`) | the missing block nearest the root |
+//! | remove from consecutive nodes of one chain | nearest the root first (`remove`) | the first block that is missing from then on |
+//! | remove from nodes of several chains | any (`remove`) | none: a multi-write covers them all |
+//! | clear, removal of a worker | the holder bits first, their nodes in slices (`maintain`) | the table of `holders` |
+//! | a change of several chains that one query walks (`slow_path`) | any | none: a multi-write covers them all (`shared`) |
 //!
-//! Splits, joins, moves and deletions show nothing: they leave every answer as it is, and whoever was in
-//! the middle of what they touched walks again. The memory orderings are argued in `header`, `table`,
-//! `head` and `reclaim`, each with its partners, and run under a model checker by the tests of `index::loom`.
+//! Splits, joins, moves and deletions change no answer. A reader that was inside a node they touched walks again.
+//! `header`, `table`, `shared` and `reclaim` argue the memory orderings, each with its partner; the tests of
+//! `index::loom` run them under a model checker.
 
 mod arena;
 mod dump;

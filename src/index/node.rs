@@ -1,22 +1,18 @@
-//! The writer's record of a node: what the readers' header line does not say.
-//!
-//! What one lane covers of one node.
-//!
-//! A set of blocks of one node.
+//! The writer's record of a node: what the readers' header line does not say. Which blocks of it each holder bit
+//! covers, and sets of its blocks.
 
 use super::holders::HolderBit;
 use crate::ids::Seed;
 use crate::limits::NODE_BLOCKS_MAX;
 use smallvec::SmallVec;
 
-/// A node of a shard's tree; its number is used again after it has gone.
+/// A node of a shard's tree. Its number is reused after the node is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NodeId(pub(super) u32);
 
 impl NodeId {
     /// The node before every chain: no blocks, no header.
     pub(super) const ROOT: Self = Self(0);
-    /// No node.
     pub(super) const NONE: Self = Self(u32::MAX);
 
     pub(super) const fn is_some(self) -> bool {
@@ -24,7 +20,7 @@ impl NodeId {
     }
 }
 
-/// A place before or after a block: `at` blocks into a node.
+/// A place in the tree, before or after a block: `at` blocks into a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) node: NodeId,
@@ -37,9 +33,9 @@ impl Place {
 
 /// Words of the arena that belong to a node.
 ///
-/// A split cuts an extent in two without moving a word, so one may begin or end within a granule. The
-/// granule in which two extents meet goes with the first, which always outlives the second (the second is
-/// below it) unless `owns_head` says that the second has inherited it.
+/// A split cuts an extent in two without moving a word, so an extent may begin or end within a granule. The granule in
+/// which two extents meet belongs to the first extent. The first always outlives the second, whose node is below,
+/// unless `owns_head` says that the second has inherited the granule.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extent {
     /// The first word.
@@ -56,7 +52,7 @@ impl Extent {
         Self { base, room: words as u16, owns_head: false }
     }
 
-    /// The whole granules that go with its blocks from `from` on, as `(word, words)`.
+    /// The whole granules that belong to its blocks from `from` on, as `(word, words)`.
     pub(super) const fn granules_from(&self, from: u16) -> (u32, u32) {
         let start = self.base + from as u32;
         let start = if from == 0 && self.owns_head {
@@ -68,7 +64,7 @@ impl Extent {
         (start, end.saturating_sub(start))
     }
 
-    /// Without the granule in which it ends, where that has become another's.
+    /// Without the granule in which it ends, if another extent has inherited that one.
     pub(super) const fn without_tail(self, inherited: bool) -> Self {
         let end = (self.base + self.room as u32) / GRANULE_WORDS * GRANULE_WORDS;
         match end.checked_sub(self.base) {
@@ -91,7 +87,7 @@ impl Extent {
     }
 }
 
-/// What some workers call the first `len` blocks of a node.
+/// The names by which some workers call the first `len` blocks of a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     pub(super) names: Extent,
@@ -110,27 +106,27 @@ pub(super) struct Node {
     pub(super) previous: NodeId,
     /// Blocks from the root to its first.
     pub(super) depth: u32,
-    /// What is in its first block.
+    /// The local hash of its first block.
     pub(super) first: u64,
-    /// Where its header was last seen.
+    /// Where its header was last found.
     pub(super) line: u32,
     pub(super) locals: Extent,
     pub(super) len: u16,
-    /// Words of `locals` that readers may have been shown; what is beyond `len` must not be changed.
+    /// Words of `locals` that readers may have been shown; those beyond `len` must not be changed.
     pub(super) written: u16,
-    /// Blocks it had when it was made; what came later was appended.
+    /// Blocks it had when it was made; later ones were appended.
     pub(super) initial: u16,
-    /// Which of the nodes of the same parent that begin with the same content; 0 comes first.
+    /// Which of the nodes of the same parent that begin with the same content; 0 is the main one.
     pub(super) variant: u8,
-    /// Other variants that exist, where this is variant 0.
+    /// Number of other variants, if this is variant 0.
     pub(super) forks: u8,
     pub(super) used: bool,
-    /// The record of coverage that the header points at; 0 for none.
+    /// The address of the overflow record in its header; 0 for none.
     pub(super) overflow: u64,
-    /// What it has on the heap, that record included, as of when it was last shown.
+    /// Bytes on the heap, that record included, as of when the node was last published.
     pub(super) side_bytes: u32,
     pub(super) columns: SmallVec<[Column; 1]>,
-    /// In the order of their lanes.
+    /// In the order of their holder bits.
     pub(super) entries: SmallVec<[Entry; 1]>,
 }
 
@@ -175,7 +171,7 @@ impl Node {
         self.find(holder).ok().map(|at| &self.entries[at])
     }
 
-    /// The entry of a lane, made with this column if it is not there.
+    /// The entry of a holder bit, made with this column if it does not exist.
     pub(super) fn enter(&mut self, holder: HolderBit, column: u16) -> &mut Entry {
         let at = match self.find(holder) {
             Ok(at) => at,
@@ -188,7 +184,7 @@ impl Node {
         &mut self.entries[at]
     }
 
-    /// What entries and columns take beside the record.
+    /// Heap bytes of entries and columns, without the overflow record.
     pub(super) fn heap_bytes(&self) -> usize {
         let entries = if self.entries.spilled() { self.entries.capacity() * size_of::<Entry>() } else { 0 };
         let columns = if self.columns.spilled() { self.columns.capacity() * size_of::<Column>() } else { 0 };
@@ -196,7 +192,7 @@ impl Node {
         entries + columns + sparse * size_of::<Bits>()
     }
 
-    /// The column that has an arena word, and the block named there.
+    /// The column that contains an arena word, and the block that the word names.
     pub(super) fn named_at(&self, word: u32) -> Option<(u16, u16)> {
         let found = self.columns.iter().position(|column| word.wrapping_sub(column.names.base) < u32::from(column.len));
         found.map(|at| (at as u16, (word - self.columns[at].names.base) as u16))
@@ -206,19 +202,18 @@ impl Node {
 /// Runs of blocks that a change touched; nearly always one.
 pub(super) type Runs = SmallVec<[Run; 2]>;
 
-/// A lane at a node.
+/// A holder bit at a node.
 ///
-/// `cut` is the lane's first gap: it covers `0..cut` and not `cut`. Blocks beyond the gap are `islands`, a
-/// bitmap, so that taking blocks out in any order costs the same. A lane that covers nothing may stay as
-/// an **anchor**: its worker holds (or may hold) blocks in nodes below, which are named after the names in
-/// its column.
+/// `cut` is its first gap: it covers `0..cut` and not `cut`. Blocks beyond the gap are in a bitmap, the **sparse
+/// coverage**, so that removing blocks in any order costs the same. An entry that covers nothing may stay as an
+/// **anchor**: its worker holds, or may hold, blocks in nodes below, whose parents are named in its column.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) holder: HolderBit,
     /// Which of the node's columns has the worker's names.
     pub(super) column: u16,
     pub(super) cut: u16,
-    /// All blocks covered, `0..cut` included; only there if some are beyond the gap.
+    /// All blocks covered, `0..cut` included; present only if some are beyond the gap.
     pub(super) sparse: Option<Box<Bits>>,
 }
 
@@ -253,7 +248,7 @@ impl Entry {
         }
     }
 
-    /// Covers `from..to` too; returns what had not been covered.
+    /// Covers `from..to` too; returns the runs that were not covered before.
     pub(super) fn add(&mut self, from: u16, to: u16) -> Runs {
         if self.sparse.is_none() && from <= self.cut {
             let newly = Run { from: self.cut.min(to), to };
@@ -267,7 +262,7 @@ impl Entry {
         newly
     }
 
-    /// Covers `from..to` no more; returns what had been covered.
+    /// No longer covers `from..to`; returns the runs that were covered before.
     pub(super) fn take(&mut self, from: u16, to: u16) -> Runs {
         if self.sparse.is_none() && to >= self.cut {
             let taken = Run { from: from.min(self.cut), to: self.cut };
@@ -281,7 +276,7 @@ impl Entry {
         taken
     }
 
-    /// Keeps the first `at` blocks and returns the rest as of a node that begins there.
+    /// Keeps the first `at` blocks and returns the rest, as of a node that begins there.
     pub(super) fn split_off(&mut self, at: u16) -> Self {
         let mut high = Self::anchor(self.holder, self.column);
         if self.sparse.is_none() {
@@ -307,7 +302,7 @@ impl Entry {
 
 const WORDS: usize = NODE_BLOCKS_MAX / 64;
 
-/// Which blocks of a node, by position from its first.
+/// A set of blocks of one node, by position from its first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bits([u64; WORDS]);
 
@@ -331,7 +326,6 @@ impl Run {
 impl Bits {
     pub(super) const EMPTY: Self = Self([0; WORDS]);
 
-    /// The blocks `from..to`.
     pub(super) fn range(from: u16, to: u16) -> Self {
         let mut bits = Self::EMPTY;
         bits.fill(from, to, true);
@@ -342,7 +336,7 @@ impl Bits {
         self.0[at as usize / 64] >> (at % 64) & 1 == 1
     }
 
-    /// Puts `from..to` in, or takes it out.
+    /// Adds `from..to`, or removes it.
     pub(super) fn fill(&mut self, from: u16, to: u16, value: bool) {
         let mut at = from;
         while at < to {
@@ -354,13 +348,13 @@ impl Bits {
         }
     }
 
-    /// The first block that is not in it; all are in it beyond none.
+    /// The first block that is not in the set; `NODE_BLOCKS_MAX` if all are.
     pub(super) fn first_gap(&self) -> u16 {
         let word = self.0.iter().position(|word| *word != u64::MAX);
         word.map_or(NODE_BLOCKS_MAX as u16, |word| (word * 64) as u16 + self.0[word].trailing_ones() as u16)
     }
 
-    /// One more than the last block in it.
+    /// One more than the last block in the set.
     pub(super) fn end(&self) -> u16 {
         let word = self.0.iter().rposition(|word| *word != 0);
         word.map_or(0, |word| (word * 64) as u16 + 64 - self.0[word].leading_zeros() as u16)
@@ -399,12 +393,12 @@ impl Bits {
         }))
     }
 
-    /// Where the run of blocks that begins with `from` ends; `from` if that is not in it.
+    /// The end of the run of blocks that begins with `from`; `from` itself if that block is not in the set.
     pub(super) fn end_of_run(&self, from: u16) -> u16 {
         if from as usize >= NODE_BLOCKS_MAX { from } else { self.next(from, false).unwrap_or(NODE_BLOCKS_MAX as u16) }
     }
 
-    /// The runs of blocks in it, in order.
+    /// The runs of blocks in the set, in order.
     pub(super) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut at = 0_u16;
         std::iter::from_fn(move || {
@@ -415,7 +409,7 @@ impl Bits {
         })
     }
 
-    /// The first block at or after `at` that is in it (`value`) or not in it.
+    /// The first block at or after `at` that is in the set (`value`) or not in it.
     fn next(&self, at: u16, value: bool) -> Option<u16> {
         let mut word = usize::from(at / 64);
         let mut masked = u64::MAX << (at % 64);

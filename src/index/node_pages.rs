@@ -1,35 +1,35 @@
-//! All nodes of a shard: records in pages, which are there as long as one of their nodes is.
+//! The store of a shard's node records: pages, each kept while one of its nodes exists.
 //!
-//! One more page is all that a node can make necessary, so no node waits while others are copied; and what a worker
-//! that is emptied leaves behind goes back to the system page by page.
+//! A new node makes at most one new page necessary, so no store waits while other records are copied. The memory of an
+//! emptied worker's nodes goes back to the system page by page.
 
 use super::node::{Node, NodeId};
 use std::collections::BTreeSet;
 
-/// Nodes of one page.
 const PAGE_NODES: usize = 256;
 const PAGE_WORDS: usize = PAGE_NODES / u64::BITS as usize;
-/// Pages without a node that are kept: a shard that goes up and down around a page's end makes none each time.
+/// Pages without a node that are kept, so that a shard whose size varies around a page's end does not allocate each
+/// time.
 const IDLE_PAGES_KEPT: usize = 1;
 
-/// Some nodes in a row.
+/// Consecutive node records.
 type Page = Box<[Node; PAGE_NODES]>;
 
-/// What is known of the numbers of a page.
+/// Which numbers of a page are in use.
 #[derive(Clone, Copy, Debug)]
-struct Book {
-    /// One bit for each number that is free.
+struct PageRecord {
+    /// One bit for each free number.
     free: [u64; PAGE_WORDS],
-    /// One bit for each number that waits to be looked at for a join, also if another node has got it since: so none
-    /// waits twice.
+    /// One bit for each number in the join queue, even if another node has got the number since: so no number is queued
+    /// twice.
     queued: [u64; PAGE_WORDS],
     used: u16,
 }
 
-impl Book {
+impl PageRecord {
     const EMPTY: Self = Self { free: [u64::MAX; PAGE_WORDS], queued: [0; PAGE_WORDS], used: 0 };
 
-    /// No node, and no number that is waited for.
+    /// No node, and no number in the join queue.
     fn is_idle(&self) -> bool {
         self.used == 0 && self.queued == [0; PAGE_WORDS]
     }
@@ -38,17 +38,17 @@ impl Book {
 /// All nodes of a shard.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    /// `None` for a page that is not there. Apart from the books: a node is looked up more often than anything else, so
-    /// the way to it is short and stays in the cache.
+    /// `None` for a freed page. Apart from the page records: nodes are looked up more often than anything else, so the
+    /// way to a node is short and stays in the cache.
     pages: Vec<Option<Page>>,
-    books: Vec<Book>,
-    /// Pages with a free number: the lowest is used first, so that the highest get empty.
+    records: Vec<PageRecord>,
+    /// Pages with a free number. The lowest is used first, so that the highest become empty.
     open: BTreeSet<u32>,
-    /// Pages that are there.
+    /// Number of allocated pages.
     present: usize,
     /// Of these, pages without a node.
     unused: usize,
-    /// Nodes, the root counted.
+    /// Nodes, including the root.
     used: usize,
     side_bytes: u64,
 }
@@ -65,7 +65,7 @@ impl Nodes {
     pub(super) fn new() -> Self {
         let mut nodes = Self {
             pages: Vec::new(),
-            books: Vec::new(),
+            records: Vec::new(),
             open: BTreeSet::new(),
             present: 0,
             unused: 0,
@@ -76,22 +76,22 @@ impl Nodes {
         nodes
     }
 
-    /// What a node has on the heap.
+    /// Sets the heap bytes of a node.
     pub(super) fn set_side_bytes(&mut self, id: NodeId, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let before = std::mem::replace(&mut self[id].side_bytes, bytes);
         self.side_bytes = self.side_bytes + u64::from(bytes) - u64::from(before);
     }
 
-    /// A number for one more node.
+    /// Adds a node; returns its number.
     pub(super) fn add(&mut self, node: Node) -> NodeId {
         let page = self.open.first().copied().unwrap_or_else(|| {
             self.pages.push(None);
-            self.books.push(Book::EMPTY);
+            self.records.push(PageRecord::EMPTY);
             self.open.insert(self.pages.len() as u32 - 1);
             self.pages.len() as u32 - 1
         });
-        let of = &mut self.books[page as usize];
+        let of = &mut self.records[page as usize];
         if self.pages[page as usize].is_none() {
             let nodes: Box<[Node]> = (0..PAGE_NODES).map(|_| Node::EMPTY).collect();
             self.pages[page as usize] = nodes.try_into().ok();
@@ -112,12 +112,12 @@ impl Nodes {
         id
     }
 
-    /// Forgets a node that is in no list any more.
+    /// Removes a node that is linked to no other.
     pub(super) fn drop(&mut self, id: NodeId) {
         self.set_side_bytes(id, 0);
         self[id] = Node::EMPTY;
         let (page, at) = split(id);
-        let of = &mut self.books[page];
+        let of = &mut self.records[page];
         let (word, bit) = bit(at);
         of.free[word] |= bit;
         if usize::from(of.used) == PAGE_NODES {
@@ -131,42 +131,42 @@ impl Nodes {
         }
     }
 
-    /// Gives a page back that nobody needs, unless it is one of those kept.
+    /// Frees a page without nodes, unless it is one of those kept.
     fn give_back(&mut self, page: usize) {
-        if self.unused > IDLE_PAGES_KEPT && self.books[page].is_idle() && self.pages[page].is_some() {
+        if self.unused > IDLE_PAGES_KEPT && self.records[page].is_idle() && self.pages[page].is_some() {
             self.pages[page] = None;
             self.unused -= 1;
             self.present -= 1;
         }
     }
 
-    /// A number waits to be looked at for a join; whether it did not already.
+    /// Marks a number as in the join queue; `false` if it already was.
     pub(super) fn queue(&mut self, id: NodeId) -> bool {
         let (page, at) = split(id);
         let (word, bit) = bit(at);
-        let queued = &mut self.books[page].queued[word];
+        let queued = &mut self.records[page].queued[word];
         let is_new = *queued & bit == 0;
         *queued |= bit;
         is_new
     }
 
-    /// It has been looked at.
+    /// Marks a number as no longer in the join queue.
     pub(super) fn unqueue(&mut self, id: NodeId) {
         let (page, at) = split(id);
         let (word, bit) = bit(at);
-        self.books[page].queued[word] &= !bit;
+        self.records[page].queued[word] &= !bit;
         self.give_back(page);
     }
 
-    /// Numbers in use are below this.
+    /// All numbers in use are below this.
     pub(super) fn end(&self) -> u32 {
         (self.pages.len() * PAGE_NODES) as u32
     }
 
-    /// The first number from this one on that may be in use: numbers of pages that are not there are passed over.
+    /// The first number from this one on that may be in use; skips pages without nodes.
     pub(super) fn from(&self, id: NodeId) -> NodeId {
         let (page, at) = split(id);
-        match self.books.get(page..).and_then(|books| books.iter().position(|book| book.used > 0)) {
+        match self.records.get(page..).and_then(|records| records.iter().position(|record| record.used > 0)) {
             None => NodeId(self.end()),
             Some(0) => NodeId((page * PAGE_NODES + at) as u32),
             Some(more) => NodeId(((page + more) * PAGE_NODES) as u32),
@@ -189,7 +189,7 @@ impl Nodes {
         self.pages.get(page)?.as_ref().map(|page| &page[at]).filter(|node| node.used)
     }
 
-    /// Nodes in use, the root not counted.
+    /// Nodes in use, without the root.
     pub(super) const fn len(&self) -> usize {
         self.used - 1
     }
@@ -200,10 +200,10 @@ impl Nodes {
     }
 
     const fn lists_bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<Option<Page>>() + self.books.capacity() * size_of::<Book>()
+        self.pages.capacity() * size_of::<Option<Page>>() + self.records.capacity() * size_of::<PageRecord>()
     }
 
-    /// What [`bytes`](Self::bytes) may become more with so many more nodes.
+    /// How much [`bytes`](Self::bytes) may grow by `more` nodes.
     pub(super) const fn growth_bytes(&self, more: usize) -> u64 {
         let pages = more.div_ceil(PAGE_NODES) + 1;
         (pages * (PAGE_NODES * size_of::<Node>()) + self.lists_bytes()) as u64
@@ -225,7 +225,7 @@ impl Nodes {
         }
     }
 
-    /// Takes a node from among the children of its parent.
+    /// Removes a node from the children of its parent.
     pub(super) fn unlink(&mut self, id: NodeId) {
         let (parent, next, previous) = (self[id].parent, self[id].next, self[id].previous);
         if previous.is_some() {
@@ -238,7 +238,7 @@ impl Nodes {
         }
     }
 
-    /// Puts `new` where `old` is among the children of their parent.
+    /// Puts `new` in the place of `old` among the children of their parent.
     pub(super) fn relink(&mut self, old: NodeId, new: NodeId) {
         let (parent, next, previous) = (self[old].parent, self[old].next, self[old].previous);
         (self[new].parent, self[new].next, self[new].previous) = (parent, next, previous);

@@ -1,11 +1,10 @@
-//! A remove: which blocks, node by node, and nearest the root first.
+//! A remove: which blocks, node by node, nearest the root first. And the pruning of uncovered nodes: the tail of a
+//! leaf, leaves, and what they leave above them.
 //!
-//! Readers see all of a remove at once. Where its nodes follow each other on one chain, the first missing block ends
-//! the chain, so the node nearest the root shows it all. Where they lie on several chains, where several chains of
-//! one worker lie on one way, or where a tier has several groups, the shard is torn while the nodes are shown. What
-//! nobody holds any more is given back afterwards: no answer depends on it.
-//!
-//! Giving back what nobody holds: the tail of a leaf, leaves, and what they leave behind above them.
+//! Readers see all of a remove at once. If its nodes follow each other on one chain, the first missing block ends the
+//! chain, so publishing the node nearest the root shows it all. The nodes are published in a multi-write if they lie on
+//! several chains, if one query walks several chains of the worker, or if a layer has several groups. Uncovered nodes
+//! are pruned afterwards: no answer depends on them.
 
 use super::RemoveOutcome;
 use super::holders::{HolderBit, Layer};
@@ -15,7 +14,7 @@ use super::worker::{Worker, digest_of};
 use crate::ids::{EngineHash, GroupId};
 use smallvec::{SmallVec, smallvec};
 
-/// Blocks of one node that a remove takes.
+/// Consecutive blocks of one node that a remove takes.
 #[derive(Clone, Copy, Debug)]
 struct TakenRun {
     node: NodeId,
@@ -23,10 +22,10 @@ struct TakenRun {
     run: Run,
 }
 
-/// Places that are kept from one remove to the next.
+/// Capacity that is kept from one remove to the next.
 const RUNS_KEPT: usize = 4096;
 
-/// What one call of [`Worker::remove`] needs, kept for the next.
+/// Lists of one call of [`Worker::remove`], reused by the next.
 #[derive(Debug)]
 pub(super) struct Removal {
     taken_runs: Vec<TakenRun>,
@@ -36,7 +35,7 @@ pub(super) struct Removal {
 impl Removal {
     pub(super) const EMPTY: Self = Self { taken_runs: Vec::new(), touched: Vec::new() };
 
-    /// Gives back what a large remove has needed.
+    /// Frees the excess capacity after a large remove.
     fn shrink(&mut self) {
         self.taken_runs.clear();
         self.taken_runs.shrink_to(RUNS_KEPT);
@@ -46,7 +45,7 @@ impl Removal {
 }
 
 impl Worker {
-    /// Whether a remove of several blocks may touch more than one chain of a query.
+    /// Whether a remove of several blocks may touch more than one chain that a query walks.
     fn needs_multi_write(&self, tier: Layer, group: GroupId) -> bool {
         self.forked || tier == Layer::Windows || self.sole_holder(tier, group).is_none()
     }
@@ -89,8 +88,9 @@ impl Worker {
         outcome
     }
 
-    /// Finds the first name, and how many of those that follow lie next to it in its node, one way or the
-    /// other. Takes them out of the lane. 0 if it is not a block of the tree with one reference.
+    /// Finds the first name, and how many of the names behind it are its neighbours in its node, in either direction.
+    /// Removes them from the holder bit's coverage. Returns 0 if the first is not a block of the tree with one
+    /// reference.
     fn take_run(
         &mut self,
         tree: &mut Tree,
@@ -143,7 +143,7 @@ impl Worker {
         (down as u16, -1)
     }
 
-    /// A name with several references, or that waits; says whether it had one.
+    /// Removes a reference of a block that has several or is dormant; `false` if there was none.
     fn remove_slow(&mut self, tier: Layer, holder: HolderBit, name: EngineHash) -> bool {
         let extra = self.extras.get(name, holder);
         if extra > 0 {
@@ -162,7 +162,7 @@ impl Worker {
         true
     }
 
-    /// Counts what has been taken out, and shows it: nearest the root first, then what goes with it.
+    /// Counts the taken runs and publishes their nodes, nearest the root first; then prunes.
     fn finish(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, group: GroupId, holder: HolderBit) {
         let Removal { taken_runs, touched } = removal;
         for taken in taken_runs.iter() {
@@ -202,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Counts a run that the lane no longer covers.
+    /// Counts a run that the holder bit no longer covers.
     fn lose(&mut self, tree: &mut Tree, tier: Layer, holder: HolderBit, taken: &TakenRun) {
         let node = &tree.nodes[taken.node];
         let runs: Runs = SmallVec::from_elem(taken.run, 1);
@@ -228,22 +228,22 @@ impl Worker {
     }
 }
 
-/// Whether each of these nodes, in the order of their depths, hangs directly under the one before it.
+/// Whether each of these nodes, in the order of their depths, is a child of the one before.
 fn is_chain(tree: &Tree, touched: &[(u32, NodeId)]) -> bool {
     touched.windows(2).all(|pair| tree.nodes[pair[1].1].parent == pair[0].1)
 }
 
-/// Beyond so many children every worker is taken to be at one of them.
+/// At a node with more children than this, every worker is assumed to be at one of them.
 const CHILDREN_LOOKED_AT: usize = 8;
 
 impl Tree {
-    /// Sees to a node of which less is covered than before: a leaf keeps only what somebody covers or goes,
-    /// and then its parent is looked at. Shows the node to readers unless it has gone.
+    /// Prunes a node that lost coverage. A leaf keeps only blocks that are covered, or is deleted; then its parent is
+    /// pruned. Publishes the node unless it is deleted.
     pub(super) fn prune(&mut self, id: NodeId) {
-        // What a deletion leaves to be looked at is on a list of its own, as it may go on all the way up.
+        // A list instead of recursion, because deletions may go on all the way up.
         let mut open: SmallVec<[NodeId; 4]> = smallvec![id];
         while let Some(id) = open.pop() {
-            // No node is made meanwhile, so a number that is in use is still the same node's.
+            // No node is made meanwhile, so a number that is in use still belongs to the same node.
             if id == NodeId::ROOT || !self.nodes.is_used(id) {
                 continue;
             }
@@ -265,7 +265,7 @@ impl Tree {
         }
     }
 
-    /// A node with one child only may be joined with it.
+    /// Queues a node with a single child for a join.
     pub(super) fn want_join(&mut self, id: NodeId) {
         if id == NodeId::ROOT {
             return;
@@ -276,7 +276,7 @@ impl Tree {
         }
     }
 
-    /// Takes an entry out of a node, and its column if nobody else uses it.
+    /// Removes an entry from a node, and its column if no other entry uses it.
     pub(super) fn remove_entry(&mut self, id: NodeId, at: usize) {
         let node = &mut self.nodes[id];
         let entry = node.entries.remove(at);
@@ -288,7 +288,7 @@ impl Tree {
         }
     }
 
-    /// Takes entries out of a node, and the columns that nobody else uses.
+    /// Removes entries from a node, and the columns that no other entry uses.
     fn remove_entries(&mut self, id: NodeId, mut goes: impl FnMut(&Entry) -> bool) {
         let Self { nodes, holders, .. } = self;
         let Node { entries, columns, .. } = &mut nodes[id];
@@ -303,7 +303,7 @@ impl Tree {
         self.drop_unused_columns(id);
     }
 
-    /// Forgets the columns that no entry uses.
+    /// Removes the columns that no entry uses.
     pub(super) fn drop_unused_columns(&mut self, id: NodeId) {
         let node = &mut self.nodes[id];
         if node.columns.iter().all(|column| column.users > 0) {
@@ -330,12 +330,12 @@ impl Tree {
         }
     }
 
-    /// In a leaf nothing hangs below, so that entries that cover nothing say nothing.
+    /// Removes the entries of a leaf that cover nothing: there is nothing below them.
     fn drop_anchors(&mut self, id: NodeId) {
         self.remove_entries(id, Entry::is_empty);
     }
 
-    /// Entries that cover nothing go where it is cheap to see that nothing hangs below on their behalf.
+    /// Removes entries that cover nothing, where it is cheap to see that their workers have nothing below.
     pub(super) fn drop_idle_anchors(&mut self, id: NodeId) {
         if !self.nodes[id].entries.iter().any(Entry::is_empty) {
             return;
@@ -354,8 +354,8 @@ impl Tree {
         self.remove_entries(id, |_| idle.next().unwrap_or(false));
     }
 
-    /// The workers, each in its life, at the children of a node, in order; `None` where there are too many children
-    /// to look at.
+    /// The workers, each with its life, at the children of a node, in order; `None` if there are too many children to
+    /// visit.
     fn workers_below(&self, id: NodeId) -> Option<SmallVec<[(u16, u64); 8]>> {
         if self.nodes.children(id).nth(CHILDREN_LOOKED_AT).is_some() {
             return None;
@@ -367,7 +367,7 @@ impl Tree {
         Some(below)
     }
 
-    /// Keeps the first `len` blocks of a leaf, and of each column what its users cover.
+    /// Keeps the first `len` blocks of a leaf, and of each column the part that its users cover.
     fn trim(&mut self, id: NodeId, len: u16) {
         for at in 0..self.nodes[id].columns.len() {
             let node = &self.nodes[id];
@@ -402,8 +402,8 @@ impl Tree {
         }
     }
 
-    /// Takes a leaf that nobody covers out of the tree. No reader's answer changes: nobody covers it. Returns the
-    /// first of its variants, whose header is to say that there is one less.
+    /// Removes an uncovered leaf from the tree. No reader's answer changes. Returns the main node of its variants,
+    /// whose header must show one variant less.
     fn delete(&mut self, id: NodeId) -> Option<NodeId> {
         let line = self.line(id).expect("a node has a header");
         self.table.remove(line);

@@ -1,9 +1,7 @@
-//! A store, the careful way: one block at a time, with every question asked.
+//! The slow path of a store: one block at a time, with all checks, and the placement of dormant blocks.
 //!
-//! The questions come first and change nothing. What is then done is done while the shard is **torn**
-//! ([`super::head::Head::begin_multi_write`]): readers that come by walk again, so that none of the steps is seen.
-//!
-//! Where one block goes, and what moves on its behalf. Part of the careful way: the shard is torn.
+//! The checks come first and change nothing. The changes are one multi-write ([`super::shared::ShardHead`]): readers
+//! wait or walk again, so no step is seen alone.
 
 use super::arena::CHUNK_WORDS;
 use super::holders::{HolderBit, HolderState, Layer};
@@ -17,13 +15,13 @@ use crate::limits::{GROUPS_MAX, NODE_BLOCKS_MAX};
 use hashbrown::HashSet;
 use smallvec::{SmallVec, smallvec};
 
-/// Words that one block may take: a node of its own, and its part of those that have to grow.
+/// Words that one block may take: a node of its own, and its part of nodes that have to grow.
 const BLOCK_WORDS_MAX: u64 = 64;
-/// Words that must be left over: what one node can need to be moved.
+/// Words that must remain: as many as one node can need to be moved.
 const ARENA_SPARE_WORDS: u64 = 4 * CHUNK_WORDS as u64;
 
 impl Worker {
-    /// Takes a store, whatever it is.
+    /// Applies or refuses any store.
     pub(super) fn store_slow(
         &mut self,
         tree: &mut Tree,
@@ -69,8 +67,8 @@ impl Worker {
         self.allowance = Allowance { placements: placements.max(1), displacements, dormant_max, exhausted: false };
     }
 
-    /// Gives places to what waits for them, a slice of it; says whether there is more. The worker must be emptied if it
-    /// is exhausted afterwards; readers see nothing of it any more.
+    /// Gives places to a slice of the dormant blocks; returns whether there are more. If the allowance is exhausted
+    /// afterwards, readers no longer see the worker, and it must be emptied.
     pub(super) fn continue_placement(&mut self, tree: &mut Tree) -> bool {
         tree.head.begin_multi_write();
         self.place_some_dormant(tree);
@@ -82,13 +80,13 @@ impl Worker {
         !self.placement_queue.is_empty()
     }
 
-    /// No lane of the worker counts any more.
+    /// Lets no holder bit of the worker count any more.
     fn hide(&self, tree: &mut Tree) {
         self.all_holders.iter().for_each(|holder| tree.holders.set_state(*holder, HolderState::Retired));
         tree.publish_holders();
     }
 
-    /// Applies a store that nothing speaks against, block by block. The shard is torn.
+    /// Applies a checked store, block by block, in a multi-write.
     fn store_blocks(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> StoreOutcome {
         let Some(target) = self.target(tree, store) else { return StoreOutcome::refused(Refusal::PositionBound) };
         let blocks = store.hashes.len() as u32;
@@ -101,7 +99,7 @@ impl Worker {
             let (already, waits) = self.store_block(tree, target, *name, binding);
             outcome.already += u32::from(already);
             if waits {
-                // Nothing behind it has a chain to the root either.
+                // The blocks behind it have no chain to the root either.
                 outcome.dormant = blocks;
             }
             if self.allowance.exhausted {
@@ -125,7 +123,7 @@ impl Worker {
         Some(Binding { parent: self.name_before(tree, place), local, seed })
     }
 
-    /// Why a store contradicts itself or what is bound.
+    /// Whether a store contradicts itself or existing bindings.
     fn inconsistent(&self, tree: &Tree, store: &StoreBlocks<'_>) -> Option<Refusal> {
         if store.parent.is_some_and(|parent| store.hashes.contains(&parent)) {
             return Some(Refusal::SelfParent);
@@ -141,7 +139,7 @@ impl Worker {
         conflict.then_some(Refusal::HashConflict)
     }
 
-    /// Whether a lane refers to a bound block.
+    /// Whether a holder bit refers to a bound block.
     pub(super) fn refers(&self, tree: &Tree, holder: HolderBit, name: EngineHash) -> bool {
         match self.dormant.get(name) {
             Some(block) => block.holders.contains(&holder),
@@ -159,7 +157,7 @@ impl Worker {
             && !self.is_new_in_batch(tier, store.group, store.hashes)
     }
 
-    /// Which bound a store would break.
+    /// The bound that a store would break.
     fn beyond_bounds(&self, tree: &Tree, limits: &ShardLimits, store: &StoreBlocks<'_>) -> Option<Refusal> {
         let tier = self.layer(store.tier, store.group);
         let groups = &self.tiers[tier.index()].groups;
@@ -217,7 +215,7 @@ impl Worker {
         dormant + places.into_iter().map(|place| self.bound_at(tree, place, local)).sum::<usize>()
     }
 
-    /// Where blocks after a name may be: behind the block it is bound to, or was bound to.
+    /// Places directly behind a name: behind the block that it names, or named before.
     fn places_after(&self, tree: &Tree, parent: EngineHash) -> SmallVec<[Place; 2]> {
         let mut places = SmallVec::new();
         tree.name_map.find(tree.name_map.spot(parent.0), |word| {
@@ -232,7 +230,7 @@ impl Worker {
         places
     }
 
-    /// The worker's bound blocks at a place that have one content.
+    /// How many of the worker's blocks at a place are bound and have this content.
     fn bound_at(&self, tree: &Tree, place: Place, local: LocalHash) -> usize {
         let node = &tree.nodes[place.node];
         if place.at < node.len {
@@ -243,15 +241,15 @@ impl Worker {
         variants.into_iter().filter(|id| self.binds(&tree.nodes[*id], 0)).count()
     }
 
-    /// The lane of a store's group, which is announced if it is new. A second group of a tier gets the tier
-    /// a lane of its own, which begins with nothing: nothing is held until all groups refer to it.
+    /// The target of a store; adds its group if it is new. A second group of a layer gets the layer a holder bit of its
+    /// own, which covers nothing until all groups refer to a block.
     fn target(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<StoreTarget> {
         let (tier, group) = (self.layer(store.tier, store.group), store.group);
         let holder = self.announced(tree, tier, group)?;
         Some(StoreTarget { tier, group, holder })
     }
 
-    /// The lane of a group, which is announced if it is new. The shard is torn.
+    /// The holder bit of a group; adds the group if it is new. In a multi-write.
     pub(super) fn announced(&mut self, tree: &mut Tree, tier: Layer, group: GroupId) -> Option<HolderBit> {
         if let Some(known) = self.group(tier, group) {
             return Some(known.holder);
@@ -282,7 +280,7 @@ impl Worker {
         Some(holder)
     }
 
-    /// Has a group's blocks count as those of a window from now on. Says whether they do.
+    /// Lets a group's blocks count as those of a window from now on. Returns whether they do.
     pub(super) fn announce_window(&mut self, tree: &mut Tree, group: GroupId, window_blocks: u32) -> bool {
         let windows = &self.tiers[Layer::Windows.index()];
         let known = self.group(Layer::Windows, group).is_some();
@@ -293,7 +291,7 @@ impl Worker {
         if !known && (is_counted || window_blocks == 0 || windows.groups.len() >= GROUPS_MAX) {
             return false;
         }
-        // Groups that reach differently far must all have the farthest: that can only be too much to ask.
+        // All groups must have the longest window of them. That may ask for too much, never for too little.
         self.window_blocks = self.window_blocks.max(window_blocks);
         tree.head.begin_multi_write();
         let announced = self.announced(tree, Layer::Windows, group).is_some();
@@ -305,13 +303,12 @@ impl Worker {
         announced
     }
 
-    /// Whether a group refers to a block.
     pub(super) fn refers_to(&self, tree: &Tree, tier: Layer, group: GroupId, name: EngineHash) -> bool {
         self.group(tier, group).is_some_and(|group| self.refers(tree, group.holder, name))
     }
 
-    /// Counts a reference to one block, binding it if it is not bound. Says whether the lane had one, and
-    /// whether the block waits.
+    /// Counts a reference to one block, binding it if it is not bound. Returns whether the holder bit already had one,
+    /// and whether the block is dormant.
     fn store_block(
         &mut self,
         tree: &mut Tree,
@@ -341,7 +338,8 @@ impl Worker {
             Some(parent) => self.find(tree, parent).map(|(place, _)| Place { at: place.at + 1, ..place }),
         };
         let Binding { parent, local, seed } = binding;
-        // Without words for it, it waits too; a store that might come to that is refused before it begins.
+        // Without words for it, the block is dormant too. A store that could run out of words is refused before it
+        // begins.
         let place = after.and_then(|after| self.place(tree, target.holder, after, name, local, seed).ok());
         let Some(place) = place else {
             self.dormant.insert(name, DormantBlock::new(parent, local, seed, SmallVec::new()));
@@ -353,7 +351,7 @@ impl Worker {
         (false, false)
     }
 
-    /// One reference more, of a lane that had none, to a block that waits.
+    /// Counts the first reference of a holder bit to a dormant block.
     fn refer_dormant(&mut self, target: StoreTarget, name: EngineHash) {
         let Some(holders) = self.dormant.holders_mut(name) else { return };
         let before = holders.clone();
@@ -362,7 +360,7 @@ impl Worker {
         self.recount(target.tier, &before, &after, name);
     }
 
-    /// One reference more, of a lane that had none, to a block of the tree.
+    /// Counts the first reference of a holder bit to a block of the tree.
     fn refer_placed(&mut self, tree: &mut Tree, target: StoreTarget, place: Place, name: EngineHash) {
         let before = self.holders_at(tree, place);
         tree.cover(place, target.holder, self.column_at(tree, place));
@@ -372,7 +370,8 @@ impl Worker {
         tree.publish_later(place.node);
     }
 
-    /// A tier of several groups shows a block that all of them refer to, and no other.
+    /// Lets the shown holder bit of a layer with several groups cover a block if all groups refer to it, and not
+    /// otherwise.
     pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Layer, place: Place, holders: &[HolderBit]) {
         let of = &self.tiers[tier.index()];
         if of.groups.len() < 2 {
@@ -389,13 +388,13 @@ impl Worker {
         self.column_of(&tree.nodes[place.node]).unwrap_or_default()
     }
 
-    /// Whether a tier holds a block to which these lanes refer.
+    /// Whether a layer holds a block to which these holder bits refer.
     pub(super) fn is_held(&self, tier: Layer, holders: &[HolderBit]) -> bool {
         let groups = &self.tiers[tier.index()].groups;
         !groups.is_empty() && groups.iter().all(|group| holders.contains(&group.holder))
     }
 
-    /// The lanes that refer to a block of the tree.
+    /// The holder bits that refer to a block of the tree.
     pub(super) fn holders_at(&self, tree: &Tree, place: Place) -> SmallVec<[HolderBit; 4]> {
         let node = &tree.nodes[place.node];
         let covers = |holder: &HolderBit| node.entry(*holder).is_some_and(|entry| entry.covers(place.at));
@@ -408,7 +407,7 @@ impl Worker {
             .fold(0, |set, (tier, _)| set | 1 << tier.index())
     }
 
-    /// The figures after the lanes that refer to a block have changed.
+    /// Updates the counts after the holder bits that refer to a block have changed.
     pub(super) fn recount(&mut self, tier: Layer, before: &[HolderBit], after: &[HolderBit], name: EngineHash) {
         let (from, to) = (self.tiers_of(before), self.tiers_of(after));
         if from != to {
@@ -431,12 +430,12 @@ impl Worker {
     }
 }
 
-/// Variants of one content at one place, at most: readers look at each.
+/// Variants of one content at one place, at most: readers visit each.
 pub(super) const ALIASES_CEILING: usize = 64;
 
 impl Worker {
-    /// Finds or makes the place of a block that is not bound, right after `after`. The lane's entry is there
-    /// afterwards; it does not cover the block yet. Fails where there are no words for one more block.
+    /// Finds or makes the place of an unbound block, right after `after`. The holder bit has an entry there afterwards,
+    /// which does not cover the block yet. Fails if there are no words for one more block.
     pub(super) fn place(
         &mut self,
         tree: &mut Tree,
@@ -456,7 +455,8 @@ impl Worker {
             if self.is_named(tree, after, slice) {
                 return Ok(after);
             }
-            // The worker's names from here on are of what is no longer bound: they lose what hung on them.
+            // The worker's names from here on belong to blocks that are no longer bound, so the blocks below lose their
+            // places.
             self.displace(tree, Place { at: after.at + 1, ..after });
             if self.allowance.exhausted {
                 return Err(StoreError::ArenaFull);
@@ -471,14 +471,14 @@ impl Worker {
         let prefix = tree.split(after.node, after.at);
         let rest = after.node;
         let placed = self.place_below(tree, holder, prefix, slice);
-        // What the split has left to others may be nobody's.
+        // No holder bit may cover the part that the split left behind.
         if placed.is_err() || placed.is_ok_and(|placed| placed.node != rest) {
             tree.prune(rest);
         }
         placed
     }
 
-    /// Whether a block of a node has a name already, in the worker's column.
+    /// Whether the worker's column already has this name for a block of a node.
     fn is_named(&self, tree: &Tree, place: Place, slice: BlockSlice<'_>) -> bool {
         let node = &tree.nodes[place.node];
         let Some(column) = self.column_of(node).map(|at| &node.columns[usize::from(at)]) else { return false };
@@ -486,7 +486,7 @@ impl Worker {
         named && column.seed == slice.seed
     }
 
-    /// Names the block after the last that a column names, where the column is the worker's.
+    /// Adds a name behind the last one of the worker's column.
     fn name_next(&self, tree: &mut Tree, holder: HolderBit, place: Place, slice: BlockSlice<'_>) -> Option<Place> {
         let node = &tree.nodes[place.node];
         let at = self.column_of(node)?;
@@ -540,9 +540,9 @@ impl Worker {
         Ok(Place { node: tree.new_variant(parent, holder, slice, &variants)?, at: 0 })
     }
 
-    /// Takes the blocks from a place on, and all below, out of the tree: their chain is not complete any
-    /// more, or they are to hang elsewhere. They wait. If that is more than one event may move, or more than may wait,
-    /// nothing changes but that the worker is [exhausted](Allowance).
+    /// Takes the worker's blocks from a place on, and all below, out of the tree: their chain is no longer complete, or
+    /// they belong elsewhere. They become dormant. If more blocks would have to move than one event may, or more would
+    /// be dormant than allowed, nothing changes but that the [`Allowance`] is exhausted.
     fn displace(&mut self, tree: &mut Tree, from: Place) {
         let mut stack = vec![from];
         let mut touched = Vec::new();
@@ -568,7 +568,7 @@ impl Worker {
                     displaced.push((name, DormantBlock::new(parent, local, column.seed, holders)));
                 }
             }
-            // Children that are only others' are work too, as they are looked at.
+            // Children that only other workers have count as work too, because they are visited.
             let left = self.allowance.displacements - work;
             for child in tree.nodes.children(from.node).take(left + 1) {
                 work += 1;
@@ -596,7 +596,7 @@ impl Worker {
         }
     }
 
-    /// Covers nothing of a node from a place on, in any lane; at its first block, leaves the node.
+    /// Removes all of the worker's coverage of a node from a place on; at the first block, its entries too.
     fn leave(&self, tree: &mut Tree, from: Place) {
         for holder in &self.all_holders {
             let node = &mut tree.nodes[from.node];
@@ -608,15 +608,14 @@ impl Worker {
         }
     }
 
-    /// A name has got a place: what it was called at places it had before loses what hangs there, and what
-    /// waited for it gets a place too, and so on; as much of that as the event may still move, the rest in slices of
-    /// a sweep.
+    /// Places the dormant descendants of a name that has got a place. First, the blocks below the places that the name
+    /// had before are displaced. As many blocks move as the event allows; slices of a sweep move the rest.
     pub(super) fn place_children_of(&mut self, tree: &mut Tree, name: EngineHash) {
         self.placement_queue.push(name);
         self.place_some_dormant(tree);
     }
 
-    /// Gives places to what waits for names that have one, as long as the allowance lasts. What is left waits, which
+    /// Gives places to dormant blocks below the queued names while the allowance lasts. The rest stays dormant, which
     /// readers see as not held.
     pub(super) fn place_some_dormant(&mut self, tree: &mut Tree) {
         while self.allowance.placements > 0
@@ -639,7 +638,7 @@ impl Worker {
         }
     }
 
-    /// Gives what waits for a name its place, as much of it as may be moved.
+    /// Gives the dormant children of a name their places, as many as may be moved.
     fn place_dormant_children(&mut self, tree: &mut Tree, name: EngineHash) {
         let placements = self.allowance.placements;
         let mut children: Vec<EngineHash> = self.dormant.children(name).take(placements + 1).collect();
@@ -649,7 +648,8 @@ impl Worker {
         let from = self.placement_queue.len();
         for child in children {
             if !self.place_dormant_block(tree, name, child) {
-                // The parent lost its place meanwhile, or there are no words for the child; so it is for the others.
+                // The parent has lost its place meanwhile, or there are no words for the child; so it is for its
+                // siblings.
                 return;
             }
             self.placement_queue.push(child);
@@ -659,13 +659,13 @@ impl Worker {
         }
     }
 
-    /// Gives a block that waits for `parent` its place right after it; whether there are words for it.
+    /// Gives a dormant child of `parent` its place; returns whether there were words for it.
     fn place_dormant_block(&mut self, tree: &mut Tree, parent: EngineHash, child: EngineHash) -> bool {
         let Some((place, _)) = self.find(tree, parent) else { return false };
         let Some(block) = self.dormant.remove(child) else { return true };
         let after = Place { at: place.at + 1, ..place };
         let Ok(place) = self.place(tree, block.holders[0], after, child, block.local, block.seed) else {
-            // A block without a place would wait for ever, and the worker would count for too little.
+            // The block would stay dormant for ever, and the worker would count for too little.
             self.allowance.exhausted = true;
             self.dormant.insert(child, block);
             return false;

@@ -1,13 +1,12 @@
-//! A store, the quick way: runs of blocks at a time.
+//! The fast path of a store: runs of blocks at a time. And new blocks in the tree: their words, their nodes, and room
+//! at the end of a leaf.
 //!
-//! The quick way is for what engines do nearly always. Whatever it cannot tell apart at a glance (a name
-//! known elsewhere, a block whose parent is not there, a second group, a place with two names) it leaves,
-//! without having changed anything, to the careful way in [`super::careful`].
+//! The fast path serves nearly all stores of engines. It leaves some cases, without having changed anything, to
+//! [`super::slow_path`]: a name that another block has, a block whose parent has no place, a second group, a place with
+//! two names.
 //!
-//! Readers see all of a store at once: what hangs below is shown before what it hangs on. Splits in the
-//! course of it show nothing new.
-//!
-//! New blocks: words for them, nodes for them, and room at the end of a leaf.
+//! Readers see all of a store at once: lower nodes are published before the nodes above them. Splits in the course of a
+//! store change no answer.
 
 use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place, Run};
@@ -17,7 +16,7 @@ use super::{ShardLimits, StoreBlocks, StoreOutcome, types};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
 use smallvec::{SmallVec, smallvec};
 
-/// Blocks of a store that are on a node already.
+/// Blocks of a store that are already in a node.
 #[derive(Clone, Copy, Debug)]
 struct MatchedRun {
     node: NodeId,
@@ -26,24 +25,24 @@ struct MatchedRun {
     /// The first of them in the store.
     at: usize,
     naming: Naming,
-    /// The lane was at the node before.
+    /// The holder bit had an entry at the node before.
     known: bool,
 }
 
-/// How the worker's names come to be at a node.
+/// How the worker's names get into a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
-    /// All of them are in a column.
+    /// A column has all of them.
     Same(u16),
-    /// From a block on they are to be added to a column that ends there.
+    /// They are added to a column, from the block on at which it ends.
     Extend(u16, u16),
-    /// They are to be a column of their own.
+    /// They become a new column.
     New,
 }
 
 type Path = SmallVec<[MatchedRun; 8]>;
 
-/// Where in a tier a store goes.
+/// The layer, group and holder bit of a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreTarget {
     pub(super) tier: Layer,
@@ -52,7 +51,7 @@ pub(super) struct StoreTarget {
 }
 
 impl Worker {
-    /// Takes a store, or says that it is not for the quick way.
+    /// Applies a store, or refuses it without a change.
     pub(super) fn store_fast(
         &mut self,
         tree: &mut Tree,
@@ -98,7 +97,7 @@ impl Worker {
         Ok(StoreOutcome { stored: blocks as u32, already, ..StoreOutcome::default() })
     }
 
-    /// A tier's first group is there from now on.
+    /// Adds a layer's first group.
     fn announce(&mut self, tree: &mut Tree, target: StoreTarget) {
         let tier = &mut self.tiers[target.tier.index()];
         tier.groups.push(GroupHolder {
@@ -110,7 +109,7 @@ impl Worker {
         tree.publish_holders();
     }
 
-    /// Follows a store along what is there: the runs it finds, and where it leaves them.
+    /// Follows a store along the existing nodes: the runs that it matches, and the place behind the last.
     fn follow(
         &self,
         tree: &Tree,
@@ -152,7 +151,7 @@ impl Worker {
         Ok((path, place))
     }
 
-    /// How a run's names are, or come to be, at a node.
+    /// How a run's names are in a node, or can get there.
     fn naming(&self, tree: &Tree, place: Place, run: BlockSlice<'_>) -> Result<Naming, StoreError> {
         let node = &tree.nodes[place.node];
         if !tree.duplicate_names.is_empty() && run.names.iter().any(|name| tree.duplicate_names.contains_key(name)) {
@@ -181,7 +180,7 @@ impl Worker {
         }
     }
 
-    /// Whether a store at the root says only what its lane held before the batch began.
+    /// Whether the holder bit held all blocks of a store at the root before the batch began.
     fn is_ambiguous(&mut self, tree: &Tree, holder: Option<HolderBit>, store: &StoreBlocks<'_>, path: &Path) -> bool {
         let Some(holder) = holder else { return false };
         let held = path.iter().all(|found| {
@@ -191,14 +190,14 @@ impl Worker {
         held && !self.is_new_in_batch(store.tier.into(), store.group, store.hashes)
     }
 
-    /// Whether one of some held blocks came to be referred to in this batch.
+    /// Whether a group has referred to one of these held blocks since this batch only.
     pub(super) fn is_new_in_batch(&mut self, tier: Layer, group: GroupId, names: &[EngineHash]) -> bool {
         let batch = self.batch;
         let mut groups = self.tiers[tier.index()].groups.iter_mut();
         groups.find(|holder| holder.group == group).is_some_and(|holder| holder.new_references.has_any(batch, names))
     }
 
-    /// Applies a store that has been followed; returns how many blocks had a reference already.
+    /// Applies a store that has been followed; returns how many blocks already had a reference.
     fn take(
         &mut self,
         tree: &mut Tree,
@@ -231,7 +230,7 @@ impl Worker {
         Ok(self.show(tree, target, slice, &path, &grown))
     }
 
-    /// Writes the names that are not there yet, and enters the lane at every node of the path.
+    /// Writes the names that are missing, and enters the holder bit at every node of the path.
     fn name_path(
         &self,
         tree: &mut Tree,
@@ -268,7 +267,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Shows readers what has been prepared, what is farthest from the root first.
+    /// Publishes the prepared changes, farthest from the root first.
     fn show(&mut self, tree: &mut Tree, target: StoreTarget, slice: BlockSlice<'_>, path: &Path, grown: &Grown) -> u32 {
         grown.nodes.iter().rev().for_each(|id| tree.insert(*id));
         let tail = slice.from(path.last().map_or(0, MatchedRun::end));
@@ -299,7 +298,7 @@ impl Worker {
         already
     }
 
-    /// Counts the references of a run of which some blocks are newly covered; returns how many were not.
+    /// Counts the references of a run of which the blocks in `newly` were not covered; returns how many were.
     fn refer(&mut self, target: StoreTarget, found: MatchedRun, slice: BlockSlice<'_>, newly: &[Run]) -> u32 {
         let names = found.of(slice).names;
         let mut again = found.from;
@@ -315,7 +314,7 @@ impl Worker {
         already
     }
 
-    /// Blocks that the tier's only group refers to, and so the tier holds, from now on.
+    /// Counts blocks to which the layer's only group now refers, so that the layer holds them.
     fn gain(&mut self, target: StoreTarget, names: &[EngineHash]) {
         let tier = &mut self.tiers[target.tier.index()];
         tier.held += names.len() as u64;
@@ -334,20 +333,20 @@ impl MatchedRun {
     }
 }
 
-/// What was made of the blocks that were nowhere.
+/// What was made of the blocks that were in no node.
 struct Grown {
-    /// Where they hang.
+    /// The node at or below which they are.
     at: NodeId,
-    /// Nothing hung there before.
+    /// That node had no child before.
     first_child: bool,
-    /// Blocks put at its end.
+    /// Blocks appended to it.
     appended: usize,
-    /// Nodes below it.
+    /// New nodes below it.
     nodes: SmallVec<[NodeId; 4]>,
 }
 
 impl Grown {
-    /// Where the last block of the store is.
+    /// The place of the store's last block.
     fn last(&self, tree: &Tree, path: &Path) -> Place {
         let node = match (self.nodes.last(), path.last()) {
             (Some(node), _) => *node,
@@ -358,7 +357,7 @@ impl Grown {
     }
 }
 
-/// Puts the blocks that are nowhere yet below the place where the store leaves what is there.
+/// Adds the blocks that are in no node below the place where the store leaves the existing nodes.
 fn grow(tree: &mut Tree, target: StoreTarget, tail: BlockSlice<'_>, place: Place) -> Result<Grown, StoreError> {
     let mut grown = Grown { at: place.node, first_child: false, appended: 0, nodes: SmallVec::new() };
     if tail.len() == 0 {
@@ -379,7 +378,7 @@ fn grow(tree: &mut Tree, target: StoreTarget, tail: BlockSlice<'_>, place: Place
     Ok(grown)
 }
 
-/// Takes back what [`Worker::name_path`] did for some nodes.
+/// Undoes [`Worker::name_path`] for some nodes.
 fn undo_naming(tree: &mut Tree, holder: HolderBit, path: &[MatchedRun]) {
     for found in path {
         if let Naming::Extend(column, from) = found.naming {
@@ -393,23 +392,23 @@ fn undo_naming(tree: &mut Tree, holder: HolderBit, path: &[MatchedRun]) {
     }
 }
 
-/// Why blocks could not be taken in the quick way. Nothing has changed.
+/// Why blocks could not be stored. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreError {
-    /// Something that only the careful way can tell apart.
+    /// A case for the slow path.
     NeedsSlowPath,
     /// The arena has run out of words.
     ArenaFull,
 }
 
-/// Whether names that other words have already may be put.
+/// Whether a name may be stored that another word already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DuplicateNames {
     Refused,
     Allowed,
 }
 
-/// Blocks as they are told: what is in them and what they are called.
+/// Consecutive blocks of a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockSlice<'a> {
     pub(super) locals: &'a [LocalHash],
@@ -445,7 +444,7 @@ impl Tree {
         Ok(Extent::of(granted.base, granted.words))
     }
 
-    /// Writes names and makes them known; if one of them is known already and may not be, forgets them again.
+    /// Writes names and adds them to the map. If one of them is there already and may not be, removes them again.
     pub(super) fn put_names(
         &mut self,
         base: u32,
@@ -480,8 +479,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a chain of nodes below `parent` of blocks whose names nobody else has; `lane` covers them all.
-    /// Returns its nodes, nearest the root first. Readers see nothing of them until they are inserted.
+    /// Makes a chain of nodes below `parent` from blocks with new names; `holder` covers them all. Returns the nodes,
+    /// nearest the root first. Readers see nothing of them until they are inserted.
     pub(super) fn chain(
         &mut self,
         parent: NodeId,
@@ -538,7 +537,7 @@ impl Tree {
         Ok(id)
     }
 
-    /// The nodes directly below one that begin with some content.
+    /// The nodes directly below one that begin with this content.
     pub(super) fn variants(&self, parent: NodeId, local: LocalHash) -> SmallVec<[NodeId; 2]> {
         let Some(main) = self.child(parent, local, 0) else { return SmallVec::new() };
         let mut all = smallvec![main];
@@ -550,8 +549,8 @@ impl Tree {
         all
     }
 
-    /// One more node directly below one, of a block of which others may exist there under other names. It
-    /// is shown at once, covered by nobody but known to the lane.
+    /// Adds a node directly below one for a block that `others` may have there under other names. It is published at
+    /// once: the holder bit has an entry there and covers nothing yet.
     pub(super) fn new_variant(
         &mut self,
         parent: NodeId,
@@ -576,7 +575,8 @@ impl Tree {
         Ok(id)
     }
 
-    /// A lane enters a node at its first block: into the column that calls it so, or into a new one.
+    /// Enters a holder bit at a node's first block: into the column that has its name for that block, or into a new
+    /// one.
     pub(super) fn newcomer(&mut self, id: NodeId, holder: HolderBit, slice: BlockSlice<'_>) -> Result<(), StoreError> {
         let same =
             |column: &Column| column.seed == slice.seed && self.names(column).first() == slice.name_words().first();
@@ -589,7 +589,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A node below `parent` of blocks whose local hashes are written, without names.
+    /// A node below `parent` for blocks whose local hashes are written, without names.
     pub(super) fn node(&mut self, parent: NodeId, locals: Extent, len: u16) -> NodeId {
         let depth = self.nodes[parent].depth + u32::from(self.nodes[parent].len);
         let first = self.arena.word(locals.base);
@@ -599,7 +599,7 @@ impl Tree {
         id
     }
 
-    /// Takes back a node that no reader has seen.
+    /// Undoes a node that no reader has seen.
     pub(super) fn unmake(&mut self, id: NodeId) {
         let (locals, names) = (self.nodes[id].locals, self.nodes[id].columns[0]);
         self.take_names(&names.names, 0, names.len);
@@ -612,7 +612,7 @@ impl Tree {
         self.nodes.drop(id);
     }
 
-    /// Whether blocks may be put at the end of a node: it is a leaf that only this lane holds, and all of it.
+    /// Whether blocks may be appended to a node: it is a leaf that only this holder bit covers, and wholly.
     pub(super) fn may_append(&self, id: NodeId, holder: HolderBit, seed: Seed) -> bool {
         let node = &self.nodes[id];
         let [entry] = &node.entries[..] else { return false };
@@ -623,8 +623,8 @@ impl Tree {
             && (entry.holder, entry.cut, column.len, column.seed) == (holder, node.len, node.len, seed)
     }
 
-    /// Puts as many blocks as have room at the end of a node that [may take them](Self::may_append), and
-    /// says how many; readers see them when the node is published.
+    /// Appends to a node that [allows it](Self::may_append) as many blocks as have room, and returns their number.
+    /// Readers see them when the node is published.
     pub(super) fn append(
         &mut self,
         id: NodeId,
@@ -635,7 +635,7 @@ impl Tree {
         let len = node.len;
         let blocks = slice.len().min(usize::from(self.node_blocks_max - len));
         let slice = slice.first(blocks);
-        // A reader may still compare what was cut off here; the same content may stay, other must go elsewhere.
+        // A reader may still compare blocks that were cut off here. Equal ones may stay; others must go elsewhere.
         let stale = usize::from(node.written - len).min(blocks);
         let base = node.locals.base + u32::from(len);
         if stale > 0 && self.arena.words(base, stale as u32) != &slice.local_words()[..stale] {
@@ -658,7 +658,7 @@ impl Tree {
         Ok(blocks)
     }
 
-    /// Takes back what was appended beyond the first `len` blocks and not shown yet.
+    /// Undoes an append beyond the first `len` blocks that was not published yet.
     pub(super) fn unappend(&mut self, id: NodeId, len: u16) {
         if self.nodes[id].len <= len {
             return;
@@ -671,7 +671,7 @@ impl Tree {
         node.entries[0].cut = len;
     }
 
-    /// Names the blocks of a node that follow those which a column names.
+    /// Names the blocks of a node that follow those of a column.
     pub(super) fn extend_column(
         &mut self,
         id: NodeId,
@@ -696,7 +696,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Names the first blocks of a node anew; returns the column, of which there are no users yet.
+    /// Adds a column for the first blocks of a node; returns it, without users yet.
     pub(super) fn new_column(
         &mut self,
         id: NodeId,
@@ -722,8 +722,8 @@ impl Tree {
         self.take_names(&names, len, had);
     }
 
-    /// Sees to it that a node with one column has room for `wanted` blocks: where it lies, or, if that is
-    /// paid for by what was appended so far, elsewhere.
+    /// Makes room for `wanted` blocks in a node with one column: in place, or elsewhere if enough blocks were appended
+    /// so far to pay for the move.
     fn make_room(&mut self, id: NodeId, wanted: u16) -> Result<bool, StoreError> {
         let node = &self.nodes[id];
         let (locals, names) = (node.locals, node.columns[0].names);
@@ -752,7 +752,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// Overflow words right behind an extent, if they are free.
+    /// Lengthens an extent in place, if the words behind it are free.
     fn widen(&mut self, extent: Extent, wanted: u16) -> Extent {
         let base = extent.base / GRANULE_WORDS * GRANULE_WORDS;
         let end = extent.base + u32::from(extent.room);
@@ -763,8 +763,8 @@ impl Tree {
         Extent { room: (wanted_end - extent.base) as u16, ..extent }
     }
 
-    /// Moves a node's local hashes to where there is more room. Readers are shown the new words at once, whatever
-    /// becomes of the event: the old ones are used again when those who had come before have gone.
+    /// Moves a node's local hashes to where there is more room. Readers are shown the new words at once, whatever the
+    /// outcome of the event. The old words are reused after the readers that may look at them have left.
     pub(super) fn move_locals(&mut self, id: NodeId, room: u16) -> Result<(), StoreError> {
         let to = self.extent(room)?;
         let (from, len) = (self.nodes[id].locals, self.nodes[id].len);
@@ -788,7 +788,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Names that have been copied lead to their new words from now on.
+    /// Lets names that have been copied lead to their new words.
     pub(super) fn rename(&mut self, from: u32, to: u32, len: u16) {
         for at in 0..u32::from(len) {
             if at + (AHEAD as u32) < u32::from(len) {

@@ -1,13 +1,11 @@
-//! The tree of a shard as its writer has it: nodes, the words they own, the names that lead to them.
+//! The tree of a shard as its writer sees it: nodes, the words they own, and the names that lead to the words.
 //!
-//! Every change of a node ends with its header being published; until then readers see the node as it was.
-//! What a change means for readers is said where the change is made.
-//!
-//! Names and the words they lie in: how they become known, are forgotten, and whose the granules are.
+//! A change of a node ends with its header being published; until then readers see the node as it was. Each change says
+//! what it means for readers.
 
 #![expect(
     unsafe_code,
-    reason = "records beside headers are boxes that headers have the addresses of, and a table's garbage has one reclaimer"
+    reason = "headers have the addresses of boxed overflow records, and a table's garbage has one reclaimer"
 )]
 
 use super::arena::{Arena, CHUNK_WORDS};
@@ -26,10 +24,10 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What readers may still look at though the writer no longer needs it.
+/// Memory that the writer no longer needs but that readers may still look at.
 #[derive(Debug)]
 pub(super) enum Waste {
-    /// Words of the arena: the first, and how many.
+    /// Words of the arena: the first, and the number.
     Words(u32, u32),
     Overflow(#[expect(dead_code, reason = "dropped after the grace period")] Box<Overflow>),
     HolderBits(#[expect(dead_code, reason = "dropped after the grace period")] Box<HolderTable>),
@@ -46,34 +44,34 @@ pub(super) struct Tree {
     pub(super) nodes: Nodes,
     pub(super) holders: HolderBits,
     pub(super) garbage: Garbage<Waste>,
-    /// Names that more than one word has, and how many more.
+    /// Names that several words have, and how many words beyond the first.
     pub(super) duplicate_names: HashMap<EngineHash, u32>,
     pub(super) node_blocks_max: u16,
     /// Nodes that may be joined with their only child.
     pub(super) joins: VecDeque<NodeId>,
-    /// Nodes to be shown before the shard is whole again.
+    /// Nodes to be published before the multi-write ends.
     touched: Vec<NodeId>,
-    /// Nodes that a sweep under way would miss: they came into being behind it.
+    /// Nodes that a sweep in progress would miss, because they were made behind it.
     pub(super) unswept: Vec<NodeId>,
     pub(super) sweeping: bool,
     pub(super) head: Arc<ShardHead>,
-    /// Slots of workers are below this.
+    /// All slots of workers are below this.
     pub(super) workers: usize,
-    /// What is kept for each worker, over all of them.
+    /// Memory of all workers' records.
     pub(super) workers_bytes: u64,
     /// Bound blocks that have a place, over all workers.
     pub(super) placed: u64,
 }
 
-/// Bytes that a name takes among the slots, at most: while a segment grows it is there twice.
-const SLOT_BYTES_MAX: u64 = 22;
-/// Places for nodes to be shown later that are kept from one event to the next.
+/// Bytes that a name takes in the name map, at most: while a segment grows, the name is there twice.
+const NAME_BYTES_MAX: u64 = 22;
+/// Capacity of `touched` that is kept from one event to the next.
 const TOUCHED_KEPT: usize = 1024;
-/// Names looked up ahead of the one in hand.
+/// How many names ahead are prefetched.
 pub(super) const AHEAD: usize = 16;
 
 impl Tree {
-    /// An empty tree; `epoch` is how many batches had ended before it.
+    /// An empty tree; `epoch` is the number of batches that had ended before it.
     pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
         Self {
             arena: Arena::new(),
@@ -95,14 +93,14 @@ impl Tree {
         }
     }
 
-    /// What readers of this tree hold.
+    /// What readers of this tree need.
     pub(super) fn shared_index(&self, reclaimer: &Reclaimer) -> SharedIndex {
-        // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
+        // SAFETY: replaced tables become the tree's garbage, which goes to this reclaimer.
         let table = unsafe { TableView::new(self.table.head().clone(), reclaimer.clone()) };
         SharedIndex { head: Arc::clone(&self.head), table, arena: self.arena.view() }
     }
 
-    /// Shows readers the lanes as they are.
+    /// Shows readers the current holder bits.
     pub(super) fn publish_holders(&mut self) {
         let table = self.holders.table(self.workers);
         let bytes = table.bytes();
@@ -117,7 +115,7 @@ impl Tree {
         self.garbage.push(Waste::HolderBits(before), bytes);
     }
 
-    /// Gives garbage to the reclaimer, and uses again what comes back.
+    /// Hands garbage to the reclaimer, and reuses what it returns.
     pub(super) fn reclaim(&mut self, all: bool) {
         if all {
             self.garbage.flush_now();
@@ -132,20 +130,20 @@ impl Tree {
         });
     }
 
-    /// Memory of the tree, what waits for readers included.
+    /// Memory of the tree, including garbage that waits for readers.
     pub(super) fn bytes(&self) -> u64 {
         let parts = self.arena.bytes() + self.name_map.bytes() + self.table.bytes() + self.nodes.bytes();
         parts + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
     }
 
-    /// Memory of what the writer has to remember for later.
+    /// Memory of the lists of nodes and names for later.
     pub(super) fn lists_bytes(&self) -> u64 {
         let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
         let duplicate_names = self.duplicate_names.capacity() * size_of::<(EngineHash, u32)>();
         (nodes * size_of::<NodeId>() + duplicate_names) as u64
     }
 
-    /// What [`bytes`](Self::bytes) may become when `blocks` more are stored.
+    /// An upper bound of [`bytes`](Self::bytes) after `blocks` more are stored.
     pub(super) fn bytes_with(&self, blocks: u64) -> u64 {
         // Two words each, in the worst case each with a granule of its own.
         let words = blocks * 2 + 4 * u64::from(GRANULE_WORDS);
@@ -155,11 +153,10 @@ impl Tree {
         self.bytes()
             + lacking.next_multiple_of(chunk)
             + self.table.growth_bytes(nodes as usize)
-            + blocks * SLOT_BYTES_MAX
+            + blocks * NAME_BYTES_MAX
             + self.nodes.growth_bytes(nodes as usize)
     }
 
-    /// What the word of a name says.
     pub(super) fn name(&self, word: u32) -> EngineHash {
         EngineHash(self.arena.word(word))
     }
@@ -173,13 +170,13 @@ impl Tree {
         self.arena.words(column.names.base, u32::from(column.len))
     }
 
-    /// The node and block whose name is at a word, and in which of the node's columns.
+    /// The node and block named by a word, and which of the node's columns has the name.
     ///
-    /// Where two nodes share a granule it is marked as the lower one's, so the way up is looked at too.
+    /// Where two nodes share a granule, its owner is the lower one, so the nodes above are searched too.
     pub(super) fn resolve(&self, word: u32) -> Option<(Place, u16)> {
         let mut id = NodeId(self.arena.owner(word));
         while id != NodeId::ROOT && id.is_some() {
-            // A word whose name has just been forgotten may be marked as a node's that has gone.
+            // The owner of a word whose name has just been forgotten may be a deleted node.
             let node = self.nodes.get(id)?;
             if let Some((column, at)) = node.named_at(word) {
                 return Some((Place { node: id, at }, column));
@@ -189,12 +186,12 @@ impl Tree {
         None
     }
 
-    /// Asks for what an event about a name will look at first.
+    /// Prefetches what an event about a name reads first.
     pub(super) fn prefetch_far(&self, name: EngineHash) {
         self.name_map.prefetch(self.name_map.spot(name.0));
     }
 
-    /// Asks for what it will look at next, some time after [`prefetch_far`](Self::prefetch_far).
+    /// Prefetches what it reads next, some time after [`prefetch_far`](Self::prefetch_far).
     pub(super) fn prefetch_near(&self, name: EngineHash) {
         if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.arena.prefetch(word);
@@ -202,14 +199,14 @@ impl Tree {
         }
     }
 
-    /// And last, some time after [`prefetch_near`](Self::prefetch_near).
+    /// Prefetches what it reads last, some time after [`prefetch_near`](Self::prefetch_near).
     pub(super) fn prefetch_node(&self, name: EngineHash) {
         if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.nodes.prefetch(NodeId(self.arena.owner(word)));
         }
     }
 
-    /// Makes some parts smaller, of the slots and of the headers, that have become sparse.
+    /// Shrinks up to `parts_max` underfull segments of the name map, and as many of the table.
     pub(super) fn shrink(&mut self, parts_max: usize) {
         let Self { name_map, arena, .. } = self;
         name_map.shrink(parts_max, |word| arena.word(word));
@@ -232,7 +229,7 @@ impl Tree {
         words
     }
 
-    /// The entry of a lane at a node, made with this column if it is not there.
+    /// The entry of a holder bit at a node, made with this column if it does not exist.
     pub(super) fn enter(&mut self, id: NodeId, holder: HolderBit, column: u16) -> &mut Entry {
         let node = &mut self.nodes[id];
         if node.find(holder).is_err() {
@@ -241,12 +238,12 @@ impl Tree {
         node.enter(holder, column)
     }
 
-    /// A lane covers a block from now on, once the node is published.
+    /// A holder bit covers a block from now on, once the node is published.
     pub(super) fn cover(&mut self, place: Place, holder: HolderBit, column: u16) {
         self.enter(place.node, holder, column).add(place.at, place.at + 1);
     }
 
-    /// A lane no longer covers a block, once the node is published.
+    /// A holder bit no longer covers a block, once the node is published.
     pub(super) fn uncover(&mut self, place: Place, holder: HolderBit) {
         let node = &mut self.nodes[place.node];
         if let Ok(at) = node.find(holder) {
@@ -254,7 +251,7 @@ impl Tree {
         }
     }
 
-    /// Gives back the granules of local hashes from block `from` on, once no reader looks at them.
+    /// Frees the granules of local hashes from block `from` on, once no reader looks at them.
     pub(super) fn waste_locals(&mut self, locals: &Extent, from: u16) {
         let (base, words) = locals.granules_from(from);
         if words > 0 {
@@ -262,7 +259,6 @@ impl Tree {
         }
     }
 
-    /// The line of a node's header.
     pub(super) fn line(&self, id: NodeId) -> Option<usize> {
         let node = &self.nodes[id];
         let hint = node.line as usize;
@@ -272,13 +268,13 @@ impl Tree {
         self.table.find(node.parent.0, node.first, node.variant)
     }
 
-    /// The child of a node that begins with some content.
+    /// The child of a node that begins with this content.
     pub(super) fn child(&self, of: NodeId, local: LocalHash, variant: u8) -> Option<NodeId> {
         let line = self.table.find(of.0, local.0, variant)?;
         Some(NodeId(self.table.id(line)))
     }
 
-    /// The header of a node as it is, for the readers. What it points at replaces what it pointed at before.
+    /// The current header of a node, for readers. Its overflow record replaces the one before.
     pub(super) fn header(&mut self, id: NodeId) -> Header {
         let (header, overflow) = encode(id, &self.nodes[id], &self.holders);
         let beside = overflow.as_ref().map_or(0, |overflow| overflow.bytes() as usize);
@@ -291,15 +287,15 @@ impl Tree {
 
     pub(super) fn waste_overflow(&mut self, address: u64) {
         if address != 0 {
-            // SAFETY: every address in a node's `more` comes from `Box::into_raw` in `header`, which also
-            // takes it out of the node before it is given here, so there is one box for it.
+            // SAFETY: every address in a node's `overflow` comes from `Box::into_raw` in `header`. It is taken out of
+            // the node before it is given here, so there is one box for it.
             let overflow = unsafe { Box::from_raw(address as *mut Overflow) };
             let bytes = overflow.bytes();
             self.garbage.push(Waste::Overflow(overflow), bytes);
         }
     }
 
-    /// Shows a node to readers as it is.
+    /// Shows readers the node as it is.
     pub(super) fn publish(&mut self, id: NodeId) {
         if id == NodeId::ROOT {
             return;
@@ -312,8 +308,8 @@ impl Tree {
         self.table.update(line, &header);
     }
 
-    /// Shows readers what has become of a node's coverage. Cheaper than [`publish`](Self::publish) for a leaf that no lane
-    /// covers any more, which is about to go.
+    /// Shows readers a node that lost coverage. Cheaper than [`publish`](Self::publish) for a leaf that no holder bit
+    /// covers any more, which is about to be deleted.
     pub(super) fn publish_loss(&mut self, id: NodeId) {
         let node = &self.nodes[id];
         if node.has_children() || !node.entries.iter().all(Entry::is_empty) {
@@ -325,15 +321,15 @@ impl Tree {
         self.table.uncover(line);
     }
 
-    /// While the shard is torn: shows a node to readers when [`publish_touched`](Self::publish_touched) is called. A
-    /// node that is changed block by block would leave a record for each block behind.
+    /// During a multi-write: publishes a node when [`publish_touched`](Self::publish_touched) is called. Publishing
+    /// after each block would leave an overflow record for each block.
     pub(super) fn publish_later(&mut self, id: NodeId) {
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }
     }
 
-    /// Shows what was to be shown later; who has gone in the meantime is shown by whoever has the number now.
+    /// Publishes the touched nodes. If one was deleted meanwhile, the node that reuses its number is published instead.
     pub(super) fn publish_touched(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for id in touched.drain(..) {
@@ -358,7 +354,7 @@ impl Tree {
 }
 
 impl Drop for Tree {
-    /// Readers may still be looking at what headers point at.
+    /// Readers may still be looking at the overflow records of headers.
     fn drop(&mut self) {
         for id in (1..self.nodes.end()).map(NodeId) {
             if !self.nodes.is_used(id) {
@@ -371,7 +367,7 @@ impl Drop for Tree {
 }
 
 impl Tree {
-    /// Makes a word known by its name, also where other words have it.
+    /// Adds a name for a word, even if other words have the same name.
     pub(super) fn put_name(&mut self, name: u64, word: u32) {
         let Self { name_map, arena, .. } = self;
         let spot = name_map.spot(name);
@@ -411,7 +407,7 @@ impl Tree {
         }
     }
 
-    /// Gives back the granules of names from block `from` on; only the writer looks at names.
+    /// Frees the granules of names from block `from` on. At once, as only the writer reads names.
     pub(super) fn free_names(&mut self, names: &Extent, from: u16) {
         let (base, words) = names.granules_from(from);
         if words > 0 {
@@ -419,8 +415,8 @@ impl Tree {
         }
     }
 
-    /// Marks whose the granules are in which an extent of names lies, up to word `end`; the granule in which
-    /// that is, if it is not at a granule's end, is marked as the one's whose names come next.
+    /// Sets the owner of the granules of an extent of names, up to word `end`. A granule in which `end` lies belongs to
+    /// the node whose names come next.
     pub(super) fn own(&mut self, names: &Extent, end: u32, id: NodeId) {
         let base = names.base / GRANULE_WORDS * GRANULE_WORDS;
         let end = end / GRANULE_WORDS * GRANULE_WORDS;
@@ -429,16 +425,16 @@ impl Tree {
         }
     }
 
-    /// As [`own`](Self::own), for an extent after which no other's names come.
+    /// As [`own`](Self::own), for an extent after which no other node's names come.
     pub(super) fn own_all(&mut self, names: &Extent, id: NodeId) {
         let end = (names.base + u32::from(names.room)).next_multiple_of(GRANULE_WORDS);
         self.own(names, end, id);
     }
 
-    /// Gives back an extent of names that a node no longer needs.
+    /// Frees an extent of names that a node no longer needs.
     ///
-    /// The granule in which it begins is the node's above if that has names in it too; the one in which it
-    /// ends becomes the node's below if that has.
+    /// The granule in which it begins stays with the node above if that has names in it too. The granule in which it
+    /// ends goes to the node below if that has names in it.
     pub(super) fn release_names(&mut self, id: NodeId, names: Extent) {
         let end = names.base + u32::from(names.room);
         let below = self.names_behind(id, end);
@@ -458,7 +454,7 @@ impl Tree {
         self.free_names(&names.without_tail(below.is_some()), 0);
     }
 
-    /// The names that follow in the granule in which an extent ends. It is marked as the last one's.
+    /// The names that follow in the granule in which an extent ends. The granule's owner is the last such node.
     fn names_behind(&self, id: NodeId, end: u32) -> Option<(NodeId, usize)> {
         let granule_end = end.next_multiple_of(GRANULE_WORDS);
         let mut below = NodeId(if end == granule_end { 0 } else { self.arena.owner(end) });
@@ -473,7 +469,7 @@ impl Tree {
         first
     }
 
-    /// The granule in which an extent begins goes back to the nearest node above that has names there.
+    /// Gives the granule in which an extent begins back to the nearest node above that has names in it.
     fn hand_head(&mut self, id: NodeId, names: &Extent) {
         let granule = names.base / GRANULE_WORDS * GRANULE_WORDS;
         let mut above = self.nodes[id].parent;

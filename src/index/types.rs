@@ -1,43 +1,42 @@
-//! The values that callers of the index pass and get, and block hashes as the words they are.
+//! The values that callers of the index pass and get, and views of block hashes as words.
 
-#![expect(unsafe_code, reason = "newtypes over u64 are looked at as u64")]
+#![expect(unsafe_code, reason = "newtypes over u64 are viewed as u64")]
 
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use crate::limits;
 
-/// What bounds one shard.
+/// The bounds of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardLimits {
     /// Blocks bound for one worker over all tiers.
     pub worker_blocks_max: u64,
-    /// Memory that the blocks of one worker may take, bytes, as if no other worker held any of them.
+    /// Memory that the blocks of one worker may take, in bytes, counted as if no other worker held any of them.
     pub worker_bytes_max: u64,
-    /// Blocks of one worker that wait for a parent; also the removed blocks of one worker that are
-    /// remembered because others hang under them: while there are more, it can store nothing that is not bound.
+    /// Dormant blocks of one worker; also its removed inner blocks. A worker with more of the latter can store only
+    /// blocks that are already bound.
     pub dormant_blocks_max: usize,
     /// Engine hashes of one worker that may name the same content after the same parent, 1 to 64.
     pub aliases_max: usize,
     /// Workers of the shard.
     pub workers_max: usize,
-    /// Blocks that one event, or one slice of a sweep, may move out of their places or to places that they waited for.
-    /// What waits beyond it follows in slices of the sweep; a worker of which more would have to lose its place is
-    /// emptied.
+    /// Blocks that one event, or one slice of a sweep, may place or displace. Dormant blocks beyond it are placed by
+    /// later slices of the sweep. A worker of which more blocks would have to be displaced is emptied.
     pub event_moves_max: usize,
-    /// Blocks of one store that is taken block by block; a larger one is refused.
+    /// Blocks of one store on the slow path. A larger store is refused.
     pub slow_path_blocks_max: usize,
-    /// HolderBits that are retired but not yet swept. Beyond it each clear sweeps a slice before it returns.
+    /// Holder bits that are retired but not yet swept. Beyond this, each clear sweeps a slice before it returns.
     pub retired_holders_max: usize,
     /// Blocks of one node, 1 to `NODE_BLOCKS_MAX`.
     pub node_blocks_max: usize,
-    /// Memory of the shard, bytes. A store of blocks that are not bound is refused if the shard might grow
-    /// beyond; `u64::MAX` for no bound.
+    /// Memory of the shard, in bytes. A store of unbound blocks is refused if the shard might grow beyond; `u64::MAX`
+    /// means no bound.
     pub memory_bytes_max: u64,
-    /// Garbage that may wait for readers, bytes, before the shard is choked.
+    /// Garbage that may wait for readers, in bytes, before the shard is choked.
     pub garbage_bytes_max: u64,
-    /// Whether a store at the root of what is held already is counted as one more copy. `false` where it may be the same
-    /// said again, which nothing would ever remove: it is then [ambiguous](StoreOutcome::ambiguous).
+    /// Whether a store at the root of blocks that are already held counts as one more copy. With `false` the store is
+    /// [ambiguous](StoreOutcome::ambiguous): it may be a repetition, which no remove would ever match.
     pub counts_copies: bool,
-    /// Mixed into the hash tables, so that who knows the hash functions cannot choose what collides.
+    /// Keys the hash tables, so that a client that knows the hash functions cannot choose colliding keys.
     pub secret: u64,
 }
 
@@ -61,48 +60,47 @@ impl Default for ShardLimits {
     }
 }
 
-/// Blocks that a worker says it holds, as a chain.
+/// A chain of blocks that a worker says it holds.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreBlocks<'a> {
     /// The block before the first; `None` at the root.
     pub parent: Option<EngineHash>,
-    /// What the engine calls the blocks, nearest the root first; each is the parent of the next.
+    /// Engine hashes of the blocks, nearest the root first; each block is the parent of the next.
     pub hashes: &'a [EngineHash],
-    /// What is in them, one for each of `hashes`.
+    /// Local hashes of the blocks, one for each of `hashes`.
     pub locals: &'a [LocalHash],
-    /// Where they are.
+    /// The tier that holds the blocks.
     pub tier: Tier,
-    /// Which KV group holds them.
+    /// The KV group that holds the blocks.
     pub group: GroupId,
     /// The seed of the chain.
     pub seed: Seed,
 }
 
-/// To what a worker's engine hash is bound.
+/// The meaning of a worker's bound engine hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// The block before; `None` at the root.
     pub parent: Option<EngineHash>,
-    /// What is in the block.
+    /// The local hash of the block.
     pub local: LocalHash,
     /// The seed of its chain.
     pub seed: Seed,
 }
 
-/// What became of a store.
+/// The outcome of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreOutcome {
     /// References counted: all blocks of the store, or 0.
     pub stored: u32,
-    /// Blocks of the store of which this tier and group had a reference already.
+    /// Blocks of the store to which this tier and group already had a reference.
     pub already: u32,
-    /// Blocks of the store that wait for a chain to the root.
+    /// Blocks of the store that are dormant.
     pub dormant: u32,
-    /// Nothing was counted: at the root, all of it held by this tier and group since before the batch
-    /// began, in a shard that does not count copies. Whether these blocks will be removed once more than they were, nobody can tell.
+    /// Nothing was counted: the store is at the root, this tier and group held all of it before the batch began, and
+    /// the shard does not count copies. It is unknown whether these blocks will be removed once or twice.
     pub ambiguous: bool,
-    /// Blocks that waited for this store have not all got their places yet: a sweep goes on with them, and until it is
-    /// through they count for nothing.
+    /// Some dormant blocks below this store have no places yet. A sweep places them; until then they count for nothing.
     pub deferred: bool,
     /// Why nothing was changed, if so.
     pub refused: Option<Refusal>,
@@ -117,43 +115,43 @@ impl StoreOutcome {
 /// Why answers about a worker are too low from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortfall {
-    /// Blocks wait for their places until a sweep is [through with them](ShardWriter::is_deferring).
+    /// Dormant blocks wait for their places until a sweep [has placed them](ShardWriter::is_deferring).
     Deferred,
-    /// The worker is emptied, because more of its blocks would have to move than may.
+    /// The worker is emptied, because more of its blocks would have to move than `event_moves_max`.
     Emptied,
 }
 
-/// Why a store was refused, whole. Where several reasons apply the first of this list is given.
+/// Why a whole store was refused. If several reasons apply, the first of this list is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// The slot is nobody's.
+    /// The slot has no worker.
     UnknownWorker,
-    /// Not one local hash for each engine hash.
+    /// The numbers of local hashes and engine hashes differ.
     LengthMismatch,
-    /// Overflow blocks than `slow_path_blocks_max` in a store that has to be taken block by block.
+    /// A store on the slow path has more blocks than `slow_path_blocks_max`.
     StoreBound,
     /// The parent is one of the blocks.
     SelfParent,
-    /// A bound hash would be bound to another parent, local hash or seed, or a hash occurs twice.
+    /// A bound hash would get another parent, local hash or seed, or a hash occurs twice.
     HashConflict,
-    /// Overflow groups in one tier than `GROUPS_MAX`.
+    /// The tier would have more groups than `GROUPS_MAX`.
     TooManyGroups,
-    /// Overflow bound blocks than `worker_blocks_max`.
+    /// The worker would have more bound blocks than `worker_blocks_max`.
     CapacityBound,
-    /// The shard has run out of numbers for positions.
+    /// The shard has no word numbers left for blocks.
     PositionBound,
-    /// Overflow than `aliases_max` hashes for one content after one parent.
+    /// One content after one parent would have more hashes than `aliases_max`.
     AliasBound,
-    /// Overflow blocks waiting for a parent than `dormant_blocks_max`, or more removed ones that others hang under.
+    /// The worker would have more dormant blocks than `dormant_blocks_max`, or has more removed inner blocks than that.
     DormantBound,
-    /// Overflow references to one block than can be counted.
+    /// The reference count of a block would overflow.
     ReferenceBound,
-    /// Overflow memory for the worker's blocks than `worker_bytes_max`.
+    /// The worker's blocks would take more memory than `worker_bytes_max`.
     BytesBound,
     /// The shard might grow beyond `memory_bytes_max`.
     MemoryBound,
-    /// Overflow blocks would have to move than `event_moves_max`, or more would wait than `dormant_blocks_max`. The worker
-    /// has been emptied.
+    /// More blocks would have to move than `event_moves_max`, or more would be dormant than `dormant_blocks_max`. The
+    /// worker has been emptied.
     WorkBound,
 }
 
@@ -198,16 +196,16 @@ impl Refusal {
     }
 }
 
-/// What became of a remove.
+/// The outcome of a remove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoveOutcome {
     /// References taken.
     pub removed: u32,
-    /// Hashes of which this tier and group had no reference; nothing happened for them.
+    /// Hashes to which this tier and group had no reference. They changed nothing.
     pub unknown: u32,
 }
 
-/// The figures of one worker.
+/// The counts of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerBlocks {
     /// Bound blocks.
@@ -216,44 +214,44 @@ pub struct WorkerBlocks {
     pub by_tier: [u64; 4],
     /// References of each tier over all its groups.
     pub references: [u64; 4],
-    /// Bound blocks that have waited for a chain to the root ever since they were bound or lost their
-    /// place. Blocks below a removed block keep their place (and count for nothing), so this is a lower
-    /// bound of the blocks that do not count.
+    /// Bound blocks whose chain to the root was unknown when they were bound, or that lost their place since. Blocks
+    /// below a removed block keep their place and count for nothing, so this is a lower bound of the blocks that do not
+    /// count.
     pub dormant: u64,
 }
 
-/// What a tier of a worker holds, in two numbers.
+/// The set of blocks that a tier of a worker holds, in two numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierDigest {
     /// Blocks held.
     pub blocks: u64,
-    /// A sum over their engine hashes, whatever the order; equal sets give equal digests.
+    /// A sum over their engine hashes, independent of order; equal sets have equal digests.
     pub digest: u64,
 }
 
-/// What a shard keeps in memory, bytes unless it says otherwise.
+/// The memory of a shard, in bytes unless a field says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardMemory {
     /// Local hashes and names.
     pub blocks_bytes: u64,
-    /// What of `blocks_bytes` is free for other blocks.
+    /// The part of `blocks_bytes` that is free for other blocks.
     pub blocks_free_bytes: u64,
-    /// From names to blocks.
+    /// The map from names to blocks.
     pub names_bytes: u64,
     /// Headers and the writer's records of nodes.
     pub nodes_bytes: u64,
-    /// What is kept for each worker: references beyond the first, blocks that wait, what is new in a batch.
+    /// Per worker: references beyond the first, dormant blocks, new references of the batch.
     pub workers_bytes: u64,
-    /// What of all this waits for readers before it can be used again, and tables that were replaced.
+    /// Replaced tables, and the part of the above that waits for readers before it can be used again.
     pub garbage_bytes: u64,
-    /// Nodes, a count.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Names, a count: one for each block of each column.
+    /// Number of names: one for each block of each column.
     pub names: u64,
 }
 
 impl ShardMemory {
-    /// All of it.
+    /// The sum of all parts.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.blocks_bytes + self.names_bytes + self.nodes_bytes + self.workers_bytes
@@ -262,23 +260,23 @@ impl ShardMemory {
 
 /// Local hashes as words.
 pub(super) const fn of_locals(locals: &[LocalHash]) -> &[u64] {
-    // SAFETY: `LocalHash` is a transparent newtype of `u64`, so a slice of it is one of as many `u64`.
+    // SAFETY: `LocalHash` is a transparent newtype of `u64`, so a slice of it is a slice of `u64` of the same length.
     unsafe { std::slice::from_raw_parts(locals.as_ptr().cast(), locals.len()) }
 }
 
 /// Engine hashes as words.
 pub(super) const fn of_names(names: &[EngineHash]) -> &[u64] {
-    // SAFETY: `EngineHash` is a transparent newtype of `u64`, so a slice of it is one of as many `u64`.
+    // SAFETY: `EngineHash` is a transparent newtype of `u64`, so a slice of it is a slice of `u64` of the same length.
     unsafe { std::slice::from_raw_parts(names.as_ptr().cast(), names.len()) }
 }
 
-/// Words as the engine hashes they are.
+/// Words as engine hashes.
 pub(super) const fn as_names(words: &[u64]) -> &[EngineHash] {
     // SAFETY: as in `of_names`, the other way round; every `u64` is an engine hash.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
 }
 
-/// Words as the local hashes they are.
+/// Words as local hashes.
 pub(super) const fn as_locals(words: &[u64]) -> &[LocalHash] {
     // SAFETY: as in `of_locals`, the other way round; every `u64` is a local hash.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }

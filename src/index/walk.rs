@@ -1,22 +1,26 @@
-//! One lookup in one shard: all lanes at once, an edge at a time.
+//! One lookup in one shard: all holder bits at once, an edge at a time.
 //!
-//! The quick walk is for shards of which no worker has more than a device lane, on ways where each content
-//! has one name for each worker. It keeps the lanes that hold everything so far as bits; where lanes leave,
-//! their depth is known. Everything else is in [`super::ways`].
+//! # The fast walk
 //!
-//! A lookup where chains of one content take several ways, or tiers follow each other.
+//! It serves shards in which no worker has more than a device holder bit, on paths where each content has one name for
+//! each worker. It keeps the holder bits that hold everything so far as a bit set; where one drops out, its depth is
+//! known.
 //!
-//! The ways that a query can take are a tree of nodes. Each node is walked once, a way to its end before the next way.
-//! What is known of the lanes goes along: which device lanes hold everything so far, and how far each worker with
-//! several tiers has come. The **trail** says what changed at which hop, so that the next way begins with what was
-//! known where it leaves. A way ends where nobody holds anything of it any more. So a lookup takes a number of steps
-//! in proportion to the nodes that it meets, however often the ways fork.
+//! # The branching walk
+//!
+//! It serves all other lookups: where one content has several names, or where workers have several tiers or windows.
+//!
+//! The paths that a query can take are a tree of nodes. Each node is walked once, one branch to its end before the next
+//! branch. The walk carries its state along: which device holder bits hold everything so far, and how far each worker
+//! with several tiers has come. The **trail** records the changes of each hop, so that the next branch begins with the
+//! state at its fork. A branch ends where no worker holds anything of it. So a lookup takes a number of steps in
+//! proportion to the nodes that it meets, however many branches there are.
 //!
 //! A worker with sliding windows can use its device run up to the last place where the windows have enough blocks. Its
-//! lower tiers count only where that place is the end of the run: no engine's rule says what a lower tier adds to a run
+//! lower tiers count only if that place is the end of the run: no engine's rule says what a lower tier adds to a run
 //! that the windows cut back.
 
-#![expect(unsafe_code, reason = "readers follow what a header that was read as a whole says")]
+#![expect(unsafe_code, reason = "readers follow addresses in headers that were read as a whole")]
 
 use super::arena::ArenaView;
 use super::header::{FORKED, Header, LEAF, Overflow, Partial};
@@ -28,13 +32,13 @@ use super::slow_path::ALIASES_CEILING;
 use super::table::{Found, Segments};
 use crate::ids::Tier;
 
-/// Blocks of a node from which on it is worth looking at the next one half way.
+/// Blocks from which on a node is long enough to prefetch the next one from its middle.
 const PEEK_BLOCKS_MIN: usize = 64;
-/// Lines of the next node's blocks that are asked for then.
+/// Lines of the next node's blocks that are prefetched then.
 const PEEK_LINES: u32 = 8;
 const BLOCKS_OF_LINE: u32 = 8;
 
-/// What a walk looks at; all of it stays where it is while the reader is inside.
+/// The shared memory that a walk reads. All of it stays mapped while the reader is inside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) table: Segments<'a>,
@@ -43,17 +47,15 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The local hashes of a node.
     pub(super) fn blocks(&self, header: &Header) -> &'a [u64] {
-        // SAFETY: the header was read as a whole, so these are the words of a node as it was at some moment
-        // since the reader entered. They are written before the header says so and neither changed nor used
-        // again before the reader has left.
+        // SAFETY: the header was read as a whole, so these are the words of a node at some moment since the reader
+        // entered. They are written before a header names them, and are neither changed nor reused before the reader
+        // has left.
         unsafe { self.arena.words(header.base, u32::from(header.len)) }
     }
 
-    /// As [`common_prefix`] of a node's blocks and what is left of the query. Where the node is long, the
-    /// header of the one that follows is looked at half way, so that its first blocks are on their way when they
-    /// are wanted.
+    /// As [`common_prefix`] of a node's blocks and the rest of the query. In the middle of a long node, it looks up the
+    /// header of the next one, so that the next one's first blocks are prefetched in time.
     #[inline]
     fn compare(&self, header: &Header, rest: &[u64]) -> usize {
         let blocks = self.blocks(header);
@@ -74,35 +76,35 @@ impl<'a> View<'a> {
         half + common_prefix(&blocks[half..], &rest[half..])
     }
 
-    /// The record beside a header, where there is one.
+    /// The overflow record of a header, if it has one.
     pub(super) fn overflow(&self, header: &Header) -> Option<&'a Overflow> {
         // SAFETY: as above: the address was a box's that is dropped only after a grace period.
         (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
     }
 }
 
-/// The working memory of a lookup, kept from one to the next.
+/// The working memory of a lookup, reused by the next.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Walk {
-    /// The lines of the way, and their versions.
+    /// The lines of the path, and their versions.
     steps: Vec<(u32, u32)>,
-    /// HolderBits that hold everything so far, where there are more than fit in a word.
+    /// Holder bits that hold everything so far, if there are more than fit in a word.
     active: Vec<u64>,
     pub(super) branching: BranchingWalk,
 }
 
-/// How a walk ended.
+/// The end of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Whole,
-    /// Something was being changed.
+    /// A node was being changed.
     Busy,
     /// One content has several names here.
     Forked,
 }
 
 impl Walk {
-    /// Fills `out` as the shard is; says whether nothing was being changed that was looked at.
+    /// Fills `out` with the shard's state; `false` if the walk met a node that was being changed.
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
         let holders = view.holders;
         if out.edition != holders.edition {
@@ -130,19 +132,19 @@ impl Walk {
         self.branching.run(view, locals, &mut self.steps, out)
     }
 
-    /// Lines looked for and lanes looked at by all walks on several ways so far.
+    /// Lines searched and holder bits visited by all branching walks so far.
     #[cfg(test)]
     pub(super) fn branching_steps(&self) -> usize {
         self.branching.steps
     }
 
-    /// How many headers the last walk met.
+    /// Headers that the last walk met.
     #[cfg(test)]
     pub(super) fn lines_met(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether all that was walked is as it was.
+    /// Whether no line of the walk has changed since.
     #[inline]
     pub(super) fn is_unchanged(&self, table: Segments<'_>) -> bool {
         self.steps.iter().all(|(line, version)| table.version(*line) == *version)
@@ -186,8 +188,8 @@ impl Walk {
         let active = &mut self.active;
         active.clear();
         active.extend_from_slice(&view.holders.device);
-        // From the first lane there is to the last: without any, nothing is walked, and no record is followed that
-        // went with its writer.
+        // From the first holder bit that exists to the last. Without any, nothing is walked, and no overflow record is
+        // followed that was freed with its writer.
         let mut words = 0..active.len();
         narrow(active, &mut words);
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
@@ -199,9 +201,10 @@ impl Walk {
             };
             let overflow = view.overflow(&header);
             let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
-            // HolderBits that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
+            // Holder bits that cover a part of the node end in it; those that cover all of it and are listed, not
+            // masked, go on.
             for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
-                // A lane that came after the lanes that this walk knows: the shard has been torn since.
+                // A holder bit that is newer than the table of this walk: there was a multi-write since.
                 let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
                 let bit = 1 << (holder % 64);
                 if *word & bit != 0 {
@@ -235,7 +238,7 @@ impl Walk {
     }
 }
 
-/// The edge below `parent` on which the rest of the query goes on, and how many of its blocks the query has.
+/// The edge below `parent` that continues the query, and how many of its blocks the query has.
 #[inline(always)]
 fn hop(
     steps: &mut Vec<(u32, u32)>,
@@ -259,7 +262,7 @@ fn hop(
     Ok(Some((header, run)))
 }
 
-/// Leaves out words without a lane at either end.
+/// Drops empty words at either end.
 #[inline]
 fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
     while words.end > words.start && active[words.end - 1] == 0 {
@@ -270,7 +273,7 @@ fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
     }
 }
 
-/// The lanes of one word that hold all of a node, where its header says it all.
+/// The holder bits of one word that cover all of a node without an overflow record.
 pub(super) fn named(header: &Header, word: usize) -> u64 {
     let masked = if word == 0 { header.mask } else { 0 };
     let named = header
@@ -280,7 +283,7 @@ pub(super) fn named(header: &Header, word: usize) -> u64 {
     named.fold(masked, |holders, partial| holders | 1 << (partial.holder % 64))
 }
 
-/// A variant of a block at which a way leaves one that was walked.
+/// A variant of a block at which a branch leaves a walked one.
 #[derive(Clone, Copy, Debug)]
 struct Branch {
     parent: u32,
@@ -289,7 +292,7 @@ struct Branch {
     /// Nodes before it.
     hops: u32,
     variant: u8,
-    /// Variants that exist from this one on.
+    /// Number of variants from this one on.
     left: u8,
 }
 
@@ -298,50 +301,50 @@ struct Branch {
 struct Reach {
     /// The tier whose run goes on, by [`Tier::index`]; [`TIERS`] after the last.
     tier: usize,
-    /// Where that run begins, blocks from the root.
+    /// Where that run begins, in blocks from the root.
     start: u32,
     /// Blocks of each tier before it.
     found: [u32; TIERS],
-    /// The last run of blocks that its windows have, where it has windows.
+    /// The last run of blocks of its windows, if it has windows.
     windows: (u32, u32),
-    /// Blocks from the root that it can use by its windows.
+    /// Blocks from the root that its windows let it use.
     usable: u32,
 }
 
 const TIERS: usize = Tier::ALL.len();
-/// Nothing of the query yet.
+/// Before the first block of the query.
 const START: Reach = Reach { tier: 0, start: 0, found: [0; TIERS], windows: (0, 0), usable: 0 };
 
-/// What a hop changed.
+/// A change of a hop.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// A device lane no longer holds everything so far.
+    /// A device holder bit no longer holds everything so far.
     Left(HolderBit),
-    /// A worker with several tiers had come this far before.
+    /// The state of a worker with several tiers before the hop.
     Moved(u32, Reach),
 }
 
-/// The working memory of such a lookup.
+/// The working memory of a branching walk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BranchingWalk {
     branches: Vec<Branch>,
-    /// Of how many blocks of the query a worker with windows is measured at most; `None` = of all.
+    /// The number of blocks of the query up to which a worker with windows is measured; `None` = all.
     pub(super) windowed_blocks_max: Option<u32>,
-    /// Device lanes that hold everything so far, 64 to a word; workers with several tiers apart.
+    /// Device holder bits that hold everything so far, 64 to a word, without those of workers with several tiers.
     active: Vec<u64>,
-    /// By place in [`HolderTable::tiered`].
+    /// By position in [`HolderTable::tiered`].
     reach: Vec<Reach>,
-    /// Which of them still have a run that goes on.
+    /// Those of them with a run that goes on.
     going: Vec<u32>,
-    /// With the number of the hop.
+    /// Changes, with the number of the hop.
     trail: Vec<(u32, Change)>,
-    /// Lines looked for, and lanes looked at.
+    /// Lines searched, and holder bits visited.
     #[cfg(test)]
     pub(super) steps: usize,
 }
 
 impl BranchingWalk {
-    /// Walks every way; says whether nothing was being changed.
+    /// Walks every branch; `false` if it met a node that was being changed.
     pub(super) fn run(
         &mut self,
         view: &View<'_>,
@@ -377,7 +380,7 @@ impl BranchingWalk {
         }
     }
 
-    /// Everything is known again as it was before a hop.
+    /// Restores the state before a hop.
     fn undo(&mut self, hops: u32) {
         while let Some((_, change)) = self.trail.pop_if(|(hop, _)| *hop >= hops) {
             match change {
@@ -392,7 +395,7 @@ impl BranchingWalk {
         }
     }
 
-    /// Walks a way from a turn to its end.
+    /// Walks a branch to its end.
     fn follow(
         &mut self,
         view: &View<'_>,
@@ -435,14 +438,14 @@ impl BranchingWalk {
         true
     }
 
-    /// The variant after this one is a way of its own.
+    /// Adds a branch for the variant after this one.
     fn push_next_variant(&mut self, branch: Branch, left: u8) {
         if usize::from(branch.variant) < ALIASES_CEILING {
             self.branches.push(Branch { variant: branch.variant + 1, left, ..branch });
         }
     }
 
-    /// Takes everybody along a node of which the query has the first `run` blocks; whether anybody goes on.
+    /// Moves all workers along a node of which the query has the first `run` blocks; returns whether any goes on.
     fn hop(
         &mut self,
         view: &View<'_>,
@@ -458,7 +461,7 @@ impl BranchingWalk {
         let overflow = view.overflow(header);
         let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
         for partial in partials.iter().filter(|partial| partial.cut < header.len) {
-            // A lane that came after the lanes that this walk knows: the shard has been torn since.
+            // A holder bit that is newer than the table of this walk: there was a multi-write since.
             let Some(word) = self.active.get_mut(usize::from(partial.holder / 64)) else { continue };
             let bit = 1 << (partial.holder % 64);
             if *word & bit != 0 {
@@ -501,7 +504,7 @@ impl BranchingWalk {
         stays || !self.going.is_empty()
     }
 
-    /// A way ends: whoever has held everything so far holds this much.
+    /// Ends a branch: workers that have held everything so far hold `depth` blocks.
     fn arrive(&self, holders: &HolderTable, depth: u32, out: &mut ShardDepths) {
         for (at, mut word) in self.active.iter().copied().enumerate() {
             while word != 0 {
@@ -521,7 +524,7 @@ impl BranchingWalk {
 }
 
 impl Reach {
-    /// After a node of which the query has the first `run` blocks.
+    /// The state after a node of which the query has the first `run` blocks.
     fn along(
         mut self,
         (header, overflow): (&Header, Option<&Overflow>),
@@ -560,8 +563,8 @@ impl Reach {
         self
     }
 
-    /// Adds the blocks of a node that the windows have, up to a depth. A prefix can be used if, at its end, the windows have
-    /// `window_blocks` blocks without a gap, or every block from the root.
+    /// Adds the blocks of a node that the windows have, up to a depth. A prefix is usable if, at its end, the windows
+    /// have `window_blocks` blocks without a gap, or every block from the root.
     fn see_windows(
         &mut self,
         header: &Header,
@@ -583,14 +586,14 @@ impl Reach {
     }
 }
 
-/// Keeps the best that is known of a device lane.
+/// Keeps the best depth of a device holder bit.
 fn best(out: &mut ShardDepths, holder: HolderBit, depth: u32) {
     if let Some(best) = out.device.get_mut(usize::from(holder.0)) {
         *best = depth.max(*best);
     }
 }
 
-/// Keeps the best that is known of a worker with several tiers.
+/// Keeps the best depths of a worker with several tiers.
 fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIERS]) {
     let slot = usize::from(worker.slot);
     let device = usize::from(worker.holders[Layer::Device.index()].0);
@@ -603,7 +606,7 @@ fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIER
     }
 }
 
-/// The end of the run of blocks from `from` on that a lane covers in a node.
+/// The end of the run of blocks from `from` on that a holder bit covers in a node.
 fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, layer: Layer, from: u16) -> u16 {
     if holder.0 < 64 && header.mask >> holder.0 & 1 == 1 {
         return header.len;
@@ -618,7 +621,7 @@ fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, l
     if overflow.full.get(usize::from(holder.0 / 64)).is_some_and(|word| word >> (holder.0 % 64) & 1 == 1) {
         return header.len;
     }
-    // Both lists are in the order of their lanes.
+    // Both lists are in the order of their holder bits.
     if layer != Layer::Device
         && let Some(sparse) = sparse_of(overflow, holder)
     {
@@ -628,13 +631,13 @@ fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, l
     partial.map_or(from, |at| overflow.partials[at].cut.max(from))
 }
 
-/// The blocks of a node that a lane has with gaps between them. The list is in the order of the lanes.
+/// The sparse coverage of a holder bit. The list is in the order of the holder bits.
 fn sparse_of(overflow: &Overflow, holder: HolderBit) -> Option<&Bits> {
     let at = overflow.sparse.binary_search_by_key(&holder, |(of, _)| *of).ok()?;
     Some(&overflow.sparse[at].1)
 }
 
-/// The blocks of a node that a worker's windows have.
+/// The runs of blocks of a node that a worker's windows have.
 fn window_runs(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> impl Iterator<Item = Run> {
     let sparse = overflow.and_then(|overflow| sparse_of(overflow, holder));
     let first = sparse.is_none().then(|| Run::new(0, covered_to(header, overflow, holder, Layer::Windows, 0)));

@@ -1,10 +1,5 @@
-//! What the writer knows of one worker beside the tree.
-//!
-//! Blocks of one worker that have no place in the tree: their chain to the root is not known.
-//!
-//! References of one worker beyond the first that a lane has to a block.
-//!
-//! Which blocks a group has come to refer to in the batch under way.
+//! What the writer knows of one worker beside the tree: counts, bounds, dormant blocks, references beyond the first,
+//! and the references that are new in the current batch.
 
 use super::holders::{HolderBit, Layer};
 use super::node::{Bits, Node, NodeId, Place, Run};
@@ -15,7 +10,7 @@ use crate::limits::{INDEX_BLOCK_BYTES, INDEX_NODE_BYTES};
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-/// The references of one group in one tier.
+/// The references of one group in one layer.
 #[derive(Clone, Debug)]
 pub(super) struct GroupHolder {
     pub(super) group: GroupId,
@@ -24,12 +19,12 @@ pub(super) struct GroupHolder {
     pub(super) new_references: NewReferences,
 }
 
-/// One tier of a worker.
+/// One layer of a worker.
 #[derive(Clone, Debug)]
 pub(super) struct LayerState {
     /// Groups seen in a store since the tier was last cleared.
     pub(super) groups: SmallVec<[GroupHolder; 1]>,
-    /// What readers see: the lane of the only group, or one of what all groups refer to.
+    /// What readers see: the holder bit of the only group, or one for the blocks to which all groups refer.
     pub(super) shown: HolderBit,
     pub(super) held: u64,
     pub(super) references: u64,
@@ -51,51 +46,51 @@ pub(super) struct Worker {
     pub(super) bytes_max: u64,
     pub(super) batch: u64,
     pub(super) tiers: [LayerState; Layer::COUNT],
-    /// Every lane by which nodes may know the worker: of groups, shown, or retired in this life.
+    /// Every holder bit of which nodes may have entries: of groups, shown, or retired in this life.
     pub(super) all_holders: SmallVec<[HolderBit; 4]>,
-    /// Bound blocks by the set of tiers that refer to them.
+    /// Bound blocks by the set of layers that refer to them.
     pub(super) blocks_by_layers: [u64; Layer::SETS],
     pub(super) dormant: DormantBlocks,
-    /// The last block stored the quick way and where it went: what the next store mostly hangs on.
+    /// The last block stored by the fast path, and its place: the parent of most next stores.
     pub(super) last: (EngineHash, Place),
     /// References beyond the first.
     pub(super) extras: Extras,
-    /// The most that a count of `extras` has ever been.
+    /// The highest count that `extras` has ever had.
     pub(super) extras_most: u32,
-    /// Names that its removes have left in the tree, as far as its own events tell: beneath them hang others.
+    /// Upper estimate of the names of removed inner blocks in the tree, from the worker's own events.
     pub(super) removed_inner_blocks: u64,
-    /// What the tree's totals have of it: bytes, blocks with a place.
+    /// The worker's part of the tree's totals: bytes, blocks with a place.
     accounted: (u64, u64),
-    /// Names that have a place and may have others waiting for them, which a sweep gives places.
+    /// Names that have a place and may have dormant children, to which a sweep gives places.
     pub(super) placement_queue: Vec<EngineHash>,
-    /// What the event under way may still move.
+    /// How many blocks the current event may still move.
     pub(super) allowance: Allowance,
-    /// It has given one content two names at one place, or has been at such a place: its events may touch
+    /// The worker has given one content two names at one place, or has been at such a place: its events may touch
     /// several chains that one query walks.
     pub(super) forked: bool,
     /// How many of the last blocks of a prompt its window groups must have.
     pub(super) window_blocks: u32,
-    /// A sweep has emptied the worker, and nobody has asked for that yet.
+    /// A sweep has emptied the worker, and the caller has not asked for that yet.
     pub(super) emptied_by_sweep: bool,
 }
 
-/// What one event, or one slice of a sweep, may move of a worker's blocks: out of their places, or to places.
+/// How many of a worker's blocks one event, or one slice of a sweep, may place or displace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Allowance {
-    /// Blocks that may get a place which they waited for.
+    /// Dormant blocks that may get a place.
     pub(super) placements: usize,
     /// Blocks that may lose their places.
     pub(super) displacements: usize,
-    /// Blocks of the worker that may wait.
+    /// Dormant blocks that the worker may have.
     pub(super) dormant_max: usize,
-    /// What is not allowed was necessary: the worker must be emptied.
+    /// More was necessary than is allowed: the worker must be emptied.
     pub(super) exhausted: bool,
 }
 
-/// Beyond so many children a worker that was at their parent is taken to be at one of them.
+/// A worker at a node with more children than this is assumed to be at one of them.
 const SEED_CHILDREN_MAX: usize = 1024;
 
-/// What a block adds to a digest: its engine hash, mixed so that sums tell sets apart.
+/// A block's part of a digest: its engine hash, mixed so that sums tell sets apart.
 pub(super) const fn mixed(name: u64) -> u64 {
     let name = (name ^ name >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     name ^ name >> 29
@@ -130,7 +125,7 @@ impl Worker {
         }
     }
 
-    /// In which layer a group of a tier counts: sliding windows count apart from what a tier holds.
+    /// The layer in which a group of a tier counts: sliding windows count apart from the tier.
     pub(super) fn layer(&self, tier: Tier, group: GroupId) -> Layer {
         let windows = &self.tiers[Layer::Windows.index()].groups;
         let is_window = tier == Tier::Device && windows.iter().any(|window| window.group == group);
@@ -141,7 +136,7 @@ impl Worker {
         self.tiers[tier.index()].groups.iter().find(|holder| holder.group == group)
     }
 
-    /// The tier's only group, if it has no other.
+    /// The holder bit of the layer's only group, if it has no other.
     pub(super) fn sole_holder(&self, tier: Layer, group: GroupId) -> Option<HolderBit> {
         match &self.tiers[tier.index()].groups[..] {
             [only] if only.group == group => Some(only.holder),
@@ -149,14 +144,14 @@ impl Worker {
         }
     }
 
-    /// The lanes of references, with their tiers.
+    /// The holder bits that count references, with their layers.
     pub(super) fn references(&self) -> impl Iterator<Item = (Layer, HolderBit)> + '_ {
         Layer::ALL
             .into_iter()
             .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.holder)))
     }
 
-    /// The column of a node that has the worker's names, if it is there.
+    /// The column of a node that has the worker's names, if there is one.
     pub(super) fn column_of(&self, node: &Node) -> Option<u16> {
         match (&node.entries[..], &self.all_holders[..]) {
             ([], _) | (_, []) => None,
@@ -165,7 +160,7 @@ impl Worker {
         }
     }
 
-    /// Whether a block is bound: some tier refers to it.
+    /// Whether a block is bound: some layer refers to it.
     pub(super) fn binds(&self, node: &Node, at: u16) -> bool {
         self.references().any(|(_, holder)| node.entry(holder).is_some_and(|entry| entry.covers(at)))
     }
@@ -183,7 +178,7 @@ impl Worker {
         found.or_else(|| self.find(tree, name).map(|(place, _)| place))
     }
 
-    /// Where the block is that a name is bound to, if it has a place.
+    /// The place of a bound block, if it has one, and its word.
     pub(super) fn find(&self, tree: &Tree, name: EngineHash) -> Option<(Place, u32)> {
         let mut found = None;
         let word = tree.name_map.find(tree.name_map.spot(name.0), |word| {
@@ -199,7 +194,7 @@ impl Worker {
         found.map(|place| (place, word))
     }
 
-    /// What the worker calls the block before one; `None` for the first of a chain.
+    /// The worker's name of the block before a place; `None` for the first of a chain.
     pub(super) fn name_before(&self, tree: &Tree, place: Place) -> Option<EngineHash> {
         let (id, at) = match place.at.checked_sub(1) {
             Some(at) => (place.node, at),
@@ -216,7 +211,7 @@ impl Worker {
         Some(tree.name(column.names.base + u32::from(at)))
     }
 
-    /// The blocks of a node to which each tier refers, by a lane other than `without`.
+    /// The blocks of a node to which each layer refers, by a holder bit other than `without`.
     fn tier_bits(&self, node: &Node, without: HolderBit) -> [Bits; Layer::COUNT] {
         let mut bits = std::array::from_fn(|_| Bits::EMPTY);
         for (tier, holder) in self.references() {
@@ -228,12 +223,12 @@ impl Worker {
         bits
     }
 
-    /// Whether only one lane of the worker exists, so that nothing else can refer to a block.
+    /// Whether the worker has only one holder bit, so that no other can refer to a block.
     pub(super) fn is_plain(&self) -> bool {
         self.references().nth(1).is_none()
     }
 
-    /// Counts blocks to which a lane refers from now on or, `gone`, no longer does.
+    /// Counts blocks to which a holder bit refers from now on, or no longer refers (`gone`).
     pub(super) fn count(&mut self, node: &Node, tier: Layer, holder: HolderBit, runs: &[Run], gone: bool) {
         let bit = 1_usize << tier.index();
         let move_blocks = |blocks_by_layers: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
@@ -260,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// Forgets what a tier refers to; returns the lanes that count for nothing from now on.
+    /// Forgets the references of a layer; returns the holder bits that no longer count.
     pub(super) fn clear_tier(&mut self, tier: Layer) -> Vec<HolderBit> {
         let cleared = std::mem::take(&mut self.tiers[tier.index()]);
         let mut holders: Vec<HolderBit> = cleared.groups.iter().map(|group| group.holder).collect();
@@ -301,7 +296,7 @@ impl Worker {
         })
     }
 
-    /// Whether the worker has bound blocks behind a place in its node, or may have below.
+    /// Whether the worker has bound blocks behind a place in its node, or may have some below.
     fn holds_behind(&self, tree: &Tree, place: Place) -> bool {
         let node = &tree.nodes[place.node];
         let beyond = |holder: HolderBit| node.entry(holder).is_some_and(|entry| entry.end() > place.at + 1);
@@ -313,16 +308,15 @@ impl Worker {
         children.by_ref().take(SEED_CHILDREN_MAX).any(below) || children.next().is_some()
     }
 
-    /// Bound blocks.
     pub(super) fn bound(&self) -> u64 {
         self.blocks_by_layers.iter().sum()
     }
 
-    /// What the worker's blocks may take of the index with so many more, if none of them are others' too: what each
-    /// block takes, and what each node at which the worker is takes beside.
+    /// An upper bound of what the worker's blocks take of the index after `more` are stored, if no other worker shares
+    /// them: bytes for each block, and bytes for each node with an entry of the worker.
     pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
         let nodes = self.references().map(|(_, holder)| u64::from(tree.holders.record(holder).nodes)).sum::<u64>();
-        // The last of them may be nodes of their own, each.
+        // The new blocks may begin that many nodes.
         let (blocks, nodes) =
             (self.bound() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
         blocks * INDEX_BLOCK_BYTES + nodes * INDEX_NODE_BYTES + self.bytes()
@@ -342,19 +336,19 @@ impl Worker {
         TierDigest { blocks: tier.held, digest: tier.digest }
     }
 
-    /// Remembers what a group refers to since this batch only.
+    /// Notes blocks to which a group refers since this batch only.
     pub(super) fn note_new_references(&mut self, tier: Layer, group: usize, names: &[EngineHash]) {
         self.tiers[tier.index()].groups[group].new_references.note(self.batch, names);
     }
 
-    /// A new batch begins: what was fresh is not any more.
+    /// Begins a batch: the new references of the one before are no longer new.
     pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
         let groups = self.tiers.iter_mut().flat_map(|tier| &mut tier.groups);
         groups.for_each(|group| group.new_references.begin(self.batch));
     }
 
-    /// One reference more to a block that the lane refers to.
+    /// Adds a reference to a block to which the holder bit already refers.
     pub(super) fn refer_again(&mut self, name: EngineHash, holder: HolderBit) {
         let extra = self.extras.get(name, holder) + 1;
         self.extras.set(name, holder, extra);
@@ -369,8 +363,9 @@ impl Worker {
         tree.placed = tree.placed + now.1 - placed;
     }
 
-    /// As [`account`](Self::account), after an event of the worker's before which there were so many names. Names
-    /// that came beyond the blocks that did, or stayed beyond those that stayed, are left behind.
+    /// As [`account`](Self::account), after an event of the worker. `names_before` is the number of names before the
+    /// event. Names added beyond the blocks that were placed, or kept beyond the blocks that stayed, belong to removed
+    /// inner blocks.
     pub(super) fn account_for(&mut self, tree: &mut Tree, names_before: usize) {
         let placed_before = self.accounted.1;
         self.account(tree);
@@ -379,24 +374,24 @@ impl Worker {
             (self.removed_inner_blocks + names + placed_before).saturating_sub(names_before as u64 + placed);
     }
 
-    /// What is left behind counts only as far as the shard has names that nobody holds; whether that is not too
-    /// many. Others may have taken over what was left, or have given it up, or a sweep has.
+    /// Caps the estimate of removed inner blocks at the names of the shard that no worker holds; returns whether it is
+    /// within the limit. Other workers may have taken over such names or given them up, or a sweep has removed them.
     pub(super) fn recount_removed_inner_blocks(&mut self, tree: &Tree, limits: &ShardLimits) -> bool {
         self.removed_inner_blocks =
             self.removed_inner_blocks.min((tree.name_map.len() as u64).saturating_sub(tree.placed));
         self.removed_inner_blocks <= limits.dormant_blocks_max as u64
     }
 
-    /// The worker is gone: the tree's totals go on without it.
+    /// Takes the worker, which is gone, out of the tree's totals.
     pub(super) fn unaccount(&mut self, tree: &mut Tree) {
         let (bytes, placed) = std::mem::take(&mut self.accounted);
         tree.workers_bytes -= bytes;
         tree.placed -= placed;
     }
 
-    /// What it may take more when so many blocks are stored.
+    /// How much [`bytes`](Self::bytes) may grow when `blocks` are stored.
     pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
-        // A list doubles, and the old one is there until the new one is.
+        // A list doubles, and the old one exists until the new one is filled.
         let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.new_references.bytes()).max();
         let lists = fresh.unwrap_or(0) + blocks * size_of::<EngineHash>();
         (2 * lists) as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
@@ -410,16 +405,16 @@ impl Worker {
     }
 }
 
-/// A block that waits.
+/// A bound block that has no place in the tree, because its chain to the root is unknown.
 #[derive(Clone, Debug)]
 pub(super) struct DormantBlock {
-    /// `None` never waits by itself, but may below a block that has lost its place.
+    /// `None` only for a block that lost its place below another one.
     pub(super) parent: Option<EngineHash>,
     pub(super) local: LocalHash,
     pub(super) seed: Seed,
-    /// HolderBits with a reference to it; never empty.
+    /// Holder bits with a reference to it; never empty.
     pub(super) holders: SmallVec<[HolderBit; 2]>,
-    /// Its neighbours among what waits for the same parent.
+    /// Its neighbours among the dormant blocks of the same parent.
     next: Option<EngineHash>,
     previous: Option<EngineHash>,
 }
@@ -435,13 +430,13 @@ impl DormantBlock {
     }
 }
 
-/// All of them, by their names and by what they wait for. Nothing here takes longer where many wait for one.
+/// All dormant blocks of a worker, by name and by parent. No operation takes longer if many have the same parent.
 #[derive(Debug, Default)]
 pub(super) struct DormantBlocks {
     blocks: HashMap<EngineHash, DormantBlock>,
-    /// The first of those that wait for a parent; each knows the next.
+    /// The first dormant child of each parent; each child knows the next.
     children: HashMap<EngineHash, EngineHash>,
-    /// How many of one content wait for a parent.
+    /// How many dormant children of one parent have the same content.
     alike: HashMap<(EngineHash, LocalHash), u32>,
 }
 
@@ -458,7 +453,7 @@ impl DormantBlocks {
         self.blocks.get(&name)
     }
 
-    /// The lanes that refer to a block that waits.
+    /// The holder bits that refer to a dormant block.
     pub(super) fn holders_mut(&mut self, name: EngineHash) -> Option<&mut SmallVec<[HolderBit; 2]>> {
         self.blocks.get_mut(&name).map(|block| &mut block.holders)
     }
@@ -467,13 +462,13 @@ impl DormantBlocks {
         self.blocks.iter().map(|(name, block)| (*name, block))
     }
 
-    /// What waits for `parent`.
+    /// The dormant children of `parent`.
     pub(super) fn children(&self, parent: EngineHash) -> impl Iterator<Item = EngineHash> + '_ {
         let first = self.children.get(&parent).copied();
         std::iter::successors(first, |name| self.blocks.get(name)?.next)
     }
 
-    /// How many blocks of one content wait for `parent`.
+    /// How many dormant children of `parent` have this content.
     pub(super) fn alike(&self, parent: EngineHash, local: LocalHash) -> usize {
         self.alike.get(&(parent, local)).map_or(0, |blocks| *blocks as usize)
     }
@@ -509,7 +504,7 @@ impl DormantBlocks {
         Some(block)
     }
 
-    /// Takes lanes off all blocks; those to which none is left go.
+    /// Removes holder bits from all blocks, and the blocks without any.
     pub(super) fn forget(&mut self, holders: &[HolderBit]) {
         let mut gone = Vec::new();
         for (name, block) in &mut self.blocks {
@@ -523,7 +518,7 @@ impl DormantBlocks {
         }
     }
 
-    /// Panics unless blocks and children say the same.
+    /// Panics unless blocks and children agree.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let below = self.blocks.values().filter(|block| block.parent.is_some()).count();
@@ -534,7 +529,7 @@ impl DormantBlocks {
         }
     }
 
-    /// What it may take more when so many more wait.
+    /// How much memory `more` blocks may need in addition.
     pub(super) fn growth_bytes(&self, more: usize) -> u64 {
         if self.blocks.len() + more <= self.blocks.capacity() {
             return 0;
@@ -552,7 +547,8 @@ impl DormantBlocks {
     }
 }
 
-/// The counts, apart for each lane: a clear drops those of its lanes at once, however many there are.
+/// References to blocks beyond the first, for each holder bit. A clear drops those of its holder bits at once, however
+/// many there are.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
     holders: SmallVec<[(HolderBit, HashMap<EngineHash, u32>); 1]>,
@@ -563,13 +559,12 @@ impl Extras {
         self.holders.iter().all(|(_, counts)| counts.is_empty())
     }
 
-    /// References beyond the first that a lane has to a block.
     pub(super) fn get(&self, name: EngineHash, holder: HolderBit) -> u32 {
         let counts = self.holders.iter().find(|(of, _)| *of == holder);
         counts.and_then(|(_, counts)| counts.get(&name)).copied().unwrap_or(0)
     }
 
-    /// Sets a count; returns what it was.
+    /// Sets a count; returns the one before.
     pub(super) fn set(&mut self, name: EngineHash, holder: HolderBit, count: u32) -> u32 {
         let at = match self.holders.iter().position(|(of, _)| *of == holder) {
             Some(at) => at,
@@ -584,7 +579,7 @@ impl Extras {
         before.unwrap_or(0)
     }
 
-    /// Drops all counts of these lanes.
+    /// Drops all counts of these holder bits.
     pub(super) fn forget(&mut self, holders: &[HolderBit]) {
         self.holders.retain(|(of, _)| !holders.contains(of));
     }
@@ -600,16 +595,16 @@ impl Extras {
     }
 }
 
-/// What the list keeps between batches.
+/// Capacity that the list keeps between batches.
 const NEW_REFERENCES_KEPT: usize = 512;
 
-/// Blocks whose references left 0 in one batch; may name some twice, or some that left again. As long as the
-/// batch at most: nothing of it outlives the next.
+/// Blocks whose references left 0 in one batch. Some may be listed twice, or have lost the reference again. At most as
+/// long as the batch: nothing of it outlives the next.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NewReferences {
     batch: u64,
     names: Vec<EngineHash>,
-    /// The first `indexed` of `names`. Made only when somebody asks, and never twice of the same.
+    /// The first `indexed` of `names`. Filled only on demand, and never twice with the same names.
     index: HashSet<EngineHash>,
     indexed: usize,
 }

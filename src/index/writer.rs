@@ -1,4 +1,4 @@
-//! The write half: what an ingest thread does to its shard.
+//! The write half: the calls by which an ingest thread changes its shard.
 
 use super::holders::{HolderBit, HolderState, Layer};
 use super::maintain::Pass;
@@ -18,7 +18,7 @@ use crate::limits::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
+/// The only writer of a shard. When a call returns, readers see all of its change.
 #[derive(Debug)]
 pub struct ShardWriter {
     limits: ShardLimits,
@@ -26,9 +26,9 @@ pub struct ShardWriter {
     workers: Vec<Slot>,
     lives: u64,
     pass: Option<Pass>,
-    /// Slots that the next pass will free.
+    /// Slots that the next sweep pass will free.
     leaving: Vec<WorkerSlot>,
-    /// Workers of which blocks wait for places that there are.
+    /// Workers with dormant blocks that could have places.
     deferring: Vec<WorkerSlot>,
     removal: Removal,
     /// Where readers find the tree.
@@ -39,7 +39,7 @@ pub struct ShardWriter {
 #[derive(Debug)]
 enum Slot {
     Free,
-    /// Its worker is gone; nodes may still know its lanes.
+    /// Its worker is removed; nodes may still have entries of its holder bits.
     Leaving,
     Used(Box<Worker>),
 }
@@ -62,12 +62,12 @@ impl ShardWriter {
         }
     }
 
-    /// Begins with an empty index in place of this one, whatever state a panic left that in. Workers keep their slots and
-    /// bounds and hold nothing; readers see the empty index from their next try on. Slots whose worker was being swept
-    /// out are free.
+    /// Replaces the index by an empty one, whatever state a panic left it in. Workers keep their slots and bounds and
+    /// hold nothing; readers see the empty index from their next try on. Slots whose worker was being swept out become
+    /// free.
     ///
-    /// Of the old index only what no event changes in steps is looked at: bounds, slots, and the epoch. Answers whether
-    /// all of its memory could be let go of.
+    /// Reads only those parts of the old index that no event changes in several steps: bounds, slots, and the epoch.
+    /// Returns whether all of the old memory could be freed.
     pub fn reset_after_panic(&mut self) -> bool {
         let ShardLimits { node_blocks_max, secret, .. } = self.limits;
         let mut tree = Tree::new(&self.reclaimer, node_blocks_max, secret, self.tree.head.epoch() + 1);
@@ -85,7 +85,7 @@ impl ShardWriter {
             });
         }
         tree.workers = workers.len();
-        // Readers first: what the old tree lets go of may still be named by its headers.
+        // Readers first: headers of the old tree may still name memory that dropping it frees.
         let shared = self.shared.replace(tree.shared_index(&self.reclaimer));
         tree.garbage.push(Waste::SharedIndex(shared), size_of::<SharedIndex>() as u64);
         let old = (
@@ -94,14 +94,14 @@ impl ShardWriter {
             std::mem::replace(&mut self.removal, Removal::EMPTY),
         );
         (self.pass, self.leaving, self.deferring) = (None, Vec::new(), Vec::new());
-        // What cannot be let go of, because the panic left it inconsistent, is leaked.
+        // Memory that cannot be freed, because the panic left it inconsistent, is leaked.
         let is_freed = catch_unwind(AssertUnwindSafe(|| drop(old))).is_ok();
         self.tree.reclaim(true);
         is_freed
     }
 
-    /// A slot for one more worker, the lowest that is free; `None` when the shard is full. The slot of a
-    /// removed worker is free again once its blocks have been swept.
+    /// Adds a worker and returns its slot, the lowest free one; `None` when the shard is full. The slot of a removed
+    /// worker becomes free once its blocks have been swept.
     pub fn add_worker(&mut self) -> Option<WorkerSlot> {
         let at = match self.workers.iter().position(|slot| matches!(slot, Slot::Free)) {
             Some(at) => at,
@@ -121,14 +121,14 @@ impl ShardWriter {
         Some(slot)
     }
 
-    /// Whether a store at the root of what is held already counts as one more copy.
+    /// Whether a store at the root of blocks that are already held counts as one more copy.
     #[must_use]
     pub const fn counts_copies(&self) -> bool {
         self.limits.counts_copies
     }
 
-    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`; more blocks than usual may take
-    /// more bytes than usual, in proportion.
+    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`. Its bound in bytes grows in
+    /// proportion.
     pub fn bound_worker(&mut self, slot: WorkerSlot, blocks_max: u64) {
         let bytes_max = self.limits.worker_bytes_max.max(blocks_max.saturating_mul(WORKER_BYTES_PER_BLOCK_MAX));
         if let Some(worker) = self.worker_mut(slot) {
@@ -136,8 +136,8 @@ impl ShardWriter {
         }
     }
 
-    /// Forgets a worker: at once for readers, by and by in [`sweep`](Self::sweep) for the writer. Nothing
-    /// happens if the slot is nobody's.
+    /// Removes a worker: at once for readers, gradually in [`sweep`](Self::sweep) for the writer. Does nothing if the
+    /// slot has no worker.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
         let Some(entry @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         if let Slot::Used(mut worker) = std::mem::replace(entry, Slot::Leaving) {
@@ -148,8 +148,8 @@ impl ShardWriter {
         self.sweep_if_crowded();
     }
 
-    /// Says that a new batch of events of this worker begins. A store at the root is ambiguous when all its
-    /// blocks were held before the batch began, and still are.
+    /// Begins a batch of events of this worker. A store at the root is ambiguous if all its blocks were held before the
+    /// batch began, and still are.
     pub fn begin_batch(&mut self, slot: WorkerSlot) {
         if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) {
             worker.begin_batch();
@@ -157,13 +157,13 @@ impl ShardWriter {
         }
     }
 
-    /// The seed of a bound hash, or of an unbound one that bound blocks wait for: what its children take.
+    /// The seed of a bound hash, or of an unbound parent of bound blocks: the seed that its children take.
     #[must_use]
     pub fn seed_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Seed> {
         self.worker(slot)?.seed_of(&self.tree, hash)
     }
 
-    /// To what a hash is bound, whichever tier holds it; `None` where no tier does.
+    /// The binding of a hash, whichever tier holds it; `None` if no tier does.
     #[must_use]
     pub fn binding_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Binding> {
         self.worker(slot)?.binding(&self.tree, hash)
@@ -176,22 +176,21 @@ impl ShardWriter {
         worker.references().any(|(of, holder)| of == tier.into() && worker.refers(&self.tree, holder, hash))
     }
 
-    /// Says what later events of the batch are about: the first block of the event that comes a dozen events
-    /// later, and of one that comes half a dozen later. What they need is asked for ahead of time; nothing
-    /// else comes of it. Worth it where events are of a few blocks.
+    /// Prefetches for later events of the batch: `far` is the first block of the event about a dozen events later,
+    /// `near` that of an event half as far away. Has no other effect. Worth it if events have only a few blocks.
     pub fn look_ahead(&self, far: Option<EngineHash>, near: Option<EngineHash>) {
         far.into_iter().for_each(|name| self.tree.prefetch_far(name));
         near.into_iter().for_each(|name| self.tree.prefetch_near(name));
     }
 
-    /// Counts one reference of a tier and group to each block, binding those that are not bound. All of
-    /// the store is applied or none of it.
+    /// Counts one reference of a tier and group to each block, and binds the unbound ones. Applies all of the store or
+    /// none of it.
     pub fn store(&mut self, slot: WorkerSlot, blocks: &StoreBlocks<'_>) -> StoreOutcome {
         self.store_announced(slot, blocks, &mut |_| {})
     }
 
-    /// The same. `before_shortfall` is called before readers can see answers about the worker that are too low, so that
-    /// the worker's trust falls first. Readers wait meanwhile: it must be short.
+    /// As [`store`](Self::store). `before_shortfall` is called before readers can see answers about the worker that are
+    /// too low, so that the worker's trust falls first. Readers wait meanwhile, so it must be short.
     pub fn store_announced(
         &mut self,
         slot: WorkerSlot,
@@ -220,13 +219,13 @@ impl ShardWriter {
         outcome
     }
 
-    /// Says that a group of the device tier serves attention with a sliding window: of a prompt that is held up to a
+    /// Declares that a group of the device tier serves attention with a sliding window: for a prompt held up to a
     /// block, this group needs only the `window_blocks` before that block. The group's blocks then count neither for
-    /// nor against the device tier itself: the device tier is held as far as its other groups go, and of that as far
-    /// as every window group has the last blocks. Groups that need differently many must all have the most.
+    /// nor against the device tier itself. The device tier is held as far as its other groups go, and within that as
+    /// far as every window group has the last blocks. If groups have different windows, all must have the longest.
     ///
-    /// Holds until the tier is cleared. `false` = not taken: the group has counted for the tier itself,
-    /// `window_blocks` is 0, there are `GROUPS_MAX` such groups, or the slot is nobody's.
+    /// Lasts until the tier is cleared. Returns `false` and changes nothing if the group has already counted for the
+    /// tier itself, `window_blocks` is 0, there are `GROUPS_MAX` such groups, or the slot has no worker.
     pub fn announce_window(&mut self, slot: WorkerSlot, group: GroupId, window_blocks: u32) -> bool {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return false };
         let announced = worker.announce_window(&mut self.tree, group, window_blocks);
@@ -234,7 +233,7 @@ impl ShardWriter {
         announced
     }
 
-    /// No group of a worker serves a window any more; what was said of its windows is forgotten.
+    /// Forgets all windows of a worker: none of its groups serves one any more.
     pub fn forget_windows(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         if worker.tiers[Layer::Windows.index()].groups.is_empty() {
@@ -255,7 +254,7 @@ impl ShardWriter {
     }
 
     /// Takes one reference of a tier and group from each block that has more than one. Called after a store of these
-    /// blocks, it takes back what the store counted of blocks that were referred to before.
+    /// blocks, it undoes what the store counted for blocks that already had a reference.
     pub fn take_back_repeated(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
         let Some(worker) = self.worker(slot) else { return };
         let Some(holder) = worker.group(worker.layer(tier, group), group).map(|group| group.holder) else { return };
@@ -264,8 +263,8 @@ impl ShardWriter {
         self.remove(slot, tier, group, &repeated);
     }
 
-    /// Takes one reference of a tier and group from each block. What has no such reference is counted as
-    /// unknown and stays as it is.
+    /// Takes one reference of a tier and group from each block. Hashes without such a reference are counted as unknown
+    /// and change nothing.
     pub fn remove(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) -> RemoveOutcome {
         let worker = match self.workers.get_mut(usize::from(slot.0)) {
             Some(Slot::Used(worker)) => worker,
@@ -280,15 +279,15 @@ impl ShardWriter {
         outcome
     }
 
-    /// Whether more blocks of a worker wait for a parent than one event may move: a [`clear`](Self::clear) of one tier
-    /// then empties the whole worker, as each of these blocks would have to be looked at.
+    /// Whether a worker has more dormant blocks than one event may move. A [`clear`](Self::clear) of one tier then
+    /// empties the whole worker, because each of these blocks would have to be visited.
     #[must_use]
     pub fn is_cleared_whole(&self, slot: WorkerSlot) -> bool {
         self.worker(slot).is_some_and(|worker| worker.dormant.len() > self.limits.event_moves_max)
     }
 
-    /// Empties one tier of a worker, or all: as if what is emptied had never been used, groups included.
-    /// At once for readers, by and by in [`sweep`](Self::sweep) for the writer.
+    /// Empties one tier of a worker, or all tiers, as if they had never been used, groups included. At once for
+    /// readers, gradually in [`sweep`](Self::sweep) for the writer.
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
         let tier = tier.filter(|_| !self.is_cleared_whole(slot));
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
@@ -307,7 +306,7 @@ impl ShardWriter {
         self.sweep_if_crowded();
     }
 
-    /// A worker begins a new life, with nothing.
+    /// Begins a new life of a worker, without blocks.
     fn empty(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         self.lives += 1;
@@ -329,14 +328,14 @@ impl ShardWriter {
         }
     }
 
-    /// A slice of the sweep, where too many lanes wait for it: whatever the shard holds, one event does no more.
+    /// Sweeps a slice if too many holder bits wait for it. Whatever the shard holds, one event does no more.
     fn sweep_if_crowded(&mut self) {
         if self.tree.holders.retired() > self.limits.retired_holders_max {
             self.sweep(INDEX_EVENT_SWEEP_MAX);
         }
     }
 
-    /// Goes on to give places to what waits for them, up to about `budget` blocks; returns how much it did.
+    /// Gives places to deferred dormant blocks, up to about `budget`; returns how many it placed.
     fn continue_placements(&mut self, budget: usize) -> usize {
         let Some(slot) = self.deferring.pop() else { return 0 };
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return 0 };
@@ -364,13 +363,13 @@ impl ShardWriter {
         self.worker(slot).is_some_and(|worker| !worker.placement_queue.is_empty())
     }
 
-    /// Whether a sweep has emptied a worker because more of its blocks would have to move than may: `true` once. That
-    /// happens to workers of which a store was [deferred](StoreOutcome::deferred), and to no others.
+    /// Whether a sweep has emptied a worker, because more of its blocks would have to move than may; `true` once. This
+    /// happens only to workers of which a store was [deferred](StoreOutcome::deferred).
     pub fn take_emptied_by_sweep(&mut self, slot: WorkerSlot) -> bool {
         self.worker_mut(slot).is_some_and(|worker| std::mem::take(&mut worker.emptied_by_sweep))
     }
 
-    /// How many references of a tier and group there are to a block.
+    /// How many references a tier and group has to a block.
     #[must_use]
     pub fn references_to(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> u64 {
         let Some(worker) = self.worker(slot) else { return 0 };
@@ -381,30 +380,28 @@ impl ShardWriter {
         1 + u64::from(worker.extras.get(hash, holder))
     }
 
-    /// Whether there is more than one reference to any block of a worker.
+    /// Whether any block of a worker has more than one reference.
     #[must_use]
     pub fn has_copies(&self, slot: WorkerSlot) -> bool {
         self.worker(slot).is_some_and(|worker| !worker.extras.is_empty())
     }
 
-    /// Ends a batch: the epoch goes on, and memory that nobody can be looking at is used again.
+    /// Ends a batch: advances the epoch, and reuses memory that no reader can be looking at.
     pub fn publish(&mut self) {
         self.tree.head.end_batch();
         self.tree.reclaim(false);
         self.tree.shrink(1);
     }
 
-    /// Hands over all garbage, however little, and makes smaller what has become too large: for when nothing else is
-    /// going on.
+    /// Hands over all garbage, however little, and shrinks tables that have become too large. For idle times.
     pub fn reclaim(&mut self) {
         self.tree.shrink(INDEX_IDLE_SHRINKS_MAX);
         self.tree.reclaim(true);
     }
 
-    /// Cleans up after clears and removed workers and joins nodes: does about `budget_blocks` blocks' worth
-    /// of work, and says whether there is more to do. What it does is invisible to readers and to every
-    /// other call, except that slots become free, and that blocks which a store [deferred](StoreOutcome::deferred) get
-    /// their places.
+    /// Cleans up after clears and removed workers, and joins nodes: does about `budget_blocks` blocks' worth of work,
+    /// and returns whether there is more. Invisible to readers and to every other call, except that slots become free,
+    /// and that blocks that a store [deferred](StoreOutcome::deferred) get their places.
     pub fn sweep(&mut self, budget_blocks: usize) -> bool {
         let budget = budget_blocks.max(1);
         let mut work = self.continue_placements(budget);
@@ -444,20 +441,20 @@ impl ShardWriter {
         leaving.into_iter().for_each(|slot| self.workers[usize::from(slot.0)] = Slot::Free);
     }
 
-    /// The figures of a worker; all 0 where the slot is nobody's.
+    /// The counts of a worker; all 0 if the slot has none.
     #[must_use]
     pub fn held(&self, slot: WorkerSlot) -> WorkerBlocks {
         self.worker(slot).map(Worker::figures).unwrap_or_default()
     }
 
-    /// How many blocks a tier of a worker holds, and the sum over their engine hashes that tells two such
-    /// sets apart: for audits. All 0 where the slot is nobody's.
+    /// How many blocks a tier of a worker holds, and the sum over their engine hashes that tells two such sets apart:
+    /// for audits. All 0 if the slot has no worker.
     #[must_use]
     pub fn digest(&self, slot: WorkerSlot, tier: Tier) -> TierDigest {
         self.worker(slot).map(|worker| worker.digest(tier.into())).unwrap_or_default()
     }
 
-    /// What the shard keeps in memory.
+    /// The memory that the shard takes.
     #[must_use]
     pub fn memory(&self) -> ShardMemory {
         let workers = self.tree.workers_bytes + (self.workers.capacity() * size_of::<Slot>()) as u64;
@@ -474,20 +471,19 @@ impl ShardWriter {
         }
     }
 
-    /// Whether more garbage waits for readers than `garbage_bytes_max`, so that no more events should be taken
-    /// until a [`publish`](Self::publish) or [`reclaim`](Self::reclaim) has shown that it is less.
+    /// Whether more garbage than `garbage_bytes_max` waits for readers. The caller should then apply no more events
+    /// until, after a [`publish`](Self::publish) or [`reclaim`](Self::reclaim), this returns `false`.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.tree.garbage.waiting_bytes() > self.limits.garbage_bytes_max
     }
 
-    /// Everybody who is there.
     #[cfg(test)]
     pub(super) fn all_workers(&self) -> impl Iterator<Item = &Worker> + '_ {
         self.workers.iter().filter_map(|slot| if let Slot::Used(worker) = slot { Some(&**worker) } else { None })
     }
 
-    /// As if a block had so many references of the device's only group beyond its first.
+    /// Sets the number of references of the device's only group to a block beyond the first.
     #[cfg(test)]
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
         let worker = self.worker_mut(slot).expect("somebody's");
@@ -513,7 +509,7 @@ impl ShardWriter {
 }
 
 impl Drop for ShardWriter {
-    /// A shard without a writer holds nothing: nobody would hear of what its workers lose.
+    /// A shard without a writer holds nothing, because it would learn of no block that its workers lose.
     fn drop(&mut self) {
         let holders: Vec<HolderBit> = self
             .workers

@@ -26,6 +26,7 @@ mod protocol;
 mod reasons;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod schema_generated;
+mod simd;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod trust;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]

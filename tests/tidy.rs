@@ -24,6 +24,7 @@ const LAYERS: &[&[&str]] = &[
         "reasons",
         "schema_generated",
         "shares",
+        "simd",
         "sync",
         "radix",
         "zmtp",

@@ -9,7 +9,7 @@ use super::blocks::Blocks;
 use super::keys::Keys;
 use super::scalar;
 use crate::ids::LocalHash;
-use std::sync::OnceLock;
+use crate::simd::SimdLevel;
 
 /// The twins, the widest last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,17 +27,24 @@ impl Twin {
         let twins = [
             (Self::Scalar, true),
             #[cfg(target_arch = "x86_64")]
-            (Self::Avx2, has_avx2()),
+            (Self::Avx2, SimdLevel::here() >= SimdLevel::Avx2),
             #[cfg(target_arch = "x86_64")]
-            (Self::Avx512, has_avx512()),
+            (Self::Avx512, SimdLevel::here() >= SimdLevel::Avx512Ifma),
         ];
         twins.into_iter().filter(|(_, here)| *here).map(|(twin, _)| twin)
     }
 
     /// The one to use here.
     pub(super) fn here() -> Self {
-        static HERE: OnceLock<Twin> = OnceLock::new();
-        *HERE.get_or_init(|| Self::all().last().unwrap_or(Self::Scalar))
+        match SimdLevel::here() {
+            // The first processors with AVX-512 have no products of 52 bits. They also lower their clock for wide
+            // registers, and are better served by AVX2.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Ifma => Self::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 | SimdLevel::Avx2 => Self::Avx2,
+            _ => Self::Scalar,
+        }
     }
 
     /// Writes the hash of each block to `out`, which is as long as there are blocks. Only of a twin that runs here.
@@ -54,20 +61,4 @@ impl Twin {
             Self::Avx512 => unsafe { super::avx512::hash_blocks(blocks, keys, out) },
         }
     }
-}
-
-/// Miri runs the scalar twin.
-#[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
-    !cfg!(miri) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
-}
-
-/// The first processors with AVX-512 have no products of 52 bits; they lower their clock for wide registers, too, and are
-/// better served by AVX2.
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    has_avx2()
-        && is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512ifma")
 }

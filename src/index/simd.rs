@@ -1,25 +1,23 @@
-//! How far two runs of local hashes agree.
+//! Vector code of the index: the common prefix of two runs of local hashes, one depth written for many holder bits, and
+//! prefetches.
 //!
-//! The scalar function is the specification; the vector ones give the same answer and are chosen once, by what
-//! the processor says it can do. They are `#[target_feature]` functions and not closures: a closure does not
-//! inherit the features of the function around it, and each intrinsic in it becomes a call.
-//!
-//! Writing one depth for many lanes.
-//!
-//! The scalar function is the specification; the vector one gives the same and is chosen as in
-//! [`super::compare`].
-//!
-//! Asking for a cache line before it is needed.
+//! The scalar functions are the reference. The vector functions give the same results;
+//! [`SimdLevel`](crate::simd::SimdLevel) says which of them run on this processor. They are `#[target_feature]`
+//! functions and not closures: a closure does not inherit the features of the function around it, and each intrinsic in
+//! it becomes a call.
 
 #![cfg_attr(
     target_arch = "x86_64",
     expect(unsafe_code, reason = "vector loads, masked stores and prefetches take raw pointers")
 )]
 
-/// How many leading elements of `a` and `b` are equal. `a` is the one that may be far away in memory.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use crate::simd::SimdLevel;
+
+/// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory.
 #[inline]
 pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
-    // Most runs that differ at all differ at once, which needs neither a call nor a vector.
+    // Most runs that differ do so in their first element, which needs neither a call nor a vector.
     match (a.first(), b.first()) {
         (Some(first), Some(other)) if first == other => dispatch(a, b),
         _ => 0,
@@ -34,12 +32,12 @@ fn dispatch(a: &[u64], b: &[u64]) -> usize {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn dispatch(a: &[u64], b: &[u64]) -> usize {
-    match vector::level() {
-        // SAFETY: `level` gives this only for a processor with AVX-512F.
-        vector::Level::Avx512 => unsafe { vector::common_prefix_avx512(a, b) },
-        // SAFETY: `level` gives this only for a processor with AVX2.
-        vector::Level::Avx2 => unsafe { vector::common_prefix_avx2(a, b) },
-        vector::Level::Scalar => common_prefix_scalar(a, b),
+    match SimdLevel::here() {
+        // SAFETY: these levels are only those of processors with AVX-512F.
+        SimdLevel::Avx512 | SimdLevel::Avx512Ifma => unsafe { vector::common_prefix_avx512(a, b) },
+        // SAFETY: this level is only that of processors with AVX2.
+        SimdLevel::Avx2 => unsafe { vector::common_prefix_avx2(a, b) },
+        SimdLevel::Scalar => common_prefix_scalar(a, b),
     }
 }
 
@@ -48,60 +46,21 @@ fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
-pub(super) mod vector {
+#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
+mod vector {
     use super::prefetch;
     use std::arch::x86_64::{
         __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
         _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
     };
-    use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// Cache lines of `a` that are asked for before the first is looked at, and ahead of the one in hand. The
-    /// processor's own prefetching begins later, and ends at each page.
+    /// Cache lines of `a` that are prefetched before the first is compared, and ahead of the current one. The
+    /// processor's own prefetcher begins later, and stops at each page.
     const LINES_FIRST: usize = 8;
     const LINES_AHEAD: usize = 16;
     /// Elements of a 512-bit and of a 256-bit register.
     const WIDE: usize = 8;
     const NARROW: usize = 4;
-
-    /// Which of the twins to call.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(super) enum Level {
-        Scalar,
-        Avx2,
-        Avx512,
-    }
-
-    const LEVEL_UNKNOWN: u8 = 0;
-    static LEVEL: AtomicU8 = AtomicU8::new(LEVEL_UNKNOWN);
-
-    /// What this processor can do, asked once.
-    #[inline]
-    pub(super) fn level() -> Level {
-        // Relaxed, as the store in `detect`: the number is all there is, nothing else is published by it, and
-        // whoever does not see it yet finds the same.
-        match LEVEL.load(Ordering::Relaxed) {
-            3 => Level::Avx512,
-            2 => Level::Avx2,
-            1 => Level::Scalar,
-            _ => detect(),
-        }
-    }
-
-    #[cold]
-    fn detect() -> Level {
-        let (level, number) = if is_x86_feature_detected!("avx512f") {
-            (Level::Avx512, 3)
-        } else if is_x86_feature_detected!("avx2") {
-            (Level::Avx2, 2)
-        } else {
-            (Level::Scalar, 1)
-        };
-        // Relaxed: see `level`, which loads it.
-        LEVEL.store(number, Ordering::Relaxed);
-        level
-    }
 
     /// Which of the 8 elements at `a` and `b` differ.
     ///
@@ -115,7 +74,7 @@ pub(super) mod vector {
         _mm512_cmpneq_epi64_mask(left, right)
     }
 
-    /// As the scalar twin.
+    /// As the scalar reference.
     #[target_feature(enable = "avx512f")]
     pub(super) fn common_prefix_avx512(a: &[u64], b: &[u64]) -> usize {
         let blocks = a.len().min(b.len());
@@ -124,7 +83,7 @@ pub(super) mod vector {
         for line in 1..LINES_FIRST.min(blocks.div_ceil(WIDE)) {
             prefetch(left.wrapping_add(line * WIDE).cast());
         }
-        // Two registers a turn: one branch for 16 elements, and the loads of both overlap.
+        // Two registers in each iteration: one branch for 16 elements, and the loads of both overlap.
         while at + 2 * WIDE <= blocks {
             prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
             prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
@@ -148,7 +107,7 @@ pub(super) mod vector {
             at += WIDE;
         }
         let rest: __mmask8 = (1 << (blocks - at)) - 1;
-        // SAFETY: `at` is at most the length of both, and lanes beyond it are masked, so they are not read.
+        // SAFETY: `at` is at most the length of both, and elements beyond that are masked, so they are not read.
         let differ = unsafe {
             let (low, other) = (left.add(at).cast(), right.add(at).cast());
             let (low, other) = (_mm512_maskz_loadu_epi64(rest, low), _mm512_maskz_loadu_epi64(rest, other));
@@ -169,7 +128,7 @@ pub(super) mod vector {
         _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(left, right))).cast_unsigned()
     }
 
-    /// As the scalar twin.
+    /// As the scalar reference.
     #[target_feature(enable = "avx2")]
     pub(super) fn common_prefix_avx2(a: &[u64], b: &[u64]) -> usize {
         const ALL: u32 = (1 << (2 * NARROW)) - 1;
@@ -192,19 +151,19 @@ pub(super) mod vector {
     }
 }
 
-/// HolderBits of a word.
+/// Holder bits of a word.
 pub(super) const WORD_HOLDERS: usize = 64;
 
-/// Writes `depth` for each of `holders`; `out` has a place for each of a word's lanes.
+/// Writes `depth` for each of `holders`; `out` has an element for each holder bit of a word.
 #[inline]
 pub(super) fn record(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
-    // A few are quicker one by one.
+    // A single one is written faster without a vector.
     if holders & holders.wrapping_sub(1) == 0 {
         return record_scalar(out, holders, depth);
     }
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if vector::level() == vector::Level::Avx512 {
-        // SAFETY: `level` gives this only for a processor with AVX-512F.
+    if SimdLevel::here() >= SimdLevel::Avx512 {
+        // SAFETY: these levels are only those of processors with AVX-512F.
         return unsafe { record_avx512(out, holders, depth) };
     }
     record_scalar(out, holders, depth);
@@ -218,24 +177,24 @@ fn record_scalar(out: &mut [u32; WORD_HOLDERS], mut holders: u64, depth: u32) {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar twin"))]
+#[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 #[target_feature(enable = "avx512f")]
 fn record_avx512(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_set1_epi32};
     let depths = _mm512_set1_epi32(depth.cast_signed());
     for (at, part) in out.chunks_exact_mut(16).enumerate() {
-        // SAFETY: the part has 16 places, and only those of the mask are written.
+        // SAFETY: the part has 16 elements, and only those of the mask are written.
         unsafe { _mm512_mask_storeu_epi32(part.as_mut_ptr().cast(), (holders >> (at * 16)) as u16, depths) };
     }
 }
 
-/// Asks for the line at `line`, which may be any address: nothing is read, and nothing faults.
+/// Prefetches the cache line at `line`, which may be any address: nothing is read, and nothing faults.
 #[inline(always)]
 pub(super) fn prefetch(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint; the instruction accesses no memory the program could notice, at any address.
+        // SAFETY: a prefetch is a hint; the instruction makes no access that the program could notice, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -248,28 +207,28 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_xoshiro::Xoshiro256PlusPlus;
 
-    /// Longer than four turns of the widest loop, and no multiple of anything.
+    /// Longer than four iterations of the widest loop, and no multiple of anything.
     const LENGTH_MAX: usize = 130;
 
-    type Twin = fn(&[u64], &[u64]) -> usize;
+    type CommonPrefix = fn(&[u64], &[u64]) -> usize;
 
-    /// Every twin this machine can run.
-    fn twins() -> Vec<Twin> {
+    /// The scalar reference and every vector function that this machine can run.
+    fn functions() -> Vec<CommonPrefix> {
         #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "no vectors here"))]
-        let mut twins: Vec<Twin> = vec![common_prefix, common_prefix_scalar];
+        let mut functions: Vec<CommonPrefix> = vec![common_prefix, common_prefix_scalar];
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use super::vector::{common_prefix_avx2, common_prefix_avx512};
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: asked one line above.
-                twins.push(|a, b| unsafe { common_prefix_avx2(a, b) });
+                // SAFETY: detected one line above.
+                functions.push(|a, b| unsafe { common_prefix_avx2(a, b) });
             }
             if is_x86_feature_detected!("avx512f") {
-                // SAFETY: asked one line above.
-                twins.push(|a, b| unsafe { common_prefix_avx512(a, b) });
+                // SAFETY: detected one line above.
+                functions.push(|a, b| unsafe { common_prefix_avx512(a, b) });
             }
         }
-        twins
+        functions
     }
 
     fn blocks(count: usize) -> Vec<u64> {
@@ -278,17 +237,17 @@ mod tests {
 
     #[test]
     fn every_length_and_first_difference() {
-        for twin in twins() {
+        for function in functions() {
             for length in 0..=LENGTH_MAX {
                 let a = blocks(length);
-                assert_eq!(twin(&a, &a), length);
+                assert_eq!(function(&a, &a), length);
                 for first in 0..length {
                     let mut b = a.clone();
-                    // One bit, alternately the lowest and the highest, and everything after it differs too.
+                    // One bit, alternately the lowest and the highest; then everything after it differs too.
                     b[first] ^= if first % 2 == 0 { 1 } else { 1 << 63 };
-                    assert_eq!(twin(&a, &b), first, "{length} blocks");
+                    assert_eq!(function(&a, &b), first, "{length} blocks");
                     b[first + 1..].fill(0);
-                    assert_eq!(twin(&a, &b), first, "{length} blocks");
+                    assert_eq!(function(&a, &b), first, "{length} blocks");
                 }
             }
         }
@@ -297,19 +256,19 @@ mod tests {
     #[test]
     fn any_start_and_unequal_lengths() {
         let (a, b) = (blocks(64), blocks(64));
-        for twin in twins() {
+        for function in functions() {
             for start in 0..9 {
                 for (left, right) in [(55, 0), (0, 55), (55, 20), (17, 55), (33, 32), (8, 55), (16, 16)] {
                     let (a, b) = (&a[start..start + left], &b[start..start + right]);
-                    assert_eq!(twin(a, b), left.min(right));
+                    assert_eq!(function(a, b), left.min(right));
                 }
-                // What lies behind the shorter one is not looked at.
-                assert_eq!(twin(&a[start..start + 3], &b[start..]), 3);
+                // Elements behind the shorter one are not compared.
+                assert_eq!(function(&a[start..start + 3], &b[start..]), 3);
             }
             // Starts at different distances from a line.
             let shifted: Vec<u64> = std::iter::once(1).chain(b.iter().copied()).collect();
-            assert_eq!(twin(&a, &shifted[1..]), 64);
-            assert_eq!(twin(&a[1..], &shifted[2..62]), 60);
+            assert_eq!(function(&a, &shifted[1..]), 64);
+            assert_eq!(function(&a[1..], &shifted[2..62]), 60);
         }
     }
 
@@ -318,11 +277,11 @@ mod tests {
     fn quick_timing() {
         for length in [1, 4, 8, 24, 64, 256, 1024] {
             let (a, b) = (blocks(length), blocks(length));
-            for (name, twin) in ["dispatched", "scalar", "avx2", "avx512"].iter().zip(twins()) {
+            for (name, function) in ["dispatched", "scalar", "avx2", "avx512"].iter().zip(functions()) {
                 let started = std::time::Instant::now();
                 let rounds = 200_000;
                 for _ in 0..rounds {
-                    std::hint::black_box(twin(std::hint::black_box(&a), std::hint::black_box(&b)));
+                    std::hint::black_box(function(std::hint::black_box(&a), std::hint::black_box(&b)));
                 }
                 let nanos = started.elapsed().as_nanos() as f64 / f64::from(rounds);
                 println!("{length} blocks, {name}: {nanos:.1} ns, {:.2} ns/block", nanos / length as f64);
@@ -331,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_twins_agree_on_every_kind_of_mask() {
+    fn vector_and_scalar_agree_on_every_kind_of_mask() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
         let mut masks = vec![0, u64::MAX, 1, 1 << 63];
         masks.extend((0..500).map(|_| rng.random::<u64>() & rng.random::<u64>()));
@@ -346,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn any_address_will_do() {
+    fn any_address_may_be_prefetched() {
         prefetch(std::ptr::null());
         prefetch(std::ptr::without_provenance(usize::MAX));
         prefetch([7_u8; 64].as_ptr());

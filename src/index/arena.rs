@@ -663,7 +663,7 @@ impl Drop for ChunkTable {
     }
 }
 
-/// The words of an [`Arena`](Arena), for one who reads while the writer writes others.
+/// The words of an [`Arena`], for a reader beside the writer of other words.
 #[derive(Clone, Debug)]
 pub(super) struct ArenaView {
     chunks: Arc<ChunkTable>,
@@ -674,12 +674,12 @@ impl ArenaView {
         Self { chunks }
     }
 
-    /// These words. None if there is no such chunk or if they would cross its end.
+    /// These words; empty if there is no such chunk or if they would cross its end.
     ///
     /// # Safety
-    /// The words have been handed out by the arena, whoever told their index did so after they were written (so
-    /// that their content is visible here), and they are not written while the slice lives: a grace period has to
-    /// pass between the last moment at which a reader can learn of them and the first write to them.
+    /// The arena has handed out the words. Their index was published after they were written, so that their content is
+    /// visible here. They are not written while the slice lives: a grace period has to pass between the last moment at
+    /// which a reader can learn of them and the first write to them.
     #[inline]
     pub(super) unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
         let inside = (base % CHUNK_WORDS) as usize;
@@ -692,7 +692,7 @@ impl ArenaView {
         unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
     }
 
-    /// Asks for the line of this word.
+    /// Prefetches the line of this word.
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
         self.chunks.prefetch(word);

@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_header_is_read_back() {
         let line = Line::new();
         assert_eq!((line.key(), line.parent(), line.version()), (None, PARENT_EMPTY, 0));
         for header in [full(), Header::default(), full()] {
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_nobody_covers_any_more_says_all_else() {
+    fn an_uncovered_line_keeps_its_other_fields() {
         let line = Line::new();
         line.publish(&full());
         let version = line.version();

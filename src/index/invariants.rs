@@ -1,4 +1,4 @@
-//! What must be true of a whole shard between two events, looked at from the beginning each time.
+//! Invariants of a whole shard between two events, for tests: each check starts from nothing.
 
 use super::ShardWriter;
 use super::header::{Header, Overflow, encode};
@@ -10,12 +10,12 @@ use crate::ids::EngineHash;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl ShardWriter {
-    /// Panics if something is not as it must be. With `quiet`, no reader is inside, so that all garbage comes
-    /// back and every word of the arena must be somebody's or free.
+    /// Panics if an invariant is broken. With `quiet`, no reader is inside, so that all garbage comes back and every
+    /// word of the arena must be in an extent or free.
     pub(super) fn check(&mut self, quiet: bool) {
         if quiet {
             self.reclaim();
-            assert_eq!(self.tree.garbage.waiting_items(), 0, "nobody is inside");
+            assert_eq!(self.tree.garbage.waiting_items(), 0, "no reader is inside");
         }
         let tree = &self.tree;
         tree.check_shape();
@@ -44,7 +44,7 @@ impl ShardWriter {
                     HolderState::Free => panic!("{id:?} knows {:?}, which is free", entry.holder),
                     HolderState::Retired => {}
                     HolderState::Shown | HolderState::Hidden => {
-                        assert!(lives, "{:?} at {id:?} is nobody's", entry.holder)
+                        assert!(lives, "{:?} at {id:?} has no worker", entry.holder)
                     }
                 }
             }
@@ -105,7 +105,7 @@ impl Tree {
             }
         }
         let needed = node.has_children() || node.forks > 0 || node.entries.iter().any(|entry| !entry.is_empty());
-        assert!(needed, "{id:?} is nobody's");
+        assert!(needed, "{id:?} is covered by no holder bit");
     }
 
     /// Every name leads to its word, and every word with a name to its place; there are no others.
@@ -133,7 +133,7 @@ impl Tree {
         assert_eq!(shared, counted, "names that several words have");
     }
 
-    /// Readers are shown what the records say.
+    /// Headers show readers what the records say.
     fn check_headers(&self) {
         for id in self.used() {
             let node = &self.nodes[id];
@@ -151,7 +151,7 @@ impl Tree {
         }
     }
 
-    /// Every granule of the arena is free, or exactly one extent's; no word is two blocks'.
+    /// Every granule of the arena is free, or belongs to exactly one extent; no word belongs to two blocks.
     fn check_words(&self, quiet: bool) {
         let known = self.arena.known_words() as usize;
         let mut granules = vec![None; known / GRANULE_WORDS as usize];
@@ -186,13 +186,13 @@ impl Tree {
 }
 
 fn overflow_of(header: &Header) -> Option<&Overflow> {
-    // SAFETY: the address is a box's that is dropped after its header has been replaced; the writer, which alone
-    // does that, is borrowed.
+    // SAFETY: the address is a box's that is dropped after its header has been replaced; the writer, which alone does
+    // that, is borrowed.
     #[expect(unsafe_code, reason = "headers have the addresses of boxes")]
     (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
 }
 
-/// What a header says that a lane covers.
+/// The blocks that a header says a holder bit covers.
 fn covered(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> Bits {
     let masked = holder.0 < 64 && header.mask >> holder.0 & 1 == 1;
     let listed = overflow.is_some_and(|overflow| {
@@ -208,7 +208,7 @@ fn covered(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> B
     Bits::range(0, partials.iter().find(|partial| partial.holder == holder.0).map_or(0, |partial| partial.cut))
 }
 
-/// The figures of a worker are those of a recount, and its names are where it looks for them.
+/// The counts of a worker equal a recount, and a search for each of its names finds the block.
 fn check_worker(tree: &Tree, worker: &Worker) {
     let mut holders_of: BTreeMap<EngineHash, Vec<HolderBit>> = BTreeMap::new();
     for id in tree.used() {
@@ -242,8 +242,8 @@ fn check_worker(tree: &Tree, worker: &Worker) {
     }
     worker.dormant.check();
     for (name, block) in worker.dormant.iter() {
-        assert!(!block.holders.is_empty(), "{name:?} waits for nobody");
-        assert!(holders_of.insert(name, block.holders.to_vec()).is_none(), "{name:?} waits and does not");
+        assert!(!block.holders.is_empty(), "{name:?} is dormant without a reference");
+        assert!(holders_of.insert(name, block.holders.to_vec()).is_none(), "{name:?} is dormant and placed");
     }
     check_figures(worker, &holders_of);
 }

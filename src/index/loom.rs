@@ -1,18 +1,14 @@
-//! The publication protocol in miniature, under every order of accesses that the memory model allows (up to a
-//! number of preemptions): the real lines, the real table and the real stack, with a reader that walks as
-//! readers do and a model of the grace period (`seize` does not run under the model checker).
+//! The publication protocol in miniature, under every order of accesses that the memory model allows (up to a number of
+//! preemptions). The models use the real lines, the real table and the real stack. Their reader walks as readers do,
+//! and the grace period is a model, because `seize` does not run under the model checker.
 //!
 //! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release index::loom`
 //!
-//! Each model says which answers there may be, and that each of them occurs: a model in which the reader always comes
-//! too late would prove nothing. Beside it stand mutants, the same protocol with one step wrong, that must be
-//! caught.
+//! Each model states the possible answers, and checks that each occurs: a model in which the reader always comes too
+//! late would prove nothing. Beside it stand mutants, the same protocol with one wrong step, that the model must catch.
 //!
-//! In which order the lines of one change are published.
-//!
-//! Words of the arena that are used again: not before the reader who may compare them has left.
-//!
-//! The stack on which batches come back.
+//! The models cover the order in which the lines of one change are published, the reuse of words of the arena after the
+//! last reader of them has left, and the stack on which garbage comes back.
 
 #![expect(unsafe_code, reason = "the model's arena is what the model checker watches for races")]
 
@@ -23,11 +19,9 @@ use crate::sync::{Arc, AtomicU64, Ordering, fence};
 use ::loom::cell::UnsafeCell;
 use std::sync::atomic::AtomicU64 as Counter;
 
-/// The parent of nodes without one.
 const ROOT: u32 = 0;
 /// Preemptions of most models.
 const PREEMPTIONS: usize = 2;
-/// Words of the arena.
 const ARENA_WORDS: usize = 4;
 
 /// What reader and writer share.
@@ -38,10 +32,10 @@ struct World {
     inside: AtomicU64,
 }
 
-// SAFETY: the arena's words are plain memory that several threads look at; that none writes while another looks
-// is what the model checker checks.
+// SAFETY: the arena's words are plain memory that several threads access; the model checker checks that none writes
+// while another reads.
 unsafe impl Sync for World {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no part of it belongs to a thread.
 unsafe impl Send for World {}
 
 impl World {
@@ -50,7 +44,7 @@ impl World {
         self.arena[at as usize].with(|word| unsafe { *word })
     }
 
-    /// As `seize` where it has no process-wide barrier, and with one to the same effect.
+    /// As `seize` where it has no process-wide barrier; a barrier has the same effect.
     fn enter(&self) {
         // Relaxed: the fence pairs with the one in `has_passed`.
         self.inside.store(1, Ordering::Relaxed);
@@ -62,7 +56,7 @@ impl World {
         self.inside.store(0, Ordering::Release);
     }
 
-    /// Whether nobody is inside who might have seen what was unlinked before this call.
+    /// Whether no reader is inside that might have seen the parts unlinked before this call.
     fn has_passed(&self) -> bool {
         fence(Ordering::SeqCst);
         // Acquire: pairs with the store in `leave`.
@@ -70,7 +64,7 @@ impl World {
     }
 }
 
-/// The writer, and what it must keep until the reader is gone.
+/// The writer, and the lines that it must keep until the reader is gone.
 struct Writer {
     table: TableWriter,
     world: Arc<World>,
@@ -118,8 +112,7 @@ fn node(parent: u32, first: u64, id: u32, base: u32, len: u16) -> Header {
     Header { parent, first, id, base, len, flags: LEAF, ..Header::default() }
 }
 
-/// Follows `query` from the root: how many of its hashes it found, and the lines it went over.
-/// `None`: it met a change.
+/// Follows `query` from the root: the number of hashes found, and the lines of the path. `None`: it met a change.
 fn hops<'a>(world: &World, table: Table<'a>, query: &[u64]) -> Option<(usize, Vec<(&'a Line, u32)>)> {
     let (mut parent, mut depth, mut lines) = (ROOT, 0, Vec::new());
     while depth < query.len() {
@@ -152,7 +145,7 @@ fn walk(world: &World, query: &[u64]) -> Option<usize> {
     answer.map(|(depth, _)| depth)
 }
 
-/// A mutant of [`walk`] that does not look at the versions again.
+/// A mutant of [`walk`] that does not check the versions.
 fn walk_once(world: &World, query: &[u64]) -> Option<usize> {
     world.enter();
     // SAFETY: retired tables live until the reader has joined.
@@ -165,15 +158,15 @@ fn walk_once(world: &World, query: &[u64]) -> Option<usize> {
 /// One writer, one reader, one lookup.
 #[derive(Clone, Copy)]
 struct Model {
-    /// What is there before the reader begins.
+    /// Runs before the reader begins.
     before: fn(&mut Writer),
-    /// What happens beside it.
+    /// Runs beside the reader.
     change: fn(&mut Writer),
     query: &'static [u64],
     walk: fn(&World, &[u64]) -> Option<usize>,
-    /// The answers there may be, as a set of bits.
+    /// The possible answers, as a set of bits.
     answers: u64,
-    /// Times that a thread is stopped against its will, at most, in one run.
+    /// Preemptions in one run, at most.
     preemptions: usize,
 }
 
@@ -197,7 +190,7 @@ impl Model {
     }
 }
 
-/// Runs `model` in every order with so many preemptions.
+/// Runs `model` in every order with up to this many preemptions.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = ::loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -215,7 +208,7 @@ const fn set<const N: usize>(answers: [usize; N]) -> u64 {
     bits
 }
 
-/// A node of one block that a second is appended to.
+/// A second block is appended to a node of one block.
 const APPEND: Model = Model {
     before: |writer| {
         writer.set_locals(0, &[10]);
@@ -285,7 +278,7 @@ fn split_that_shows_the_prefix_first() {
     Model { change, ..SPLIT }.check();
 }
 
-/// A node is removed, and its id given to another that has a child like the query's second block.
+/// A node is removed, and its id is reused for another that has a child like the query's second block.
 const REUSED_ID: Model = Model {
     before: |writer| {
         writer.set_locals(0, &[10, 20, 11]);
@@ -313,7 +306,7 @@ fn reused_id_without_a_second_look() {
     Model { walk: walk_once, ..REUSED_ID }.check();
 }
 
-/// A store that needs two nodes: the one nearest the root is published last.
+/// A store of two nodes: the one nearest the root is published last.
 const STORE: Model = Model {
     before: |writer| writer.set_locals(0, &[10, 11]),
     change: |writer| {
@@ -373,8 +366,8 @@ fn remove_deepest_first() {
     Model { change, ..REMOVE }.check();
 }
 
-/// The table is replaced, then a node is changed and another comes. The reader loads the table for each of
-/// them. Its answers: 0 it knows neither change, 1 the first, 3 both; 2 would be the second without the first.
+/// The table is replaced, then a node is changed and another inserted. The reader loads the table for each of them. Its
+/// answers: 0 it sees neither change, 1 the first, 3 both; 2 would be the second without the first.
 const GROWTH: Model = Model {
     before: |writer| writer.insert(&node(ROOT, 10, 1, 0, 1)),
     change: |writer| {
@@ -386,7 +379,7 @@ const GROWTH: Model = Model {
     query: &[],
     walk: |world, _| walk_two_tables(world, true),
     answers: set([0, 1, 3]),
-    // Two take more than a minute; the mutant below is caught with one.
+    // Two take more than a minute; one suffices to catch the mutant below.
     preemptions: 1,
 };
 
@@ -416,7 +409,7 @@ fn growth_without_the_generation() {
     Model { walk: |world, _| walk_two_tables(world, false), ..GROWTH }.check();
 }
 
-/// A miss in the old table beside the store that made it grow: nothing or all of it.
+/// A miss in the old table beside the store that made it grow: the reader sees nothing or all of the store.
 #[test]
 fn growth_beside_a_walk() {
     let before = |writer: &mut Writer| {
@@ -426,7 +419,7 @@ fn growth_beside_a_walk() {
     Model { before, ..STORE }.check();
 }
 
-/// A node is cut short, and what it gave up is written again for another node.
+/// A node is cut short, and its freed words are written again for another node.
 const TRIM: Model = Model {
     before: |writer| {
         writer.set_locals(0, &[10, 11]);
@@ -481,13 +474,13 @@ fn a_grace_period_that_begins_before_the_trim() {
     Model { change, ..TRIM }.check();
 }
 
-/// The new owner of the words is read whole or not at all, whoever had them before.
+/// A reader sees the words of their new node whole or not at all, whichever node had them before.
 #[test]
 fn the_next_owner_is_read_whole() {
     Model { query: &[20], answers: 1 << 0 | 1 << 1, ..TRIM }.check();
 }
 
-/// What a pusher wrote is the taker's to read, and each node comes back once.
+/// The taker can read what a pusher wrote, and each node comes back once.
 #[test]
 fn two_push_and_one_takes() {
     explore(PREEMPTIONS, || {

@@ -133,14 +133,14 @@ pub use writer::ShardWriter;
 use crate::ids::ShardId;
 use std::sync::Arc;
 
-/// An empty shard with a reclaimer of its own: the hand that changes it and the first of its readers.
+/// An empty shard with a reclaimer of its own: its writer and the first of its readers.
 #[must_use]
 pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
     shard_in(id, limits, &Reclaimer::new())
 }
 
-/// An empty shard whose memory is reclaimed together with that of others: a reader of several shards enters
-/// them all at once.
+/// An empty shard whose memory is reclaimed together with that of others: a reader of several shards enters all of them
+/// at once.
 #[must_use]
 pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
     let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret, 0);
@@ -149,7 +149,7 @@ pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (Sha
     (ShardWriter::new(limits, tree, shared_cell, reclaimer.clone()), reader)
 }
 
-/// Does something while somebody is inside, as a lookup that takes that long would be.
+/// Runs `does` while a reader is inside, as in a lookup that takes that long.
 #[cfg(test)]
 pub(crate) fn while_inside<T>(reclaimer: &Reclaimer, does: impl FnOnce() -> T) -> T {
     let reader = reclaimer.reader();

@@ -1,32 +1,26 @@
-//! From a block's engine hash, its **name**, to the words at which that name is stored.
+//! The map from a block's engine hash, its **name**, to the words of the arena at which that name is stored.
 //!
-//! The map holds no names: an entry is some bits of the name's hash, the tag, and a word. A tag that fits makes a
-//! candidate, and whoever asks looks at the word to see whether the name is there. Several words may have the same
-//! name, and each is an entry of its own.
+//! The map stores no names. An entry is some bits of the name's hash, the tag, and a word. An entry with a matching tag
+//! is a candidate, and the caller checks the word for the name. Several words may have the same name; each has an entry
+//! of its own.
 //!
 //! # How it is stored
 //!
-//! 256 segments, chosen by bits of the hash, each a row of 64-byte buckets with room for 10 entries. An entry lives
-//! in its home bucket or, where that is full, in the first one after it with room; each bucket counts the entries
-//! that were sent past it, by a few bits of the tag, so a search ends at the first bucket that sent none like it: for a
-//! name that is not there nearly always in the first line it looks at.
+//! There are 256 segments, chosen by bits of the hash, each a row of 64-byte buckets with room for 10 entries. An entry
+//! is in its home bucket or, if that is full, in the first bucket after it with room. Each bucket counts the entries
+//! that were sent past it, by a few bits of the tag. So a search ends at the first bucket that sent past none like it:
+//! for an unknown name, nearly always in the first line.
 //!
 //! A segment doubles and halves on its own, and no insertion moves more than a few thousand entries. The home is the
-//! hash scaled to the size of the segment, and the tag is what comes after the point: in a segment of twice the size
-//! the first bit of the tag is the last of the home. So entries move by what is written beside them, in the order of
-//! memory. Only those that do not lie in their home have their names read, and the few that have grown so often that
-//! hardly a bit of their tag is left: about one read for six entries on the way to any size. Segments are out of step by design: each changes size at another number of
-//! entries, so the map as a whole is always as full as segments are on average.
+//! integer part of the hash scaled to the size of the segment, and the tag is the fraction. In a segment of twice the
+//! size, the first bit of the tag is the last of the home. So entries move by the bits stored beside them, in the order
+//! of memory. Names are read only for entries outside their home, and for the few that have moved so often that hardly
+//! a bit of their tag is left: about one name for six entries on the way to any size. Segments are out of step by
+//! design: each changes size at another number of entries, so the map as a whole is always as full as segments are on
+//! average.
 //!
-//! The hash is keyed. Whoever names blocks cannot aim at one bucket without the secret; the same name many times
-//! over does fill a row of buckets, and a search for that name looks at all of it.
-//!
-//! A row of buckets that changes size on its own.
-//!
-//! Where an entry belongs in a segment of some size, and how that changes with the size.
-//!
-//! Memory of a segment's buckets: large ones straight from the system, as segments change size all the time and
-//! an allocator would keep what lies between those that are left.
+//! The hash is keyed: without the secret, a client that chooses names cannot aim at one bucket. Many blocks of the same
+//! name do fill a row of buckets, and a search for that name reads all of it.
 
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
@@ -42,14 +36,14 @@ use std::ptr::NonNull;
 
 const SEGMENTS: usize = 256;
 
-/// Where a name would be, whatever the size of the map at the time.
+/// The hash of a name, from which follows its home at any size of its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     hash: u64,
 }
 
 impl Spot {
-    /// Bits that say where in its segment.
+    /// Bits that give the home within the segment.
     const FRACTION_BITS: u32 = u64::BITS - SEGMENTS.ilog2();
 
     /// The highest bits choose the segment.
@@ -58,7 +52,7 @@ impl Spot {
         (self.hash >> Self::FRACTION_BITS) as usize
     }
 
-    /// And all below them the home in it.
+    /// All bits below them choose the home.
     #[inline]
     fn home(self, scale: u64) -> Home {
         Home::new(self.hash & ((1 << Self::FRACTION_BITS) - 1), scale)
@@ -69,7 +63,7 @@ impl Spot {
 #[derive(Clone, Copy, Debug)]
 struct Mixer {
     keys: [u64; 2],
-    /// Tests keep only a few bits of the hash, to have many names in few places.
+    /// Tests keep only a few bits of the hash, so that many names share few homes.
     #[cfg(test)]
     keep: u64,
 }
@@ -84,7 +78,7 @@ impl Mixer {
         }
     }
 
-    /// Two folded multiplications, as one leaves names that differ in few bits too close together.
+    /// Two folded multiplications, because one leaves names that differ in few bits too close together.
     #[inline]
     fn spot(self, name: u64) -> Spot {
         let [first, second] = self.keys;
@@ -101,7 +95,7 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// A number without pattern from one that may have any: the finisher of splitmix64.
+/// A number without pattern from one that may have any: the finisher of SplitMix64.
 const fn spread(secret: u64) -> u64 {
     let mut z = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -109,19 +103,18 @@ const fn spread(secret: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Slots by name. Wherever `name_of` is asked for, it gives the name at a word of the map, the same with which the
-/// word was put there.
+/// Words by name. `name_of` returns the name at a word of the map, the one with which the word was added.
 #[derive(Debug)]
 pub(super) struct NameMap {
     mixer: Mixer,
     segments: Box<[Segment]>,
     entries: usize,
-    /// Segments that have become too empty for their size, one bit each.
+    /// Segments that have become too large for their entries, one bit each.
     underfull: [u64; SEGMENTS / u64::BITS as usize],
 }
 
 impl NameMap {
-    /// An empty map, whose hash nobody can predict who does not know the secret.
+    /// An empty map, whose hash cannot be predicted without the secret.
     pub(super) fn new(secret: u64) -> Self {
         Self {
             mixer: Mixer::new(secret),
@@ -131,32 +124,32 @@ impl NameMap {
         }
     }
 
-    /// Where this name would be.
     #[inline]
     pub(super) fn spot(&self, name: u64) -> Spot {
         self.mixer.spot(name)
     }
 
-    /// Asks for the line that a look-up would begin with.
+    /// Prefetches the line at which a search begins.
     #[inline]
     pub(super) fn prefetch(&self, spot: Spot) {
         prefetch(self.segments[spot.segment()].line(spot));
     }
 
-    /// The first candidate for which `is_it` says yes.
+    /// The first candidate for which `is_it` returns `true`.
     #[inline]
     pub(super) fn find(&self, spot: Spot, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let segment = &self.segments[spot.segment()];
         segment.find(spot, is_it).map(|place| segment.word(place))
     }
 
-    /// Where a name may be: the first entry with its tag. For hints only; the name may be elsewhere, or unknown.
+    /// A word that may have a name: the first entry with its tag. For hints only; the name may be elsewhere, or
+    /// unknown.
     #[inline]
     pub(super) fn likely(&self, spot: Spot) -> Option<u32> {
         self.find(spot, |_| true)
     }
 
-    /// Adds an entry, whether or not there is one like it.
+    /// Adds an entry, even if there is an equal one.
     #[inline]
     pub(super) fn put(&mut self, spot: Spot, word: u32, name_of: impl Fn(u32) -> u64) {
         self.make_room(spot, name_of);
@@ -164,7 +157,7 @@ impl NameMap {
         self.entries += 1;
     }
 
-    /// Adds an entry unless there is a candidate that `same` says yes to: then it is that one, and nothing changes.
+    /// Adds an entry, unless `same` returns `true` for a candidate: then returns that one and changes nothing.
     #[inline]
     pub(super) fn put_unless(
         &mut self,
@@ -179,8 +172,8 @@ impl NameMap {
         Ok(())
     }
 
-    /// Removes the entry of exactly this word; whether there was one. The segment does not get smaller by this but
-    /// by [`shrink`](Self::shrink), as names may not be there to be read in the middle of a removal.
+    /// Removes the entry of exactly this word; returns whether there was one. The segment is shrunk only by
+    /// [`shrink`](Self::shrink), because names may not be readable in the middle of a removal.
     #[inline]
     pub(super) fn take(&mut self, spot: Spot, word: u32) -> bool {
         let at = spot.segment();
@@ -193,14 +186,14 @@ impl NameMap {
         taken
     }
 
-    /// Lets the entry of one word name another, at which the same name is stored; whether there was one.
+    /// Replaces the word of an entry by another word with the same name; returns whether there was one.
     #[inline]
     pub(super) fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
         self.segments[spot.segment()].replace(spot, from, to)
     }
 
-    /// Makes segments smaller that have become too empty, so many of them at most; whether there are more. To be
-    /// called now and then, when the names of all words can be read.
+    /// Shrinks up to `segments_max` underfull segments; returns whether there are more. Call it now and then, when the
+    /// names of all words can be read.
     pub(super) fn shrink(&mut self, segments_max: usize, name_of: impl Fn(u32) -> u64) -> bool {
         let mixer = self.mixer;
         let mut left = segments_max;
@@ -221,18 +214,16 @@ impl NameMap {
         false
     }
 
-    /// Entries.
     pub(super) const fn len(&self) -> usize {
         self.entries
     }
 
-    /// Memory of the map.
     pub(super) fn bytes(&self) -> u64 {
         let buckets: usize = self.segments.iter().map(Segment::bytes).sum();
         (buckets + size_of_val(&*self.segments)) as u64
     }
 
-    /// Makes the segment larger if one more would be too many.
+    /// Enlarges the segment if one more entry would be too many.
     #[inline]
     fn make_room(&mut self, spot: Spot, name_of: impl Fn(u32) -> u64) {
         let mixer = self.mixer;
@@ -243,8 +234,8 @@ impl NameMap {
     }
 }
 
-/// Hundredths of the room that may be used, and below which a segment is too large. A segment that has just grown
-/// or shrunk is far from both.
+/// Percent of the room up to which a segment may be filled, and below which it is underfull. A segment that has just
+/// changed size is far from both.
 const FULL_PERCENT: u64 = 90;
 const UNDERFULL_PERCENT: u64 = 37;
 
@@ -253,7 +244,7 @@ const UNDERFULL_PERCENT: u64 = 37;
 struct Segment {
     buckets: BucketRow,
     entries: u32,
-    /// Entries at which it is full, and at which it is sparse.
+    /// Numbers of entries at which it is full and underfull.
     full: u32,
     underfull: u32,
     /// Its size when it is new, and now, in parts of a bucket.
@@ -261,20 +252,20 @@ struct Segment {
     scale: u64,
 }
 
-/// Where an entry is: bucket and place in it.
+/// The position of an entry: bucket, and place in it.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     bucket: usize,
     at: usize,
 }
 
-/// Entries that fill so many hundredths of a segment of this size.
+/// The number of entries that fill this percentage of a segment of this size.
 const fn entries_at(scale: u64, percent: u64) -> u64 {
     scale * ENTRIES as u64 * percent / (100 * BUCKET_SCALE)
 }
 
 impl Segment {
-    /// Between one bucket and two, as its number is between the first and the last: so segments double out of step.
+    /// Of one to two buckets, in the order of their numbers, so that segments double out of step.
     fn new(number: u32) -> Self {
         let octave = f64::from(number) / SEGMENTS as f64;
         let base = (BUCKET_SCALE as f64 * octave.exp2()) as u16;
@@ -290,7 +281,7 @@ impl Segment {
         self.entries >= self.full
     }
 
-    /// Whether it is much too large for what is in it.
+    /// Whether it is much too large for its entries.
     #[inline]
     fn is_underfull(&self) -> bool {
         self.entries < self.underfull
@@ -310,17 +301,17 @@ impl Segment {
         self.buckets[place.bucket].word(place.at)
     }
 
-    /// The bucket after this one, which is the first after the last.
+    /// The bucket after this one; after the last comes the first.
     #[inline]
     fn after(&self, bucket: usize) -> usize {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// The first entry with the tag that `is_it` says yes to.
+    /// The first entry with the tag for which `is_it` returns `true`.
     #[inline]
     fn find(&self, spot: Spot, mut is_it: impl FnMut(u32) -> bool) -> Option<Place> {
         let Home { mut bucket, tag } = spot.home(self.scale);
-        // Bounded, as a count that has stayed at many may say so all the way round.
+        // Bounded, because counts that have stayed at their maximum may lead all the way round.
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket];
             if let Some(at) = line.with_tag(tag).find(|at| is_it(line.word(*at))) {
@@ -334,14 +325,14 @@ impl Segment {
         None
     }
 
-    /// Adds an entry. The segment is not full, so there is a place.
+    /// Adds an entry. The segment is not full, so there is room.
     #[inline]
     fn put(&mut self, spot: Spot, word: u32) {
         self.put_from(spot.home(self.scale), word);
         self.entries += 1;
     }
 
-    /// Puts an entry at the first place from its home on.
+    /// Puts an entry at the first free position from its home on.
     #[inline]
     fn put_from(&mut self, home: Home, word: u32) {
         let mut bucket = home.bucket;
@@ -356,8 +347,8 @@ impl Segment {
         }
     }
 
-    /// Adds an entry unless there is a candidate that `same` says yes to. Both halves look at the same line, or
-    /// lines, so that the second finds them at hand.
+    /// Adds an entry, unless `same` returns `true` for a candidate. Search and insertion read the same lines, so the
+    /// insertion finds them in the cache.
     #[inline]
     fn put_unless(&mut self, spot: Spot, word: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
         match self.find(spot, same) {
@@ -383,7 +374,7 @@ impl Segment {
         true
     }
 
-    /// Puts another word into the entry with this one.
+    /// Replaces the word of an entry.
     #[inline]
     fn replace(&mut self, spot: Spot, from: u32, to: u32) -> bool {
         let Some(place) = self.find(spot, |other| other == from) else { return false };
@@ -391,12 +382,12 @@ impl Segment {
         true
     }
 
-    /// Gives it the size that suits its entries. Sizes between are left out: from full to the first that is not,
-    /// from sparse to the smallest in which it is not nearly full.
+    /// Gives it the size that fits its entries, skipping sizes in between: from full to the first size at which it is
+    /// not full, from underfull to the smallest at which it is not nearly full.
     #[cold]
     #[inline(never)]
     fn fit(&mut self, spot_of: impl Fn(u32) -> Spot) {
-        /// Of the room, where a segment that shrinks ends up at most.
+        /// How full a segment that shrinks may become.
         const CALM_PERCENT: u64 = 75;
         let entries = u64::from(self.entries);
         let mut scale = self.scale;
@@ -413,7 +404,7 @@ impl Segment {
     }
 
     fn resize(&mut self, scale: u64, spot_of: impl Fn(u32) -> Spot) {
-        // The smallest is never sparse.
+        // The smallest is never underfull.
         let underfull = if scale == u64::from(self.base) { 0 } else { entries_at(scale, UNDERFULL_PERCENT) };
         (self.full, self.underfull) = (entries_at(scale, FULL_PERCENT) as u32, underfull as u32);
         let before = std::mem::replace(&mut self.scale, scale);
@@ -443,8 +434,8 @@ impl Segment {
     }
 }
 
-/// Entries whose home has to be found by their names. These are far apart in memory: they are read in a loop that does
-/// nothing else, so that the misses of many overlap.
+/// Entries whose home follows only from their names. The names are far apart in memory: a loop that does nothing else
+/// reads them, so that many cache misses overlap.
 struct Strays {
     words: [u32; Self::MAX],
     spots: [Spot; Self::MAX],
@@ -463,7 +454,7 @@ impl Strays {
         self.len += 1;
     }
 
-    /// All of them; there are none after it.
+    /// Takes all of them.
     fn take(&mut self, spot_of: impl Fn(u32) -> Spot) -> impl Iterator<Item = (u32, Spot)> {
         let words = &self.words[..std::mem::take(&mut self.len)];
         for (spot, word) in self.spots.iter_mut().zip(words) {
@@ -473,30 +464,30 @@ impl Strays {
     }
 }
 
-/// A size of 1 bucket: sizes are counted in parts of a bucket, so that there are many between one and two.
+/// The size of 1 bucket: sizes are in parts of a bucket, so that there are many between one and two.
 const BUCKET_SCALE: u64 = 1 << (u64::BITS - Spot::FRACTION_BITS);
 
-/// What an entry has of its name's hash beside its home: the bits that come after, at most 14, from the highest down.
-/// A one comes after the last that is known, and zeros after that, so it is never 0.
+/// The bits of the name's hash that an entry stores beside its home: at most 14, those after the home, from the highest
+/// down. The last known bit is followed by a one, then by zeros, so a tag is never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tag(u16);
 
 impl Tag {
     /// Bits of a new one.
     const BITS: u32 = 14;
-    /// Bits that are worth keeping. Half of the entries are younger than the last doubling and half of the rest
+    /// The fewest bits worth keeping. Half of the entries are younger than the last doubling and half of the rest
     /// younger than the one before it, so there are always few with a short tag.
     const BITS_MIN: u32 = 6;
-    /// The one after so many bits.
+    /// The one that follows the last bit of a new tag.
     const END: u16 = 1 << (u16::BITS - Self::BITS - 1);
 
-    /// From the bits, highest first. What does not fit is left out.
+    /// From the bits, highest first. Drops bits that do not fit.
     #[inline]
     const fn new(bits: u16) -> Self {
         Self(bits & !(2 * Self::END - 1) | Self::END)
     }
 
-    /// A tag whose lowest bit is not used, as it is stored and as it is looked for.
+    /// A tag whose lowest bit is not used, as it is stored and as it is searched.
     #[inline]
     const fn bits(self) -> u16 {
         self.0
@@ -507,21 +498,21 @@ impl Tag {
         Self(bits)
     }
 
-    /// The class among `1 << bits`, for so few bits that every tag has them.
+    /// The class among `1 << bits`; every tag has at least this many bits.
     #[inline]
     const fn class(self, bits: u32) -> u32 {
         debug_assert!(bits <= Self::BITS_MIN, "shorter than any tag");
         (self.0 >> (u16::BITS - bits)) as u32
     }
 
-    /// How many bits are known.
+    /// Number of known bits.
     #[inline]
     const fn known(self) -> u32 {
         u16::BITS - 1 - self.0.trailing_zeros()
     }
 }
 
-/// The bucket in which an entry is looked for first, and its tag there.
+/// The bucket in which the search for an entry begins, and the tag there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Home {
     bucket: usize,
@@ -529,8 +520,8 @@ struct Home {
 }
 
 impl Home {
-    /// The fraction of a hash, in a segment of `scale` parts of a bucket: the product has the bucket before the point
-    /// and the tag after it.
+    /// The home of a hash's fraction, in a segment of `scale` parts of a bucket: the integer part of their product is
+    /// the bucket, and the tag comes from its fraction.
     #[inline]
     const fn new(fraction: u64, scale: u64) -> Self {
         let product = fraction as u128 * scale as u128;
@@ -540,7 +531,7 @@ impl Home {
         }
     }
 
-    /// The same after `to` doublings, from what it is after `from`. `None` if hardly a bit of the tag would be left.
+    /// The home after `to` doublings, from that after `from`. `None` if hardly a bit of the tag would be left.
     #[inline]
     const fn moved(self, from: u32, to: u32) -> Option<Self> {
         if to < from { Some(self.halved(from - to)) } else { self.doubled(to - from) }
@@ -565,10 +556,11 @@ impl Home {
     }
 }
 
-/// Buckets from which on they are mapped: what they waste of a page is then small.
+/// Rows of at least this many buckets are mapped: they waste little of their last page.
 const MAPPED_BUCKETS_MIN: usize = 256;
 
-/// Some buckets, empty at first.
+/// A row of buckets, empty at first. Large rows are mapped from the system: segments change size all the time, and an
+/// allocator would keep the gaps between them.
 #[derive(Debug)]
 struct BucketRow {
     start: NonNull<Bucket>,
@@ -576,14 +568,14 @@ struct BucketRow {
     mapped: bool,
 }
 
-// SAFETY: it owns its buckets, as a box would.
+// SAFETY: it owns its buckets, like a box.
 unsafe impl Send for BucketRow {}
 // SAFETY: as above.
 unsafe impl Sync for BucketRow {}
 
 impl BucketRow {
     fn new(len: usize) -> Self {
-        // Pages are zero, which is what empty buckets are.
+        // Mapped pages are zero, and zeros are empty buckets.
         if len >= MAPPED_BUCKETS_MIN
             && let Some(start) = pages::map(len * size_of::<Bucket>())
         {
@@ -597,10 +589,10 @@ impl BucketRow {
 impl Drop for BucketRow {
     fn drop(&mut self) {
         if self.mapped {
-            // SAFETY: mapped in `new` with this size, and nobody else's.
+            // SAFETY: mapped in `new` with this size; this is the only owner.
             return unsafe { pages::unmap(self.start.as_ptr().cast(), self.len * size_of::<Bucket>()) };
         }
-        // SAFETY: leaked from a box of so many in `new`.
+        // SAFETY: leaked in `new` from a box of this length.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)) });
     }
 }
@@ -610,7 +602,7 @@ impl Deref for BucketRow {
 
     #[inline]
     fn deref(&self) -> &[Bucket] {
-        // SAFETY: so many buckets, initialised (zero is a bucket), and borrowed with `self`.
+        // SAFETY: `len` buckets, initialised (zero is a bucket), and borrowed with `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -618,7 +610,7 @@ impl Deref for BucketRow {
 impl DerefMut for BucketRow {
     #[inline]
     fn deref_mut(&mut self) -> &mut [Bucket] {
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

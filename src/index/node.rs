@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_makes_islands_and_closing_it_makes_them_one() {
+    fn a_gap_makes_coverage_sparse_and_closing_it_makes_it_one_run() {
         let mut entry = Entry::anchor(HolderBit(3), 0);
         assert_eq!(runs(&entry.add(0, 10)), [(0, 10)]);
         assert_eq!(runs(&entry.take(4, 6)), [(4, 6)]);

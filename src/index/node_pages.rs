@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_stays_while_one_of_its_numbers_is_waited_for() {
+    fn a_page_stays_while_one_of_its_numbers_is_queued() {
         let mut nodes = Nodes::new();
         let ids: Vec<NodeId> = (0..5 * PAGE_NODES).map(|_| nodes.add(node())).collect();
         let last = ids[ids.len() - 1];
@@ -305,7 +305,7 @@ mod tests {
         let before = nodes.bytes();
         assert!(!nodes.is_used(last) && nodes.from(NodeId(PAGE_NODES as u32)).0 == nodes.end());
         nodes.unqueue(last);
-        assert!(nodes.bytes() < before, "the page went when nobody waited any more");
+        assert!(nodes.bytes() < before, "the page is freed with its last queued number");
         let again: Vec<NodeId> = ids.iter().map(|_| nodes.add(node())).collect();
         assert_eq!((again, nodes.len()), (ids, 5 * PAGE_NODES));
     }

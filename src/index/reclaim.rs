@@ -1,47 +1,44 @@
-//! When memory that readers may still look at can be used again.
+//! Memory reclamation: when memory that readers may still look at can be used again.
 //!
-//! A reader enters ([`Reader::enter`]) before it loads anything and leaves when it has its answer. The writer
-//! unlinks something, pushes it onto its [`Garbage`], and gets it back ([`Garbage::collect`]) once
-//! every reader that was inside when it was handed over has left: its **grace period**. `seize` keeps
-//! the account; this module says what is handed over, and brings it back to the writer's own thread.
+//! A reader enters ([`Reader::enter`]) before it loads anything and leaves when it has its answer. The writer unlinks
+//! something, pushes it onto its [`Garbage`] and flushes. It gets the thing back ([`Garbage::collect`]) once every
+//! reader that was inside at the flush has left: the **grace period**. `seize` tracks the readers; this module decides
+//! what is retired, and brings it back to the writer's own thread.
 //!
 //! # How seize 0.5 behaves, as read in its source
 //!
-//! * To enter is a plain store and a compiler fence where the kernel has `membarrier` (Linux), a SeqCst
-//!   store elsewhere; to leave is one atomic swap. A thread that enters twice is inside until it has left twice.
-//! * What a thread retires gathers in a batch of that thread. When the batch holds `batch_size` entries
-//!   (rounded up to a power of two, 32 or the number of CPUs by default), each further entry tries to send it
-//!   off: one process-wide barrier (up to ~11 µs beside a running reader), then a walk over all threads
-//!   that ever entered. Of these, each that is inside *now* takes one entry of the batch as its list
-//!   node. A batch with fewer entries than threads inside stays where it is: nothing is freed until the same thread
-//!   retires more. Nothing else tries again, and no call does so from outside without becoming a reader.
-//! * Therefore a batch here is one real entry, a whole batch of ours, and entries that mean nothing up to
-//!   [`GUARDS_MAX`], which is also the `batch_size`: every flush is sent off at once, with one barrier,
-//!   and leaves nothing behind in the thread, so the writer may move to another. With more than `GUARDS_MAX`
-//!   threads inside at that moment the batch waits for the next flush: late, never wrong.
-//! * A batch is freed by the last of those readers as it leaves, on its thread, or inside the flush if nobody
-//!   was inside. So the callback does next to nothing there: it pushes the batch onto a lock-free stack from
-//!   which the writer collects. It neither allocates nor frees while the writer lives.
-//! * A reader that stays inside holds up everything that is flushed while it does: [`Garbage::waiting_bytes`]
-//!   grows, and it is the writer's duty to stop before that hurts.
+//! * To enter is a plain store and a compiler fence where the kernel has `membarrier` (Linux), a SeqCst store
+//!   elsewhere; to leave is one atomic swap. A thread that enters twice is inside until it has left twice.
+//! * Entries that a thread retires gather in a batch of that thread. Once the batch holds `batch_size` entries (rounded
+//!   up to a power of two, 32 or the number of CPUs by default), each further entry tries to send it off. That takes
+//!   one process-wide barrier (up to ~11 µs beside a running reader), then a walk over all threads that ever entered.
+//!   Of these, each that is inside *now* takes one entry of the batch as its list node. A batch with fewer entries than
+//!   threads inside stays where it is: nothing is freed until the same thread retires more. Nothing else tries again,
+//!   and no call does so from outside without becoming a reader.
+//! * Therefore a batch here is one real entry, a whole batch of ours, and padding entries up to [`GUARDS_MAX`], which
+//!   is also the `batch_size`. Every flush is sent off at once, with one barrier, and leaves nothing behind in the
+//!   thread, so the writer may move to another. With more than `GUARDS_MAX` threads inside at that moment, the batch
+//!   waits for the next flush: late, never wrong.
+//! * The last of those readers frees the batch on its own thread as it leaves, or the flush does if no reader was
+//!   inside. So the callback does next to nothing there: it pushes the batch onto a lock-free stack from which the
+//!   writer collects. It neither allocates nor frees while the writer lives.
+//! * A reader that stays inside delays everything that is flushed meanwhile: [`Garbage::waiting_bytes`] grows, and the
+//!   writer must stop in time.
 //!
-//! # Who frees what is left
+//! # After the writer is dropped
 //!
-//! The stack is owned by the writer's `Garbage` and by every batch under way. A dropped `Garbage` flushes; if batches
-//! are still under way then, its stack becomes an **orphan**: the reclaimer owns it too, so that the reader who lets
-//! the last batch go frees nothing on its own thread. What has come back to orphans is freed by the next writer of the
-//! reclaimer that collects, or with the last [`Reclaimer`]. What is still in a thread's batch by then is given back by
-//! `seize`.
+//! The writer's `Garbage` and every batch in progress own the stack. A dropped `Garbage` flushes. If batches are still
+//! in progress then, its stack becomes an **orphan**: the reclaimer owns it too, so that the reader that releases the
+//! last batch frees nothing on its own thread. The next writer of the reclaimer that collects frees what has come back
+//! to orphans; otherwise the last [`Reclaimer`] does. `seize` frees what is still in a thread's batch by then.
 //!
-//! The writer's side: what waits for its grace period.
+//! # The stack
 //!
-//! A lock-free stack: anybody pushes a node, one takes them all.
-//!
-//! | tag  | who pushes                        | who takes                          |
-//! |------|-----------------------------------|------------------------------------|
+//! | tag  | push                              | take                                  |
+//! |------|-----------------------------------|---------------------------------------|
 //! | PUSH | Release exchange of the head      | Acquire exchange of the head for null |
 //!
-//! Nodes are taken all at once and never one by one, so a head that is compared equal is the head: there is no ABA.
+//! All nodes are taken at once and never one by one, so a head that compares equal is the same head: there is no ABA.
 
 #![expect(unsafe_code, reason = "seize takes raw pointers, and what comes back goes onto an intrusive stack")]
 
@@ -56,14 +53,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Threads that can be inside at once without delaying what is freed.
 pub(super) const GUARDS_MAX: usize = 64;
 
-/// Keeps memory that was taken out of an index until no lookup can be looking at it. Clones are the same one.
+/// Keeps memory that was taken out of an index until no lookup can be looking at it. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Reclaimer {
     collector: Arc<seize::Collector>,
     orphans: Arc<Orphans>,
 }
 
-/// Stacks whose writer is gone and to which batches still come back. Only writers look here.
+/// Stacks whose writer is gone and to which batches still come back. Only writers use this.
 #[derive(Debug, Default)]
 struct Orphans {
     stacks: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
@@ -74,11 +71,11 @@ struct Orphans {
 impl Orphans {
     fn adopt(&self, stack: Arc<dyn Any + Send + Sync>) {
         self.stacks.lock().unwrap_or_else(PoisonError::into_inner).push(stack);
-        // Relaxed: who is late looks the next time; the lock orders the rest.
+        // Relaxed: a thread that is late sees it the next time; the lock orders the rest.
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Frees the stacks to which everything has come back.
+    /// Frees the stacks to which all batches have come back.
     fn free(&self) {
         // Relaxed: as above.
         if !self.any.load(Ordering::Relaxed) {
@@ -95,13 +92,12 @@ impl Orphans {
 }
 
 impl Reclaimer {
-    /// A new one, with nobody inside.
+    /// A new one, without readers.
     #[must_use]
     pub fn new() -> Self {
         Self { collector: Arc::new(seize::Collector::new().batch_size(GUARDS_MAX)), orphans: Arc::default() }
     }
 
-    /// A handle to enter by.
     pub(super) fn reader(&self) -> Reader {
         Reader { reclaimer: self.clone() }
     }
@@ -113,28 +109,28 @@ impl Default for Reclaimer {
     }
 }
 
-/// A reader's handle: the way in.
+/// A reader's handle.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     reclaimer: Reclaimer,
 }
 
 impl Reader {
-    /// Enters. Until the guard is dropped, nothing is given back that is pushed from now on, nor anything that
-    /// was pushed but not yet flushed.
+    /// Enters. Until the guard is dropped, garbage is not returned if it is pushed from now on, or was pushed but not
+    /// yet flushed.
     #[inline]
     pub(super) fn enter(&self) -> Guard<'_> {
         Guard { guard: self.reclaimer.collector.enter() }
     }
 
-    /// Whether this guard has entered here.
+    /// Whether this guard protects readers of this handle.
     #[inline]
     pub(super) fn is_inside(&self, guard: &Guard<'_>) -> bool {
         guard.is_of(&self.reclaimer)
     }
 }
 
-/// Somebody is inside.
+/// Proof that a reader is inside.
 #[derive(Debug)]
 pub(super) struct Guard<'a> {
     guard: seize::LocalGuard<'a>,
@@ -148,9 +144,9 @@ impl Guard<'_> {
     }
 }
 
-/// A batch is handed over when it holds so many items.
+/// A batch is handed over when it holds this many items.
 pub(super) const BATCH_ITEMS: usize = 64;
-/// A batch is handed over when it holds so much.
+/// A batch is handed over when it holds this many bytes.
 pub(super) const BATCH_BYTES: u64 = 1 << 20;
 
 /// Items that are retired together.
@@ -158,7 +154,7 @@ pub(super) const BATCH_BYTES: u64 = 1 << 20;
 struct Batch<T> {
     items: Vec<T>,
     bytes: u64,
-    /// Where it goes when it comes back; kept by the batch so that there is such a place.
+    /// Where the batch comes back; the batch keeps it alive.
     bin: Option<Arc<Bin<T>>>,
 }
 
@@ -168,7 +164,7 @@ struct Bin<T> {
     returned: Stack<Batch<T>>,
 }
 
-/// What a writer has unlinked and readers may still be looking at. Dropped, it leaves the rest to the reclaimer.
+/// Memory that a writer has unlinked and readers may still look at. When dropped, it leaves the rest to the reclaimer.
 #[derive(Debug)]
 pub(super) struct Garbage<T: Send + 'static> {
     reclaimer: Reclaimer,
@@ -180,7 +176,6 @@ pub(super) struct Garbage<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Garbage<T> {
-    /// Nothing waits yet.
     pub(super) fn new(reclaimer: &Reclaimer) -> Self {
         Self {
             reclaimer: reclaimer.clone(),
@@ -192,7 +187,7 @@ impl<T: Send + 'static> Garbage<T> {
         }
     }
 
-    /// Takes something that no reader who enters from now on can reach. `bytes` is what it keeps from being used.
+    /// Adds an item that no reader can reach that enters from now on. `bytes` is the memory that it occupies.
     pub(super) fn push(&mut self, item: T, bytes: u64) {
         if self.items.capacity() == 0 {
             self.items.reserve(BATCH_ITEMS);
@@ -203,14 +198,14 @@ impl<T: Send + 'static> Garbage<T> {
         self.waiting_items += 1;
     }
 
-    /// Hands over what was pushed, if it is enough for a batch.
+    /// Hands over the pushed items, if they are enough for a batch.
     pub(super) fn flush(&mut self) {
         if self.items.len() >= BATCH_ITEMS || self.items_bytes >= BATCH_BYTES {
             self.flush_now();
         }
     }
 
-    /// Hands over what was pushed: its grace period begins.
+    /// Hands over the pushed items: their grace period begins.
     pub(super) fn flush_now(&mut self) {
         if self.items.is_empty() {
             return;
@@ -219,17 +214,17 @@ impl<T: Send + 'static> Garbage<T> {
         let batch = Batch { items, bytes, bin: Some(Arc::clone(&self.bin)) };
         let node = Box::into_raw(Box::new(StackNode::new(batch)));
         let collector = &self.reclaimer.collector;
-        // SAFETY: the node is this call's alone and stays valid until `passed` gets it, once. Its items are out of
-        // the reach of readers who enter from now on, by the contract of `push`; they may have come from another
-        // thread and go to another, which `T: Send` allows.
+        // SAFETY: only this call has the node, which stays valid until `passed` gets it, once. Readers that enter from
+        // now on cannot reach its items, by the contract of `push`; the items may have come from another thread and go
+        // to another, which `T: Send` allows.
         unsafe { collector.retire(node, passed::<T>) };
         for _ in 1..GUARDS_MAX {
-            // SAFETY: nothing is done with the pointer.
+            // SAFETY: the pointer is never used.
             unsafe { collector.retire(NonNull::<u8>::dangling().as_ptr(), nothing) };
         }
     }
 
-    /// Gives back everything that has passed its grace period.
+    /// Returns every item that has passed its grace period.
     pub(super) fn collect(&mut self, mut give: impl FnMut(T)) {
         for batch in self.bin.returned.take() {
             self.waiting_bytes -= batch.bytes;
@@ -239,12 +234,12 @@ impl<T: Send + 'static> Garbage<T> {
         self.reclaimer.orphans.free();
     }
 
-    /// What was pushed and has not been given back, in bytes.
+    /// Bytes that were pushed and have not been returned.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.waiting_bytes
     }
 
-    /// How many things were pushed and have not been given back.
+    /// Items that were pushed and have not been returned.
     #[cfg(test)]
     pub(super) fn waiting_items(&self) -> usize {
         self.waiting_items
@@ -254,7 +249,7 @@ impl<T: Send + 'static> Garbage<T> {
 impl<T: Send + 'static> Drop for Garbage<T> {
     fn drop(&mut self) {
         self.flush_now();
-        // This writer and nobody else: everything has come back, and goes with the writer.
+        // If only this writer has the bin, everything has come back, and is freed with the writer.
         if Arc::strong_count(&self.bin) > 1 {
             self.reclaimer.orphans.adopt(Arc::clone(&self.bin) as Arc<dyn std::any::Any + Send + Sync>);
         }
@@ -265,19 +260,19 @@ impl<T: Send + 'static> Drop for Garbage<T> {
 ///
 /// # Safety
 ///
-/// `node` came from `Box::into_raw` and is given to this call.
+/// `node` came from `Box::into_raw` and belongs to this call.
 unsafe fn passed<T>(node: *mut StackNode<Batch<T>>, _: &seize::Collector) {
-    // SAFETY: by the promise above nobody else has the node.
+    // SAFETY: by the promise above, no other thread has the node.
     let bin = unsafe { &mut (*ptr::addr_of_mut!((*node).value)).bin }.take();
     if let Some(bin) = bin {
-        // SAFETY: as above; it is the stack's from here on.
+        // SAFETY: as above; from here on it belongs to the stack.
         unsafe { bin.returned.push(node) };
-        // Where the writer is gone, the reclaimer has the bin too, so that nothing is freed here.
+        // If the writer is gone, the reclaimer has the bin too, so that nothing is freed here.
         drop(bin);
     }
 }
 
-/// Fills a batch of `seize`.
+/// Pads a batch of `seize`.
 ///
 /// # Safety
 ///
@@ -297,14 +292,14 @@ impl<T> StackNode<T> {
     }
 }
 
-/// The stack. It owns what is on it.
+/// A lock-free stack: any thread pushes a node, one takes them all. It owns its nodes.
 #[derive(Debug)]
 pub(super) struct Stack<T> {
     head: AtomicPtr<StackNode<T>>,
     owned: PhantomData<*mut StackNode<T>>,
 }
 
-// SAFETY: nodes go from thread to thread by value, so a value that may do so is enough for both.
+// SAFETY: nodes go from thread to thread by value, so `T: Send` suffices for both.
 unsafe impl<T: Send> Send for Stack<T> {}
 // SAFETY: as above; no reference to a value on the stack is given out.
 unsafe impl<T: Send> Sync for Stack<T> {}
@@ -318,14 +313,14 @@ impl<T> Stack<T> {
     ///
     /// # Safety
     ///
-    /// `node` came from `Box::into_raw` and is the caller's alone; it is the stack's from now on.
+    /// `node` came from `Box::into_raw` and belongs to the caller alone; from now on it belongs to the stack.
     pub(super) unsafe fn push(&self, node: *mut StackNode<T>) {
-        // Relaxed: what is below is not looked at, only remembered.
+        // Relaxed: the node below is not read, only stored.
         let mut below = self.head.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the node is the caller's alone until the exchange succeeds.
+            // SAFETY: the node belongs to the caller alone until the exchange succeeds.
             unsafe { (*node).below = below };
-            // PUSH: pairs with the exchange in `take`. Nodes that others pushed below are handed on with it: an
+            // PUSH: pairs with the exchange in `take`. It also publishes the nodes that others pushed below: an
             // exchange continues the release sequence of those before. Relaxed on failure: as above.
             match self.head.compare_exchange_weak(below, node, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -336,7 +331,7 @@ impl<T> Stack<T> {
 
     /// Takes all nodes, the last pushed first.
     pub(super) fn take(&self) -> Taken<T> {
-        // Relaxed: nothing is looked at; what is pushed at this moment is there the next time.
+        // Relaxed: no node is read; one that is pushed at this moment is taken the next time.
         if self.head.load(Ordering::Relaxed).is_null() {
             return Taken { top: ptr::null_mut() };
         }
@@ -351,7 +346,7 @@ impl<T> Drop for Stack<T> {
     }
 }
 
-/// What was taken from a stack; drops what is not asked for.
+/// The nodes taken from a stack; drops those that are not iterated.
 pub(super) struct Taken<T> {
     top: *mut StackNode<T>,
 }
@@ -363,7 +358,7 @@ impl<T> Iterator for Taken<T> {
         if self.top.is_null() {
             return None;
         }
-        // SAFETY: it came from `Box::into_raw` by the promise of `push`, and was taken off the stack by this alone.
+        // SAFETY: it came from `Box::into_raw` by the promise of `push`, and only this has taken it off the stack.
         let node = unsafe { Box::from_raw(self.top) };
         self.top = node.below;
         Some(node.value)
@@ -383,7 +378,7 @@ mod tests {
     use std::sync::{Barrier, mpsc};
     use std::thread;
 
-    /// Counts how often it is dropped; a second drop of the same is seen by its flag.
+    /// Counts how often it is dropped; the flag reveals a second drop of the same value.
     struct Counted {
         drops: Arc<AtomicUsize>,
         alive: Box<bool>,
@@ -398,7 +393,7 @@ mod tests {
     impl Drop for Counted {
         fn drop(&mut self) {
             assert!(std::mem::take(&mut *self.alive));
-            // Relaxed: the thread that looks has joined or dropped what did this.
+            // Relaxed: the counting thread has joined or dropped the thread that did this.
             self.drops.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -410,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn with_nobody_inside_everything_comes_back_at_once() {
+    fn without_readers_everything_comes_back_at_once() {
         let mut garbage = Garbage::new(&Reclaimer::new());
         (0..10_u32).for_each(|item| garbage.push(item, 100));
         garbage.flush();
@@ -484,7 +479,7 @@ mod tests {
         });
     }
 
-    /// `threads` of them are inside while one item is flushed; does it come back when they have left?
+    /// `threads` threads are inside while one item is flushed; returns whether it comes back when they have left.
     fn comes_back_beside(threads: usize) -> bool {
         let reclaimer = Reclaimer::new();
         let mut garbage = Garbage::new(&reclaimer);
@@ -520,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_goes_first() {
+    fn a_writer_may_be_dropped_before_its_readers() {
         let drops = Arc::new(AtomicUsize::new(0));
         let reclaimer = Reclaimer::new();
         let reader = reclaimer.reader();
@@ -555,14 +550,14 @@ mod tests {
         drop(guard);
         // Relaxed, here and below: one thread.
         assert_eq!(drops.load(Ordering::Relaxed), 0, "freed where a reader left");
-        // The writer after it does it.
+        // The next writer frees it.
         next.collect(drop);
         assert_eq!(drops.load(Ordering::Relaxed), 200);
         assert!(!reclaimer.orphans.any.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn the_readers_go_first() {
+    fn readers_may_be_dropped_before_their_writer() {
         let drops = Arc::new(AtomicUsize::new(0));
         let mut garbage = {
             let reclaimer = Reclaimer::new();
@@ -579,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_never_see_what_came_back() {
+    fn readers_never_see_reclaimed_memory() {
         const ROUNDS: usize = 3_000;
         let drops = Arc::new(AtomicUsize::new(0));
         let reclaimer = Reclaimer::new();
@@ -613,7 +608,8 @@ mod tests {
                 garbage.flush();
                 garbage.collect(|(address, _counted)| {
                     let old = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(address);
-                    // SAFETY: it has passed its grace period. Relaxed: nobody looks, and who did would fail.
+                    // SAFETY: it has passed its grace period. Relaxed: no reader looks at it, and one that did would
+                    // fail.
                     unsafe { (*old).store(usize::MAX, Ordering::Relaxed) };
                     // SAFETY: as above; it came from `Box::into_raw`, and comes back once.
                     drop(unsafe { Box::from_raw(old) });

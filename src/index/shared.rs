@@ -7,11 +7,12 @@
 //!
 //! # What a reader can see of a writer that panicked
 //!
-//! * **Before the swap**: the old tree as it was left, as if the scheduler had stopped the writer for good. Every reader
-//!   handles that already: it tries a multi-write or an odd version
-//!   [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) times, each for a bounded number of spins, and then the answer
-//!   says `contended`. So no reader spins for ever. An answer without `contended` is the state before or after the
-//!   interrupted event, because one step shows each event. By then trust has fallen, so neither state is called `exact`.
+//! * **Before the swap**: the old tree as it was left, as if the scheduler had stopped the writer for good. Every
+//!   reader handles that already: it tries a multi-write or an odd version
+//!   [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) times, each for a bounded number of spins, and then the
+//!   answer says `contended`. So no reader spins for ever. An answer without `contended` is the state before or after
+//!   the interrupted event, because one step shows each event. By then trust has fallen, so neither state is called
+//!   `exact`.
 //! * **After the swap**: the new tree, in which every line is empty. A reader cannot mix the two: one try of a lookup
 //!   loads the shared index once, and words, lines and holder bits all come from it. Holder bits of the old tree mean
 //!   nothing in the new one: their table has an edition of its own, by which the reader's buffer is filled again.
@@ -25,11 +26,12 @@
 //! |-------|------------------------------------------------------|-----------------------------------------|
 //! | INDEX | Release store of the pointer, the new tree before it | SeqCst load of the pointer, once inside |
 //!
-//! The load is SeqCst for the grace period, like those of tables and holder bits (see [`super::reclaim`]). The old shared
-//! index owns the old head, the old table and the old arena's memory together with the old tree. It goes to the new
-//! tree's garbage after the swap, and so lives until every reader that can have loaded it has left. The old tree's
-//! garbage frees the overflow records beside headers. Some of them may still have been named by a header when the writer
-//! panicked. None of those is handed to the reclaimer before the swap, because that is the last step of an event.
+//! The load is SeqCst for the grace period, like those of tables and holder bits (see [`super::reclaim`]). The old
+//! shared index owns the old head, the old table and the old arena's memory together with the old tree. It goes to the
+//! new tree's garbage after the swap, and so lives until every reader that can have loaded it has left. The old tree's
+//! garbage frees the overflow records beside headers. Some of them may still have been named by a header when the
+//! writer panicked. None of those is handed to the reclaimer before the swap, because that is the last step of an
+//! event.
 
 #![expect(unsafe_code, reason = "what readers share with the writer is replaced behind pointers")]
 

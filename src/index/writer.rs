@@ -486,7 +486,7 @@ impl ShardWriter {
     /// Sets the number of references of the device's only group to a block beyond the first.
     #[cfg(test)]
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
-        let worker = self.worker_mut(slot).expect("somebody's");
+        let worker = self.worker_mut(slot).expect("a worker in the slot");
         let holder = worker.tiers[0].groups[0].holder;
         let before = worker.extras.set(name, holder, extras);
         worker.tiers[0].references += u64::from(extras) - u64::from(before);

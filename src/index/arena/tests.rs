@@ -30,15 +30,13 @@ impl Held {
     }
 }
 
-/// All that is free makes whole chunks again.
-#[track_caller]
 /// Words of the chunks that have not given their memory back.
 fn present_words(arena: &Arena) -> u64 {
     (arena.chunk_records.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
 }
 
 #[test]
-fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again() {
+fn unused_chunks_give_their_memory_back_and_are_used_again() {
     let mut arena = Arena::new();
     let view = arena.view();
     let extents = 6 * CHUNK_WORDS / EXTENT_WORDS_MAX;
@@ -57,7 +55,7 @@ fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again()
         assert!(all.iter().enumerate().all(|(at, extent)| arena.owner(extent.base) == at as u32 + 1));
         assert!(all.iter().enumerate().all(|(at, extent)| arena.word(extent.base + 7) == at as u64));
         all.iter().for_each(|extent| arena.free(extent.base, extent.words));
-        // One that is kept, and the newest, of which nothing is in use.
+        // One that is kept, and the newest, of which no granule is in use.
         assert_eq!(arena.chunk_records.len() - arena.released.len(), 2);
         // SAFETY: this thread is the writer and writes nothing while it looks.
         let stale = unsafe { view.words(3 * CHUNK_WORDS, 8) };
@@ -67,6 +65,8 @@ fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again()
     assert_eq!(arena.chunk_records.len(), 6, "numbers are used again");
 }
 
+/// Panics unless all free granules make whole chunks again.
+#[track_caller]
 fn assert_whole(arena: &mut Arena) {
     let chunks = arena.chunk_records.len() as u32;
     assert_eq!(arena.free_words(), present_words(arena));
@@ -80,7 +80,7 @@ fn assert_whole(arena: &mut Arena) {
     assert_eq!(arena.free_words(), present_words(arena));
 }
 
-/// Frees all of an extent or some of its granules; what stays is one or two extents.
+/// Frees all of an extent or some of its granules; the rest is one or two extents.
 fn free_some(arena: &mut Arena, rng: &mut StdRng, held: Held, left: &mut Vec<Held>) {
     let count = granules(held.words);
     let from = if rng.random_bool(0.5) { 0 } else { rng.random_range(0..count) };
@@ -150,7 +150,7 @@ fn random_extents_never_overlap_and_all_come_back() {
 }
 
 #[test]
-fn an_extent_grows_only_into_what_is_free() {
+fn an_extent_grows_only_into_free_granules() {
     let mut arena = Arena::new();
     let first = arena.allocate(8).expect("there is room");
     assert!(arena.extend(first.base, 8, 6), "shorter is there already");
@@ -197,10 +197,10 @@ fn too_much_is_refused() {
 }
 
 #[test]
-fn what_is_not_there_is_nothing() {
+fn words_outside_the_arena_are_no_words() {
     let mut arena = Arena::new();
     let view = arena.view();
-    // SAFETY: there is nothing that could change.
+    // SAFETY: the arena has no words that could change.
     assert!(unsafe { view.words(0, 8) }.is_empty());
     assert!(arena.words(77, 0).is_empty() && arena.owner(u32::MAX) == 0);
     let extent = arena.allocate(8).expect("there is room");
@@ -239,14 +239,14 @@ fn words_are_set_and_moved() {
 }
 
 #[test]
-fn a_reader_sees_what_it_is_told_of() {
+fn a_reader_sees_the_words_of_an_index_that_it_got() {
     use std::sync::mpsc;
     let mut arena = Arena::new();
     let view = arena.view();
-    let (tell, told) = mpsc::channel::<Held>();
+    let (send, received) = mpsc::channel::<Held>();
     let reader = std::thread::spawn(move || {
         let mut seen = 0_u64;
-        for held in told {
+        for held in received {
             // SAFETY: the channel orders the write before this, and nothing is written again or freed.
             assert!(unsafe { view.words(held.base, held.words) }.iter().copied().eq(held.pattern()));
             seen += u64::from(held.words);
@@ -254,16 +254,16 @@ fn a_reader_sees_what_it_is_told_of() {
         seen
     });
     let mut rng = StdRng::seed_from_u64(3);
-    let mut told = 0;
+    let mut sent = 0;
     for stamp in 0..2_000 {
         let Allocation { base, words } = arena.allocate(rng.random_range(1..=EXTENT_WORDS_MAX)).expect("there is room");
         let held = Held { base, words, stamp };
         held.fill(&mut arena);
-        told += u64::from(words);
-        tell.send(held).expect("the reader is there");
+        sent += u64::from(words);
+        send.send(held).expect("the reader is there");
     }
-    drop(tell);
-    assert_eq!(reader.join().expect("the reader found all as it should be"), told);
+    drop(send);
+    assert_eq!(reader.join().expect("the reader found all as it should be"), sent);
 }
 
 #[test]

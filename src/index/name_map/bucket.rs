@@ -1,9 +1,7 @@
-//! One cache line of entries.
+//! A bucket of the name map: one cache line of entries, and the comparison of all its tags at once.
 //!
-//! The tags of a bucket as they are stored, looked at all at once.
-//!
-//! A stored tag is [`AWAY`] or not, then known bits of the hash, a one, and zeros. The one that is looked for has all its
-//! bits, and is shifted left by one: nothing is in the place of [`AWAY`], and the lowest bit is not used.
+//! A stored tag is a bit ([`AWAY`] or not), then known bits of the hash, a one, and zeros. A searched tag has all its
+//! bits and is shifted left by one: it has no bit for [`AWAY`], and its lowest bit is not used.
 
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
 
@@ -12,7 +10,7 @@ use super::Tag;
 /// Entries of a bucket.
 pub(super) const ENTRIES: usize = 10;
 
-/// Tags first and together, as they are compared all at once.
+/// Tags first and together, because they are compared all at once.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Bucket {
@@ -21,9 +19,9 @@ pub(super) struct Bucket {
     words: [u32; ENTRIES],
 }
 
-/// How many entries, whose home is here or before here, were sent past a full bucket: a count of 4 bits for each of
-/// 8 classes of tags, so that few of those who look here for what is not there go on to the next bucket. A count
-/// that has reached 15 stays: it is no longer known how many there are.
+/// How many entries, with their home here or before, were sent past a full bucket: a count of 4 bits for each of 8
+/// classes of tags, so that few searches for unknown names go on to the next bucket. A count that has reached 15 stays,
+/// because the true number is no longer known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Passed(u32);
 
@@ -46,7 +44,7 @@ impl Passed {
 
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is a line");
 
-/// Which entries of a bucket, one bit each.
+/// Some entries of a bucket, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entries(u32);
 
@@ -71,19 +69,17 @@ impl Iterator for Entries {
 impl Bucket {
     pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), words: [0; ENTRIES] };
 
-    /// The entries that may have this tag: as far as theirs are known, they are the same.
+    /// The entries that may have this tag: their known bits are equal.
     #[inline]
     pub(super) fn with_tag(&self, tag: Tag) -> Entries {
         Entries(alike(&self.tags, tag.bits()))
     }
 
-    /// The places without an entry.
     #[inline]
     pub(super) fn vacant(&self) -> Entries {
         Entries(vacant(&self.tags))
     }
 
-    /// All entries.
     #[inline]
     pub(super) fn filled(&self) -> Entries {
         Entries(!self.vacant().0 & ((1 << ENTRIES) - 1))
@@ -95,7 +91,7 @@ impl Bucket {
         self.passed.count(tag) > 0
     }
 
-    /// One with this tag is sent past.
+    /// Counts an entry with this tag that is sent past.
     #[inline]
     pub(super) fn pass(&mut self, tag: Tag) {
         if self.passed.count(tag) < Passed::MANY {
@@ -103,10 +99,10 @@ impl Bucket {
         }
     }
 
-    /// One with this tag that was sent past is gone.
+    /// Counts that an entry with this tag that was sent past is gone.
     #[inline]
     pub(super) fn unpass(&mut self, tag: Tag) {
-        debug_assert!(self.has_passed(tag), "whoever is gone was counted");
+        debug_assert!(self.has_passed(tag), "an entry that is gone was counted");
         if self.passed.count(tag) < Passed::MANY {
             self.passed.0 -= 1 << Passed::place(tag);
         }
@@ -124,7 +120,7 @@ impl Bucket {
         (tag & AWAY == 0).then(|| Tag::from_bits(tag << 1))
     }
 
-    /// Puts an entry at a place, of which this bucket is the home or not.
+    /// Puts an entry at a place; `is_home` tells whether this bucket is its home.
     #[inline]
     pub(super) fn fill(&mut self, at: usize, tag: Tag, is_home: bool, word: u32) {
         self.tags[at] = tag.bits() >> 1 | if is_home { 0 } else { AWAY };
@@ -142,13 +138,13 @@ impl Bucket {
     }
 }
 
-/// The tag of an entry that is not there.
+/// The tag of a vacant place.
 pub(super) const NO_TAG: u16 = 0;
 
-/// Set where an entry is in another bucket than its home.
+/// Set if an entry is in another bucket than its home.
 pub(super) const AWAY: u16 = 1 << 15;
 
-/// Which of the tags may be the one that is wanted, one bit each: as far as they are known, they are the same.
+/// Which of the tags may be the wanted one, one bit each: their known bits are equal.
 #[inline]
 pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -157,7 +153,7 @@ pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     alike_scalar(tags, wanted)
 }
 
-/// Which of the entries are not there.
+/// Which of the places are vacant, one bit each.
 #[inline]
 pub(super) fn vacant(tags: &[u16; ENTRIES]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -170,7 +166,7 @@ pub(super) fn vacant(tags: &[u16; ENTRIES]) -> u32 {
 fn alike_scalar(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     which(tags, |stored| {
         let tag = stored << 1;
-        // The last one and all below it. Of what is not there it is nothing, and nothing is never wanted.
+        // The last one bit and all below it. A vacant place has none, and the wanted tag is never 0.
         let unknown = tag ^ tag.saturating_sub(1);
         tag | unknown == wanted | unknown
     })
@@ -189,16 +185,16 @@ fn which(tags: &[u16; ENTRIES], is_it: impl Fn(u16) -> bool) -> u32 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64 as sse2;
 
-/// Tags of a register; a second load covers the last 8, of which the first load has seen 6.
+/// Tags of a register. A second load covers the last 8, of which the first load has seen 6.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const WIDE: usize = 8;
 
-/// As the scalar twin.
+/// As the scalar reference.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn alike_sse2(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     let [low, high] = load(tags);
-    // SAFETY: SSE2 is there on every x86-64, and what is used of it takes no pointers.
+    // SAFETY: every x86-64 processor has SSE2, and these intrinsics take no pointers.
     unsafe {
         let wanted = sse2::_mm_set1_epi16(wanted.cast_signed());
         let ones = sse2::_mm_set1_epi16(1);
@@ -211,7 +207,7 @@ fn alike_sse2(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     }
 }
 
-/// As the scalar twin.
+/// As the scalar reference.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn vacant_sse2(tags: &[u16; ENTRIES]) -> u32 {
@@ -231,7 +227,7 @@ fn load(tags: &[u16; ENTRIES]) -> [sse2::__m128i; 2] {
     unsafe { [sse2::_mm_loadu_si128(start.cast()), sse2::_mm_loadu_si128(start.add(ENTRIES - WIDE).cast())] }
 }
 
-/// A bit for each tag from all or none of its bits.
+/// One bit for each tag, from all or none of its bits.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn gather(low: sse2::__m128i, high: sse2::__m128i) -> u32 {
@@ -244,7 +240,7 @@ fn gather(low: sse2::__m128i, high: sse2::__m128i) -> u32 {
 mod tests {
     use super::*;
 
-    /// Of some bits, highest first, with a one after them.
+    /// A tag of these bits, highest first, with a one after them.
     fn tag(bits: &str) -> Tag {
         let end = u16::from_str_radix(&format!("{bits}1"), 2).unwrap();
         Tag::from_bits(end << (15 - bits.len()))

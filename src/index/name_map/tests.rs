@@ -4,7 +4,7 @@ use rand::{RngExt, SeedableRng};
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 
-/// The map beside what it should say.
+/// The map beside a model of it.
 struct Pair {
     map: NameMap,
     words: HashMap<u64, BTreeSet<u32>>,
@@ -86,7 +86,7 @@ impl Pair {
     fn check(&self, name: u64) {
         let mut found = BTreeSet::new();
         let first = self.map.find(self.spot(name), |word| {
-            // Nothing that was taken or replaced is a candidate, whatever its name.
+            // No removed or replaced word is a candidate, whatever its name.
             assert!(self.words[&self.names[word as usize]].contains(&word));
             if self.names[word as usize] == name {
                 assert!(found.insert(word), "{word} is there twice");
@@ -129,7 +129,7 @@ fn random_run(seed: u64, keep: u64, names_max: u64, entries_max: usize) {
 }
 
 #[test]
-fn random_names_and_slots() {
+fn random_names_and_words() {
     random_run(1, u64::MAX, 1 << 40, 6_000);
     random_run(2, u64::MAX, 3_000, 6_000);
     random_run(3, u64::MAX, 20, 800);
@@ -137,8 +137,8 @@ fn random_names_and_slots() {
 
 #[test]
 fn names_that_collide() {
-    // One segment, and at most 256 homes and tags; then one home for all, and tags alike; then neither segment nor
-    // home nor tag tells anything.
+    // One segment, and at most 256 homes and tags; then one home for all, and tags alike; then segment,
+    // home and tag are equal for all.
     random_run(4, 0x00ff_0000_0000_0000, 1_000, 2_000);
     random_run(5, 0xff00_0000_0000_ffff, 1_000, 2_000);
     random_run(6, 0x0180_0000_0000_0000, 50, 300);
@@ -271,7 +271,7 @@ fn quick_timing() {
     let nanos = |started: std::time::Instant| started.elapsed().as_nanos() as f64 / f64::from(ENTRIES);
     println!("filling: {:.1} ns each, {:.2} B each", nanos(started), map.bytes() as f64 / f64::from(ENTRIES));
     let started = std::time::Instant::now();
-    // As a caller does it: a spot is made once, and its line asked for.
+    // As callers do it: the spot is computed once, and its line prefetched.
     let ahead = |map: &NameMap, at: usize| {
         let spot = map.spot(names[at.min(names.len() - 1)]);
         map.prefetch(spot);
@@ -306,7 +306,7 @@ fn quick_timing() {
 const FRACTION_END: u64 = 1 << Spot::FRACTION_BITS;
 
 #[test]
-fn what_moves_is_where_it_would_have_been_put() {
+fn a_moved_entry_is_where_it_would_have_been_put() {
     let mut rng = StdRng::seed_from_u64(1);
     for _ in 0..20_000 {
         let (fraction, base) = (rng.random_range(0..FRACTION_END), rng.random_range(BUCKET_SCALE..2 * BUCKET_SCALE));

@@ -90,11 +90,7 @@ const _: () = assert!(cfg!(all(test, kvrouted_loom)) || size_of::<Root>() == 64,
 
 impl Root {
     pub(super) fn new() -> Self {
-        Self {
-            sequence: SeqWord::new(),
-            inline: std::array::from_fn(|_| AtomicU64::new(0)),
-            spill: AtomicU64::new(0),
-        }
+        Self { sequence: SeqWord::new(), inline: std::array::from_fn(|_| AtomicU64::new(0)), spill: AtomicU64::new(0) }
     }
 
     /// The sequence before a walk; `None` = a change is in progress.

@@ -1,4 +1,4 @@
-//! Which vector instructions this processor has: detected once, for every module with vector forms of a scalar function.
+//! Which vector instructions this processor has: detected once, for all modules with vector forms of their functions.
 //!
 //! A module maps the level to the forms that it has, and calls a `#[target_feature]` function only at a level that
 //! includes its features. (`event::msgpack` reads runs of numbers by a crate that detects features itself, and needs a

@@ -51,7 +51,8 @@ impl SeqWord {
         fence(Ordering::Release);
     }
 
-    /// Begins a change, where several threads may try to; `false` if another thread is changing the words, or by chance.
+    /// Begins a change, where several threads may try to. `false` if another thread is changing the words; rarely, too, if
+    /// none is.
     #[inline]
     pub(crate) fn try_begin_write(&self) -> bool {
         // Relaxed: the exchange decides.

@@ -1,4 +1,5 @@
-//! The bounds of a shard: its memory, its workers, what a clear costs readers, and what a reader can hold up.
+//! The bounds of a shard: its memory, its workers, the cost of a clear for readers, and the garbage that a reader can
+//! delay.
 
 #![cfg(feature = "daemon")]
 
@@ -18,7 +19,7 @@ const GROUP: GroupId = GroupId(0);
 /// Blocks of one prompt.
 const PROMPT: u64 = 64;
 
-/// A shard with one reader, and the words to say what happens to it shortly.
+/// A shard with one reader, and short calls for its events.
 struct Index {
     writer: ShardWriter,
     reader: IndexReader,
@@ -42,7 +43,7 @@ impl Index {
         self.writer.store(slot, &store)
     }
 
-    /// Removes the last `blocks` of the first `of` blocks of a prompt, the last one first.
+    /// Removes the last `blocks` of the first `of` blocks of a prompt, the last block first.
     fn remove(&mut self, slot: WorkerSlot, prompt: u64, of: u64, blocks: u64) {
         let mut hashes = names(prompt, of).split_off((of - blocks) as usize);
         hashes.reverse();
@@ -59,7 +60,7 @@ impl Index {
         self.depths.of(SHARD, slot).device
     }
 
-    /// Cleans up until nothing waits.
+    /// Sweeps and reclaims until nothing is left to do.
     fn settle(&mut self) {
         for _ in 0..8 {
             while self.writer.sweep(8192) {}
@@ -69,7 +70,7 @@ impl Index {
     }
 }
 
-/// Memory comes from the system in pieces, so an account may grow by one without a leak.
+/// Memory comes from the system in pieces, so the count may grow by one piece without a leak.
 const PIECE_BYTES: u64 = 2 << 20;
 
 /// No two prompts share a block.
@@ -81,7 +82,7 @@ fn contents(prompt: u64, blocks: u64) -> Vec<LocalHash> {
     (0..blocks).map(|at| LocalHash(mixed(!(prompt * PROMPT + at)))).collect()
 }
 
-/// A number that looks like a hash, another for each `of` (splitmix64's last step).
+/// A number that looks like a hash, another for each `of` (the last step of SplitMix64).
 const fn mixed(of: u64) -> u64 {
     let a = of.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -134,7 +135,7 @@ fn a_store_beyond_the_memory_ceiling_is_refused_and_answers_stay_right() {
     }
 }
 
-/// What worker `at` holds of the shared prompt in the test of many workers.
+/// Blocks of the shared prompt that worker `at` holds in the test of many workers.
 const fn holdings(at: u32) -> TierBlocks {
     let device = at % 33;
     TierBlocks { device, host: at % 7, disk: at % 3, external: at % 2 }
@@ -205,7 +206,7 @@ fn a_clear_is_immediate_and_what_follows_it_counts() {
     for prompt in 0..PROMPTS {
         index.ask(prompt);
         assert_eq!(index.depths.of(SHARD, slot), TierBlocks::default());
-        // While the rest of what was cleared has not been swept.
+        // The rest of the cleared blocks has not been swept yet.
         index.store(slot, prompt, 1 + prompt % PROMPT, Tier::Device);
         assert_eq!(index.device(slot, prompt), 1 + (prompt % PROMPT) as u32);
         index.writer.sweep(16);
@@ -217,7 +218,7 @@ fn a_clear_is_immediate_and_what_follows_it_counts() {
     }
 }
 
-/// Takes prompts in and evicts others, at a fixed number of blocks. Asks on the way whether that is seen.
+/// Stores prompts and evicts others, at a fixed number of blocks. Checks the answers on the way.
 struct Churn {
     held: VecDeque<u64>,
     next: u64,
@@ -227,7 +228,7 @@ impl Churn {
     const PROMPTS: usize = 512;
 
     fn turn(&mut self, index: &mut Index, slot: WorkerSlot) {
-        // One of the older half in two parts, so that there are gaps among what stays, and the oldest whole.
+        // One prompt of the older half in two parts, so that gaps remain, and the oldest prompt whole.
         if self.held.len() > Self::PROMPTS {
             let any = (mixed(self.next) % (self.held.len() as u64 / 2)) as usize;
             if let Some(prompt) = self.held.remove(any) {
@@ -271,7 +272,7 @@ fn memory_is_flat_under_churn() {
 #[test]
 fn a_reader_that_never_rests_cannot_make_garbage_grow() {
     const TURNS: usize = 6000;
-    /// More than the largest batches that wait, and far less than what these turns discard.
+    /// More than the largest batches that wait, and far less than these iterations discard.
     const GARBAGE_BYTES_MAX: u64 = 64 << 20;
     let mut index = Index::new(ShardLimits::default());
     let slot = index.worker();

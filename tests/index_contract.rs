@@ -1,5 +1,5 @@
-//! The index contract case by case: the streams on which radix trees of other routers give another answer,
-//! ambiguity, groups, tiers, and several shards.
+//! The index contract case by case: the streams for which radix trees of other routers give another answer, ambiguity,
+//! groups, tiers, and several shards.
 
 #![cfg(feature = "daemon")]
 
@@ -130,7 +130,7 @@ fn a_store_at_the_root_of_what_was_held_before_its_batch_is_not_counted() {
     assert!(!below.ambiguous && below.stored == 1, "only at the root");
     let elsewhere = index.store_in(W1, None, &FOUR, Tier::Host, 0);
     assert!(!elsewhere.ambiguous && elsewhere.stored == 4, "another tier");
-    // Removed and stored again within a batch is no second copy.
+    // A block removed and stored again within a batch is no second copy.
     let mut index = Index::new(1);
     index.store(W1, None, &[(101, 11)]);
     index.writer.begin_batch(W1);
@@ -172,7 +172,7 @@ fn a_hash_that_takes_a_vacated_place_does_not_inherit_what_was_below() {
     index.store(W1, Some(101), &[(102, 12)]);
     assert_eq!(index.device(W1, 11..=14), 4, "the longer of two chains of the same content");
     index.remove(W1, &[102]);
-    // The old hash comes back elsewhere, and what hung under it with it.
+    // The old hash comes back elsewhere, and its children with it.
     index.store(W1, None, &[(102, 42)]);
     assert_eq!((index.device(W1, 11..=14), index.device(W1, [42, 13, 14])), (3, 3));
 }

@@ -1,7 +1,7 @@
-//! Dumps of one worker, slice by slice while others go on, against the oracle; and what another shard makes of
-//! them.
+//! Dumps of one worker, slice by slice while other workers change, against the oracle; and the shards into which they
+//! are loaded.
 //!
-//! `KVROUTED_SEEDS` says how many seeds each test takes, `KVROUTED_SEED` takes one alone.
+//! `KVROUTED_SEEDS` is the number of seeds of each test; `KVROUTED_SEED` runs a single one.
 
 #![cfg(feature = "daemon")]
 
@@ -25,12 +25,12 @@ const EVENTS: usize = 500;
 /// Events of others between two slices.
 const BETWEEN: usize = 4;
 const SHARD: ShardId = ShardId(0);
-/// A worker that a shard has beside those of the stream.
+/// A worker of a shard beside those of the stream.
 const FRESH: usize = 0;
 
 type Counts = BTreeMap<(EngineHash, Tier, GroupId), u32>;
 
-/// What a dump has given out.
+/// The stores of a dump.
 #[derive(Debug, Default)]
 struct Dump {
     stores: Vec<Stored>,
@@ -49,7 +49,7 @@ impl Dump {
         more
     }
 
-    /// All of a worker at once.
+    /// Dumps all of a worker at once.
     fn whole(writer: &ShardWriter, slot: WorkerSlot) -> Self {
         let (mut dump, mut cursor) = (Self::default(), DumpCursor::default());
         while dump.slice(writer, slot, &mut cursor, usize::MAX) {}
@@ -61,8 +61,8 @@ impl Dump {
         self.stores.iter().map(|store| store.hashes.len()).sum()
     }
 
-    /// Every binding and every reference of the model, and nothing else; a parent before its children, where
-    /// the chain to the root is complete.
+    /// Compares with every binding and every reference of the model. Where the chain to the root is complete, a parent
+    /// comes before its children.
     fn check(&self, oracle: &Oracle) {
         let mut counts = Counts::new();
         let (rooted, mut seen) = (rooted(oracle), BTreeSet::<EngineHash>::new());
@@ -100,7 +100,7 @@ struct Loaded {
     writer: ShardWriter,
     reader: IndexReader,
     slot: WorkerSlot,
-    /// What the worker is to be.
+    /// The model of the worker.
     oracle: Oracle,
     limits: ShardLimits,
 }
@@ -127,7 +127,7 @@ impl Loaded {
         Self { writer, reader: IndexReader::new(vec![reader]), slot, oracle: oracle.clone(), limits }
     }
 
-    /// Figures and answers are the model's.
+    /// Counts and answers equal the model's.
     fn check(&self, queries: &[Vec<LocalHash>]) {
         let (held, expected) = (self.writer.held(self.slot), self.oracle.held());
         assert_eq!(
@@ -141,7 +141,7 @@ impl Loaded {
         }
     }
 
-    /// Figures, digests and answers are those of the worker that was dumped.
+    /// Counts, digests and answers equal those of the dumped worker.
     fn is_like(&self, twin: &Twin, slot: WorkerSlot, queries: &[Vec<LocalHash>]) {
         let (here, there) = (self.writer.held(self.slot), twin.writer.held(slot));
         assert_eq!((here.bound, here.by_tier, here.references), (there.bound, there.by_tier, there.references));
@@ -156,7 +156,7 @@ impl Loaded {
         }
     }
 
-    /// The worker goes on as the one that was dumped would.
+    /// The worker takes the next events as the dumped one would.
     fn apply(&mut self, event: &Event) {
         let outcome = event.apply_to_writer(&mut self.writer, self.slot);
         if let Outcome::Stored(stored) = outcome
@@ -172,7 +172,7 @@ impl Loaded {
     }
 }
 
-/// Which workers are there after some events.
+/// The workers that exist after some events.
 fn present(workers: usize, events: &[Event]) -> Vec<bool> {
     let mut present = vec![true; workers];
     for event in events {
@@ -185,7 +185,7 @@ fn present(workers: usize, events: &[Event]) -> Vec<bool> {
     present
 }
 
-/// Dumps every worker of a stream in turn, in slices of several sizes, while the others go on.
+/// Dumps every worker of a stream in turn, in slices of several sizes, while the others change.
 fn dumps(test: &str, count: u64, style: Style, node_blocks_max: usize) {
     let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
     for seed in seeds(count) {
@@ -224,13 +224,13 @@ fn dump_beside_others(
         loaded.is_like(&twin, slot, queries);
         Dump::whole(&loaded.writer, loaded.slot).check(oracle);
         let own = events[BEFORE..].iter().filter(|event| event.worker() == Some(worker));
-        // Which blocks are of the batch that was under way is not in a dump.
+        // A dump does not say which blocks belong to the current batch.
         [begin_batch(worker)].iter().chain(own).for_each(|event| loaded.apply(event));
         loaded.check(queries);
     }
 }
 
-/// Prompts of several workers that call most blocks the same, in several tiers and groups.
+/// Prompts of several workers that use mostly the same names, in several tiers and groups.
 const FLEET: Alphabet = Alphabet { workers: 4, hashes: 2000, locals: 3, groups: 2, seeds: 1, tiers: 3 };
 const PROMPTS: Shape = Shape::Prompts { prompts: 12, blocks_max: 40, step_blocks_max: 24, aliases: false };
 
@@ -272,7 +272,7 @@ fn prompts_beyond_one_node() {
     dumps("index_dump::prompts_beyond_one_node", 2, Style { of, shape, rates: Rates::USUAL }, 1024);
 }
 
-/// What one tier has of a chain hangs under what only another has, in one node and in several.
+/// One tier's part of a chain is below blocks that only another tier has, in one node and in several.
 #[test]
 fn a_parent_comes_first_whichever_tier_has_it() {
     let blocks: Vec<(u64, u64)> = (1..=20).map(|at| (at, at + 100)).collect();

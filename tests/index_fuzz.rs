@@ -1,9 +1,9 @@
-//! The index against the oracle over many seeded streams, each under other limits. A stream that fails is
-//! cut down to the shortest list of events that still does, printed as calls that can be pasted into
-//! [`cases_that_once_mattered_hold`].
+//! The index against the oracle over many seeded streams, each under other limits. A failing stream is reduced to the
+//! shortest list of events that still fails, printed as calls that can be pasted into
+//! [`past_failures_stay_fixed`].
 //!
-//! `KVROUTED_SEEDS` says how many seeds each test takes (300), `KVROUTED_SEED` takes one alone, and
-//! `KVROUTED_TRACE` prints each before it is taken, for when the process does not survive it.
+//! `KVROUTED_SEEDS` is the number of seeds of each test (300), `KVROUTED_SEED` runs a single one, and `KVROUTED_TRACE`
+//! prints each before it runs, in case the process does not survive it.
 
 #![cfg(feature = "daemon")]
 
@@ -27,16 +27,16 @@ const MANY_EVENTS_MAX: usize = 2400;
 
 /// One worker, one tier, very few hashes.
 const CROWDED: Alphabet = Alphabet { workers: 1, hashes: 5, locals: 2, groups: 1, seeds: 1, tiers: 1 };
-/// All that the contract knows, in moderation.
+/// All events of the contract, in moderation.
 const MIXED: Alphabet = Alphabet { workers: 3, hashes: 8, locals: 2, groups: 3, seeds: 2, tiers: 4 };
 /// One content for every block.
 const ALIASED: Alphabet = Alphabet { workers: 2, hashes: 12, locals: 1, groups: 1, seeds: 1, tiers: 2 };
 /// Two tiers and two groups, few hashes.
 const GROUPED: Alphabet = Alphabet { workers: 2, hashes: 6, locals: 2, groups: 2, seeds: 1, tiers: 2 };
-/// Prompts of several workers, in the device alone.
+/// Prompts of several workers, in the device tier alone.
 const FLEET: Alphabet = Alphabet { workers: 4, hashes: 400, locals: 3, groups: 1, seeds: 1, tiers: 1 };
 
-/// Limits as a seed has it: usual ones, and such under which what is rare happens all the time.
+/// The limits of a seed: usual ones, and some under which rare cases happen all the time.
 fn limits(rng: &mut Xoshiro256PlusPlus, workers: usize) -> ShardLimits {
     let mut limits = ShardLimits::default();
     if rng.random_bool(0.1) {
@@ -124,11 +124,11 @@ fn prompts_of_several_names_and_tiers() {
     fuzz("index_fuzz::prompts_of_several_names_and_tiers", Style { of, shape, rates: Rates::CLEARING });
 }
 
-/// Lists that are short, and go where an index can go wrong.
+/// Short lists of events at which an index can go wrong.
 #[test]
-fn cases_that_once_mattered_hold() {
+fn past_failures_stay_fixed() {
     let cases = [
-        // A place is taken by another name and taken back.
+        // Another name takes a place, and the first takes it back.
         vec![
             store(0, None, &[(1, 0), (2, 1), (3, 0)], Tier::Device, 0, 0),
             remove(0, Tier::Device, 0, &[2]),
@@ -136,7 +136,7 @@ fn cases_that_once_mattered_hold() {
             store(0, Some(1), &[(2, 1)], Tier::Device, 0, 0),
             remove(0, Tier::Device, 0, &[4]),
         ],
-        // A clear of one tier under blocks that another holds, then a worker in the slot of the one before.
+        // A clear of one tier under blocks that another holds, then a new worker in the slot of the one before.
         vec![
             store(0, None, &[(1, 0), (2, 0)], Tier::Device, 0, 0),
             store(0, Some(1), &[(2, 0), (3, 0)], Tier::Host, 0, 0),
@@ -149,7 +149,7 @@ fn cases_that_once_mattered_hold() {
             store(0, None, &[(1, 0)], Tier::Host, 0, 0),
             publish(),
         ],
-        // Blocks that are each other's parents, and wait for ever.
+        // Blocks that are each other's parents, and stay dormant for ever.
         vec![
             store(0, Some(2), &[(1, 0)], Tier::Device, 0, 0),
             store(0, Some(1), &[(2, 0)], Tier::Device, 0, 0),

@@ -1,6 +1,6 @@
-//! Memory of a whole process: what a worker took goes back to the system when the worker is emptied.
+//! Memory of a whole process: the memory of an emptied worker goes back to the system.
 //!
-//! One test alone, as it looks at its process; with the daemon's allocator.
+//! The only test of its binary, because it measures its process; with the daemon's allocator.
 
 #![cfg(feature = "daemon")]
 
@@ -34,7 +34,7 @@ fn store(writer: &mut ShardWriter, slot: WorkerSlot, first: u64, blocks: u64) {
     assert_eq!(writer.store(slot, &blocks).refused, None);
 }
 
-/// Everything that an ingest thread does when nothing comes.
+/// All that an ingest thread does when no event arrives.
 fn rest(writer: &mut ShardWriter) {
     for _ in 0..64 {
         while writer.sweep(8192) {}
@@ -47,7 +47,7 @@ fn rest(writer: &mut ShardWriter) {
 fn an_emptied_worker_gives_its_memory_back_to_the_system() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
     let slots = [(); 2].map(|()| writer.add_worker().expect("room"));
-    // Something stays that the other worker holds.
+    // The other worker holds something that stays.
     store(&mut writer, slots[1], 1 << 60, 50);
     let (resident_before, account_before) = (resident_bytes(), writer.memory().bytes());
     for by_clear in [false, true] {
@@ -72,7 +72,7 @@ fn an_emptied_worker_gives_its_memory_back_to_the_system() {
         rest(&mut writer);
         let account_left = writer.memory().bytes().saturating_sub(account_before);
         assert!(account_left < 12 << 20, "{account_left} of {account} bytes stay in the account");
-        // The allocator hands pages back some time later, when it is asked for something.
+        // The allocator returns pages some time later, during a call.
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
             drop(vec![0_u8; 1 << 20]);

@@ -1,8 +1,8 @@
-//! The index against the oracle: random streams over small alphabets, so that hashes collide, middles are
-//! removed, blocks are stored twice, parents are unknown, contents have several names and slots are reused.
+//! The index against the oracle: random streams over small alphabets, so that hashes collide, middles are removed,
+//! blocks are stored twice, parents are unknown, contents have several names and slots are reused.
 //!
-//! A failing case is written to `tests/index_properties.regressions` and tried first from then on:
-//! `cargo test --test index_properties` replays it.
+//! A failing case is written to `tests/index_properties.regressions` and replayed first from then on: `cargo test
+//! --test index_properties`.
 
 #![cfg(feature = "daemon")]
 
@@ -17,16 +17,16 @@ use oracle::twin::Twin;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
-/// What happens to a worker, before it is known what the worker has.
+/// An action on a worker, before it is known what the worker holds.
 #[derive(Clone, Debug)]
 enum Action {
     Store(Stored),
-    /// A store that was made before, by any worker, as it was or in another tier or group.
+    /// An earlier store of any worker, repeated as it was or in another tier or group.
     Again {
         pick: usize,
         place: Option<(Tier, u32)>,
     },
-    /// Blocks under one that the worker has.
+    /// Blocks below one that the worker has.
     Under {
         pick: usize,
         blocks: Vec<(u64, u64)>,
@@ -50,7 +50,7 @@ enum Action {
     Replace,
     Sweep(usize),
     Publish,
-    /// Everything is compared.
+    /// Compares everything.
     Look,
 }
 
@@ -83,7 +83,8 @@ fn action(of: Alphabet) -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Where some groups serve sliding windows: all stores are of the device and the host, most of blocks in several groups.
+/// For groups that serve sliding windows: all stores are of device and host, and most blocks are stored in several
+/// groups.
 fn windowed_action(of: Alphabet) -> impl Strategy<Value = Action> {
     let window = (1..of.groups, 0_u32..4);
     let everywhere = (any::<usize>(), 0..of.groups).prop_map(|(pick, group)| (pick, Some((Tier::Device, group))));
@@ -103,7 +104,7 @@ fn limits() -> impl Strategy<Value = ShardLimits> {
     })
 }
 
-/// A store of no worker yet.
+/// A store that has no worker yet.
 fn stored(parent: Option<EngineHash>, blocks: &[(u64, u64)], tier: Tier, group: u32, seed: u64) -> Stored {
     let hashes = blocks.iter().map(|(hash, _)| EngineHash(*hash)).collect();
     let locals = blocks.iter().map(|(_, local)| LocalHash(*local)).collect();
@@ -114,7 +115,7 @@ fn nth(oracle: &Oracle, pick: usize) -> Option<(EngineHash, Tier, GroupId)> {
     oracle.counts.keys().nth(pick.checked_rem(oracle.counts.len())?).copied()
 }
 
-/// What an action is, given what the worker has and what was stored before.
+/// The event of an action, given what the worker holds and what was stored before.
 fn event(action: &Action, worker: usize, oracle: &Oracle, past: &[Stored]) -> Option<Event> {
     Some(match action {
         Action::Store(stored) => Event::Store(Stored { worker, ..stored.clone() }),
@@ -188,7 +189,7 @@ fn stream(of: Alphabet, length: usize) -> impl Strategy<Value = Vec<(usize, Acti
 
 /// One worker, one tier, very few hashes: everything happens to everything.
 const CROWDED: Alphabet = Alphabet { workers: 1, hashes: 5, locals: 2, groups: 1, seeds: 1, tiers: 1 };
-/// All that the contract knows, in moderation.
+/// All events of the contract, in moderation.
 const MIXED: Alphabet = Alphabet { workers: 3, hashes: 8, locals: 2, groups: 3, seeds: 2, tiers: 4 };
 /// One content for every block, and a group that may be a window.
 const ALIASED_WINDOWS: Alphabet = Alphabet { groups: 2, hashes: 8, ..ALIASED };
@@ -236,7 +237,7 @@ proptest! {
         run(limits, ALIASED_WINDOWS.workers, &actions);
     }
 
-    /// Next to nothing may wait or be reserved, so removed middles lose their places all the time.
+    /// Hardly any block may be dormant or reserved, so removed middles lose their places all the time.
     #[test]
     fn streams_that_may_not_wait_agree_with_the_oracle(
         limits in limits(), actions in stream(CROWDED, 120), dormant_max in 0_usize..3
@@ -244,7 +245,7 @@ proptest! {
         run(ShardLimits { dormant_blocks_max: dormant_max, ..limits }, CROWDED.workers, &actions);
     }
 
-    /// Few names for one content, so that places are taken from removed blocks all the time.
+    /// Few names for one content, so that names take the places of removed blocks all the time.
     #[test]
     fn streams_of_few_names_agree_with_the_oracle(
         limits in limits(), actions in stream(ALIASED, 160), aliases_max in 1_usize..4
@@ -252,7 +253,7 @@ proptest! {
         run(ShardLimits { aliases_max, ..limits }, ALIASED.workers, &actions);
     }
 
-    /// A full worker refuses what the oracle refuses, and a clear that must sweep at once changes nothing.
+    /// A full worker refuses what the oracle refuses, and a clear that must sweep at once changes no answer.
     #[test]
     fn bounded_streams_agree_with_the_oracle(
         limits in limits(), actions in stream(MIXED, 120), blocks_max in 1_u64..8

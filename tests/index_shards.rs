@@ -1,6 +1,6 @@
-//! Lookups over several shards against the oracle. Shards hold parts of the same prompts, so that their walks go the
-//! same ways side by side, and some of them are not for a quick walk: they have tiers, contents with several names,
-//! more than a word of lanes, or a reclaimer of their own.
+//! Lookups over several shards against the oracle. Shards hold parts of the same prompts, so that their walks take the
+//! same paths. Some of them need the branching walk: they have tiers, contents with several names, or more than a word
+//! of holder bits. Some have a reclaimer of their own.
 
 #![cfg(feature = "daemon")]
 
@@ -16,22 +16,21 @@ use oracle::twin::numbers;
 /// Seeds for each number of shards, one for each size of nodes.
 const SEEDS: u64 = NODE_BLOCKS_MAX.len() as u64;
 const NODE_BLOCKS_MAX: [usize; 3] = [2, 8, 1024];
-/// Events of a shard. Each takes some more than the one before, so that no two are alike.
+/// Events of a shard. Each shard takes some more than the one before, so that no two are alike.
 const EVENTS: usize = 150;
 const EVENTS_MORE: usize = 20;
-/// Events of a shard between two looks.
+/// Events of a shard between two checks.
 const LOOK_EVENTS: usize = 60;
-/// More than are walked side by side.
 const SHARDS_MAX: u16 = 9;
 
 const LOCALS: u64 = 3;
-/// For the quick walk.
+/// For the fast walk.
 const PLAIN: Alphabet = Alphabet { workers: 3, hashes: 400, locals: LOCALS, groups: 1, seeds: 1, tiers: 1 };
 const TIERED: Alphabet = Alphabet { tiers: 4, ..PLAIN };
-/// More than a word of lanes.
+/// More than a word of holder bits.
 const WIDE: Alphabet = Alphabet { workers: 70, ..PLAIN };
 
-/// What a shard of an index is like.
+/// The kind of a shard.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain,
@@ -104,7 +103,7 @@ impl Part {
     }
 }
 
-/// Some shards, of a kind each, looked at now and then while they change.
+/// Some shards, each of a kind, checked now and then while they change.
 fn answers_hold(kinds: impl Fn(u16) -> Kind, shards: u16, seed: u64) {
     let limits = ShardLimits { node_blocks_max: NODE_BLOCKS_MAX[seed as usize], ..ShardLimits::default() };
     let shared = Reclaimer::new();
@@ -124,7 +123,7 @@ fn answers_hold(kinds: impl Fn(u16) -> Kind, shards: u16, seed: u64) {
 }
 
 #[test]
-fn shards_for_the_quick_walk_answer_as_one_each() {
+fn shards_for_the_fast_walk_answer_as_single_ones() {
     for (shards, seed) in (1..=SHARDS_MAX).flat_map(|shards| (0..SEEDS).map(move |seed| (shards, seed))) {
         answers_hold(|_| Kind::Plain, shards, seed);
     }

@@ -1,4 +1,4 @@
-//! Digests: equal where the same is held, however it came about, and different where it is not.
+//! Digests: equal for equal sets of blocks, whatever their history, and different for different sets.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;
@@ -30,7 +30,7 @@ fn digests(writer: &ShardWriter, slot: WorkerSlot) -> [TierDigest; 4] {
     Tier::ALL.map(|tier| writer.digest(slot, tier))
 }
 
-/// Gives a fresh worker what a model holds, block by block in a chance order.
+/// Stores the blocks of a model into a fresh worker, block by block in a random order.
 fn copy(oracle: &Oracle, writer: &mut ShardWriter, slot: WorkerSlot, rng: &mut Xoshiro256PlusPlus) {
     let mut references: Vec<(EngineHash, Tier, GroupId)> = Vec::new();
     for ((hash, tier, group), (count, _)) in &oracle.counts {
@@ -44,7 +44,7 @@ fn copy(oracle: &Oracle, writer: &mut ShardWriter, slot: WorkerSlot, rng: &mut X
         let store = StoreBlocks { parent, hashes: &hashes, locals: &locals, tier, group, seed };
         assert_eq!(writer.store(slot, &store).stored, 1, "{hash}");
     }
-    // A group counts from its first store on, also when it has nothing any more.
+    // A group counts from its first store on, even if it has no block any more.
     let other = [EngineHash(u64::MAX)];
     for (tier, group) in &oracle.announced {
         let (tier, group, locals, seed) = (*tier, *group, [LocalHash(u64::MAX)], Seed(0));
@@ -83,7 +83,7 @@ fn the_same_holdings_have_the_same_digest() {
     });
 }
 
-/// What a tier of a model holds.
+/// The blocks that a tier of a model holds.
 fn held(oracle: &Oracle, tier: Tier) -> BTreeSet<EngineHash> {
     oracle.bindings.keys().copied().filter(|hash| oracle.holds(*hash, tier)).collect()
 }

@@ -1,4 +1,4 @@
-//! What is left when everything is gone.
+//! The memory that is left when every block is gone.
 
 use crate::oracle::event::{Event, add_worker, remove_worker};
 use crate::oracle::replay::for_seeds;
@@ -14,10 +14,10 @@ const STYLE: Style = Style {
     shape: Shape::Prompts { prompts: 16, blocks_max: 64, step_blocks_max: 24, aliases: true },
     rates: Rates::REMOVING,
 };
-/// What an empty shard may keep beyond what it began with: memory comes from the system in pieces, and the
-/// last one is kept.
+/// What an empty shard may keep beyond its first size: memory comes from the system in pieces, and the last one is
+/// kept.
 const KEPT_BYTES_MAX: u64 = 4 << 20;
-/// Publishes after which nothing waits for readers where there are none.
+/// Publishes after which no garbage waits, if there are no readers.
 const SETTLE_PUBLISHES: usize = 8;
 
 fn settle(writer: &mut ShardWriter) {
@@ -36,7 +36,7 @@ fn twin(seed: u64, events: usize) -> (Twin, Vec<Event>) {
     (Twin::new(limits, FLEET.workers, &queries), stream.events(events))
 }
 
-/// Asserts that little is accounted for, and nothing waits.
+/// Asserts that the shard counts little memory, and that no garbage waits.
 fn assert_empty(writer: &ShardWriter, at_first: ShardMemory) {
     let now = writer.memory();
     assert_eq!(now.garbage_bytes, 0, "nobody reads: {now:?}");
@@ -63,7 +63,7 @@ fn nothing_is_left_after_every_block_is_removed() {
     });
 }
 
-/// Settles, and looks at everything.
+/// Publishes until no garbage waits, and checks everything.
 fn settle_twin(twin: &mut Twin) {
     for _ in 0..SETTLE_PUBLISHES {
         while twin.writer.sweep(4096) {}

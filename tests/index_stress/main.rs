@@ -1,6 +1,6 @@
-//! The index over long streams: small capacities, long prompts, digests, and what is left when all is gone.
+//! The index over long streams: small capacities, long prompts, digests, and the memory that is left at the end.
 //!
-//! `KVROUTED_STRESS_SECONDS` says how long each test goes on, seed after seed; `KVROUTED_SEED` takes one.
+//! `KVROUTED_STRESS_SECONDS` is how long each test runs, seed after seed; `KVROUTED_SEED` runs a single one.
 
 #![cfg(feature = "daemon")]
 

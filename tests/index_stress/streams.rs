@@ -11,7 +11,7 @@ use std::time::Duration;
 const TIME: Duration = Duration::from_secs(1);
 const FLEET: Alphabet = Alphabet { workers: 4, hashes: 2000, locals: 3, groups: 1, seeds: 1, tiers: 1 };
 
-/// Takes streams of `events` events with a look at everything after each `every`.
+/// Runs streams of `events` events and checks everything after each `every`.
 fn stress(test: &'static str, style: Style, events: usize, every: usize, limits: impl Fn(u64) -> ShardLimits) {
     for_seeds(test, 2, TIME, |seed| {
         let node_blocks_max = [8, 1024, 2][seed as usize % 3];
@@ -23,7 +23,7 @@ fn stress(test: &'static str, style: Style, events: usize, every: usize, limits:
     });
 }
 
-/// Next to no room for anything.
+/// Hardly any capacity for anything.
 fn tiny(seed: u64) -> ShardLimits {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     ShardLimits {
@@ -49,7 +49,7 @@ fn tiny_capacities_of_anything() {
     stress("index_stress::tiny_capacities_of_anything", style, 4000, 23, tiny);
 }
 
-/// Workers whose engines have sliding windows: one group of two reaches so many blocks back.
+/// Workers whose engines have sliding windows: one of two groups needs this many of the last blocks.
 #[test]
 fn sliding_windows() {
     let of = Alphabet { groups: 2, tiers: 2, ..FLEET };

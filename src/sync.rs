@@ -33,6 +33,7 @@ pub(crate) use std::sync::atomic::Ordering;
 /// So a read whose two loads give the same even number is of one moment. The words are atomics, loaded and stored
 /// Relaxed. (A line of the index's table, `index::header`, has a sequence of its own: one word with the node's key.)
 #[derive(Debug, Default)]
+#[repr(transparent)]
 pub(crate) struct SeqWord(AtomicU64);
 
 impl SeqWord {

@@ -36,7 +36,7 @@ pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
 /// Words of a granule: one cache line.
 pub(super) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
 /// Words of an extent, at most.
-pub(super) const EXTENT_WORDS_MAX: u32 = 1024;
+const EXTENT_WORDS_MAX: u32 = 1024;
 
 const CHUNK_BITS: u32 = 18;
 const GRANULE_BITS: u32 = 3;

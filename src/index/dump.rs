@@ -174,5 +174,5 @@ impl Slice<'_, '_> {
 fn groups(worker: &Worker) -> impl Iterator<Item = (Tier, GroupId)> + '_ {
     Tier::ALL
         .into_iter()
-        .flat_map(|tier| worker.tiers[tier.index()].groups.iter().map(move |group| (tier, group.group)))
+        .flat_map(|tier| worker.layers[tier.index()].groups.iter().map(move |group| (tier, group.group)))
 }

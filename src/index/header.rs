@@ -47,13 +47,13 @@ use super::node::{Bits, Entry, Node, NodeId};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Partially covering holder bits that fit in a header.
-pub(super) const PARTIALS_MAX: usize = 4;
+const PARTIALS_MAX: usize = 4;
 /// The parent in an unused line at which a search ends.
 pub(super) const PARENT_EMPTY: u32 = u32::MAX;
 /// The parent in an unused line over which a search goes on.
 pub(super) const PARENT_TOMBSTONE: u32 = u32::MAX - 1;
 /// The greatest id that a parent can have.
-pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
+const PARENT_MAX: u32 = u32::MAX - 2;
 /// [`Header::flags`]: other variants of this key may exist.
 pub(super) const FORKED: u8 = 1 << 0;
 /// [`Header::flags`]: the node has no children.
@@ -425,7 +425,7 @@ fn shown<'a>(entry: &'a Entry, len: u16, holders: &HolderBits) -> Shown<'a> {
     let record = holders.record(entry.holder);
     match &entry.sparse {
         _ if record.state != HolderState::Shown => Shown::Nothing,
-        Some(sparse) if record.tier != Layer::Device => Shown::Sparse(sparse),
+        Some(sparse) if record.layer != Layer::Device => Shown::Sparse(sparse),
         _ if entry.cut == len => Shown::Full,
         _ if entry.cut == 0 => Shown::Nothing,
         _ => Shown::Cut(entry.cut),

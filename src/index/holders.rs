@@ -37,7 +37,7 @@ pub(super) enum HolderState {
 pub(super) struct HolderRecord {
     pub(super) slot: WorkerSlot,
     pub(super) life: u64,
-    pub(super) tier: Layer,
+    pub(super) layer: Layer,
     pub(super) state: HolderState,
     /// For windows: how many of the last blocks of a prompt they must have.
     pub(super) window_blocks: u32,
@@ -98,8 +98,8 @@ pub(super) struct HolderBits {
 impl HolderBits {
     /// A holder bit of which no node has an entry; `None` when the numbers are used up. The lowest are given out first,
     /// so that few workers need few words.
-    pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, tier: Layer, state: HolderState) -> Option<HolderBit> {
-        let record = HolderRecord { slot, life, tier, state, window_blocks: 0, nodes: 0 };
+    pub(super) fn give(&mut self, slot: WorkerSlot, life: u64, layer: Layer, state: HolderState) -> Option<HolderBit> {
+        let record = HolderRecord { slot, life, layer, state, window_blocks: 0, nodes: 0 };
         if let Some(holder) = self.free.pop_first() {
             self.records[usize::from(holder.0)] = record;
             return Some(holder);
@@ -161,9 +161,9 @@ impl HolderBits {
             table.owners.push(record.slot.0);
             if record.state == HolderState::Shown {
                 let (of_worker, window_blocks) = &mut holders[usize::from(record.slot.0)];
-                of_worker[record.tier.index()] = HolderBit(holder as u16);
+                of_worker[record.layer.index()] = HolderBit(holder as u16);
                 *window_blocks = record.window_blocks.max(*window_blocks);
-                if record.tier == Layer::Device {
+                if record.layer == Layer::Device {
                     table.device[holder / 64] |= 1 << (holder % 64);
                 }
             }

@@ -233,10 +233,10 @@ fn check_worker(tree: &Tree, worker: &Worker) {
                 let column = worker.column_of(above).expect("a name above");
                 assert_eq!(above.columns[usize::from(column)].len, above.len, "{name:?}: the name above");
             }
-            for tier in Layer::ALL.into_iter().filter(|tier| worker.tiers[tier.index()].groups.len() > 1) {
-                let shown = worker.tiers[tier.index()].shown;
+            for layer in Layer::ALL.into_iter().filter(|layer| worker.layers[layer.index()].groups.len() > 1) {
+                let shown = worker.layers[layer.index()].shown;
                 let shows = node.entry(shown).is_some_and(|entry| entry.covers(at));
-                assert_eq!(shows, worker.is_held(tier, &holders), "{name:?} in {tier:?}");
+                assert_eq!(shows, worker.is_held(layer, &holders), "{name:?} in {layer:?}");
             }
         }
     }
@@ -252,22 +252,22 @@ fn check_figures(worker: &Worker, holders_of: &BTreeMap<EngineHash, Vec<HolderBi
     let (mut blocks_by_layers, mut references) = ([0_u64; Layer::SETS], [0_u64; Layer::COUNT]);
     let (mut held, mut digest) = ([0_u64; Layer::COUNT], [0_u64; Layer::COUNT]);
     for (name, holders) in holders_of {
-        let mut tiers = 0_usize;
-        for (tier, holder) in worker.references().filter(|(_, holder)| holders.contains(holder)) {
-            tiers |= 1 << tier.index();
-            references[tier.index()] += 1 + u64::from(worker.extras.get(*name, holder));
+        let mut layers = 0_usize;
+        for (layer, holder) in worker.references().filter(|(_, holder)| holders.contains(holder)) {
+            layers |= 1 << layer.index();
+            references[layer.index()] += 1 + u64::from(worker.extras.get(*name, holder));
         }
-        blocks_by_layers[tiers] += 1;
-        for tier in Layer::ALL.into_iter().filter(|tier| worker.is_held(*tier, holders)) {
-            held[tier.index()] += 1;
-            digest[tier.index()] = digest[tier.index()].wrapping_add(mixed(name.0));
+        blocks_by_layers[layers] += 1;
+        for layer in Layer::ALL.into_iter().filter(|layer| worker.is_held(*layer, holders)) {
+            held[layer.index()] += 1;
+            digest[layer.index()] = digest[layer.index()].wrapping_add(mixed(name.0));
         }
     }
     assert_eq!(worker.blocks_by_layers, blocks_by_layers, "blocks_by_layers");
-    let tiers = &worker.tiers;
-    assert_eq!(std::array::from_fn(|tier| tiers[tier].references), references, "references");
-    assert_eq!(std::array::from_fn(|tier| tiers[tier].held), held, "held");
-    assert_eq!(std::array::from_fn(|tier| tiers[tier].digest), digest, "digests");
+    let layers = &worker.layers;
+    assert_eq!(std::array::from_fn(|layer| layers[layer].references), references, "references");
+    assert_eq!(std::array::from_fn(|layer| layers[layer].held), held, "held");
+    assert_eq!(std::array::from_fn(|layer| layers[layer].digest), digest, "digests");
     for (name, holder) in worker.extras.keys() {
         assert!(
             holders_of.get(&name).is_some_and(|holders| holders.contains(&holder)),

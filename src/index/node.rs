@@ -239,7 +239,7 @@ impl Entry {
         self.sparse.as_ref().map_or_else(|| Bits::range(0, self.cut), |sparse| Bits::clone(sparse))
     }
 
-    pub(super) fn set_bits(&mut self, bits: Bits) {
+    fn set_bits(&mut self, bits: Bits) {
         self.cut = bits.first_gap();
         let beyond = bits.end() > self.cut;
         match &mut self.sparse {
@@ -365,7 +365,7 @@ impl Bits {
         self
     }
 
-    pub(super) fn and_not(mut self, other: &Self) -> Self {
+    fn and_not(mut self, other: &Self) -> Self {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word &= !other);
         self
     }
@@ -376,7 +376,7 @@ impl Bits {
     }
 
     /// Without the first `blocks` blocks, and numbered from the next.
-    pub(super) fn without_first(&self, blocks: u16) -> Self {
+    fn without_first(&self, blocks: u16) -> Self {
         let (words, shift) = (usize::from(blocks / 64), u32::from(blocks % 64));
         Self(std::array::from_fn(|at| {
             let word = |at: usize| self.0.get(at + words).copied().unwrap_or(0);

@@ -51,7 +51,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads that can be inside at once without delaying what is freed.
-pub(super) const GUARDS_MAX: usize = 64;
+const GUARDS_MAX: usize = 64;
 
 /// Keeps memory that was taken out of an index until no lookup can be looking at it. Clones share it.
 #[derive(Clone, Debug)]
@@ -145,9 +145,9 @@ impl Guard<'_> {
 }
 
 /// A batch is handed over when it holds this many items.
-pub(super) const BATCH_ITEMS: usize = 64;
+const BATCH_ITEMS: usize = 64;
 /// A batch is handed over when it holds this many bytes.
-pub(super) const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_BYTES: u64 = 1 << 20;
 
 /// Items that are retired together.
 #[derive(Debug)]

@@ -46,8 +46,8 @@ impl Removal {
 
 impl Worker {
     /// Whether a remove of several blocks may touch more than one chain that a query walks.
-    fn needs_multi_write(&self, tier: Layer, group: GroupId) -> bool {
-        self.forked || tier == Layer::Windows || self.sole_holder(tier, group).is_none()
+    fn needs_multi_write(&self, layer: Layer, group: GroupId) -> bool {
+        self.forked || layer == Layer::Windows || self.sole_holder(layer, group).is_none()
     }
 
     /// Takes one reference of a group from each block.
@@ -55,11 +55,11 @@ impl Worker {
         &mut self,
         tree: &mut Tree,
         removal: &mut Removal,
-        tier: Layer,
+        layer: Layer,
         group: GroupId,
         names: &[EngineHash],
     ) -> RemoveOutcome {
-        let Some(holder) = self.group(tier, group).map(|group| group.holder) else {
+        let Some(holder) = self.group(layer, group).map(|group| group.holder) else {
             return RemoveOutcome { removed: 0, unknown: names.len() as u32 };
         };
         let mut outcome = RemoveOutcome::default();
@@ -75,15 +75,15 @@ impl Worker {
                 at += run;
                 continue;
             }
-            if self.remove_slow(tier, holder, names[at]) {
+            if self.remove_slow(layer, holder, names[at]) {
                 outcome.removed += 1;
             } else {
                 outcome.unknown += 1;
             }
             at += 1;
         }
-        self.tiers[tier.index()].references -= u64::from(outcome.removed);
-        self.finish(tree, removal, tier, group, holder);
+        self.layers[layer.index()].references -= u64::from(outcome.removed);
+        self.finish(tree, removal, layer, group, holder);
         removal.shrink();
         outcome
     }
@@ -144,7 +144,7 @@ impl Worker {
     }
 
     /// Removes a reference of a block that has several or is dormant; `false` if there was none.
-    fn remove_slow(&mut self, tier: Layer, holder: HolderBit, name: EngineHash) -> bool {
+    fn remove_slow(&mut self, layer: Layer, holder: HolderBit, name: EngineHash) -> bool {
         let extra = self.extras.get(name, holder);
         if extra > 0 {
             self.extras.set(name, holder, extra - 1);
@@ -158,15 +158,15 @@ impl Worker {
         if after.is_empty() {
             self.dormant.remove(name);
         }
-        self.recount(tier, &before, &after, name);
+        self.recount(layer, &before, &after, name);
         true
     }
 
     /// Counts the taken runs and publishes their nodes, nearest the root first; then prunes.
-    fn finish(&mut self, tree: &mut Tree, removal: &mut Removal, tier: Layer, group: GroupId, holder: HolderBit) {
+    fn finish(&mut self, tree: &mut Tree, removal: &mut Removal, layer: Layer, group: GroupId, holder: HolderBit) {
         let Removal { taken_runs, touched } = removal;
         for taken in taken_runs.iter() {
-            self.lose(tree, tier, holder, taken);
+            self.lose(tree, layer, holder, taken);
         }
         if let [taken] = taken_runs[..] {
             tree.prune(taken.node);
@@ -176,7 +176,7 @@ impl Worker {
         touched.extend(taken_runs.iter().map(|taken| (taken.depth, taken.node)));
         touched.sort_unstable();
         touched.dedup();
-        let at_once = touched.len() > 1 && (self.needs_multi_write(tier, group) || !is_chain(tree, touched));
+        let at_once = touched.len() > 1 && (self.needs_multi_write(layer, group) || !is_chain(tree, touched));
         if at_once {
             tree.head.begin_multi_write();
             touched.iter().for_each(|(_, id)| tree.publish_loss(*id));
@@ -203,14 +203,14 @@ impl Worker {
     }
 
     /// Counts a run that the holder bit no longer covers.
-    fn lose(&mut self, tree: &mut Tree, tier: Layer, holder: HolderBit, taken: &TakenRun) {
+    fn lose(&mut self, tree: &mut Tree, layer: Layer, holder: HolderBit, taken: &TakenRun) {
         let node = &tree.nodes[taken.node];
         let runs: Runs = SmallVec::from_elem(taken.run, 1);
-        self.count(node, tier, holder, &runs, true);
+        self.count(node, layer, holder, &runs, true);
         let Some(column) = self.column_of(node) else { return };
         let names = node.columns[usize::from(column)].names;
         let words = tree.arena.words(names.base + u32::from(taken.run.from), taken.run.len());
-        let of = &mut self.tiers[tier.index()];
+        let of = &mut self.layers[layer.index()];
         if of.groups.len() < 2 {
             of.held -= u64::from(taken.run.len());
             of.digest = of.digest.wrapping_sub(digest_of(words));
@@ -221,7 +221,7 @@ impl Worker {
         let hidden = tree.nodes[taken.node].entries[at].take(taken.run.from, taken.run.to);
         for run in hidden {
             let words = tree.arena.words(names.base + u32::from(run.from), run.len());
-            let of = &mut self.tiers[tier.index()];
+            let of = &mut self.layers[layer.index()];
             of.held -= u64::from(run.len());
             of.digest = of.digest.wrapping_sub(digest_of(words));
         }
@@ -336,7 +336,7 @@ impl Tree {
     }
 
     /// Removes entries that cover nothing, where it is cheap to see that their workers have nothing below.
-    pub(super) fn drop_idle_anchors(&mut self, id: NodeId) {
+    fn drop_idle_anchors(&mut self, id: NodeId) {
         if !self.nodes[id].entries.iter().any(Entry::is_empty) {
             return;
         }

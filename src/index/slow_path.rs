@@ -150,18 +150,18 @@ impl Worker {
     }
 
     fn says_nothing_new(&mut self, tree: &Tree, store: &StoreBlocks<'_>) -> bool {
-        let tier = self.layer(store.tier, store.group);
-        let Some(holder) = self.group(tier, store.group).map(|group| group.holder) else { return false };
+        let layer = self.layer(store.tier, store.group);
+        let Some(holder) = self.group(layer, store.group).map(|group| group.holder) else { return false };
         store.parent.is_none()
             && store.hashes.iter().all(|name| self.refers(tree, holder, *name))
-            && !self.is_new_in_batch(tier, store.group, store.hashes)
+            && !self.is_new_in_batch(layer, store.group, store.hashes)
     }
 
     /// The bound that a store would break.
     fn beyond_bounds(&self, tree: &Tree, limits: &ShardLimits, store: &StoreBlocks<'_>) -> Option<Refusal> {
-        let tier = self.layer(store.tier, store.group);
-        let groups = &self.tiers[tier.index()].groups;
-        if groups.len() >= GROUPS_MAX && self.group(tier, store.group).is_none() {
+        let layer = self.layer(store.tier, store.group);
+        let groups = &self.layers[layer.index()].groups;
+        if groups.len() >= GROUPS_MAX && self.group(layer, store.group).is_none() {
             return Some(Refusal::TooManyGroups);
         }
         let is_bound = |name: EngineHash| self.dormant.get(name).is_some() || self.find(tree, name).is_some();
@@ -187,7 +187,7 @@ impl Worker {
         if new > 0 && self.removed_inner_blocks > limits.dormant_blocks_max as u64 {
             return Some(Refusal::DormantBound);
         }
-        if let Some(group) = self.group(tier, store.group).filter(|_| self.extras_most == u32::MAX) {
+        if let Some(group) = self.group(layer, store.group).filter(|_| self.extras_most == u32::MAX) {
             let most = |name: &EngineHash| self.extras.get(*name, group.holder) == u32::MAX;
             if store.hashes.iter().any(most) {
                 return Some(Refusal::ReferenceBound);
@@ -244,27 +244,27 @@ impl Worker {
     /// The target of a store; adds its group if it is new. A second group of a layer gets the layer a holder bit of its
     /// own, which covers nothing until all groups refer to a block.
     fn target(&mut self, tree: &mut Tree, store: &StoreBlocks<'_>) -> Option<StoreTarget> {
-        let (tier, group) = (self.layer(store.tier, store.group), store.group);
-        let holder = self.announced(tree, tier, group)?;
-        Some(StoreTarget { tier, group, holder })
+        let (layer, group) = (self.layer(store.tier, store.group), store.group);
+        let holder = self.announced(tree, layer, group)?;
+        Some(StoreTarget { layer, group, holder })
     }
 
     /// The holder bit of a group; adds the group if it is new. In a multi-write.
-    pub(super) fn announced(&mut self, tree: &mut Tree, tier: Layer, group: GroupId) -> Option<HolderBit> {
-        if let Some(known) = self.group(tier, group) {
+    pub(super) fn announced(&mut self, tree: &mut Tree, layer: Layer, group: GroupId) -> Option<HolderBit> {
+        if let Some(known) = self.group(layer, group) {
             return Some(known.holder);
         }
-        let is_first = self.tiers[tier.index()].groups.is_empty();
+        let is_first = self.layers[layer.index()].groups.is_empty();
         let state = if is_first { HolderState::Shown } else { HolderState::Hidden };
-        let holder = tree.holders.give(self.slot, self.life, tier, state)?;
+        let holder = tree.holders.give(self.slot, self.life, layer, state)?;
         let shown =
-            if is_first { Some(holder) } else { tree.holders.give(self.slot, self.life, tier, HolderState::Shown) };
+            if is_first { Some(holder) } else { tree.holders.give(self.slot, self.life, layer, HolderState::Shown) };
         let Some(shown) = shown else {
             tree.holders.set_state(holder, HolderState::Free);
             return None;
         };
         self.all_holders.push(holder);
-        let of = &mut self.tiers[tier.index()];
+        let of = &mut self.layers[layer.index()];
         if !is_first {
             self.all_holders.push(shown);
             let only = of.groups.len() == 1;
@@ -273,7 +273,7 @@ impl Worker {
         }
         of.groups.push(GroupHolder { group, holder, new_references: NewReferences::default() });
         of.shown = shown;
-        if tier == Layer::Windows {
+        if layer == Layer::Windows {
             tree.holders.set_window_blocks(shown, self.window_blocks);
         }
         tree.publish_holders();
@@ -282,7 +282,7 @@ impl Worker {
 
     /// Lets a group's blocks count as those of a window from now on. Returns whether they do.
     pub(super) fn announce_window(&mut self, tree: &mut Tree, group: GroupId, window_blocks: u32) -> bool {
-        let windows = &self.tiers[Layer::Windows.index()];
+        let windows = &self.layers[Layer::Windows.index()];
         let known = self.group(Layer::Windows, group).is_some();
         if known && window_blocks <= self.window_blocks {
             return true;
@@ -296,15 +296,15 @@ impl Worker {
         tree.head.begin_multi_write();
         let announced = self.announced(tree, Layer::Windows, group).is_some();
         if known {
-            tree.holders.set_window_blocks(self.tiers[Layer::Windows.index()].shown, self.window_blocks);
+            tree.holders.set_window_blocks(self.layers[Layer::Windows.index()].shown, self.window_blocks);
             tree.publish_holders();
         }
         tree.head.end_multi_write();
         announced
     }
 
-    pub(super) fn refers_to(&self, tree: &Tree, tier: Layer, group: GroupId, name: EngineHash) -> bool {
-        self.group(tier, group).is_some_and(|group| self.refers(tree, group.holder, name))
+    pub(super) fn refers_to(&self, tree: &Tree, layer: Layer, group: GroupId, name: EngineHash) -> bool {
+        self.group(layer, group).is_some_and(|group| self.refers(tree, group.holder, name))
     }
 
     /// Counts a reference to one block, binding it if it is not bound. Returns whether the holder bit already had one,
@@ -316,14 +316,15 @@ impl Worker {
         name: EngineHash,
         binding: Binding,
     ) -> (bool, bool) {
-        self.tiers[target.tier.index()].references += 1;
+        self.layers[target.layer.index()].references += 1;
         if self.refers(tree, target.holder, name) {
             self.refer_again(name, target.holder);
             return (true, self.dormant.get(name).is_some());
         }
-        if let Some(at) = self.tiers[target.tier.index()].groups.iter().position(|group| group.holder == target.holder)
+        if let Some(at) =
+            self.layers[target.layer.index()].groups.iter().position(|group| group.holder == target.holder)
         {
-            self.note_new_references(target.tier, at, &[name]);
+            self.note_new_references(target.layer, at, &[name]);
         }
         if self.dormant.get(name).is_some() {
             self.refer_dormant(target, name);
@@ -357,7 +358,7 @@ impl Worker {
         let before = holders.clone();
         holders.push(target.holder);
         let after = holders.clone();
-        self.recount(target.tier, &before, &after, name);
+        self.recount(target.layer, &before, &after, name);
     }
 
     /// Counts the first reference of a holder bit to a block of the tree.
@@ -365,19 +366,19 @@ impl Worker {
         let before = self.holders_at(tree, place);
         tree.cover(place, target.holder, self.column_at(tree, place));
         let after = self.holders_at(tree, place);
-        self.recount(target.tier, &before, &after, name);
-        self.show_if_held(tree, target.tier, place, &after);
+        self.recount(target.layer, &before, &after, name);
+        self.show_if_held(tree, target.layer, place, &after);
         tree.publish_later(place.node);
     }
 
     /// Lets the shown holder bit of a layer with several groups cover a block if all groups refer to it, and not
     /// otherwise.
-    pub(super) fn show_if_held(&self, tree: &mut Tree, tier: Layer, place: Place, holders: &[HolderBit]) {
-        let of = &self.tiers[tier.index()];
+    fn show_if_held(&self, tree: &mut Tree, layer: Layer, place: Place, holders: &[HolderBit]) {
+        let of = &self.layers[layer.index()];
         if of.groups.len() < 2 {
             return;
         }
-        if self.is_held(tier, holders) {
+        if self.is_held(layer, holders) {
             tree.cover(place, of.shown, self.column_at(tree, place));
         } else {
             tree.uncover(place, of.shown);
@@ -389,8 +390,8 @@ impl Worker {
     }
 
     /// Whether a layer holds a block to which these holder bits refer.
-    pub(super) fn is_held(&self, tier: Layer, holders: &[HolderBit]) -> bool {
-        let groups = &self.tiers[tier.index()].groups;
+    pub(super) fn is_held(&self, layer: Layer, holders: &[HolderBit]) -> bool {
+        let groups = &self.layers[layer.index()].groups;
         !groups.is_empty() && groups.iter().all(|group| holders.contains(&group.holder))
     }
 
@@ -401,21 +402,21 @@ impl Worker {
         self.references().map(|(_, holder)| holder).filter(covers).collect()
     }
 
-    fn tiers_of(&self, holders: &[HolderBit]) -> usize {
+    fn layers_of(&self, holders: &[HolderBit]) -> usize {
         self.references()
             .filter(|(_, holder)| holders.contains(holder))
-            .fold(0, |set, (tier, _)| set | 1 << tier.index())
+            .fold(0, |set, (layer, _)| set | 1 << layer.index())
     }
 
     /// Updates the counts after the holder bits that refer to a block have changed.
-    pub(super) fn recount(&mut self, tier: Layer, before: &[HolderBit], after: &[HolderBit], name: EngineHash) {
-        let (from, to) = (self.tiers_of(before), self.tiers_of(after));
+    pub(super) fn recount(&mut self, layer: Layer, before: &[HolderBit], after: &[HolderBit], name: EngineHash) {
+        let (from, to) = (self.layers_of(before), self.layers_of(after));
         if from != to {
             self.blocks_by_layers[from] -= u64::from(from != 0);
             self.blocks_by_layers[to] += u64::from(to != 0);
         }
-        let (held, holds) = (self.is_held(tier, before), self.is_held(tier, after));
-        let of = &mut self.tiers[tier.index()];
+        let (held, holds) = (self.is_held(layer, before), self.is_held(layer, after));
+        let of = &mut self.layers[layer.index()];
         match (held, holds) {
             (false, true) => {
                 of.held += 1;
@@ -610,14 +611,14 @@ impl Worker {
 
     /// Places the dormant descendants of a name that has got a place. First, the blocks below the places that the name
     /// had before are displaced. As many blocks move as the event allows; slices of a sweep move the rest.
-    pub(super) fn place_children_of(&mut self, tree: &mut Tree, name: EngineHash) {
+    fn place_children_of(&mut self, tree: &mut Tree, name: EngineHash) {
         self.placement_queue.push(name);
         self.place_some_dormant(tree);
     }
 
     /// Gives places to dormant blocks below the queued names while the allowance lasts. The rest stays dormant, which
     /// readers see as not held.
-    pub(super) fn place_some_dormant(&mut self, tree: &mut Tree) {
+    fn place_some_dormant(&mut self, tree: &mut Tree) {
         while self.allowance.placements > 0
             && let Some(name) = self.placement_queue.pop()
         {
@@ -674,8 +675,8 @@ impl Worker {
         for holder in &block.holders {
             tree.cover(place, *holder, column);
         }
-        for tier in Layer::ALL {
-            self.show_if_held(tree, tier, place, &block.holders);
+        for layer in Layer::ALL {
+            self.show_if_held(tree, layer, place, &block.holders);
         }
         tree.publish_later(place.node);
         true

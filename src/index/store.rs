@@ -45,7 +45,7 @@ type Path = SmallVec<[MatchedRun; 8]>;
 /// The layer, group and holder bit of a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreTarget {
-    pub(super) tier: Layer,
+    pub(super) layer: Layer,
     pub(super) group: GroupId,
     pub(super) holder: HolderBit,
 }
@@ -66,9 +66,9 @@ impl Worker {
         if !usual || !countable || !fits {
             return Err(StoreError::NeedsSlowPath);
         }
-        let tier = self.layer(store.tier, store.group);
-        let known = self.sole_holder(tier, store.group);
-        if tier == Layer::Windows || (known.is_none() && !self.tiers[tier.index()].groups.is_empty()) {
+        let layer = self.layer(store.tier, store.group);
+        let known = self.sole_holder(layer, store.group);
+        if layer == Layer::Windows || (known.is_none() && !self.layers[layer.index()].groups.is_empty()) {
             return Err(StoreError::NeedsSlowPath);
         }
         let (path, place) = self.follow(tree, store.parent, slice)?;
@@ -80,10 +80,10 @@ impl Worker {
         let holder = match known {
             Some(holder) => holder,
             None => {
-                tree.holders.give(self.slot, self.life, tier, HolderState::Shown).ok_or(StoreError::NeedsSlowPath)?
+                tree.holders.give(self.slot, self.life, layer, HolderState::Shown).ok_or(StoreError::NeedsSlowPath)?
             }
         };
-        let target = StoreTarget { tier, group: store.group, holder };
+        let target = StoreTarget { layer, group: store.group, holder };
         if known.is_none() {
             self.all_holders.push(holder);
         }
@@ -93,19 +93,19 @@ impl Worker {
             tree.holders.set_state(holder, HolderState::Free);
         }
         let already = taken?;
-        self.tiers[target.tier.index()].references += blocks as u64;
+        self.layers[target.layer.index()].references += blocks as u64;
         Ok(StoreOutcome { stored: blocks as u32, already, ..StoreOutcome::default() })
     }
 
     /// Adds a layer's first group.
     fn announce(&mut self, tree: &mut Tree, target: StoreTarget) {
-        let tier = &mut self.tiers[target.tier.index()];
-        tier.groups.push(GroupHolder {
+        let layer = &mut self.layers[target.layer.index()];
+        layer.groups.push(GroupHolder {
             group: target.group,
             holder: target.holder,
             new_references: NewReferences::default(),
         });
-        tier.shown = target.holder;
+        layer.shown = target.holder;
         tree.publish_holders();
     }
 
@@ -191,9 +191,9 @@ impl Worker {
     }
 
     /// Whether a group has referred to one of these held blocks since this batch only.
-    pub(super) fn is_new_in_batch(&mut self, tier: Layer, group: GroupId, names: &[EngineHash]) -> bool {
+    pub(super) fn is_new_in_batch(&mut self, layer: Layer, group: GroupId, names: &[EngineHash]) -> bool {
         let batch = self.batch;
-        let mut groups = self.tiers[tier.index()].groups.iter_mut();
+        let mut groups = self.layers[layer.index()].groups.iter_mut();
         groups.find(|holder| holder.group == group).is_some_and(|holder| holder.new_references.has_any(batch, names))
     }
 
@@ -224,7 +224,7 @@ impl Worker {
                 return Err(error);
             }
         };
-        if self.tiers[target.tier.index()].groups.is_empty() {
+        if self.layers[target.layer.index()].groups.is_empty() {
             self.announce(tree, target);
         }
         Ok(self.show(tree, target, slice, &path, &grown))
@@ -272,7 +272,7 @@ impl Worker {
         grown.nodes.iter().rev().for_each(|id| tree.insert(*id));
         let tail = slice.from(path.last().map_or(0, MatchedRun::end));
         self.gain(target, tail.names);
-        self.blocks_by_layers[1 << target.tier.index()] += tail.len() as u64;
+        self.blocks_by_layers[1 << target.layer.index()] += tail.len() as u64;
         let mut shown = grown.at;
         let mut changed = grown.appended > 0 || (grown.first_child && !grown.nodes.is_empty());
         let mut already = 0;
@@ -285,7 +285,7 @@ impl Worker {
             let node = &mut tree.nodes[found.node];
             let Ok(entry) = node.find(target.holder) else { continue };
             let newly = node.entries[entry].add(found.from, found.to);
-            self.count(node, target.tier, target.holder, &newly, false);
+            self.count(node, target.layer, target.holder, &newly, false);
             changed |= !newly.is_empty();
             already += self.refer(target, *found, slice, &newly);
         }
@@ -298,7 +298,8 @@ impl Worker {
         already
     }
 
-    /// Counts the references of a run of which the blocks in `newly` were not covered; returns how many were.
+    /// Counts the references of a run of which the blocks in `newly` were not covered before; returns how many blocks
+    /// were.
     fn refer(&mut self, target: StoreTarget, found: MatchedRun, slice: BlockSlice<'_>, newly: &[Run]) -> u32 {
         let names = found.of(slice).names;
         let mut again = found.from;
@@ -316,10 +317,10 @@ impl Worker {
 
     /// Counts blocks to which the layer's only group now refers, so that the layer holds them.
     fn gain(&mut self, target: StoreTarget, names: &[EngineHash]) {
-        let tier = &mut self.tiers[target.tier.index()];
-        tier.held += names.len() as u64;
-        tier.digest = tier.digest.wrapping_add(digest_of(types::of_names(names)));
-        self.note_new_references(target.tier, 0, names);
+        let layer = &mut self.layers[target.layer.index()];
+        layer.held += names.len() as u64;
+        layer.digest = layer.digest.wrapping_add(digest_of(types::of_names(names)));
+        self.note_new_references(target.layer, 0, names);
     }
 }
 
@@ -429,7 +430,7 @@ impl<'a> BlockSlice<'a> {
         self.names.len()
     }
 
-    pub(super) fn local_words(&self) -> &'a [u64] {
+    fn local_words(&self) -> &'a [u64] {
         super::types::of_locals(self.locals)
     }
 
@@ -445,12 +446,7 @@ impl Tree {
     }
 
     /// Writes names and adds them to the map. If one of them is there already and may not be, removes them again.
-    pub(super) fn put_names(
-        &mut self,
-        base: u32,
-        names: &[u64],
-        duplicate_names: DuplicateNames,
-    ) -> Result<(), StoreError> {
+    fn put_names(&mut self, base: u32, names: &[u64], duplicate_names: DuplicateNames) -> Result<(), StoreError> {
         self.arena.write(base, names);
         if duplicate_names == DuplicateNames::Allowed {
             for (at, name) in names.iter().enumerate() {
@@ -600,7 +596,7 @@ impl Tree {
     }
 
     /// Undoes a node that no reader has seen.
-    pub(super) fn unmake(&mut self, id: NodeId) {
+    fn unmake(&mut self, id: NodeId) {
         let (locals, names) = (self.nodes[id].locals, self.nodes[id].columns[0]);
         self.take_names(&names.names, 0, names.len);
         self.arena.free(names.names.base, u32::from(names.names.room));
@@ -659,7 +655,7 @@ impl Tree {
     }
 
     /// Undoes an append beyond the first `len` blocks that was not published yet.
-    pub(super) fn unappend(&mut self, id: NodeId, len: u16) {
+    fn unappend(&mut self, id: NodeId, len: u16) {
         if self.nodes[id].len <= len {
             return;
         }
@@ -697,7 +693,7 @@ impl Tree {
     }
 
     /// Adds a column for the first blocks of a node; returns it, without users yet.
-    pub(super) fn new_column(
+    fn new_column(
         &mut self,
         id: NodeId,
         slice: BlockSlice<'_>,
@@ -715,7 +711,7 @@ impl Tree {
     }
 
     /// Forgets the names of a column from block `len` on.
-    pub(super) fn truncate_column(&mut self, id: NodeId, column: u16, len: u16) {
+    fn truncate_column(&mut self, id: NodeId, column: u16, len: u16) {
         let column = &mut self.nodes[id].columns[usize::from(column)];
         let Column { names, len: had, .. } = *column;
         column.len = len;
@@ -765,7 +761,7 @@ impl Tree {
 
     /// Moves a node's local hashes to where there is more room. Readers are shown the new words at once, whatever the
     /// outcome of the event. The old words are reused after the readers that may look at them have left.
-    pub(super) fn move_locals(&mut self, id: NodeId, room: u16) -> Result<(), StoreError> {
+    fn move_locals(&mut self, id: NodeId, room: u16) -> Result<(), StoreError> {
         let to = self.extent(room)?;
         let (from, len) = (self.nodes[id].locals, self.nodes[id].len);
         self.arena.copy(from.base, to.base, u32::from(len));
@@ -777,7 +773,7 @@ impl Tree {
     }
 
     /// Moves one of a node's columns to where there is more room.
-    pub(super) fn move_names(&mut self, id: NodeId, column: usize, room: u16) -> Result<(), StoreError> {
+    fn move_names(&mut self, id: NodeId, column: usize, room: u16) -> Result<(), StoreError> {
         let to = self.extent(room)?;
         let Column { names: from, len, .. } = self.nodes[id].columns[column];
         self.arena.copy(from.base, to.base, u32::from(len));

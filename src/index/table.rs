@@ -56,7 +56,7 @@ use super::simd::prefetch;
 use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
 
 /// Lines of the smallest table.
-pub(super) const LINES_MIN: usize = 8;
+const LINES_MIN: usize = 8;
 /// Of every [`LOAD_LINES`] lines, at most this many are in use, tombstones included.
 const LOAD_USED_MAX: usize = 6;
 /// See [`LOAD_USED_MAX`].
@@ -115,7 +115,7 @@ pub(super) struct TableWriter {
     underfull: u128,
     /// Lines that one insert has moved, at most.
     #[cfg(test)]
-    pub(super) moved_most: usize,
+    moved_most: usize,
 }
 
 /// The writer's counts of a segment.

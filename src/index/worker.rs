@@ -45,7 +45,7 @@ pub(super) struct Worker {
     pub(super) blocks_max: u64,
     pub(super) bytes_max: u64,
     pub(super) batch: u64,
-    pub(super) tiers: [LayerState; Layer::COUNT],
+    pub(super) layers: [LayerState; Layer::COUNT],
     /// Every holder bit of which nodes may have entries: of groups, shown, or retired in this life.
     pub(super) all_holders: SmallVec<[HolderBit; 4]>,
     /// Bound blocks by the set of layers that refer to them.
@@ -57,7 +57,7 @@ pub(super) struct Worker {
     pub(super) extras: Extras,
     /// The highest count that `extras` has ever had.
     pub(super) extras_most: u32,
-    /// Upper estimate of the names of removed inner blocks in the tree, from the worker's own events.
+    /// Estimate of the names of removed inner blocks in the tree, from the worker's own events.
     pub(super) removed_inner_blocks: u64,
     /// The worker's part of the tree's totals: bytes, blocks with a place.
     accounted: (u64, u64),
@@ -108,7 +108,7 @@ impl Worker {
             blocks_max,
             bytes_max,
             batch: 0,
-            tiers: std::array::from_fn(|_| LayerState::default()),
+            layers: std::array::from_fn(|_| LayerState::default()),
             all_holders: SmallVec::new(),
             blocks_by_layers: [0; Layer::SETS],
             dormant: DormantBlocks::default(),
@@ -127,18 +127,18 @@ impl Worker {
 
     /// The layer in which a group of a tier counts: sliding windows count apart from the tier.
     pub(super) fn layer(&self, tier: Tier, group: GroupId) -> Layer {
-        let windows = &self.tiers[Layer::Windows.index()].groups;
+        let windows = &self.layers[Layer::Windows.index()].groups;
         let is_window = tier == Tier::Device && windows.iter().any(|window| window.group == group);
         if is_window { Layer::Windows } else { tier.into() }
     }
 
-    pub(super) fn group(&self, tier: Layer, group: GroupId) -> Option<&GroupHolder> {
-        self.tiers[tier.index()].groups.iter().find(|holder| holder.group == group)
+    pub(super) fn group(&self, layer: Layer, group: GroupId) -> Option<&GroupHolder> {
+        self.layers[layer.index()].groups.iter().find(|holder| holder.group == group)
     }
 
     /// The holder bit of the layer's only group, if it has no other.
-    pub(super) fn sole_holder(&self, tier: Layer, group: GroupId) -> Option<HolderBit> {
-        match &self.tiers[tier.index()].groups[..] {
+    pub(super) fn sole_holder(&self, layer: Layer, group: GroupId) -> Option<HolderBit> {
+        match &self.layers[layer.index()].groups[..] {
             [only] if only.group == group => Some(only.holder),
             _ => None,
         }
@@ -148,7 +148,7 @@ impl Worker {
     pub(super) fn references(&self) -> impl Iterator<Item = (Layer, HolderBit)> + '_ {
         Layer::ALL
             .into_iter()
-            .flat_map(|tier| self.tiers[tier.index()].groups.iter().map(move |group| (tier, group.holder)))
+            .flat_map(|layer| self.layers[layer.index()].groups.iter().map(move |group| (layer, group.holder)))
     }
 
     /// The column of a node that has the worker's names, if there is one.
@@ -212,11 +212,11 @@ impl Worker {
     }
 
     /// The blocks of a node to which each layer refers, by a holder bit other than `without`.
-    fn tier_bits(&self, node: &Node, without: HolderBit) -> [Bits; Layer::COUNT] {
+    fn layer_bits(&self, node: &Node, without: HolderBit) -> [Bits; Layer::COUNT] {
         let mut bits = std::array::from_fn(|_| Bits::EMPTY);
-        for (tier, holder) in self.references() {
+        for (layer, holder) in self.references() {
             if let Some(entry) = node.entry(holder).filter(|_| holder != without) {
-                let of = &mut bits[tier.index()];
+                let of = &mut bits[layer.index()];
                 *of = std::mem::replace(of, Bits::EMPTY).or(&entry.bits());
             }
         }
@@ -224,13 +224,13 @@ impl Worker {
     }
 
     /// Whether the worker has only one holder bit, so that no other can refer to a block.
-    pub(super) fn is_plain(&self) -> bool {
+    fn is_plain(&self) -> bool {
         self.references().nth(1).is_none()
     }
 
     /// Counts blocks to which a holder bit refers from now on, or no longer refers (`gone`).
-    pub(super) fn count(&mut self, node: &Node, tier: Layer, holder: HolderBit, runs: &[Run], gone: bool) {
-        let bit = 1_usize << tier.index();
+    pub(super) fn count(&mut self, node: &Node, layer: Layer, holder: HolderBit, runs: &[Run], gone: bool) {
+        let bit = 1_usize << layer.index();
         let move_blocks = |blocks_by_layers: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
             let (from, to) = if gone { (others | bit, others) } else { (others, others | bit) };
             if from != 0 {
@@ -245,10 +245,10 @@ impl Worker {
             move_blocks(&mut self.blocks_by_layers, 0, blocks);
             return;
         }
-        let tiers = self.tier_bits(node, holder);
+        let layers = self.layer_bits(node, holder);
         for at in runs.iter().flat_map(|run| run.from..run.to) {
             let others =
-                (0..Layer::COUNT).filter(|tier| tiers[*tier].contains(at)).fold(0, |set, tier| set | 1 << tier);
+                (0..Layer::COUNT).filter(|layer| layers[*layer].contains(at)).fold(0, |set, layer| set | 1 << layer);
             if others & bit == 0 {
                 move_blocks(&mut self.blocks_by_layers, others, 1);
             }
@@ -256,16 +256,16 @@ impl Worker {
     }
 
     /// Forgets the references of a layer; returns the holder bits that no longer count.
-    pub(super) fn clear_tier(&mut self, tier: Layer) -> Vec<HolderBit> {
-        let cleared = std::mem::take(&mut self.tiers[tier.index()]);
+    pub(super) fn clear_layer(&mut self, layer: Layer) -> Vec<HolderBit> {
+        let cleared = std::mem::take(&mut self.layers[layer.index()]);
         let mut holders: Vec<HolderBit> = cleared.groups.iter().map(|group| group.holder).collect();
         if cleared.shown.is_some() && !holders.contains(&cleared.shown) {
             holders.push(cleared.shown);
         }
-        let bit = 1_usize << tier.index();
-        for tiers in (0..Layer::SETS).filter(|tiers| tiers & bit != 0) {
-            let blocks = std::mem::take(&mut self.blocks_by_layers[tiers]);
-            self.blocks_by_layers[tiers & !bit] += blocks;
+        let bit = 1_usize << layer.index();
+        for layers in (0..Layer::SETS).filter(|layers| layers & bit != 0) {
+            let blocks = std::mem::take(&mut self.blocks_by_layers[layers]);
+            self.blocks_by_layers[layers & !bit] += blocks;
         }
         self.blocks_by_layers[0] = 0;
         self.extras.forget(&holders);
@@ -325,26 +325,26 @@ impl Worker {
     pub(super) fn figures(&self) -> WorkerBlocks {
         WorkerBlocks {
             bound: self.bound(),
-            by_tier: std::array::from_fn(|tier| self.tiers[tier].held),
-            references: std::array::from_fn(|tier| self.tiers[tier].references),
+            by_tier: std::array::from_fn(|tier| self.layers[tier].held),
+            references: std::array::from_fn(|tier| self.layers[tier].references),
             dormant: self.dormant.len() as u64,
         }
     }
 
-    pub(super) fn digest(&self, tier: Layer) -> TierDigest {
-        let tier = &self.tiers[tier.index()];
-        TierDigest { blocks: tier.held, digest: tier.digest }
+    pub(super) fn digest(&self, layer: Layer) -> TierDigest {
+        let layer = &self.layers[layer.index()];
+        TierDigest { blocks: layer.held, digest: layer.digest }
     }
 
     /// Notes blocks to which a group refers since this batch only.
-    pub(super) fn note_new_references(&mut self, tier: Layer, group: usize, names: &[EngineHash]) {
-        self.tiers[tier.index()].groups[group].new_references.note(self.batch, names);
+    pub(super) fn note_new_references(&mut self, layer: Layer, group: usize, names: &[EngineHash]) {
+        self.layers[layer.index()].groups[group].new_references.note(self.batch, names);
     }
 
     /// Begins a batch: the new references of the one before are no longer new.
     pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
-        let groups = self.tiers.iter_mut().flat_map(|tier| &mut tier.groups);
+        let groups = self.layers.iter_mut().flat_map(|layer| &mut layer.groups);
         groups.for_each(|group| group.new_references.begin(self.batch));
     }
 
@@ -392,14 +392,14 @@ impl Worker {
     /// How much [`bytes`](Self::bytes) may grow when `blocks` are stored.
     pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
         // A list doubles, and the old one exists until the new one is filled.
-        let fresh = self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.new_references.bytes()).max();
+        let fresh = self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes()).max();
         let lists = fresh.unwrap_or(0) + blocks * size_of::<EngineHash>();
         (2 * lists) as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         let fresh =
-            self.tiers.iter().flat_map(|tier| &tier.groups).map(|group| group.new_references.bytes()).sum::<usize>();
+            self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes()).sum::<usize>();
         let placement_queue = self.placement_queue.capacity() * size_of::<EngineHash>();
         self.dormant.bytes() + (fresh + self.extras.bytes() + placement_queue + size_of::<Self>()) as u64
     }
@@ -505,7 +505,7 @@ impl DormantBlocks {
     }
 
     /// Removes holder bits from all blocks, and the blocks without any.
-    pub(super) fn forget(&mut self, holders: &[HolderBit]) {
+    fn forget(&mut self, holders: &[HolderBit]) {
         let mut gone = Vec::new();
         for (name, block) in &mut self.blocks {
             block.holders.retain(|holder| !holders.contains(holder));
@@ -580,7 +580,7 @@ impl Extras {
     }
 
     /// Drops all counts of these holder bits.
-    pub(super) fn forget(&mut self, holders: &[HolderBit]) {
+    fn forget(&mut self, holders: &[HolderBit]) {
         self.holders.retain(|(of, _)| !holders.contains(of));
     }
 
@@ -619,7 +619,7 @@ impl NewReferences {
         self.indexed = 0;
     }
 
-    pub(super) fn note(&mut self, batch: u64, names: &[EngineHash]) {
+    fn note(&mut self, batch: u64, names: &[EngineHash]) {
         if self.batch != batch {
             self.begin(batch);
         }

@@ -236,11 +236,11 @@ impl ShardWriter {
     /// Forgets all windows of a worker: none of its groups serves one any more.
     pub fn forget_windows(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if worker.tiers[Layer::Windows.index()].groups.is_empty() {
+        if worker.layers[Layer::Windows.index()].groups.is_empty() {
             return;
         }
         worker.window_blocks = 0;
-        let holders = worker.clear_tier(Layer::Windows);
+        let holders = worker.clear_layer(Layer::Windows);
         worker.account(&mut self.tree);
         self.retire(&holders);
         self.sweep_if_crowded();
@@ -293,9 +293,9 @@ impl ShardWriter {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         match tier {
             Some(tier) => {
-                let mut holders = worker.clear_tier(tier.into());
+                let mut holders = worker.clear_layer(tier.into());
                 if tier == Tier::Device {
-                    holders.extend(worker.clear_tier(Layer::Windows));
+                    holders.extend(worker.clear_layer(Layer::Windows));
                     worker.window_blocks = 0;
                 }
                 worker.account(&mut self.tree);
@@ -487,9 +487,9 @@ impl ShardWriter {
     #[cfg(test)]
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
         let worker = self.worker_mut(slot).expect("a worker in the slot");
-        let holder = worker.tiers[0].groups[0].holder;
+        let holder = worker.layers[0].groups[0].holder;
         let before = worker.extras.set(name, holder, extras);
-        worker.tiers[0].references += u64::from(extras) - u64::from(before);
+        worker.layers[0].references += u64::from(extras) - u64::from(before);
         worker.extras_most = extras;
     }
 

@@ -139,10 +139,10 @@ impl Bucket {
 }
 
 /// The tag of a vacant place.
-pub(super) const NO_TAG: u16 = 0;
+const NO_TAG: u16 = 0;
 
 /// Set if an entry is in another bucket than its home.
-pub(super) const AWAY: u16 = 1 << 15;
+const AWAY: u16 = 1 << 15;
 
 /// Which of the tags may be the wanted one, one bit each: their known bits are equal.
 #[inline]

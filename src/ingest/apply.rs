@@ -4,9 +4,8 @@
 
 use super::copies::{is_repeated, repeats};
 use super::groups::Rule;
-use super::offloaded::References;
-use super::scheme::{Fit, fit, is_alone, is_partial};
-use super::seed::{Before, SeedOf, seed_of};
+use super::hashing::{Before, Fit, SeedOf, fit, is_alone, is_partial, seed_of};
+use super::lower_tiers::References;
 use super::stream::{Conflicted, Home, Now, Scratch, Stream};
 use crate::event::trust::{Finding, TrustInput};
 use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, Unruled};

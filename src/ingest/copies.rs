@@ -16,12 +16,34 @@
 //! What stays unseen: reports of fewer blocks, all together, than the device has blocks that are in use and not full,
 //! which is about one for each running request; and where `capacity_blocks` is not known, reports that come before the
 //! first eviction and are followed by nothing new.
+//!
+//! Engines that announce a removal only when the last copy of a block is gone.
+//!
+//! vLLM up to 0.33 announces the removal of each copy, so references are counted. An engine that announces one removal
+//! for all copies of a block leaves references here that nothing removes: blocks would count that it holds no more. No
+//! field of an event tells the two engines apart. What such an engine does later does:
+//!
+//! | sign, after a removal that left references of a block | why an engine that announces each removal does not do so |
+//! |---|---|
+//! | a request that found the block before it computes the block again, and more behind it | it would have found the copy that is left; alone, the block may be the last of a prompt of whole blocks, which is always computed |
+//! | more references on the device than it has blocks | each copy takes a block |
+//!
+//! The first sign holds only where every event was counted, for a group of main attention without windows beside it, and
+//! for blocks behind the first of a chain. A block that outlives the block before it is no sign: that hangs on the order in
+//! which an engine evicts. Until a sign comes, what such a removal leaves counts for too much: the block
+//! and what was held behind it. From the sign on a removal takes all references of a block. Where such a block is removed
+//! once more, the sign was wrong: copies are counted again, and the worker is believed less until its cache is cleared.
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::stream::{Home, Now, Stream};
+use crate::event::Removed;
+use crate::event::trust::Finding;
 use crate::ids::{EngineHash, Tier};
 use crate::index::{StoreBlocks, StoreOutcome};
-use crate::limits::REPORT_FREE_BLOCKS_MAX;
+use crate::limits::{COPIES_LEFT_MAX, COPIES_LEFT_OF_ONE_MAX, REPORT_FREE_BLOCKS_MAX};
+use crate::metrics::WorkerCounter;
 
 /// What is remembered of a worker's device to tell copies from reports.
 #[derive(Debug, Default)]
@@ -87,4 +109,120 @@ pub(super) fn repeats(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool 
 /// that ask for every announcement to be counted.
 pub(super) fn is_repeated(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
     repeats(blocks, outcome) && outcome.already == outcome.stored
+}
+
+/// Blocks, each with the block before it.
+type Behind = SmallVec<[(EngineHash, Option<EngineHash>); 4]>;
+
+/// What is remembered of removals that left references.
+#[derive(Debug, Default)]
+pub(super) struct LastCopies {
+    /// Blocks of which a removal left references, by the block before them.
+    left: FxHashMap<EngineHash, SmallVec<[EngineHash; 2]>>,
+    /// A removal left references since the device was last empty.
+    has_left: bool,
+    /// A removal takes all references of a block.
+    pub(super) for_all: bool,
+}
+
+impl LastCopies {
+    /// The device is empty.
+    pub(super) fn cleared(&mut self) {
+        *self = Self { for_all: self.for_all, ..Self::default() };
+    }
+
+    fn leaves(&mut self, block: EngineHash, before: Option<EngineHash>) {
+        self.has_left = true;
+        let Some(before) = before else { return };
+        if self.left.len() >= COPIES_LEFT_MAX && !self.left.contains_key(&before) {
+            return;
+        }
+        let left = self.left.entry(before).or_default();
+        if left.len() < COPIES_LEFT_OF_ONE_MAX && !left.contains(&block) {
+            left.push(block);
+        }
+    }
+}
+
+impl Stream {
+    /// The blocks of a removal of which it may leave references.
+    pub(super) fn copied_before(&self, home: &Home, removed: &Removed<'_>, tier: Tier) -> Behind {
+        if tier != Tier::Device || !home.writer.has_copies(self.slot) || !self.tells_last_copies() {
+            return Behind::new();
+        }
+        let is_copied = |hash: &&EngineHash| self.device_references(home, removed, **hash) > 1;
+        let before = |hash: EngineHash| home.writer.binding_of(self.slot, hash).and_then(|binding| binding.parent);
+        removed.hashes.iter().filter(is_copied).map(|hash| (*hash, before(*hash))).collect()
+    }
+
+    /// Notes what a removal that has been applied left. `copied` is what [`Stream::copied_before`] said of it.
+    pub(super) fn note_left_copies(&mut self, home: &Home, removed: &Removed<'_>, copied: &Behind) {
+        for (block, before) in copied {
+            if self.device_references(home, removed, *block) > 0 {
+                self.last_copies.leaves(*block, *before);
+            }
+        }
+        if self.last_copies.left.is_empty() {
+            return;
+        }
+        for hash in removed.hashes {
+            if self.device_references(home, removed, *hash) == 0 {
+                // Whoever computes what was behind it computes it too.
+                self.last_copies.left.remove(hash);
+            }
+        }
+    }
+
+    fn device_references(&self, home: &Home, removed: &Removed<'_>, hash: EngineHash) -> u64 {
+        home.writer.references_to(self.slot, Tier::Device, removed.group, hash)
+    }
+
+    /// Whether a store on the device shows that a removal took more references than were counted for it.
+    pub(super) fn computes_what_is_left(&self, home: &Home, store: &StoreBlocks<'_>) -> bool {
+        let (Some(before), [first, second, ..]) = (store.parent, store.hashes) else { return false };
+        let is_left = |left: &SmallVec<[EngineHash; 2]>| left.contains(first);
+        if store.tier != Tier::Device || !self.last_copies.left.get(&before).is_some_and(is_left) {
+            return false;
+        }
+        let references = |hash: EngineHash| home.writer.references_to(self.slot, store.tier, store.group, hash);
+        // The request found the block before, as there is one copy of it only, and is the first to store the second.
+        self.tells_last_copies() && references(before) == 1 && references(*first) > 0 && references(*second) == 0
+    }
+
+    /// Whether the device has more references than blocks because removals left some.
+    pub(super) const fn has_left_copies(&self) -> bool {
+        self.last_copies.has_left
+    }
+
+    fn tells_last_copies(&self) -> bool {
+        !self.last_copies.for_all && !self.kinds.has_windows() && !self.may_miss_blocks()
+    }
+
+    /// From now on a removal takes all references of a block. What the references counted so far are worth cannot be
+    /// told, so the worker is emptied.
+    pub(super) fn removals_are_for_all(&mut self, home: &mut Home, now: Now) {
+        self.last_copies.for_all = true;
+        self.count(WorkerCounter::LastCopyRemovals, 1);
+        self.empty_for(home, Finding::LastCopyRemovals, now);
+    }
+
+    /// A second removal of a block shows that the engine announces each after all: what it holds a copy of may have been
+    /// taken for gone.
+    pub(super) fn check_removals_for_all(&mut self, unknown: u32, now: Now) {
+        if unknown > 0 && self.last_copies.for_all && !self.may_miss_blocks() {
+            self.last_copies.for_all = false;
+            self.found(Finding::LastCopyRemovals, now);
+        }
+    }
+
+    /// Leaves one reference to each block of a store that was counted.
+    pub(super) fn take_back_copies(&mut self, home: &mut Home, store: &StoreBlocks<'_>) {
+        let StoreBlocks { tier, group, .. } = *store;
+        let is_copied = |hash: &&EngineHash| home.writer.references_to(self.slot, tier, group, **hash) > 1;
+        let copied: Vec<EngineHash> = store.hashes.iter().filter(is_copied).copied().collect();
+        if !copied.is_empty() {
+            home.writer.remove(self.slot, tier, group, &copied);
+            self.said(|republisher| republisher.removed(tier, group, &copied));
+        }
+    }
 }

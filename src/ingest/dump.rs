@@ -24,18 +24,17 @@
 //! [`IngestHandle::dump`]: super::IngestHandle::dump
 //! [`IngestHandle::load`]: super::IngestHandle::load
 
-mod chunk;
-mod first;
-mod loading;
-mod sending;
+use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
+use xxhash_rust::xxh3::xxh3_64;
 
-pub use chunk::{DumpChunk, References};
-pub use first::FirstLoad;
-pub(super) use loading::Loading;
-pub(super) use sending::Sending;
-
+use super::republish::Republisher;
+use super::stream::{Home, Now, Stream};
 use crate::event::SourceTrust;
-use crate::ids::{EventSeq, GroupId, Scheme, Tier};
+use crate::event::gate::SequenceGate;
+use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Worker};
+use crate::index::{DumpCursor, StoreBlocks};
+use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS};
+use crate::metrics::WorkerCounter;
 use crate::reasons::reasons;
 use crate::trust::Trust;
 
@@ -155,6 +154,399 @@ impl Patience {
     }
 }
 
+/// Some stores of a dump, in arenas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DumpChunk {
+    runs: Vec<Run>,
+    hashes: Vec<EngineHash>,
+    locals: Vec<LocalHash>,
+}
+
+/// One store, beside its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    parent: Option<EngineHash>,
+    tier: Tier,
+    group: GroupId,
+    seed: Seed,
+    /// Where its blocks begin and end.
+    from: usize,
+    to: usize,
+}
+
+impl DumpChunk {
+    /// Takes one more store. Blocks without a local hash, or the other way round, are left out.
+    pub fn push(&mut self, store: &StoreBlocks<'_>) {
+        let from = self.hashes.len();
+        let blocks = store.hashes.len().min(store.locals.len());
+        self.hashes.extend(&store.hashes[..blocks]);
+        self.locals.extend(&store.locals[..blocks]);
+        let StoreBlocks { parent, tier, group, seed, .. } = *store;
+        self.runs.push(Run { parent, tier, group, seed, from, to: self.hashes.len() });
+    }
+
+    /// Drops every store and keeps the memory.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.hashes.clear();
+        self.locals.clear();
+    }
+
+    /// How many stores there are.
+    #[must_use]
+    pub const fn stores(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// How many blocks they hold together.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// A store by its number.
+    #[must_use]
+    pub fn store(&self, number: usize) -> Option<StoreBlocks<'_>> {
+        let Run { parent, tier, group, seed, from, to } = *self.runs.get(number)?;
+        Some(StoreBlocks { parent, hashes: &self.hashes[from..to], locals: &self.locals[from..to], tier, group, seed })
+    }
+}
+
+/// A number of references and a digest of them that does not depend on their order: two dumps with the same
+/// hold the same. It guards against loss and mixing up, not against an adversary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct References {
+    /// References: a block counts once for each (tier, group) and time it is held.
+    pub blocks: u64,
+    /// The sum of their hashes.
+    pub digest: u64,
+}
+
+impl References {
+    /// Adds those of one store.
+    pub fn add(&mut self, store: &StoreBlocks<'_>) {
+        let mut parent = store.parent;
+        for (hash, local) in store.hashes.iter().zip(store.locals) {
+            let mut bytes = [0; 38];
+            // A block at the root is told from one whose parent is called 0.
+            bytes[0] = u8::from(parent.is_some());
+            bytes[1..9].copy_from_slice(&parent.unwrap_or_default().0.to_le_bytes());
+            bytes[9..17].copy_from_slice(&hash.0.to_le_bytes());
+            bytes[17..25].copy_from_slice(&local.0.to_le_bytes());
+            bytes[25..33].copy_from_slice(&store.seed.0.to_le_bytes());
+            bytes[33..37].copy_from_slice(&store.group.0.to_le_bytes());
+            bytes[37] = store.tier as u8;
+            self.blocks += 1;
+            self.digest = self.digest.wrapping_add(xxh3_64(&bytes));
+            parent = Some(*hash);
+        }
+    }
+}
+
+/// One dump, from its request to its last part.
+#[derive(Debug)]
+pub(in crate::ingest) struct Sending {
+    parts: Sender<DumpPart>,
+    begun: bool,
+    cursor: DumpCursor,
+    sent: References,
+    patience: Patience,
+}
+
+impl Sending {
+    /// A dump that has not begun, and where its parts will be.
+    pub(in crate::ingest) fn new() -> (Self, Receiver<DumpPart>) {
+        // The last place is the last part's: it never finds the channel full.
+        let (parts, received) = bounded(DUMP_PARTS_MAX + 1);
+        let cursor = DumpCursor::default();
+        let (sent, patience) = (References::default(), Patience::default());
+        (Self { parts, begun: false, cursor, sent, patience }, received)
+    }
+
+    /// Walks one slice.
+    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
+        if let Some(reason) = stream.take_broken_off() {
+            return self.abort(stream, home, reason, now);
+        }
+        if self.parts.len() >= DUMP_PARTS_MAX {
+            if self.patience.is_over(now.uptime_ms) {
+                return self.abort(stream, home, AbortReason::Stalled, now);
+            }
+            return Step::Waits;
+        }
+        if !self.begun {
+            return self.begin(stream, home, now);
+        }
+        self.patience.renew();
+        let (mut chunk, sent) = (DumpChunk::default(), &mut self.sent);
+        let more = home.writer.dump(stream.slot, &mut self.cursor, DUMP_SLICE_BLOCKS, &mut |store| {
+            chunk.push(&store);
+            sent.add(&store);
+        });
+        if chunk.stores() > 0 && !self.send(DumpPart::Chunk(chunk)) {
+            return self.abort(stream, home, AbortReason::PeerGone, now);
+        }
+        if more {
+            return Step::Moved;
+        }
+        if !self.send(DumpPart::End(self.sent)) {
+            return self.abort(stream, home, AbortReason::PeerGone, now);
+        }
+        stream.finish_hold(now);
+        stream.count(WorkerCounter::Dumps, 1);
+        tracing::info!(worker = %stream.worker, references = self.sent.blocks, "worker dumped");
+        Step::Over
+    }
+
+    fn begin(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
+        // What waited for the dump before this one comes first.
+        if stream.is_held() {
+            return Step::Waits;
+        }
+        // What moves to its place while it is walked might be given out twice, or not at all.
+        if home.writer.is_deferring(stream.slot) {
+            let is_over = self.patience.is_over(now.uptime_ms);
+            return if is_over { self.abort(stream, home, AbortReason::Stalled, now) } else { Step::Waits };
+        }
+        self.begun = true;
+        let (watermark, remembered) = stream.hold_for_dump();
+        stream.say(home);
+        stream.said(Republisher::dump_begins);
+        let (scheme, groups) = (home.scheme.get(), stream.groups.clone());
+        let (trust, view) = (stream.trust(), stream.view_of_blocks());
+        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view };
+        if !self.send(DumpPart::Begin(Box::new(begin))) {
+            return self.abort(stream, home, AbortReason::PeerGone, now);
+        }
+        Step::Moved
+    }
+
+    /// Ends it before its end.
+    fn abort(&mut self, stream: &mut Stream, home: &mut Home, reason: AbortReason, now: Now) -> Step {
+        if self.begun {
+            stream.break_hold(home, reason, now);
+            stream.take_broken_off();
+        }
+        stream.view.transfers_aborted.add(reason as usize, 1);
+        tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump broken off; its worker's events go on");
+        self.refuse(reason);
+        Step::Over
+    }
+
+    /// Says why there will be no more of it.
+    pub(in crate::ingest) fn refuse(&self, reason: AbortReason) {
+        // Whoever asked may be gone, which is then the reason.
+        let _ = self.parts.try_send(DumpPart::Aborted(reason));
+    }
+
+    /// Hands a part over; `false` = nobody is there to take it.
+    fn send(&self, part: DumpPart) -> bool {
+        match self.parts.try_send(part) {
+            Ok(()) => true,
+            Err(TrySendError::Disconnected(_)) => false,
+            Err(TrySendError::Full(_)) => {
+                debug_assert!(false, "a part was sent without room for it");
+                false
+            }
+        }
+    }
+}
+
+/// One load, from its request to its answer.
+#[derive(Debug)]
+pub(in crate::ingest) struct Loading {
+    parts: Receiver<DumpPart>,
+    answers: Sender<LoadAnswer>,
+    holds: bool,
+    begin: Option<Box<DumpBegin>>,
+    /// The chunk that is being stored, and the number of its next store.
+    chunk: Option<(DumpChunk, usize)>,
+    stored: References,
+    /// Whether the dump has ended as its chunks add up.
+    whole: bool,
+    patience: Patience,
+}
+
+/// What a slice of a load came to.
+enum Slice {
+    /// Everything so far is stored.
+    Stored,
+    /// The other side has sent no more.
+    Empty,
+    /// The dump is stored in full.
+    Whole(Box<DumpBegin>),
+}
+
+impl Loading {
+    /// A load that has not begun, and where its answers will be.
+    pub(in crate::ingest) fn new(parts: Receiver<DumpPart>) -> (Self, Receiver<LoadAnswer>) {
+        // Held, and how it ended: neither ever finds the channel full.
+        let (answers, answered) = bounded(2);
+        (Self::of(parts, answers), answered)
+    }
+
+    /// The same, with where its answers go.
+    pub(super) fn of(parts: Receiver<DumpPart>, answers: Sender<LoadAnswer>) -> Self {
+        let (stored, patience) = (References::default(), Patience::default());
+        Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, patience }
+    }
+
+    /// Whether the worker's messages wait for it already.
+    pub(in crate::ingest) const fn has_begun(&self) -> bool {
+        self.holds
+    }
+
+    /// Stores one slice.
+    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
+        if let Some(reason) = stream.take_broken_off() {
+            return self.abort(stream, home, reason, now);
+        }
+        if !self.holds {
+            // What waited for the dump or load before this one comes first.
+            if stream.is_held() {
+                return Step::Waits;
+            }
+            stream.hold_for_load();
+            self.holds = true;
+            self.answer(LoadAnswer::Held { last: stream.gate().last() });
+        }
+        let slice = self.slice(stream, home, now);
+        stream.show(home);
+        match slice {
+            Err(reason) => self.abort(stream, home, reason, now),
+            Ok(Slice::Stored) => {
+                self.patience.renew();
+                Step::Moved
+            }
+            Ok(Slice::Empty) if self.patience.is_over(now.uptime_ms) => {
+                let reason = if self.whole { AbortReason::OtherIncarnation } else { AbortReason::Stalled };
+                self.abort(stream, home, reason, now)
+            }
+            Ok(Slice::Empty) => Step::Waits,
+            Ok(Slice::Whole(begin)) => {
+                stream.loaded(home, &begin, now);
+                stream.show(home);
+                stream.count(WorkerCounter::Loads, 1);
+                let references = self.stored.blocks;
+                tracing::info!(worker = %stream.worker, references, watermark = ?begin.watermark, "dump loaded");
+                self.answer(LoadAnswer::Loaded(self.stored));
+                Step::Over
+            }
+        }
+    }
+
+    fn slice(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Result<Slice, AbortReason> {
+        let mut blocks = 0;
+        while blocks < DUMP_SLICE_BLOCKS {
+            if self.whole {
+                return self.follows(stream);
+            }
+            if let Some((chunk, number)) = &mut self.chunk {
+                let Some(store) = chunk.store(*number) else {
+                    self.chunk = None;
+                    continue;
+                };
+                *number += 1;
+                blocks += store.hashes.len().max(1);
+                self.stored.add(&store);
+                stream.load_store(home, &store, now)?;
+                continue;
+            }
+            match (self.parts.try_recv(), self.begin.is_some()) {
+                (Ok(DumpPart::Begin(begin)), false) => {
+                    agrees(&begin, stream.gate())?;
+                    stream.begin_load(home, &begin, now)?;
+                    self.begin = Some(begin);
+                }
+                (Ok(DumpPart::Chunk(chunk)), true) => {
+                    self.chunk = Some((chunk, 0));
+                    blocks += 1;
+                }
+                (Ok(DumpPart::End(end)), true) if end == self.stored => self.whole = true,
+                (Ok(DumpPart::Aborted(_)), _) => return Err(AbortReason::SourceAborted),
+                (Ok(_), _) => return Err(AbortReason::Corrupt),
+                (Err(TryRecvError::Empty), _) if blocks == 0 => return Ok(Slice::Empty),
+                (Err(TryRecvError::Empty), _) => return Ok(Slice::Stored),
+                (Err(TryRecvError::Disconnected), _) => return Err(AbortReason::PeerGone),
+            }
+        }
+        Ok(Slice::Stored)
+    }
+
+    /// Whether the stream that waits is the one that was dumped. Where it is behind, that shows once it has come
+    /// to the payloads that the dump remembers.
+    fn follows(&mut self, stream: &mut Stream) -> Result<Slice, AbortReason> {
+        let Some(begin) = self.begin.take_if(|begin| stream.follows(begin)) else {
+            return match &self.begin {
+                Some(begin) if stream.contradicts(begin) => Err(AbortReason::OtherIncarnation),
+                _ => Ok(Slice::Empty),
+            };
+        };
+        Ok(Slice::Whole(begin))
+    }
+
+    /// Ends it before its end.
+    fn abort(&mut self, stream: &mut Stream, home: &mut Home, reason: AbortReason, now: Now) -> Step {
+        if self.holds {
+            stream.break_hold(home, reason, now);
+            stream.take_broken_off();
+            stream.show(home);
+        }
+        stream.view.transfers_aborted.add(reason as usize, 1);
+        tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump not loaded; the worker's events go on");
+        self.refuse(reason);
+        Step::Over
+    }
+
+    /// Says why there will be no more of it.
+    pub(in crate::ingest) fn refuse(&self, reason: AbortReason) {
+        self.answer(LoadAnswer::Failed(reason));
+    }
+
+    fn answer(&self, answer: LoadAnswer) {
+        // Whoever asked may be gone; the worker is loaded all the same.
+        let _ = self.answers.try_send(answer);
+    }
+}
+
+/// Whether what the worker's stream has seen so far can be the beginning of what the dump contains.
+fn agrees(begin: &DumpBegin, gate: &SequenceGate) -> Result<(), AbortReason> {
+    let watermark = begin.watermark.ok_or(AbortReason::NoWatermark)?;
+    let Some(last) = gate.last() else { return Ok(()) };
+    if last > watermark {
+        return Err(AbortReason::Outdated);
+    }
+    let there = begin.remembered.iter().find(|(seq, _)| *seq == last).map(|(_, hash)| *hash);
+    if there.is_some() && there != gate.payload_hash(last) { Err(AbortReason::OtherIncarnation) } else { Ok(()) }
+}
+
+/// A load that comes before any message of its worker: of one that is there when its shard begins ([`spawn_loading`]), or
+/// of one that comes later ([`Admission`]). Its messages wait in their socket meanwhile.
+///
+/// [`spawn_loading`]: crate::ingest::spawn_loading
+/// [`Admission`]: crate::ingest::Admission
+#[derive(Clone, Debug)]
+pub struct FirstLoad {
+    pub(in crate::ingest) worker: Worker,
+    parts: Receiver<DumpPart>,
+    answers: Sender<LoadAnswer>,
+}
+
+impl FirstLoad {
+    /// A load into a worker, and where its answers will be.
+    #[must_use]
+    pub fn new(worker: Worker, parts: Receiver<DumpPart>) -> (Self, Receiver<LoadAnswer>) {
+        // Held, and how it ended: neither ever finds the channel full.
+        let (answers, answered) = bounded(2);
+        (Self { worker, parts, answers }, answered)
+    }
+
+    /// The load itself, which has not begun.
+    pub(in crate::ingest) fn loading(self) -> Loading {
+        Loading::of(self.parts, self.answers)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,5 +567,62 @@ mod tests {
         assert!(!patience.is_over(5) && !patience.is_over(4 + max) && patience.is_over(5 + max));
         patience.renew();
         assert!(!patience.is_over(5 + max));
+    }
+
+    const HASHES: [EngineHash; 3] = [EngineHash(1), EngineHash(2), EngineHash(3)];
+    const LOCALS: [LocalHash; 3] = [LocalHash(11), LocalHash(12), LocalHash(13)];
+
+    fn store(parent: Option<u64>, blocks: std::ops::Range<usize>) -> StoreBlocks<'static> {
+        StoreBlocks {
+            parent: parent.map(EngineHash),
+            hashes: &HASHES[blocks.clone()],
+            locals: &LOCALS[blocks],
+            tier: Tier::Device,
+            group: GroupId(0),
+            seed: Seed(7),
+        }
+    }
+
+    fn sum(stores: &[StoreBlocks<'_>]) -> References {
+        let mut sum = References::default();
+        stores.iter().for_each(|store| sum.add(store));
+        sum
+    }
+
+    #[test]
+    fn a_chunk_gives_back_what_it_took() {
+        let mut chunk = DumpChunk::default();
+        let stores = [store(None, 0..2), store(Some(2), 2..3), store(None, 0..0)];
+        stores.iter().for_each(|store| chunk.push(store));
+        assert_eq!((chunk.stores(), chunk.blocks()), (3, 3));
+        for (number, store) in stores.iter().enumerate() {
+            let back = chunk.store(number).expect("a store");
+            assert_eq!((back.parent, back.hashes, back.locals), (store.parent, store.hashes, store.locals));
+            assert_eq!((back.tier, back.group, back.seed), (store.tier, store.group, store.seed));
+        }
+        assert!(chunk.store(3).is_none());
+        chunk.push(&StoreBlocks { locals: &LOCALS[..1], ..store(None, 0..3) });
+        assert_eq!(chunk.store(3).map(|store| (store.hashes.len(), store.locals.len())), Some((1, 1)));
+    }
+
+    #[test]
+    fn references_know_no_order_and_no_runs_but_everything_else() {
+        let whole = sum(&[store(None, 0..3)]);
+        assert_eq!(whole.blocks, 3);
+        assert_eq!(sum(&[store(Some(2), 2..3), store(None, 0..2)]), whole);
+        let twice = sum(&[store(None, 0..3), store(None, 0..3)]);
+        assert_eq!((twice.blocks, twice == whole), (6, false));
+        let root = store(None, 0..3);
+        for other in [
+            store(Some(0), 0..3),
+            StoreBlocks { tier: Tier::Host, ..root },
+            StoreBlocks { group: GroupId(1), ..root },
+            StoreBlocks { seed: Seed(8), ..root },
+            StoreBlocks { hashes: &[HASHES[0], HASHES[2], HASHES[1]], ..root },
+            StoreBlocks { locals: &[LOCALS[0], LOCALS[2], LOCALS[1]], ..root },
+        ] {
+            let other = sum(&[other]);
+            assert!(other.blocks == 3 && other.digest != whole.digest);
+        }
     }
 }

@@ -6,21 +6,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel;
 use parking_lot::Mutex;
 
-use super::dump::{DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
-use super::inbox::{Command, Inbox, RefusedPublisher, ResetScope, system};
+use super::dump::FirstLoad;
 use super::republish::Republisher;
-use super::shard::Shard;
-use super::{IngestConfig, ShardPlan};
+use super::shard::{Command, Inbox, Shard};
+use super::{IngestConfig, ShardPlan, system};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ids::Worker;
 
 /// A running ingest thread. Dropping it ends the thread too.
 pub struct IngestHandle {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     thread: Arc<Running>,
     refused: Vec<RefusedPublisher>,
 }
@@ -168,43 +167,6 @@ impl IngestHandle {
         self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Asks for everything that a worker holds, while it is served. The parts come as they are taken: whoever
-    /// asked takes them soon, since the worker's own events wait meanwhile.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait. What else is in the way is the dump's last part.
-    pub fn dump(&self, worker: Worker) -> Result<Receiver<DumpPart>> {
-        let (sending, parts) = Sending::new();
-        self.command(Command::Dump(worker, Box::new(sending)))?;
-        Ok(parts)
-    }
-
-    /// Puts a dump into a worker, in place of everything it holds. The dump of a busy worker is best asked for once
-    /// the first answer is there: one that was taken before may be behind what was applied meanwhile.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
-        let (loading, answers) = Loading::new(parts);
-        self.command(Command::Load(worker, Box::new(loading)))?;
-        Ok(answers)
-    }
-
-    /// Empties a worker, or every worker of the shard, in the thread's next turn; a dump or load of it is broken off.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
-        self.command(Command::Reset(worker, scope))
-    }
-
-    pub(super) fn command(&self, command: Command) -> Result<()> {
-        self.inbox.commands.push(command).map_err(|_| {
-            Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
-        })?;
-        self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))
-    }
-
     /// Ends the thread and waits for it. Its writers go with it, and with them what the index holds; the
     /// workers' trust says `disconnected`.
     ///
@@ -238,4 +200,13 @@ impl Drop for IngestHandle {
             tracing::error!(%error, "ingest thread did not end cleanly");
         }
     }
+}
+
+/// A worker whose publisher could not be opened. The others go on.
+#[derive(Debug)]
+pub struct RefusedPublisher {
+    /// Which worker.
+    pub worker: Worker,
+    /// Why.
+    pub error: Error,
 }

@@ -29,23 +29,14 @@ pub mod exposition;
 mod feed;
 mod groups;
 mod handle;
-mod held;
-mod inbox;
-mod last_copies;
-mod link;
+mod hashing;
 mod loads;
-mod offloaded;
-mod replay;
+mod lower_tiers;
+mod publisher_socket;
 mod republish;
-mod roll;
-mod scheme;
-mod seed;
 mod shard;
 mod stream;
-mod subscription;
-mod unruled;
 mod view;
-mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -54,14 +45,13 @@ use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
 pub use feed::Feed;
-pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
-pub use inbox::{RefusedPublisher, ResetScope};
+pub use handle::{IngestHandle, RefusedPublisher, spawn, spawn_loading, spawn_republishing};
 pub use loads::{LoadListener, LoadSource};
 pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
-pub use roll::{Admission, Admitted, Amendment, Departure};
-pub use unruled::UnruledNames;
-pub use view::{Tally, WorkerGauges, WorkerView};
+pub use shard::{Admission, Admitted, Amendment, Departure, ResetScope};
+pub use view::{Tally, UnruledNames, WorkerGauges, WorkerView};
 
+use crate::error::{Error, Kind};
 use crate::fleet::{EventSource, SchemeCell};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::index::ShardWriter;
@@ -139,4 +129,9 @@ pub struct ShardPlan {
     pub writers: Vec<(SpaceId, ShardWriter)>,
     /// Its publishers.
     pub publishers: Vec<Publisher>,
+}
+
+/// An error of the operating system.
+fn system(message: &str) -> Error {
+    Error::new(Kind::System, message, "check the limits of threads and open files of this user")
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::DumpChunk;
-use super::stream::Now;
+use super::dump::DumpChunk;
+use super::stream::{Home, Now, Stream};
 use crate::event::flat::Encoder;
 use crate::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, SourceTrust, Stored};
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, Scheme, Tier, WorkerId};
@@ -237,5 +237,29 @@ pub fn stored_event<'a>(blocks: &StoreBlocks<'a>) -> Stored<'a> {
         lora: None,
         salt: Salt::Seed(blocks.seed),
         media: &[],
+    }
+}
+
+impl Stream {
+    /// Says what is done to the worker from now on; the first batch says what is believed of it.
+    pub(super) fn republish(&mut self, republisher: Republisher, home: &Home, now: Now) {
+        self.republisher = Some(Box::new(republisher));
+        self.said(|republisher| republisher.at(now));
+        self.say(home);
+    }
+
+    /// Tells a republisher, if there is one.
+    pub(super) fn said(&mut self, say: impl FnOnce(&mut Republisher)) {
+        if let Some(republisher) = &mut self.republisher {
+            say(republisher);
+        }
+    }
+
+    /// Sends what was done, as one batch.
+    pub(super) fn say(&mut self, home: &Home) {
+        let trust = self.trust();
+        if let Some(republisher) = &mut self.republisher {
+            republisher.flush(trust, home.scheme.get());
+        }
     }
 }

@@ -4,29 +4,28 @@
 //! timeout for what depends on time. Connections are edge-triggered, so a publisher that is not drained
 //! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
 
-mod choke;
-mod member;
+mod commands;
+mod publisher;
 mod rebuild;
 mod replays;
-mod roll;
 mod transfers;
+
+pub use commands::{Admission, Admitted, Amendment, Departure, ResetScope};
+pub(super) use commands::{Command, Inbox};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mio::{Events, Poll, Registry, Token, Waker};
-
 use crossbeam::queue::ArrayQueue;
+use mio::{Events, Poll, Registry, Token, Waker};
 use tokio::sync::oneshot;
 
-use super::inbox::{Inbox, RefusedPublisher, system};
-use super::link::{Link, LinkChange, move_state};
+use super::handle::RefusedPublisher;
+use super::publisher_socket::{Link, LinkChange, move_state};
 use super::republish::Republisher;
-use super::roll::Admitted;
 use super::stream::{Home, Now, Scratch};
-use super::subscription::Subscription;
-use super::{IngestConfig, Publisher, ShardPlan};
+use super::{IngestConfig, Publisher, ShardPlan, system};
 use crate::error::Result;
 use crate::event::trust::TrustInput;
 use crate::fleet::Fleet;
@@ -34,15 +33,14 @@ use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
     CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_TURNS_MAX, INGEST_SWEEP_BLOCKS,
-    INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, LEAVING_REST_MS,
+    LEAVING_REST_MS,
 };
 use crate::metrics::WorkerCounter;
-use crate::trust::TrustReason;
 
-use member::Member;
+use commands::Leaving;
+use publisher::Member;
 use rebuild::Panics;
 use replays::Replays;
-use roll::Leaving;
 use transfers::Transfers;
 
 const WAKER: Token = Token(usize::MAX);
@@ -291,6 +289,33 @@ impl Shard {
             });
         }
     }
+
+    /// Asks every index whether it takes events, handing on what it has given up where it does not.
+    pub(super) fn see_choked(&mut self) {
+        for (number, home) in self.homes.iter_mut().enumerate() {
+            if home.writer.is_choked() {
+                home.writer.reclaim();
+            }
+            let choked = home.writer.is_choked();
+            if std::mem::replace(&mut home.choked, choked) == choked {
+                continue;
+            }
+            if choked {
+                tracing::warn!(
+                    shard = %self.id, space = %home.space,
+                    "the index cannot free what it gave up; events wait until it can: look for a query that does not end"
+                );
+            } else {
+                tracing::info!(shard = %self.id, space = %home.space, "the index takes events again");
+            }
+            for member in self.members.iter().filter(|member| member.home == number) {
+                member.stream.view.gauges.set_choked(choked);
+                if choked {
+                    member.stream.count(WorkerCounter::Chokes, 1);
+                }
+            }
+        }
+    }
 }
 
 impl Drop for Shard {
@@ -316,6 +341,13 @@ impl Home {
         }
         self.unswept = more;
         more
+    }
+
+    /// Counts one more worker in, which knows the space's scheme as they all do.
+    pub(super) fn take_in(&mut self, publisher: &Publisher, shards: usize) {
+        self.scheme = Arc::clone(&publisher.scheme);
+        self.relearns = shards == 1 && !publisher.scheme_configured;
+        self.slots.push(publisher.slot);
     }
 }
 

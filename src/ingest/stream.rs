@@ -22,45 +22,37 @@
 //! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
 //! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
-mod conflicted;
-mod deferred;
 mod hold;
-mod losses;
-mod lower;
 mod recover;
-mod relayed;
-mod republished;
-mod reset;
-mod snapshot;
+mod relay;
 
-pub(super) use conflicted::Conflicted;
+pub(super) use hold::HeldBytes;
 pub(super) use recover::ReplayEnd;
-use relayed::Relayed;
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
-use super::copies::Copies;
+use super::copies::{Copies, LastCopies};
 use super::dump::AbortReason;
-use super::groups::Groups;
-use super::held::{Held, HeldBytes, Message};
-use super::last_copies::LastCopies;
-use super::offloaded::Offloaded;
+use super::groups::{Groups, Unplaced};
+use super::lower_tiers::Offloaded;
 use super::republish::Republisher;
 use super::view::WorkerView;
-use super::windows::Unplaced;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
 use crate::event::trust::{Finding, TrustInput, WorkerTrust};
 use crate::event::{self, DecodeError, EventBatch, Oddity, flat};
 use crate::fleet::SchemeCell;
-use crate::ids::{EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
-use crate::index::ShardWriter;
-use crate::limits::EVENT_MESSAGE_BYTES_MAX;
+use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
+use crate::index::{Refusal, ShardWriter, Shortfall, StoreBlocks, StoreOutcome};
+use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
+use hold::{Held, Message};
+use relay::Relayed;
 
 /// The time of one turn: of the wall for people, and since boot for deadlines.
 #[derive(Clone, Copy, Debug, Default)]
@@ -532,6 +524,78 @@ impl Stream {
         }
     }
 
+    /// Drops every block. Its engine still holds them, so it is believed as one that was joined late; its stream goes
+    /// on where it stands.
+    pub(in crate::ingest) fn reset(&mut self, home: &mut Home, now: Now) {
+        self.break_hold(home, AbortReason::Reset, now);
+        self.changed = true;
+        self.count(WorkerCounter::Resets, 1);
+        tracing::info!(worker = %self.worker, "the worker is emptied, as was asked for");
+        self.empty(home, TrustInput::Reset, now);
+        self.show(home);
+    }
+
+    /// Drops what the device holds, because somebody says that its engine's cache was cleared. The engine publishes that
+    /// with its next step only; until then batches from before may come. The stream goes on where it stands.
+    pub(in crate::ingest) fn device_cleared(&mut self, home: &mut Home, now: Now) {
+        self.break_hold(home, AbortReason::Reset, now);
+        self.changed = true;
+        self.count(WorkerCounter::Resets, 1);
+        tracing::info!(worker = %self.worker, "the worker's device is emptied: its engine's cache was cleared, as somebody says");
+        self.input(TrustInput::ClearTold, now);
+        home.writer.clear(self.slot, Some(Tier::Device));
+        self.said(|republisher| republisher.cleared(Some(Tier::Device)));
+        self.groups.retain(|(tier, _)| *tier != Tier::Device);
+        self.copies.cleared();
+        self.last_copies.cleared();
+        self.show(home);
+    }
+
+    /// Counts references in the index. The trust falls before readers see that the index defers or forgets blocks.
+    pub(in crate::ingest) fn store_in_index(
+        &mut self,
+        home: &mut Home,
+        blocks: &StoreBlocks<'_>,
+        now: Now,
+    ) -> StoreOutcome {
+        let Self { trust, shown, view, .. } = self;
+        let outcome = home.writer.store_announced(self.slot, blocks, &mut |shortfall| {
+            let input = match shortfall {
+                Shortfall::Deferred => TrustInput::Deferred,
+                Shortfall::Emptied => TrustInput::Found(Finding::CapacityBound),
+            };
+            move_trust((&mut *trust, &mut *shown), view, input, now);
+        });
+        if outcome.deferred {
+            self.changed = true;
+            home.deferring = true;
+            tracing::debug!(worker = %self.worker, "blocks wait for their places in the index");
+        }
+        #[cfg(test)]
+        if outcome.refused == Some(Refusal::WorkBound) {
+            self.emptied_under.push(self.view.trust.load());
+        }
+        outcome
+    }
+
+    /// The index was swept: takes note of what became of blocks that waited. Answers whether blocks still wait.
+    pub(in crate::ingest) fn swept(&mut self, home: &mut Home, now: Now) -> bool {
+        if !self.trust.is_deferring() {
+            return false;
+        }
+        if home.writer.take_emptied_by_sweep(self.slot) {
+            self.bounded(Refusal::WorkBound, now);
+            self.emptied(home);
+        }
+        if home.writer.is_deferring(self.slot) {
+            return true;
+        }
+        self.changed = true;
+        self.input(TrustInput::DeferralEnded, now);
+        self.show(home);
+        false
+    }
+
     #[cfg(test)]
     pub(super) fn reasons(&self) -> crate::trust::TrustReasons {
         self.trust.reasons()
@@ -546,5 +610,32 @@ fn move_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView,
         shown.reasons = shown.reasons.union(fallen.reasons);
         shown.since_unix_ms = fallen.since_unix_ms;
         view.trust.store(*shown);
+    }
+}
+
+/// Engine hashes that are no identity, as far as they are remembered.
+#[derive(Debug, Default)]
+pub(in crate::ingest) struct Conflicted {
+    hashes: FxHashSet<EngineHash>,
+    /// There are more than can be remembered: any hash may be one.
+    all: bool,
+}
+
+impl Conflicted {
+    /// Any hash may be one.
+    pub(in crate::ingest) fn any() -> Self {
+        Self { hashes: FxHashSet::default(), all: true }
+    }
+
+    pub(in crate::ingest) fn contains(&self, hash: EngineHash) -> bool {
+        self.all || self.hashes.contains(&hash)
+    }
+
+    pub(in crate::ingest) fn extend(&mut self, hashes: &[EngineHash]) {
+        if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
+            *self = Self::any();
+        } else {
+            self.hashes.extend(hashes);
+        }
     }
 }

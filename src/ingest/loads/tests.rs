@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::*;
 use crate::event::msgpack::tests::packed;
-use crate::ids::{Scheme, Window};
+use crate::ids::Window;
 use crate::limits::WORKERS_MAX;
-use crate::load::{EngineLoad, LoadsConfig};
+use crate::load::LoadsConfig;
 
 /// A publisher's socket, which sees who subscribes.
 struct Engine {
@@ -105,4 +105,41 @@ fn who_has_left_and_who_cannot_be_reached_are_counted() {
     until(|| (counters.get(LoadReportCounter::ReportsUnknownWorker) == 1).then_some(()));
     assert_eq!(counters.get(LoadReportCounter::SourcesRefused), 1);
     assert_eq!(counters.get(LoadReportCounter::Reports), 0);
+}
+
+#[test]
+fn tokens_become_blocks_and_a_share() {
+    let stat = LoadStat {
+        running: 3,
+        waiting: 2,
+        used_tokens: 70_001,
+        capacity_tokens: 400_000,
+        waiting_uncached_tokens: 9_000,
+    };
+    let scheme = Some(Scheme { block_size: 64, window: Window::Plain });
+    let load = EngineLoad {
+        prefill_tokens: 9_000,
+        decode_blocks: 1_094,
+        running: 3,
+        waiting: 2,
+        kv_usage_millionths: 175_002,
+    };
+    assert_eq!(engine_load(&stat, scheme), load);
+    assert_eq!(engine_load(&stat, None).decode_blocks, 4_376);
+    let vast = LoadStat { used_tokens: u64::MAX, capacity_tokens: 1, ..stat };
+    assert_eq!(engine_load(&vast, scheme).kv_usage_millionths, u32::MAX);
+    let unknown = LoadStat { capacity_tokens: 0, ..stat };
+    assert_eq!(engine_load(&unknown, scheme).kv_usage_millionths, 0);
+}
+
+#[test]
+fn silence_is_said_once_and_so_is_its_end() {
+    let mut hearing = Hearing::Waiting { since_ms: 5 };
+    assert!(!hearing.tick(LOAD_REPORT_SILENT_MS + 4));
+    assert!(hearing.tick(LOAD_REPORT_SILENT_MS + 5));
+    assert!(!hearing.tick(u64::MAX));
+    assert!(hearing.hear(90_000));
+    assert!(!hearing.hear(91_000));
+    assert!(!hearing.tick(91_000 + LOAD_REPORT_SILENT_MS - 1));
+    assert!(hearing.tick(91_000 + LOAD_REPORT_SILENT_MS));
 }

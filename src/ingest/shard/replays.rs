@@ -1,12 +1,108 @@
-//! The replays of a shard: who is asked next, and what is over.
+//! The replays of a shard: which publishers are asked for lost batches, and when a replay is over.
+//!
+//! [`crate::event::recovery`] decides when to ask and what an answer means; this file decides which worker comes first.
+//! A replay holds one of a few places of its shard from the question to its end. An engine drops, in the middle and
+//! without an error, what its ROUTER socket cannot hand over at once. So the shard receives everything that is there
+//! between the quanta of two live streams, up to a bound for each replay, and applies only a slice of it.
+//!
+//! A replay is expected to bring as many bytes as the worker's last one brought, or as many as this one has brought
+//! already. No replay begins while the expected bytes of those under way are at the budget. A replay that brings too much
+//! is broken off and asked for again from where it stands.
 
 use mio::Token;
 
 use super::{Now, Shard};
-use crate::ingest::held::HeldBytes;
-use crate::ingest::replay::{Places, Replay, ReplayClient, Wanting, asked_now, reckoned_bytes};
-use crate::ingest::stream::ReplayEnd;
-use crate::limits::REPLAY_RECEIVE_EVERY_MS;
+use crate::event::recovery::Aim;
+use crate::ingest::publisher_socket::ReplayClient;
+use crate::ingest::stream::{HeldBytes, ReplayEnd};
+use crate::limits::{
+    REPLAY_BYTES_GUESSED, REPLAY_RECEIVE_EVERY_MS, REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX, REPLAYS_AT_ONCE_MAX,
+    REPLAYS_UNDER_WAY_BYTES_MAX,
+};
+
+/// One replay that was asked for.
+pub(super) struct Replay {
+    pub(super) client: ReplayClient,
+    /// Payload bytes received.
+    pub(super) bytes: usize,
+    /// Payload bytes expected.
+    pub(super) reckoned_bytes: usize,
+    /// When it was asked for, milliseconds.
+    pub(super) asked_ms: u64,
+}
+
+impl Replay {
+    /// Whether it has gone on for longer than any honest one: it would keep its place for ever.
+    pub(super) const fn is_endless(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.asked_ms) >= REPLAY_WHOLE_MS_MAX || self.bytes > REPLAY_SNAPSHOT_BYTES_MAX
+    }
+
+    /// What it counts for.
+    pub(super) fn under_way_bytes(&self) -> usize {
+        self.bytes.max(self.reckoned_bytes)
+    }
+}
+
+/// Why a worker is served before another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Urgency {
+    /// What is missing before what may be.
+    pub(super) aim: Aim,
+    /// Workers with requests in flight first.
+    pub(super) is_idle: bool,
+    /// Then those that are done soonest.
+    pub(super) waiting: usize,
+}
+
+/// The places of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    taken: usize,
+    bytes: usize,
+}
+
+impl Places {
+    /// Takes a place for a replay of so many bytes.
+    pub(super) const fn take(&mut self, bytes: usize) {
+        self.taken += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Whether there is a place for a replay reckoned at so many bytes. One alone always has a place.
+    pub(super) const fn fits(&self, bytes: usize) -> bool {
+        self.taken == 0
+            || (self.taken < REPLAYS_AT_ONCE_MAX && self.bytes.saturating_add(bytes) <= REPLAYS_UNDER_WAY_BYTES_MAX)
+    }
+}
+
+/// A worker that is to be asked for a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wanting {
+    pub(super) urgency: Urgency,
+    /// Whose, by the shard's count.
+    pub(super) at: usize,
+    /// Payload bytes expected.
+    pub(super) reckoned_bytes: usize,
+}
+
+/// Who is asked now, while `places` are taken: the most urgent first, up to one that does not fit. That one is the next,
+/// however many smaller ones would fit: else there might never be room for it.
+pub(super) fn asked_now(mut places: Places, mut wanting: Vec<Wanting>) -> Vec<Wanting> {
+    wanting.sort_unstable();
+    let mut takes = |wanting: &&Wanting| {
+        let fits = places.fits(wanting.reckoned_bytes);
+        places.take(wanting.reckoned_bytes);
+        fits
+    };
+    let asked = wanting.iter().take_while(&mut takes).count();
+    wanting.truncate(asked);
+    wanting
+}
+
+/// What a replay is reckoned at, by what the worker's last one brought.
+pub(super) fn reckoned_bytes(last: Option<usize>) -> usize {
+    last.unwrap_or(REPLAY_BYTES_GUESSED)
+}
 
 /// What the replays of a shard share.
 #[derive(Default)]
@@ -111,5 +207,106 @@ impl Shard {
         let before = member.replayed_bytes.unwrap_or_default();
         member.replayed_bytes = Some(replay.bytes.max(before / 2));
         self.replays.look = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::limits::REPLAY_BYTES_MAX;
+
+    #[test]
+    fn places_are_few_and_their_bytes_bounded() {
+        let mut places = Places::default();
+        assert!(places.fits(usize::MAX), "one alone");
+        for _ in 0..REPLAYS_AT_ONCE_MAX {
+            assert!(places.fits(1));
+            places.take(1);
+        }
+        assert!(!places.fits(0));
+        let mut large = Places::default();
+        large.take(REPLAYS_UNDER_WAY_BYTES_MAX);
+        assert!(large.fits(0) && !large.fits(1));
+    }
+
+    #[test]
+    fn what_is_missing_comes_before_probes_busy_before_idle_and_quiet_before_loud() {
+        let of = |aim, is_idle, waiting| Urgency { aim, is_idle, waiting };
+        let mut all =
+            [of(Aim::Probe, false, 0), of(Aim::Prove, true, 0), of(Aim::Prove, false, 9), of(Aim::Prove, false, 2)];
+        all.sort();
+        assert_eq!(
+            all,
+            [of(Aim::Prove, false, 2), of(Aim::Prove, false, 9), of(Aim::Prove, true, 0), of(Aim::Probe, false, 0)]
+        );
+    }
+
+    #[test]
+    fn a_large_one_whose_turn_it_is_is_not_passed_by() {
+        let urgency = |waiting| Urgency { aim: Aim::Prove, is_idle: true, waiting };
+        let of = |at, reckoned_bytes| Wanting { urgency: urgency(at), at, reckoned_bytes };
+        let mut places = Places::default();
+        places.take(REPLAY_BYTES_GUESSED);
+        let wanting = vec![of(2, 1), of(1, REPLAYS_UNDER_WAY_BYTES_MAX), of(0, 1)];
+        assert_eq!(asked_now(places, wanting.clone()), [of(0, 1)]);
+        assert_eq!(asked_now(Places::default(), wanting[..2].to_vec()), [wanting[1]], "alone it has a place");
+    }
+
+    /// A worker that wants a replay: how urgent that is, what its last one brought, and what this one will bring.
+    fn worker() -> impl Strategy<Value = (Urgency, Option<usize>, usize)> {
+        let aim = prop_oneof![4 => Just(Aim::Prove), 1 => Just(Aim::Probe)];
+        let urgency =
+            (aim, any::<bool>(), 0_usize..4).prop_map(|(aim, is_idle, waiting)| Urgency { aim, is_idle, waiting });
+        (urgency, prop::option::of(0..=REPLAY_BYTES_MAX), 0..=REPLAY_BYTES_MAX)
+    }
+
+    /// What a shard's replays under way take.
+    fn places_of(under_way: &[(usize, usize, usize)]) -> Places {
+        let mut places = Places::default();
+        under_way.iter().for_each(|(_, reckoned, brought)| places.take(*reckoned.max(brought)));
+        places
+    }
+
+    proptest! {
+        /// However many want one at once, of whatever size, and in whatever order they end.
+        #[test]
+        fn a_fleet_of_replays_keeps_to_both_bounds_and_to_the_order_and_all_of_it_is_asked(
+            workers in prop::collection::vec(worker(), 1..80),
+            ends in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..400),
+        ) {
+            let of = |at: usize| {
+                let (urgency, last, _) = workers[at];
+                Wanting { urgency, at, reckoned_bytes: reckoned_bytes(last) }
+            };
+            let mut wanting: Vec<Wanting> = (0..workers.len()).map(of).collect();
+            let mut under_way: Vec<(usize, usize, usize)> = Vec::new();
+            let mut ends = ends.into_iter();
+            let mut asked_in_all = 0;
+            while !wanting.is_empty() {
+                let before = places_of(&under_way);
+                let asked = asked_now(before, wanting.clone());
+                wanting.retain(|waits| asked.iter().all(|asked| asked.at != waits.at));
+                under_way.extend(asked.iter().map(|asked| (asked.at, asked.reckoned_bytes, 0)));
+                let places = places_of(&under_way);
+                prop_assert!(places.taken <= REPLAYS_AT_ONCE_MAX);
+                if !asked.is_empty() {
+                    prop_assert!(places.taken == 1 || places.bytes <= REPLAYS_UNDER_WAY_BYTES_MAX, "{places:?}");
+                }
+                prop_assert!(before.taken > 0 || !asked.is_empty(), "nobody is under way, and nobody is asked");
+                let (last, next) = (asked.last(), wanting.iter().min());
+                prop_assert!(last.zip(next).is_none_or(|(last, next)| last <= next), "{last:?} before {next:?}");
+                asked_in_all += asked.len();
+                // One brings what it has, or ends; where nothing more is drawn, all end.
+                let drawn = ends.next().filter(|_| !under_way.is_empty());
+                match drawn.map(|(index, brings)| (index.index(under_way.len()), brings)) {
+                    Some((which, true)) => under_way[which].2 = workers[under_way[which].0].2,
+                    Some((which, false)) => drop(under_way.swap_remove(which)),
+                    None => under_way.clear(),
+                }
+            }
+            prop_assert_eq!(asked_in_all, workers.len());
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use super::{Now, Shard};
 use crate::ids::Worker;
 use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
-use crate::ingest::inbox::{Command, ResetScope};
 use crate::limits::{TRANSFER_REST_MS, TRANSFERS_WAITING_MAX};
 
 /// One dump or load.
@@ -92,20 +91,6 @@ impl Transfers {
 }
 
 impl Shard {
-    /// Takes what other threads ask for; `true` = to end.
-    pub(super) fn obey(&mut self) -> bool {
-        while let Some(command) = self.inbox.commands.pop() {
-            match command {
-                Command::Stop => return true,
-                Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
-                Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
-                Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
-                Command::Reset(worker, scope) => self.reset(worker, scope),
-            }
-        }
-        false
-    }
-
     /// Takes loads that come before any message.
     pub(in crate::ingest) fn load_first(&mut self, loads: Vec<FirstLoad>) {
         self.transfers.first = loads.len();
@@ -115,25 +100,6 @@ impl Shard {
     /// Takes a load that comes before any message of its worker.
     pub(super) fn wait_for_load(&mut self, load: FirstLoad) {
         self.transfers.waiting.push_back((load.worker, Transfer::Load(load.loading())));
-    }
-
-    /// Empties a worker, or all.
-    fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
-        let now = self.clock.now();
-        self.transfers.give_up_loads(worker);
-        let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
-        for member in self.members.iter_mut().filter(asked) {
-            let home = &mut self.homes[member.home];
-            match scope {
-                ResetScope::Everything => member.stream.reset(home, now),
-                ResetScope::ClearedDevice => member.stream.device_cleared(home, now),
-            }
-        }
-        for at in 0..self.members.len() {
-            if !self.transfers.is_loading(self.members[at].stream.worker) {
-                self.listen(at);
-            }
-        }
     }
 
     fn accept(&mut self, worker: Worker, transfer: Transfer) {

@@ -16,17 +16,17 @@
 //! Messages that wait are compared with what was replayed once they are applied: the gate remembers both. Those that
 //! are one too many are dropped from the oldest on, since a replay goes up to the publisher's present.
 
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::hold::{Held, HeldBytes, Message, Purpose};
 use super::{Home, Now, Scratch, Stream};
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::{Aim, Ended, Replayed};
 use crate::event::trust::TrustInput;
 use crate::ids::EventSeq;
 use crate::ingest::dump::AbortReason;
-use crate::ingest::held::{Held, HeldBytes, Message, Purpose};
 use crate::metrics::WorkerCounter;
-use crate::trust::TrustLevel;
-
-use xxhash_rust::xxh3::xxh3_64;
+use crate::trust::{TrustLevel, TrustReason};
 
 /// Why there is no more of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,7 +316,7 @@ impl Stream {
             Replayed::Unfillable => self.unfillable(home, seq, now),
             Replayed::Renewed => self.renew(home, now),
             Replayed::Forgotten => {
-                tracing::info!(worker = %self.worker, first = %seq, remedy = super::losses::FORGOTTEN_REMEDY, "the publisher has the beginning of its stream no more; what was lost stays lost");
+                tracing::info!(worker = %self.worker, first = %seq, remedy = FORGOTTEN_REMEDY, "the publisher has the beginning of its stream no more; what was lost stays lost");
                 return self.count(WorkerCounter::ReplaysLate, 1);
             }
             Replayed::AnotherIncarnation => return self.restarted_unseen(home, seq, now),
@@ -428,7 +428,69 @@ impl Stream {
             self.let_go(now);
         }
     }
+
+    /// A stream begins here: what was lost of the one before is of no account, and of this one nothing is from 0 on.
+    pub(super) fn note_beginning(&mut self, seq: EventSeq) {
+        if let Some(recovery) = self.recovery.as_mut().filter(|_| seq == EventSeq(0)) {
+            recovery.forget_losses();
+        }
+    }
+
+    /// Begins the worker anew: its publisher has all of its life after all, and what it sent live is in it.
+    pub(super) fn renew(&mut self, home: &mut Home, now: Now) {
+        tracing::info!(worker = %self.worker, last = ?self.gate.last(), "a publisher that batches were lost of can replay all of them; the worker begins anew");
+        self.changed = true;
+        self.count(WorkerCounter::Renewed, 1);
+        self.dropped = self.dropped.max(self.gate.last());
+        let ahead = std::mem::take(&mut self.gate);
+        self.forget_incarnation();
+        self.empty(home, TrustInput::Recovering, now);
+        self.hold_for_recovery(ahead, now);
+    }
+
+    /// What is missing before a batch of a replay cannot be had.
+    pub(super) fn unfillable(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+        self.lose(home, seq, now);
+        self.gate.go_on_before(seq);
+    }
+
+    /// What is missing cannot be had at all: the worker goes on with what waits, or with what comes.
+    pub(super) fn unrecovered(&mut self, home: &mut Home, now: Now) {
+        let first = self.held.as_ref().and_then(|held| held.first_seq());
+        let known = self.gate.last().is_some();
+        if known {
+            self.lose(home, first.unwrap_or_default(), now);
+        } else {
+            tracing::warn!(worker = %self.worker, remedy = REPLAY_REMEDY, "no replay from the beginning; the worker is joined as it is");
+            self.input(TrustInput::Recovered { known }, now);
+        }
+        match first.filter(|_| known) {
+            Some(first) => self.gate.go_on_before(first),
+            None => self.gate = SequenceGate::default(),
+        }
+        self.dropped = None;
+        self.changed = true;
+        if self.is_recovering() {
+            self.let_go(now);
+        }
+    }
+
+    pub(super) fn lose(&mut self, home: &mut Home, next: EventSeq, now: Now) {
+        let last = self.gate.last().unwrap_or_default();
+        let missed = next.0.saturating_sub(last.0).saturating_sub(1);
+        tracing::warn!(
+            worker = %self.worker, %last, missed, remedy = TrustReason::Gap.remedy(),
+            "lost batches cannot be fetched again; the worker is emptied"
+        );
+        self.count(WorkerCounter::ReplaysUnfillable, 1);
+        self.count(WorkerCounter::BatchesMissed, missed);
+        self.forget_incarnation();
+        self.empty(home, TrustInput::Gap, now);
+    }
 }
 
 /// What an operator can do where a publisher does not replay.
-pub(super) const REPLAY_REMEDY: &str = "check the worker's replay endpoint, and that the engine was started with one";
+const REPLAY_REMEDY: &str = "check the worker's replay endpoint, and that the engine was started with one";
+/// What an operator can do where a publisher's buffer is too short.
+const FORGOTTEN_REMEDY: &str =
+    "raise the engine's buffer_steps, or put a relay beside it; restart it to be exact again";

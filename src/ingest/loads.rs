@@ -1,27 +1,133 @@
-//! The event loop: one `epoll` over the sockets of all engines that publish their load.
+//! What engines say of their load, on sockets of its own: gauges, of which only the newest reading counts.
 //!
-//! Descriptors are edge-triggered: after a wake a socket is read until it has no more, and of what it had only the
-//! newest reading is used.
+//! One thread for all engines that publish one ([`LoadListener`]), apart from the shards: a reading that comes late
+//! or is lost costs nothing but a second, and no event of a cache must wait for it. What is read goes where a
+//! gateway's report goes ([`Loads::report_load`]).
+//!
+//! The event loop is one `epoll` over the sockets of all engines that publish their load. Descriptors are edge-triggered:
+//! after a wake the thread reads a socket until it is empty, and uses only the newest reading.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mio::{Events, Poll, Registry, Token, Waker};
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::source::{Hearing, engine_load};
-use super::{LoadSource, Wanted};
-use crate::event::msgpack::decode_load_stat;
-use crate::fleet::EventSource;
-use crate::ids::WorkerIndex;
-use crate::ingest::subscription::{Received, Subscription};
-use crate::limits::{LOAD_REPORT_MESSAGES_MAX, LOAD_REPORT_TICK_MS};
-use crate::load::Loads;
+use super::publisher_socket::{Received, Subscription};
+use super::system;
+use crate::endpoint::Endpoint;
+use crate::error::{Error, Kind, Result};
+use crate::event::msgpack::{LoadStat, decode_load_stat};
+use crate::fleet::{EventSource, SchemeCell};
+use crate::ids::{Scheme, Worker, WorkerIndex};
+use crate::limits::{
+    LOAD_REPORT_MESSAGES_MAX, LOAD_REPORT_SILENT_MS, LOAD_REPORT_TICK_MS, NOMINAL_BLOCK_SIZE_TOKENS,
+};
+use crate::load::{EngineLoad, Loads};
 use crate::metrics::{CounterSet, LoadReportCounter};
 use crate::zmtp::LinkEvent;
+
+/// A worker that publishes how busy it is.
+#[derive(Clone, Debug)]
+pub struct LoadSource {
+    /// Its place in the fleet table.
+    pub index: WorkerIndex,
+    /// Who it is.
+    pub worker: Worker,
+    /// ZeroMQ endpoint of the PUB socket, as we connect to it.
+    pub endpoint: Endpoint,
+    /// Its space's scheme: tokens become blocks by it.
+    pub scheme: Arc<SchemeCell>,
+}
+
+/// What the thread is told, newest only.
+#[derive(Debug)]
+struct Wanted {
+    sources: Mutex<Option<Vec<LoadSource>>>,
+    ending: AtomicBool,
+    waker: Waker,
+}
+
+/// The running thread. Dropping it ends the thread too.
+#[derive(Debug)]
+pub struct LoadListener {
+    wanted: Arc<Wanted>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LoadListener {
+    /// Starts to listen to nobody. `now_ns` is the clock of bookings.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the thread or its event loop cannot be made.
+    pub fn start(
+        loads: Arc<Loads>,
+        counters: Arc<CounterSet<LoadReportCounter>>,
+        now_ns: impl Fn() -> u64 + Send + 'static,
+    ) -> Result<Self> {
+        let (listening, waker) = Listening::new(loads, counters, now_ns)
+            .map_err(|error| system("cannot make an event loop").caused_by(error))?;
+        let wanted = Arc::new(Wanted { sources: Mutex::new(None), ending: AtomicBool::new(false), waker });
+        let told = Arc::clone(&wanted);
+        let thread = std::thread::Builder::new()
+            .name("engine-loads".into())
+            .spawn(move || listening.run(&told))
+            .map_err(|error| system("cannot start the thread of the engines' loads").caused_by(error))?;
+        Ok(Self { wanted, thread: Some(thread) })
+    }
+
+    /// Listens to these and to nobody else; who was listened to before and is named again is not disturbed.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the thread cannot be woken.
+    pub fn follow(&self, sources: Vec<LoadSource>) -> Result<()> {
+        *self.wanted.sources.lock() = Some(sources);
+        self.wanted
+            .waker
+            .wake()
+            .map_err(|error| system("cannot wake the thread of the engines' loads").caused_by(error))
+    }
+
+    /// Whether it runs; it ends by itself only by a fault, which it has logged.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Ends the thread and waits for it.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] where the thread had panicked.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        // Release: pairs with the Acquire of the thread's loop.
+        self.wanted.ending.store(true, Ordering::Release);
+        self.wanted
+            .waker
+            .wake()
+            .map_err(|error| system("cannot wake the thread of the engines' loads").caused_by(error))?;
+        let panicked =
+            |_| Error::new(Kind::Internal, "the thread of the engines' loads panicked", "report it with the log");
+        thread.join().map_err(panicked)
+    }
+}
+
+impl Drop for LoadListener {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "the thread of the engines' loads did not end cleanly");
+        }
+    }
+}
 
 const WAKER: Token = Token(usize::MAX);
 const POLL_EVENTS: usize = 256;
@@ -229,3 +335,49 @@ impl Heard {
         }
     }
 }
+
+/// A reading as loads have it. Without a scheme a block is as large as decisions take it to be then.
+pub(super) fn engine_load(stat: &LoadStat, scheme: Option<Scheme>) -> EngineLoad {
+    let block_size = scheme.map_or(NOMINAL_BLOCK_SIZE_TOKENS, |scheme| scheme.block_size);
+    let millionths = u128::from(stat.used_tokens) * 1_000_000;
+    // An engine that does not know its room says 0.
+    let usage = millionths.checked_div(u128::from(stat.capacity_tokens)).unwrap_or(0);
+    EngineLoad {
+        prefill_tokens: stat.waiting_uncached_tokens,
+        decode_blocks: stat.used_tokens.div_ceil(u64::from(block_size.max(1))),
+        running: stat.running,
+        waiting: stat.waiting,
+        kv_usage_millionths: u32::try_from(usage).unwrap_or(u32::MAX),
+    }
+}
+
+/// Whether an engine is heard. It says at least each second what it is busy with, also if that is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// Not for so long that it would be wrong to call it silent; since then, milliseconds.
+    Waiting { since_ms: u64 },
+    /// Its last reading came then.
+    Heard { at_ms: u64 },
+    /// For too long not; said once.
+    Silent,
+}
+
+impl Hearing {
+    /// A reading has come; `true` = it was silent before.
+    pub(super) fn hear(&mut self, now_ms: u64) -> bool {
+        std::mem::replace(self, Self::Heard { at_ms: now_ms }) == Self::Silent
+    }
+
+    /// Time has passed; `true` = it is silent from now on.
+    pub(super) fn tick(&mut self, now_ms: u64) -> bool {
+        let (Self::Waiting { since_ms: last_ms } | Self::Heard { at_ms: last_ms }) = *self else { return false };
+        let silent = now_ms.saturating_sub(last_ms) >= LOAD_REPORT_SILENT_MS;
+        if silent {
+            *self = Self::Silent;
+        }
+        silent
+    }
+}
+
+#[cfg(test)]
+mod tests;

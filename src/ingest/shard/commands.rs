@@ -1,25 +1,225 @@
-//! Workers that come, change and go while the shard runs.
+//! The commands that an ingest thread handles: what they are, how another thread sends them, and what each does.
+//!
+//! | command | sent by | handled by |
+//! |---|---|---|
+//! | end | [`IngestHandle::stop`] | [`Shard::handle_commands`] |
+//! | dump a worker, or load one | [`IngestHandle::dump`], [`IngestHandle::load`] | `transfers` |
+//! | empty a worker, or all | [`IngestHandle::reset`] | [`Shard::reset`] |
+//! | add, change or remove a worker | [`IngestHandle::admit`], [`IngestHandle::amend`], [`IngestHandle::depart`] | [`Shard::call_roll`] |
+//!
+//! A new command is a variant of [`Command`], a method of [`IngestHandle`] and an arm of [`Shard::handle_command`].
 
 use std::sync::Arc;
 
-use mio::Token;
+use crossbeam::channel::Receiver;
+use crossbeam::queue::ArrayQueue;
+use mio::{Token, Waker};
 use tokio::sync::oneshot;
 
-use super::{Link, Member, Now, Shard, Subscription};
+use super::transfers::Transfer;
+use super::{Link, Now, Shard};
 use crate::error::{Error, Kind, Result};
 use crate::event::trust::TrustInput;
-use crate::fleet::{EventSource, WorkerState};
-use crate::ids::{SpaceId, WorkerIndex};
-use crate::ingest::Publisher;
-use crate::ingest::dump::AbortReason;
-use crate::ingest::roll::{Admission, Admitted, Amendment, Departure, Roll};
-use crate::ingest::stream::{Home, Stream};
+use crate::fleet::{EventSource, WorkerRecord, WorkerState};
+use crate::ids::{SpaceId, Worker, WorkerIndex, WorkerSlot};
+use crate::ingest::dump::{AbortReason, DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
+use crate::ingest::handle::IngestHandle;
+use crate::ingest::{Publisher, system};
 use crate::trust::{Trust, TrustLevel, TrustReason};
+
+/// What an ingest thread can be asked to do.
+#[derive(Debug)]
+pub(in crate::ingest) enum Command {
+    /// Close every socket and end.
+    Stop,
+    /// Dump a worker.
+    Dump(Worker, Box<Sending>),
+    /// Take a worker in, change it, or let it go.
+    Roll(Box<Roll>),
+    /// Load a dump into a worker.
+    Load(Worker, Box<Loading>),
+    /// Empty a worker, or every worker.
+    Reset(Option<Worker>, ResetScope),
+}
+
+/// What of a worker is forgotten because somebody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetScope {
+    /// Everything, although its engine still holds it.
+    Everything,
+    /// What its device held: the engine's cache was cleared, which the engine publishes with its next step only.
+    ClearedDevice,
+}
+
+/// The way into a thread that waits in its event loop.
+#[derive(Debug)]
+pub(in crate::ingest) struct Inbox {
+    pub(in crate::ingest) commands: ArrayQueue<Command>,
+    pub(in crate::ingest) waker: Waker,
+}
+
+/// A worker that comes.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Its record; the thread gives it a slot and puts it into the fleet's table.
+    pub record: WorkerRecord,
+    /// Blocks bound for it at most.
+    pub blocks_max: u64,
+    /// Where its events come from, if it publishes any; the slot is the thread's to give.
+    pub publisher: Option<Publisher>,
+    /// What it is loaded with before any of its messages; dropped where its events cannot be received.
+    pub load: Option<FirstLoad>,
+}
+
+/// What came of an [`Admission`] or an [`Amendment`].
+#[derive(Debug, Default)]
+pub struct Admitted {
+    /// Why its events cannot be received. Its trust says `no_events`.
+    pub unheard: Option<Error>,
+}
+
+/// What changes of a worker that stays.
+#[derive(Clone, Debug)]
+pub struct Amendment {
+    /// Its record from now on: worker, index, shard, slot and space are as before. The thread decides the
+    /// state of a worker that is not draining.
+    pub record: WorkerRecord,
+    /// Blocks bound for it at most.
+    pub blocks_max: u64,
+    /// Whether its events come from elsewhere now. Where they can be replayed there, the first replay shows whether
+    /// they go on where the others ended; where that is not shown the worker is emptied.
+    pub restream: bool,
+}
+
+/// A worker that has been taken out of the fleet's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Which worker it was.
+    pub index: WorkerIndex,
+    /// The space it served.
+    pub space: SpaceId,
+    /// What the index calls it.
+    pub slot: WorkerSlot,
+    /// The first version of the table without it. The slot is used again once no reader has an older one.
+    pub gone_since: u64,
+}
+
+/// A command and where its answer goes.
+#[derive(Debug)]
+pub(in crate::ingest) enum Roll {
+    Admit(Admission, oneshot::Sender<Result<Admitted>>),
+    Amend(Amendment, oneshot::Sender<Result<Admitted>>),
+    Depart(Departure, oneshot::Sender<()>),
+}
+
+impl IngestHandle {
+    /// Asks for everything that a worker holds, while it is served. The parts come as they are taken: whoever
+    /// asked takes them soon, since the worker's own events wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait. What else is in the way is the dump's last part.
+    pub fn dump(&self, worker: Worker) -> Result<Receiver<DumpPart>> {
+        let (sending, parts) = Sending::new();
+        self.command(Command::Dump(worker, Box::new(sending)))?;
+        Ok(parts)
+    }
+
+    /// Puts a dump into a worker, in place of everything it holds. The dump of a busy worker is best asked for once
+    /// the first answer is there: one that was taken before may be behind what was applied meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait.
+    pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
+        let (loading, answers) = Loading::new(parts);
+        self.command(Command::Load(worker, Box::new(loading)))?;
+        Ok(answers)
+    }
+
+    /// Empties a worker, or every worker of the shard, in the thread's next turn; a dump or load of it is broken off.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] where too many commands wait.
+    pub fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
+        self.command(Command::Reset(worker, scope))
+    }
+
+    fn command(&self, command: Command) -> Result<()> {
+        self.inbox.commands.push(command).map_err(|_| {
+            Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
+        })?;
+        self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))
+    }
+
+    /// Asks for a worker to be taken in. The answer is an error, and nothing is changed, where the shard has no
+    /// room; a publisher that cannot be opened is none.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`](crate::error::Kind::Overloaded) where too many commands wait.
+    pub fn admit(&self, admission: Admission) -> Result<oneshot::Receiver<Result<Admitted>>> {
+        let (answer, answered) = oneshot::channel();
+        self.command(Command::Roll(Box::new(Roll::Admit(admission, answer))))?;
+        Ok(answered)
+    }
+
+    /// Asks for a worker's record to be changed.
+    ///
+    /// # Errors
+    /// As [`IngestHandle::admit`].
+    pub fn amend(&self, amendment: Amendment) -> Result<oneshot::Receiver<Result<Admitted>>> {
+        let (answer, answered) = oneshot::channel();
+        self.command(Command::Roll(Box::new(Roll::Amend(amendment, answer))))?;
+        Ok(answered)
+    }
+
+    /// Asks for everything of a worker that has left to be given up. The answer comes when nobody can meet it in
+    /// the index any more.
+    ///
+    /// # Errors
+    /// As [`IngestHandle::admit`].
+    pub fn depart(&self, departure: Departure) -> Result<oneshot::Receiver<()>> {
+        let (answer, answered) = oneshot::channel();
+        self.command(Command::Roll(Box::new(Roll::Depart(departure, answer))))?;
+        Ok(answered)
+    }
+}
 
 /// Departures that wait until no reader can meet the worker.
 pub(super) type Leaving = Vec<(Departure, oneshot::Sender<()>)>;
 
 impl Shard {
+    /// Takes what other threads ask for; `true` = to end.
+    pub(super) fn obey(&mut self) -> bool {
+        while let Some(command) = self.inbox.commands.pop() {
+            match command {
+                Command::Stop => return true,
+                Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
+                Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
+                Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
+                Command::Reset(worker, scope) => self.reset(worker, scope),
+            }
+        }
+        false
+    }
+
+    /// Empties a worker, or all.
+    fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
+        let now = self.clock.now();
+        self.transfers.give_up_loads(worker);
+        let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
+        for member in self.members.iter_mut().filter(asked) {
+            let home = &mut self.homes[member.home];
+            match scope {
+                ResetScope::Everything => member.stream.reset(home, now),
+                ResetScope::ClearedDevice => member.stream.device_cleared(home, now),
+            }
+        }
+        for at in 0..self.members.len() {
+            if !self.transfers.is_loading(self.members[at].stream.worker) {
+                self.listen(at);
+            }
+        }
+    }
+
     pub(super) fn call_roll(&mut self, roll: Roll, now: Now) {
         // Whoever asked may have gone: what was asked for is done all the same.
         match roll {
@@ -218,59 +418,5 @@ impl Shard {
             .iter()
             .position(|home| home.space == space)
             .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {space}", self.id), ""))
-    }
-
-    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so. Its trust begins with
-    /// `input`.
-    pub(super) fn admit(&mut self, publisher: &Publisher, input: Option<TrustInput>) -> Result<()> {
-        let at = self.members.len();
-        self.hand = Some(publisher.index);
-        let now = self.clock.now();
-        let home = self.home_of(publisher.space);
-        let opened = home.and_then(|home| Ok((home, self.subscribe(&publisher.source, at, now)?)));
-        let (home, subscription) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
-                return Err(error);
-            }
-        };
-        self.hand = None;
-        let mut stream = Stream::begun_with(publisher, input, now);
-        stream.share_held_bytes(&self.replays.held_bytes);
-        self.members.push(Member {
-            index: publisher.index,
-            endpoint: publisher.source.endpoint.clone(),
-            home,
-            subscription,
-            link: Link::new(now.uptime_ms),
-            stream,
-            unopened_said: false,
-            broken: false,
-            reconnected: false,
-            replay_endpoint: publisher.source.replay.clone(),
-            replay: None,
-            replayed_bytes: None,
-            loads: publisher.loads.clone(),
-            loads_first: false,
-            queued: false,
-            turn_messages: 0,
-        });
-        self.enqueue(at);
-        Ok(())
-    }
-
-    /// Starts to connect to a publisher, signalled under a member's number.
-    fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
-        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
-    }
-}
-
-impl Home {
-    /// Counts one more worker in, which knows the space's scheme as they all do.
-    pub(super) fn take_in(&mut self, publisher: &Publisher, shards: usize) {
-        self.scheme = Arc::clone(&publisher.scheme);
-        self.relearns = shards == 1 && !publisher.scheme_configured;
-        self.slots.push(publisher.slot);
     }
 }

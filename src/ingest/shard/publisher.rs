@@ -2,16 +2,26 @@
 
 use std::sync::Arc;
 
-use super::{INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, TrustReason, WorkerCounter, WorkerIndex};
+use mio::Token;
+
+use super::replays::{Replay, Urgency};
+use super::{Link, Shard};
 use crate::endpoint::Endpoint;
+use crate::error::Result;
+use crate::event::trust::TrustInput;
+use crate::fleet::EventSource;
 use crate::finding::Symptom;
+use crate::ids::WorkerIndex;
+use crate::ingest::Publisher;
 use crate::ingest::dump::AbortReason;
-use crate::ingest::link::{Link, LinkChange};
-use crate::ingest::replay::{Answer, Lost, Replay, Urgency};
+use crate::ingest::publisher_socket::{Answer, LinkChange, Lost, Received, Subscription};
 use crate::ingest::stream::{Home, Now, ReplayEnd, Scratch, Stream};
-use crate::ingest::subscription::{Received, Subscription};
-use crate::limits::{REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX};
+use crate::limits::{
+    INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX,
+};
 use crate::load::Loads;
+use crate::metrics::WorkerCounter;
+use crate::trust::TrustReason;
 use crate::zmtp::{LinkEvent, Refusal};
 
 /// One publisher: its sockets, its connection's life and its stream.
@@ -277,5 +287,52 @@ fn say_refused(stream: &Stream, refusal: Refusal) {
     if times.is_power_of_two() {
         let remedy = Symptom::MessageUnbounded.remedy();
         tracing::warn!(worker = %stream.worker, times, %refusal, remedy, "the publisher's connection was cut");
+    }
+}
+
+impl Shard {
+    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so. Its trust begins with
+    /// `input`.
+    pub(super) fn admit(&mut self, publisher: &Publisher, input: Option<TrustInput>) -> Result<()> {
+        let at = self.members.len();
+        self.hand = Some(publisher.index);
+        let now = self.clock.now();
+        let home = self.home_of(publisher.space);
+        let opened = home.and_then(|home| Ok((home, self.subscribe(&publisher.source, at, now)?)));
+        let (home, subscription) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
+                return Err(error);
+            }
+        };
+        self.hand = None;
+        let mut stream = Stream::begun_with(publisher, input, now);
+        stream.share_held_bytes(&self.replays.held_bytes);
+        self.members.push(Member {
+            index: publisher.index,
+            endpoint: publisher.source.endpoint.clone(),
+            home,
+            subscription,
+            link: Link::new(now.uptime_ms),
+            stream,
+            unopened_said: false,
+            broken: false,
+            reconnected: false,
+            replay_endpoint: publisher.source.replay.clone(),
+            replay: None,
+            replayed_bytes: None,
+            loads: publisher.loads.clone(),
+            loads_first: false,
+            queued: false,
+            turn_messages: 0,
+        });
+        self.enqueue(at);
+        Ok(())
+    }
+
+    /// Starts to connect to a publisher, signalled under a member's number.
+    fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
+        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
     }
 }

@@ -216,7 +216,7 @@ fn the_fixtures_have_nothing_odd_in_them() {
     let mut batch = EventBatch::new();
     for message in captures_in(&fixtures()).iter().flat_map(|capture| messages(capture)) {
         event::msgpack::decode(&message.payload, &mut batch).unwrap();
-        assert!(batch.info().oddities.is_empty(), "{}: {:?}", message.name, batch.info().oddities);
+        assert!(batch.info().warnings.is_empty(), "{}: {:?}", message.name, batch.info().warnings);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
-use crate::ingest::{Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView};
+use crate::ingest::{AddWorker, IngestHandle, LoadListener, LoadSource, RemoveWorker, UpdateWorker, WorkerAccepted, WorkerView};
 use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, MUSTER_REST_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
@@ -138,14 +138,14 @@ impl Muster {
             None => None,
         };
         let load = newcomer.as_ref().map(|newcomer| newcomer.load.clone());
-        let admission = Admission { record, blocks_max: config.blocks_max, publisher, load };
-        let answer = asked(streams, shard, |stream| stream.admit(admission.clone())).await;
+        let admission = AddWorker { record, blocks_max: config.blocks_max, publisher, load };
+        let answer = asked(streams, shard, |stream| stream.add_worker(admission.clone())).await;
         drop(admission);
         if let Some(Err(error)) = newcomer.map(|newcomer| self.snapshots.feed_newcomer(newcomer)) {
             tracing::warn!(%worker, %error, "the worker's snapshot is not loaded");
         }
         match answer {
-            Ok(Admitted { unheard: unopened }) => {
+            Ok(WorkerAccepted { no_events: unopened }) => {
                 self.indexes.insert(worker, index);
                 self.counters.bump(DaemonCounter::WorkersAdded);
                 tracing::info!(%worker, source, name = config.name, "worker added");
@@ -171,11 +171,11 @@ impl Muster {
         };
         let trust = Arc::clone(&held.trust);
         let record = self.records.amended(&config, held.index, held.shard, held.slot, held.trust);
-        let amendment = Amendment { record, blocks_max: config.blocks_max, restream };
+        let amendment = UpdateWorker { record, blocks_max: config.blocks_max, resubscribe: restream };
         let prefill = config.prefill;
         self.are.insert(worker, config);
-        match asked(streams, held.shard, |stream| stream.amend(amendment.clone())).await {
-            Ok(Admitted { unheard }) => {
+        match asked(streams, held.shard, |stream| stream.update_worker(amendment.clone())).await {
+            Ok(WorkerAccepted { no_events: unheard }) => {
                 self.loads.set_prefill(held.index, prefill);
                 self.counters.bump(DaemonCounter::WorkersChanged);
                 if restream {
@@ -199,8 +199,8 @@ impl Muster {
         self.fleet.update(|table| table.take(index).is_some());
         let gone_since = self.fleet.load().version;
         self.loads.leave(index);
-        let departure = Departure { index, space: record.space, slot: record.slot, gone_since };
-        match queued(streams, record.shard, |stream| stream.depart(departure)).await {
+        let departure = RemoveWorker { index, space: record.space, slot: record.slot, table_version: gone_since };
+        match queued(streams, record.shard, |stream| stream.remove_worker(departure)).await {
             Ok(gone) => self.leaving.push((index, gone)),
             Err(error) => tracing::error!(%worker, %error, "a worker that left is still held by its shard"),
         }

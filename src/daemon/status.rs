@@ -217,9 +217,9 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
     let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
     let counted = named(&view.counters);
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
-    let oddities = view.oddities_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
-    let unruled = view.unruled.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
-    let others = Some(view.unruled.others()).filter(|times| *times > 0);
+    let oddities = view.warnings_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
+    let unruled = view.unknown_names.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
+    let others = Some(view.unknown_names.others()).filter(|times| *times > 0);
     let unruled = unruled.chain(others.map(|times| ("unruled_others".to_owned(), times)));
     let aborted = view.transfers_aborted_by_reason();
     let aborted = aborted.map(|(reason, times)| (format!("transfer_aborted_{reason}"), times));

@@ -1,15 +1,84 @@
 //! A decoded batch in arenas that are used again, and the only way to fill it.
 
+use std::ops::Range;
+
+use super::decode_warning::shown;
 use super::error::Reason;
-use super::info::BatchInfo;
-use super::unruled::shown;
-use super::{Cleared, Content, GroupKind, KvEvent, Medium, Oddity, Removed, Salt, Stored, Unruled};
-use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
+use super::{Cleared, Content, DecodeWarning, DecodeWarnings, GroupKind, KvEvent, Medium, Removed, Salt, Stored, UnknownName};
+use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, WorkerId};
 use crate::limits::{
     EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX, EVENT_BATCH_TEXT_BYTES_MAX,
-    EVENT_BATCH_TOKENS_MAX, UNRULED_NAMES_BATCH_MAX,
+    EVENT_BATCH_TOKENS_MAX, UNKNOWN_NAMES_BATCH_MAX,
 };
-use std::ops::Range;
+use crate::trust::{TrustLevel, TrustReasons};
+
+/// What a batch says beside its events.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchInfo {
+    /// When the publisher says it published, seconds of Unix time; 0 where it does not say.
+    pub published_at_unix_s: f64,
+    /// Which worker the batch says it is of (relays only).
+    pub worker_id: Option<WorkerId>,
+    /// Which data-parallel rank it is of.
+    pub dp_rank: Option<DpRank>,
+    /// Drawn anew whenever the publisher starts (relays only).
+    pub generation: Option<u64>,
+    /// What the relay knows about its own view (relays only).
+    pub source: Option<SourceTrust>,
+    /// How the relay's blocks are cut and hashed (relays only).
+    pub scheme: Option<Scheme>,
+    /// The last sequence that carried events, where the batch is a heartbeat (relays only).
+    pub heartbeat_last_seq: Option<EventSeq>,
+    /// Which part of a snapshot the batch is (relays only).
+    pub snapshot: Option<Snapshot>,
+    /// A salt came as a gateway's users say it.
+    pub has_plain_salts: bool,
+    /// A salt came with the prefix that some gateways put before it, which was taken off.
+    pub has_prefixed_salts: bool,
+    /// What was passed over or could not be used, counted by reason.
+    pub warnings: DecodeWarnings,
+}
+
+/// A relay's trust in the view it publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceTrust {
+    /// How much it believes itself.
+    pub level: TrustLevel,
+    /// Why not more.
+    pub reasons: TrustReasons,
+}
+
+/// A part of a worker's whole view, sent as a run of stored events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Which snapshot.
+    pub id: u64,
+    /// Which part of it.
+    pub phase: SnapshotPhase,
+    /// The events up to and including this sequence are contained.
+    pub watermark: EventSeq,
+    /// Number of the chunk, from 0.
+    pub chunk: u32,
+    /// At the end: how many chunks there were.
+    pub chunks: u32,
+    /// At the end: how many (tier, group, block) references they held.
+    pub blocks: u64,
+    /// At the end: an order-independent digest of those references.
+    pub digest: u64,
+    /// At the beginning: XXH3-64 of the payload of the batch that has the watermark's sequence.
+    pub watermark_hash: u64,
+}
+
+/// Which part of a snapshot a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotPhase {
+    /// It begins.
+    Begin,
+    /// Some of its blocks.
+    Chunk,
+    /// It is complete.
+    End,
+}
 
 /// Events of one message, in arenas that keep their memory from message to message.
 ///
@@ -23,7 +92,7 @@ pub struct EventBatch {
     locals: Vec<LocalHash>,
     media: Vec<(u32, u64)>,
     text: String,
-    unruled: Vec<(Unruled, Text, u32)>,
+    unknown_names: Vec<(UnknownName, Text, u32)>,
 }
 
 /// A run within one arena. Every arena is bounded far below 2^32 entries.
@@ -118,7 +187,7 @@ impl EventBatch {
         self.locals.clear();
         self.media.clear();
         self.text.clear();
-        self.unruled.clear();
+        self.unknown_names.clear();
     }
 
     /// What the batch says beside its events.
@@ -161,9 +230,9 @@ impl EventBatch {
     }
 
     /// Names that no rule covers, and how often each came. What is shown of a name; it is empty for all those that
-    /// came after [`UNRULED_NAMES_BATCH_MAX`] others.
-    pub fn unruled(&self) -> impl Iterator<Item = (Unruled, &str, u32)> {
-        self.unruled.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
+    /// came after [`UNKNOWN_NAMES_BATCH_MAX`] others.
+    pub fn unknown_names(&self) -> impl Iterator<Item = (UnknownName, &str, u32)> {
+        self.unknown_names.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
     }
 
     fn event(&self, record: &Record) -> KvEvent<'_> {
@@ -208,7 +277,7 @@ impl EventBatch {
             + self.tokens.capacity() * size_of::<u32>()
             + self.locals.capacity() * size_of::<LocalHash>()
             + self.media.capacity() * size_of::<(u32, u64)>()
-            + self.unruled.capacity() * size_of::<(Unruled, Text, u32)>()
+            + self.unknown_names.capacity() * size_of::<(UnknownName, Text, u32)>()
             + self.text.capacity()
     }
 }
@@ -250,26 +319,26 @@ impl<'b> BatchWriter<'b> {
     }
 
     /// Counts something passed over.
-    pub const fn count(&mut self, oddity: Oddity) {
-        self.batch.info.oddities.count(oddity, 1);
+    pub const fn count(&mut self, warning: DecodeWarning) {
+        self.batch.info.warnings.count(warning, 1);
     }
 
     /// Counts a name that no rule covers.
-    pub fn unruled(&mut self, of: Unruled, name: &[u8]) {
-        let EventBatch { unruled, text, .. } = &mut *self.batch;
+    pub fn count_unknown_name(&mut self, of: UnknownName, name: &[u8]) {
+        let EventBatch { unknown_names, text, .. } = &mut *self.batch;
         let find = |name: &[u8]| {
             let is_it =
-                |(kind, known, _): &(Unruled, Text, u32)| *kind == of && text[known.0.range()].chars().eq(shown(name));
-            unruled.iter().position(is_it)
+                |(kind, known, _): &(UnknownName, Text, u32)| *kind == of && text[known.0.range()].chars().eq(shown(name));
+            unknown_names.iter().position(is_it)
         };
-        let name = if find(name).is_some() || unruled.len() < UNRULED_NAMES_BATCH_MAX { name } else { b"" };
+        let name = if find(name).is_some() || unknown_names.len() < UNKNOWN_NAMES_BATCH_MAX { name } else { b"" };
         if let Some(at) = find(name) {
-            unruled[at].2 = unruled[at].2.saturating_add(1);
+            unknown_names[at].2 = unknown_names[at].2.saturating_add(1);
             return;
         }
         let from = text.len();
         text.extend(shown(name));
-        unruled.push((of, Text(Span::new(from, text.len())), 1));
+        unknown_names.push((of, Text(Span::new(from, text.len())), 1));
     }
 
     /// Makes room for `count` more hashes.

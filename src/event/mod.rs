@@ -4,25 +4,23 @@
 //! fills; a batch is only handed out whole, so that a message that fails half way changes nothing.
 
 mod batch;
+mod decode_warning;
 mod error;
 pub mod flat;
 pub mod format;
 pub mod gate;
 mod group_kind;
-mod info;
 pub mod media;
 pub mod msgpack;
-mod oddity;
 pub mod recovery;
 pub mod trust;
-mod unruled;
 
-pub use batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead, Text};
+pub use batch::{
+    BatchInfo, BatchWriter, EventBatch, Filling, SaltText, Snapshot, SnapshotPhase, SourceTrust, StoredHead, Text,
+};
+pub use decode_warning::{DecodeWarning, DecodeWarnings, UnknownName};
 pub use error::{DecodeError, Reason};
 pub use group_kind::GroupKind;
-pub use info::{BatchInfo, Snapshot, SnapshotPhase, SourceTrust};
-pub use oddity::{Oddities, Oddity};
-pub use unruled::Unruled;
 
 use format::Format;
 

@@ -81,7 +81,7 @@ pub enum TrustInput {
         known: bool,
     },
     /// Something arrived that lowers trust for the reason named, until what the table says takes it away.
-    Found(Finding),
+    Found(Flaw),
     /// A relay says what it believes of the view it publishes.
     Source(SourceTrust),
     /// No batch for longer than is configured.
@@ -112,7 +112,7 @@ pub enum TrustInput {
 
 /// What a batch or one of its events can show that lowers trust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum Flaw {
     /// A batch could not be decoded, and the worker was emptied.
     Undecodable,
     /// An event of an unknown kind: it may have been a removal.
@@ -151,7 +151,7 @@ pub enum Finding {
     LastCopyRemovals,
 }
 
-impl Finding {
+impl Flaw {
     /// The reason it gives.
     #[must_use]
     pub const fn reason(self) -> TrustReason {
@@ -295,7 +295,7 @@ impl WorkerTrust {
                     self.reasons.insert(TrustReason::Joining);
                 }
             }
-            TrustInput::Found(finding) => self.reasons.insert(finding.reason()),
+            TrustInput::Flaw(flaw) => self.reasons.insert(flaw.reason()),
             TrustInput::Source(source) => self.source = Some(source),
             TrustInput::Silent => self.reasons.insert(TrustReason::Silent),
             TrustInput::ClearedAllTiers => self.take(&UNTIL_CLEARED),

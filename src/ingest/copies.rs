@@ -37,9 +37,9 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::stream::{Home, Now, Stream};
+use super::stream::{SpaceShard, Now, Stream};
 use crate::event::Removed;
-use crate::event::trust::Finding;
+use crate::event::trust::Flaw;
 use crate::ids::{EngineHash, Tier};
 use crate::index::{StoreBlocks, StoreOutcome};
 use crate::limits::{COPIES_LEFT_MAX, COPIES_LEFT_OF_ONE_MAX, REPORT_FREE_BLOCKS_MAX};
@@ -146,19 +146,19 @@ impl LastCopies {
 
 impl Stream {
     /// The blocks of a removal of which it may leave references.
-    pub(super) fn copied_before(&self, home: &Home, removed: &Removed<'_>, tier: Tier) -> Behind {
-        if tier != Tier::Device || !home.writer.has_copies(self.slot) || !self.tells_last_copies() {
+    pub(super) fn copied_before(&self, space: &SpaceShard, removed: &Removed<'_>, tier: Tier) -> Behind {
+        if tier != Tier::Device || !space.writer.has_copies(self.slot) || !self.can_tell_last_copies() {
             return Behind::new();
         }
-        let is_copied = |hash: &&EngineHash| self.device_references(home, removed, **hash) > 1;
-        let before = |hash: EngineHash| home.writer.binding_of(self.slot, hash).and_then(|binding| binding.parent);
+        let is_copied = |hash: &&EngineHash| self.device_references(space, removed, **hash) > 1;
+        let before = |hash: EngineHash| space.writer.binding_of(self.slot, hash).and_then(|binding| binding.parent);
         removed.hashes.iter().filter(is_copied).map(|hash| (*hash, before(*hash))).collect()
     }
 
     /// Notes what a removal that has been applied left. `copied` is what [`Stream::copied_before`] said of it.
-    pub(super) fn note_left_copies(&mut self, home: &Home, removed: &Removed<'_>, copied: &Behind) {
+    pub(super) fn note_left_copies(&mut self, space: &SpaceShard, removed: &Removed<'_>, copied: &Behind) {
         for (block, before) in copied {
-            if self.device_references(home, removed, *block) > 0 {
+            if self.device_references(space, removed, *block) > 0 {
                 self.last_copies.leaves(*block, *before);
             }
         }
@@ -166,27 +166,27 @@ impl Stream {
             return;
         }
         for hash in removed.hashes {
-            if self.device_references(home, removed, *hash) == 0 {
+            if self.device_references(space, removed, *hash) == 0 {
                 // Whoever computes what was behind it computes it too.
                 self.last_copies.left.remove(hash);
             }
         }
     }
 
-    fn device_references(&self, home: &Home, removed: &Removed<'_>, hash: EngineHash) -> u64 {
-        home.writer.references_to(self.slot, Tier::Device, removed.group, hash)
+    fn device_references(&self, space: &SpaceShard, removed: &Removed<'_>, hash: EngineHash) -> u64 {
+        space.writer.references_to(self.slot, Tier::Device, removed.group, hash)
     }
 
     /// Whether a store on the device shows that a removal took more references than were counted for it.
-    pub(super) fn computes_what_is_left(&self, home: &Home, store: &StoreBlocks<'_>) -> bool {
+    pub(super) fn computes_what_is_left(&self, space: &SpaceShard, store: &StoreBlocks<'_>) -> bool {
         let (Some(before), [first, second, ..]) = (store.parent, store.hashes) else { return false };
         let is_left = |left: &SmallVec<[EngineHash; 2]>| left.contains(first);
         if store.tier != Tier::Device || !self.last_copies.left.get(&before).is_some_and(is_left) {
             return false;
         }
-        let references = |hash: EngineHash| home.writer.references_to(self.slot, store.tier, store.group, hash);
+        let references = |hash: EngineHash| space.writer.references_to(self.slot, store.tier, store.group, hash);
         // The request found the block before, as there is one copy of it only, and is the first to store the second.
-        self.tells_last_copies() && references(before) == 1 && references(*first) > 0 && references(*second) == 0
+        self.can_tell_last_copies() && references(before) == 1 && references(*first) > 0 && references(*second) == 0
     }
 
     /// Whether the device has more references than blocks because removals left some.
@@ -194,16 +194,16 @@ impl Stream {
         self.last_copies.has_left
     }
 
-    fn tells_last_copies(&self) -> bool {
-        !self.last_copies.for_all && !self.kinds.has_windows() && !self.may_miss_blocks()
+    fn can_tell_last_copies(&self) -> bool {
+        !self.last_copies.for_all && !self.kv_groups.has_windows() && !self.may_miss_blocks()
     }
 
     /// From now on a removal takes all references of a block. What the references counted so far are worth cannot be
     /// told, so the worker is emptied.
-    pub(super) fn removals_are_for_all(&mut self, home: &mut Home, now: Now) {
+    pub(super) fn removals_are_for_all(&mut self, space: &mut SpaceShard, now: Now) {
         self.last_copies.for_all = true;
         self.count(WorkerCounter::LastCopyRemovals, 1);
-        self.empty_for(home, Finding::LastCopyRemovals, now);
+        self.empty_because(space, Flaw::LastCopyRemovals, now);
     }
 
     /// A second removal of a block shows that the engine announces each after all: what it holds a copy of may have been
@@ -211,18 +211,18 @@ impl Stream {
     pub(super) fn check_removals_for_all(&mut self, unknown: u32, now: Now) {
         if unknown > 0 && self.last_copies.for_all && !self.may_miss_blocks() {
             self.last_copies.for_all = false;
-            self.found(Finding::LastCopyRemovals, now);
+            self.lower_trust(Flaw::LastCopyRemovals, now);
         }
     }
 
     /// Leaves one reference to each block of a store that was counted.
-    pub(super) fn take_back_copies(&mut self, home: &mut Home, store: &StoreBlocks<'_>) {
+    pub(super) fn take_back_copies(&mut self, space: &mut SpaceShard, store: &StoreBlocks<'_>) {
         let StoreBlocks { tier, group, .. } = *store;
-        let is_copied = |hash: &&EngineHash| home.writer.references_to(self.slot, tier, group, **hash) > 1;
+        let is_copied = |hash: &&EngineHash| space.writer.references_to(self.slot, tier, group, **hash) > 1;
         let copied: Vec<EngineHash> = store.hashes.iter().filter(is_copied).copied().collect();
         if !copied.is_empty() {
-            home.writer.remove(self.slot, tier, group, &copied);
-            self.said(|republisher| republisher.removed(tier, group, &copied));
+            space.writer.remove(self.slot, tier, group, &copied);
+            self.republish(|republisher| republisher.removed(tier, group, &copied));
         }
     }
 }

@@ -28,7 +28,7 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::republish::Republisher;
-use super::stream::{Home, Now, Stream};
+use super::stream::{SpaceShard, Now, Stream};
 use crate::event::SourceTrust;
 use crate::event::gate::SequenceGate;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Worker};
@@ -137,11 +137,11 @@ pub(super) enum Step {
 
 /// For how long the other side has not moved.
 #[derive(Debug, Default)]
-struct Patience {
+struct StallTimer {
     since_ms: Option<u64>,
 }
 
-impl Patience {
+impl StallTimer {
     /// The other side moved.
     const fn renew(&mut self) {
         self.since_ms = None;
@@ -250,7 +250,7 @@ pub(in crate::ingest) struct Sending {
     begun: bool,
     cursor: DumpCursor,
     sent: References,
-    patience: Patience,
+    stall: StallTimer,
 }
 
 impl Sending {
@@ -259,38 +259,38 @@ impl Sending {
         // The last place is the last part's: it never finds the channel full.
         let (parts, received) = bounded(DUMP_PARTS_MAX + 1);
         let cursor = DumpCursor::default();
-        let (sent, patience) = (References::default(), Patience::default());
-        (Self { parts, begun: false, cursor, sent, patience }, received)
+        let (sent, stall) = (References::default(), StallTimer::default());
+        (Self { parts, begun: false, cursor, sent, stall }, received)
     }
 
     /// Walks one slice.
-    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
-        if let Some(reason) = stream.take_broken_off() {
-            return self.abort(stream, home, reason, now);
+    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
+        if let Some(reason) = stream.take_abort_reason() {
+            return self.abort(stream, space, reason, now);
         }
         if self.parts.len() >= DUMP_PARTS_MAX {
-            if self.patience.is_over(now.uptime_ms) {
-                return self.abort(stream, home, AbortReason::Stalled, now);
+            if self.stall.is_over(now.uptime_ms) {
+                return self.abort(stream, space, AbortReason::Stalled, now);
             }
             return Step::Waits;
         }
         if !self.begun {
-            return self.begin(stream, home, now);
+            return self.begin(stream, space, now);
         }
-        self.patience.renew();
+        self.stall.renew();
         let (mut chunk, sent) = (DumpChunk::default(), &mut self.sent);
-        let more = home.writer.dump(stream.slot, &mut self.cursor, DUMP_SLICE_BLOCKS, &mut |store| {
+        let more = space.writer.dump(stream.slot, &mut self.cursor, DUMP_SLICE_BLOCKS, &mut |store| {
             chunk.push(&store);
             sent.add(&store);
         });
         if chunk.stores() > 0 && !self.send(DumpPart::Chunk(chunk)) {
-            return self.abort(stream, home, AbortReason::PeerGone, now);
+            return self.abort(stream, space, AbortReason::PeerGone, now);
         }
         if more {
             return Step::Moved;
         }
         if !self.send(DumpPart::End(self.sent)) {
-            return self.abort(stream, home, AbortReason::PeerGone, now);
+            return self.abort(stream, space, AbortReason::PeerGone, now);
         }
         stream.finish_hold(now);
         stream.count(WorkerCounter::Dumps, 1);
@@ -298,34 +298,34 @@ impl Sending {
         Step::Over
     }
 
-    fn begin(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
+    fn begin(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
         // What waited for the dump before this one comes first.
         if stream.is_held() {
             return Step::Waits;
         }
         // What moves to its place while it is walked might be given out twice, or not at all.
-        if home.writer.is_deferring(stream.slot) {
-            let is_over = self.patience.is_over(now.uptime_ms);
-            return if is_over { self.abort(stream, home, AbortReason::Stalled, now) } else { Step::Waits };
+        if space.writer.is_deferring(stream.slot) {
+            let is_over = self.stall.is_over(now.uptime_ms);
+            return if is_over { self.abort(stream, space, AbortReason::Stalled, now) } else { Step::Waits };
         }
         self.begun = true;
         let (watermark, remembered) = stream.hold_for_dump();
-        stream.say(home);
-        stream.said(Republisher::dump_begins);
-        let (scheme, groups) = (home.scheme.get(), stream.groups.clone());
+        stream.flush_republished(space);
+        stream.republish(Republisher::dump_begins);
+        let (scheme, groups) = (space.scheme.get(), stream.tier_groups.clone());
         let (trust, view) = (stream.trust(), stream.view_of_blocks());
         let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view };
         if !self.send(DumpPart::Begin(Box::new(begin))) {
-            return self.abort(stream, home, AbortReason::PeerGone, now);
+            return self.abort(stream, space, AbortReason::PeerGone, now);
         }
         Step::Moved
     }
 
     /// Ends it before its end.
-    fn abort(&mut self, stream: &mut Stream, home: &mut Home, reason: AbortReason, now: Now) -> Step {
+    fn abort(&mut self, stream: &mut Stream, space: &mut SpaceShard, reason: AbortReason, now: Now) -> Step {
         if self.begun {
-            stream.break_hold(home, reason, now);
-            stream.take_broken_off();
+            stream.break_hold(space, reason, now);
+            stream.take_abort_reason();
         }
         stream.view.transfers_aborted.add(reason as usize, 1);
         tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump broken off; its worker's events go on");
@@ -364,7 +364,7 @@ pub(in crate::ingest) struct Loading {
     stored: References,
     /// Whether the dump has ended as its chunks add up.
     whole: bool,
-    patience: Patience,
+    stall: StallTimer,
 }
 
 /// What a slice of a load came to.
@@ -387,8 +387,8 @@ impl Loading {
 
     /// The same, with where its answers go.
     pub(super) fn of(parts: Receiver<DumpPart>, answers: Sender<LoadAnswer>) -> Self {
-        let (stored, patience) = (References::default(), Patience::default());
-        Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, patience }
+        let (stored, stall) = (References::default(), StallTimer::default());
+        Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, stall }
     }
 
     /// Whether the worker's messages wait for it already.
@@ -397,9 +397,9 @@ impl Loading {
     }
 
     /// Stores one slice.
-    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Step {
-        if let Some(reason) = stream.take_broken_off() {
-            return self.abort(stream, home, reason, now);
+    pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
+        if let Some(reason) = stream.take_abort_reason() {
+            return self.abort(stream, space, reason, now);
         }
         if !self.holds {
             // What waited for the dump or load before this one comes first.
@@ -410,22 +410,22 @@ impl Loading {
             self.holds = true;
             self.answer(LoadAnswer::Held { last: stream.gate().last() });
         }
-        let slice = self.slice(stream, home, now);
-        stream.show(home);
+        let slice = self.slice(stream, space, now);
+        stream.show(space);
         match slice {
-            Err(reason) => self.abort(stream, home, reason, now),
+            Err(reason) => self.abort(stream, space, reason, now),
             Ok(Slice::Stored) => {
-                self.patience.renew();
+                self.stall.renew();
                 Step::Moved
             }
-            Ok(Slice::Empty) if self.patience.is_over(now.uptime_ms) => {
+            Ok(Slice::Empty) if self.stall.is_over(now.uptime_ms) => {
                 let reason = if self.whole { AbortReason::OtherIncarnation } else { AbortReason::Stalled };
-                self.abort(stream, home, reason, now)
+                self.abort(stream, space, reason, now)
             }
             Ok(Slice::Empty) => Step::Waits,
             Ok(Slice::Whole(begin)) => {
-                stream.loaded(home, &begin, now);
-                stream.show(home);
+                stream.loaded(space, &begin, now);
+                stream.show(space);
                 stream.count(WorkerCounter::Loads, 1);
                 let references = self.stored.blocks;
                 tracing::info!(worker = %stream.worker, references, watermark = ?begin.watermark, "dump loaded");
@@ -435,7 +435,7 @@ impl Loading {
         }
     }
 
-    fn slice(&mut self, stream: &mut Stream, home: &mut Home, now: Now) -> Result<Slice, AbortReason> {
+    fn slice(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Result<Slice, AbortReason> {
         let mut blocks = 0;
         while blocks < DUMP_SLICE_BLOCKS {
             if self.whole {
@@ -449,13 +449,13 @@ impl Loading {
                 *number += 1;
                 blocks += store.hashes.len().max(1);
                 self.stored.add(&store);
-                stream.load_store(home, &store, now)?;
+                stream.load_store(space, &store, now)?;
                 continue;
             }
             match (self.parts.try_recv(), self.begin.is_some()) {
                 (Ok(DumpPart::Begin(begin)), false) => {
                     agrees(&begin, stream.gate())?;
-                    stream.begin_load(home, &begin, now)?;
+                    stream.begin_load(space, &begin, now)?;
                     self.begin = Some(begin);
                 }
                 (Ok(DumpPart::Chunk(chunk)), true) => {
@@ -486,11 +486,11 @@ impl Loading {
     }
 
     /// Ends it before its end.
-    fn abort(&mut self, stream: &mut Stream, home: &mut Home, reason: AbortReason, now: Now) -> Step {
+    fn abort(&mut self, stream: &mut Stream, space: &mut SpaceShard, reason: AbortReason, now: Now) -> Step {
         if self.holds {
-            stream.break_hold(home, reason, now);
-            stream.take_broken_off();
-            stream.show(home);
+            stream.break_hold(space, reason, now);
+            stream.take_abort_reason();
+            stream.show(space);
         }
         stream.view.transfers_aborted.add(reason as usize, 1);
         tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump not loaded; the worker's events go on");
@@ -521,10 +521,10 @@ fn agrees(begin: &DumpBegin, gate: &SequenceGate) -> Result<(), AbortReason> {
 }
 
 /// A load that comes before any message of its worker: of one that is there when its shard begins ([`spawn_loading`]), or
-/// of one that comes later ([`Admission`]). Its messages wait in their socket meanwhile.
+/// of one that comes later ([`AddWorker`]). Its messages wait in their socket meanwhile.
 ///
 /// [`spawn_loading`]: crate::ingest::spawn_loading
-/// [`Admission`]: crate::ingest::Admission
+/// [`AddWorker`]: crate::ingest::AddWorker
 #[derive(Clone, Debug)]
 pub struct FirstLoad {
     pub(in crate::ingest) worker: Worker,
@@ -562,11 +562,11 @@ mod tests {
 
     #[test]
     fn patience_ends_and_is_renewed() {
-        let mut patience = Patience::default();
+        let mut stall = StallTimer::default();
         let max = crate::limits::TRANSFER_STALL_MS_MAX;
-        assert!(!patience.is_over(5) && !patience.is_over(4 + max) && patience.is_over(5 + max));
-        patience.renew();
-        assert!(!patience.is_over(5 + max));
+        assert!(!stall.is_over(5) && !stall.is_over(4 + max) && stall.is_over(5 + max));
+        stall.renew();
+        assert!(!stall.is_over(5 + max));
     }
 
     const HASHES: [EngineHash; 3] = [EngineHash(1), EngineHash(2), EngineHash(3)];

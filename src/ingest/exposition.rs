@@ -25,7 +25,7 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerVi
         view.transfers_aborted_by_reason().collect()
     })?;
     let help = "What decodable batches held that was passed over or could not be used, by kind.";
-    by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.oddities_by_name().collect())?;
+    by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.warnings_by_name().collect())?;
     gauges(encoder, workers)?;
     trust(encoder, workers)
 }

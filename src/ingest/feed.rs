@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::stream::{Home, Now, Scratch, Stream};
+use super::stream::{SpaceShard, Now, Scratch, Stream};
 use super::{Publisher, WorkerView};
 use crate::endpoint::Endpoint;
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
@@ -16,7 +16,7 @@ use crate::trust::Trust;
 /// One worker of a shard of its own, fed by hand. Every message is a turn.
 #[derive(Debug)]
 pub struct Feed {
-    home: Home,
+    space: SpaceShard,
     stream: Stream,
     scratch: Scratch,
     view: Arc<WorkerView>,
@@ -54,7 +54,7 @@ impl Feed {
             view: Arc::clone(&view),
             loads: None,
         };
-        let home = Home {
+        let space = SpaceShard {
             space: publisher.space,
             writer,
             scheme: Arc::clone(&publisher.scheme),
@@ -67,20 +67,20 @@ impl Feed {
         };
         let now = Now::default();
         let stream = Stream::new(&publisher, now);
-        (Self { home, stream, scratch: Scratch::default(), view, now }, IndexReader::new(vec![reader]))
+        (Self { space, stream, scratch: Scratch::default(), view, now }, IndexReader::new(vec![reader]))
     }
 
     /// Takes a message, and shows what it changed.
     pub fn message(&mut self, seq: EventSeq, payload: &[u8]) {
         self.pass_time();
-        self.stream.message(&mut self.home, &mut self.scratch, seq, payload, self.now);
+        self.stream.message(&mut self.space, &mut self.scratch, seq, payload, self.now);
         self.end_turn();
     }
 
     /// The connection broke.
     pub fn disconnected(&mut self) {
         self.pass_time();
-        self.stream.disconnected(&mut self.home, self.now);
+        self.stream.disconnected(&mut self.space, self.now);
         self.end_turn();
     }
 
@@ -93,7 +93,7 @@ impl Feed {
     /// How much the index holds for it.
     #[must_use]
     pub fn held(&self) -> WorkerBlocks {
-        self.home.writer.held(self.stream.slot)
+        self.space.writer.held(self.stream.slot)
     }
 
     /// A millisecond for each turn.
@@ -103,8 +103,8 @@ impl Feed {
     }
 
     fn end_turn(&mut self) {
-        self.stream.show(&mut self.home);
-        self.home.writer.sweep(INGEST_SWEEP_BLOCKS);
-        self.stream.swept(&mut self.home, self.now);
+        self.stream.show(&mut self.space);
+        self.space.writer.sweep(INGEST_SWEEP_BLOCKS);
+        self.stream.swept(&mut self.space, self.now);
     }
 }

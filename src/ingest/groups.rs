@@ -29,8 +29,8 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::stream::{Home, Now, Stream};
-use crate::event::trust::Finding;
+use super::stream::{SpaceShard, Now, Stream};
+use crate::event::trust::Flaw;
 use crate::event::{GroupKind, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Scheme, Tier};
 use crate::index::{Binding, RemoveOutcome, StoreBlocks};
@@ -239,99 +239,99 @@ impl Unplaced {
 
 impl Stream {
     /// Takes a store of a group that needs only the last `blocks` blocks of a prompt.
-    pub(super) fn window_stored(&mut self, home: &mut Home, stored: &Stored<'_>, blocks: u32, now: Now) {
-        let known = home.scheme.get();
+    pub(super) fn window_stored(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, blocks: u32, now: Now) {
+        let known = space.scheme.get();
         if let Some(known) = known.filter(|known| ![known.block_size, 0].contains(&stored.block_size)) {
             // Which blocks of one size hold those of another is not worked out.
-            self.found(Finding::Hybrid, now);
+            self.lower_trust(Flaw::Hybrid, now);
             let own = Scheme { block_size: stored.block_size, ..known };
             return self.mismatch(stored, Tier::Device, (own, known), now);
         }
-        if known.is_some() && !home.writer.announce_window(self.slot, stored.group, blocks) {
+        if known.is_some() && !space.writer.announce_window(self.slot, stored.group, blocks) {
             self.count(WorkerCounter::EventsOtherGroup, 1);
-            return self.found(Finding::Hybrid, now);
+            return self.lower_trust(Flaw::Hybrid, now);
         }
-        if stored.parent.is_none() && !self.counts_copies(home) {
-            return self.window_stored_once(home, stored, now);
+        if stored.parent.is_none() && !self.counts_copies(space) {
+            return self.window_stored_once(space, stored, now);
         }
-        let is_repeated = stored.parent.is_none() && self.has_all_in_window(home, stored);
+        let is_repeated = stored.parent.is_none() && self.has_all_in_window(space, stored);
         self.copies.has_counted |= is_repeated;
         self.count(WorkerCounter::StoresCopied, u64::from(is_repeated));
-        self.place_in_window(home, stored.group, stored.hashes, now);
+        self.place_in_window(space, stored.group, stored.hashes, now);
     }
 
     /// Takes a store at the root where second copies are not counted. A request that finds its last block in the window
     /// does not store its first block again, but an engine that reports the prefix of a request says the same, with
     /// blocks that the window has left behind. Where blocks of the engine may be missing here, a report may name blocks
     /// that were never counted: only those get a reference.
-    fn window_stored_once(&mut self, home: &mut Home, stored: &Stored<'_>, now: Now) {
-        let is_held = |hash: &EngineHash| self.is_in_window(home, stored.group, *hash);
+    fn window_stored_once(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, now: Now) {
+        let is_held = |hash: &EngineHash| self.is_in_window(space, stored.group, *hash);
         if stored.hashes.last().is_some_and(is_held) {
-            return self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+            return self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
         }
         if !self.may_miss_blocks() || !stored.hashes.iter().any(is_held) {
-            return self.place_in_window(home, stored.group, stored.hashes, now);
+            return self.place_in_window(space, stored.group, stored.hashes, now);
         }
         let missing: Vec<EngineHash> = stored.hashes.iter().filter(|hash| !is_held(hash)).copied().collect();
-        self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
-        self.place_in_window(home, stored.group, &missing, now);
+        self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
+        self.place_in_window(space, stored.group, &missing, now);
     }
 
-    fn has_all_in_window(&self, home: &Home, stored: &Stored<'_>) -> bool {
-        !stored.hashes.is_empty() && stored.hashes.iter().all(|hash| self.is_in_window(home, stored.group, *hash))
+    fn has_all_in_window(&self, space: &SpaceShard, stored: &Stored<'_>) -> bool {
+        !stored.hashes.is_empty() && stored.hashes.iter().all(|hash| self.is_in_window(space, stored.group, *hash))
     }
 
-    fn is_in_window(&self, home: &Home, group: GroupId, hash: EngineHash) -> bool {
-        self.unplaced.contains(group, hash) || home.writer.refers(self.slot, Tier::Device, group, hash)
+    fn is_in_window(&self, space: &SpaceShard, group: GroupId, hash: EngineHash) -> bool {
+        self.unplaced.contains(group, hash) || space.writer.refers(self.slot, Tier::Device, group, hash)
     }
 
     /// Counts a reference of a window group to each block that is known by its hash; others wait.
-    fn place_in_window(&mut self, home: &mut Home, group: GroupId, hashes: &[EngineHash], now: Now) {
+    fn place_in_window(&mut self, space: &mut SpaceShard, group: GroupId, hashes: &[EngineHash], now: Now) {
         let (mut rest, mut locals) = (hashes, Vec::new());
         while let Some((first, behind)) = rest.split_first() {
-            let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
+            let Some(Binding { parent, local, seed }) = self.binding_of(space, *first) else {
                 if !self.unplaced.add(group, *first) {
-                    self.found(Finding::Hybrid, now);
+                    self.lower_trust(Flaw::Hybrid, now);
                 }
                 rest = behind;
                 continue;
             };
-            let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), &mut locals));
+            let (hashes, behind) = rest.split_at(self.bound_run(space, rest, (local, seed), &mut locals));
             let blocks = StoreBlocks { parent, hashes, locals: &locals, tier: Tier::Device, group, seed };
-            let outcome = self.store_in_index(home, &blocks, now);
+            let outcome = self.store_in_index(space, &blocks, now);
             self.copies.placed(outcome.stored);
-            self.count_stored(home, &outcome, now);
+            self.count_stored(space, &outcome, now);
             rest = behind;
         }
     }
 
     /// Blocks have become known by their hashes: what window groups have said of them counts from now on.
-    pub(super) fn place_unplaced(&mut self, home: &mut Home, hashes: &[EngineHash], now: Now) {
+    pub(super) fn place_unplaced(&mut self, space: &mut SpaceShard, hashes: &[EngineHash], now: Now) {
         if self.unplaced.references.is_empty() {
             return;
         }
         for OfGroup { group, first, again } in self.unplaced.take_all(hashes) {
-            let blocks = self.kinds.windows().find_map(|(known, blocks)| (known == group).then_some(blocks));
-            let fits = self.has_blocks_of_the_space(home, group);
-            if fits && blocks.is_some_and(|blocks| home.writer.announce_window(self.slot, group, blocks)) {
-                self.place_in_window(home, group, &first, now);
-                self.place_in_window(home, group, &again, now);
+            let blocks = self.kv_groups.windows().find_map(|(known, blocks)| (known == group).then_some(blocks));
+            let fits = self.has_blocks_of_the_space(space, group);
+            if fits && blocks.is_some_and(|blocks| space.writer.announce_window(self.slot, group, blocks)) {
+                self.place_in_window(space, group, &first, now);
+                self.place_in_window(space, group, &again, now);
             } else {
-                self.found(Finding::Hybrid, now);
+                self.lower_trust(Flaw::Hybrid, now);
             }
         }
     }
 
     /// Whether the blocks of a group are cut as the space's are.
-    fn has_blocks_of_the_space(&self, home: &Home, group: GroupId) -> bool {
-        home.scheme.get().is_some_and(|scheme| self.kinds.block_size(group) == Some(scheme.block_size))
+    fn has_blocks_of_the_space(&self, space: &SpaceShard, group: GroupId) -> bool {
+        space.scheme.get().is_some_and(|scheme| self.kv_groups.block_size(group) == Some(scheme.block_size))
     }
 
     /// Takes one reference of a window group from each block.
-    pub(super) fn window_removed(&mut self, home: &mut Home, removed: &Removed<'_>) {
+    pub(super) fn window_removed(&mut self, space: &mut SpaceShard, removed: &Removed<'_>) {
         let Removed { hashes, group, .. } = *removed;
         let outcome = if self.unplaced.references.is_empty() {
-            home.writer.remove(self.slot, Tier::Device, group, hashes)
+            space.writer.remove(self.slot, Tier::Device, group, hashes)
         } else {
             let mut outcome = RemoveOutcome::default();
             for hash in hashes {
@@ -339,7 +339,7 @@ impl Stream {
                     outcome.removed += 1;
                     continue;
                 }
-                let one = home.writer.remove(self.slot, Tier::Device, group, &[*hash]);
+                let one = space.writer.remove(self.slot, Tier::Device, group, &[*hash]);
                 outcome.removed += one.removed;
                 outcome.unknown += one.unknown;
             }
@@ -354,12 +354,12 @@ impl Stream {
     }
 
     /// The worker's device memory was emptied: nothing waits any more, and what serves a window still does.
-    pub(super) fn windows_emptied(&mut self, home: &mut Home) {
+    pub(super) fn windows_emptied(&mut self, space: &mut SpaceShard) {
         self.unplaced = Unplaced::default();
-        let windows: SmallVec<[(GroupId, u32); 8]> = self.kinds.windows().collect();
+        let windows: SmallVec<[(GroupId, u32); 8]> = self.kv_groups.windows().collect();
         for (group, blocks) in windows {
-            if self.has_blocks_of_the_space(home, group) {
-                home.writer.announce_window(self.slot, group, blocks);
+            if self.has_blocks_of_the_space(space, group) {
+                space.writer.announce_window(self.slot, group, blocks);
             }
         }
     }

@@ -61,7 +61,7 @@ pub struct LoadListener {
 }
 
 impl LoadListener {
-    /// Starts to listen to nobody. `now_ns` is the clock of bookings.
+    /// Starts to resume_messages to nobody. `now_ns` is the clock of bookings.
     ///
     /// # Errors
     /// [`Kind::System`] where the thread or its event loop cannot be made.

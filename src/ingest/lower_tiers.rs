@@ -17,9 +17,9 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::stream::{Home, Now, Stream};
+use super::stream::{SpaceShard, Now, Stream};
 use crate::event::format::Format;
-use crate::event::trust::{Finding, TrustInput};
+use crate::event::trust::{Flaw, TrustInput};
 use crate::event::{Cleared, Content, Medium, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::index::{Binding, StoreBlocks};
@@ -154,14 +154,14 @@ impl Stream {
         }
         self.offloaded.heard = true;
         if self.offloaded.may_hold_older || medium == Medium::NeverRemoved {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         }
     }
 
     /// Lets references wait until device memory says what their block is.
     pub(super) fn wait_for_device(&mut self, hash: EngineHash, of: References, now: Now) {
         if !self.offloaded.wait(hash, of) {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         }
     }
 
@@ -172,40 +172,40 @@ impl Stream {
         if !self.offloaded.note_naming(tier, has_tokens, stored.hashes.len()) {
             return;
         }
-        self.found(Finding::LookaheadHash, now);
+        self.lower_trust(Flaw::LookaheadHash, now);
         if !has_tokens {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         }
     }
 
     /// Notes a block that a connector's tier gets. Blocks of one transfer come in any order, so the end of the batch
     /// shows whether the first block of a chain is missing.
-    pub(super) fn note_offloaded(&mut self, home: &Home, tier: Tier, binding: Binding) {
-        let is_empty = home.writer.held(self.slot).references[tier.index()] == 0;
+    pub(super) fn note_offloaded(&mut self, space: &SpaceShard, tier: Tier, binding: Binding) {
+        let is_empty = space.writer.held(self.slot).references[tier.index()] == 0;
         self.offloaded.note_block(tier, is_empty, binding.parent.is_none());
     }
 
     /// Ends a batch: chunks of several blocks may have been announced by their last one alone.
     pub(super) fn check_first_offloaded(&mut self, now: Now) {
         if self.offloaded.end_batch() {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         }
     }
 
     /// These hashes are bound now: references that waited for one of them count from here on.
-    pub(super) fn settle_offloaded(&mut self, home: &mut Home, hashes: &[EngineHash], now: Now) {
+    pub(super) fn settle_offloaded(&mut self, space: &mut SpaceShard, hashes: &[EngineHash], now: Now) {
         if self.offloaded.is_empty() {
             return;
         }
         for hash in hashes {
-            let Some(binding) = self.binding_of(home, *hash) else { continue };
+            let Some(binding) = self.binding_of(space, *hash) else { continue };
             for waiting in self.offloaded.take_all(*hash) {
-                self.note_offloaded(home, waiting.tier, binding);
+                self.note_offloaded(space, waiting.tier, binding);
                 let Binding { parent, local, seed } = binding;
                 let (hashes, locals) = (&[*hash], &[local]);
                 let References { tier, group, count } = waiting;
                 for _ in 0..count {
-                    self.store(home, &StoreBlocks { parent, hashes, locals, tier, group, seed }, now);
+                    self.store(space, &StoreBlocks { parent, hashes, locals, tier, group, seed }, now);
                 }
             }
         }
@@ -237,7 +237,7 @@ impl Stream {
     /// A removal named blocks of which its tier has no reference.
     pub(super) fn check_unknown_removal(&mut self, removed: &Removed<'_>, unknown: u32, now: Now) {
         if unknown > 0 && matches!(removed.medium, Medium::Offloaded(_)) {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         }
     }
 
@@ -247,7 +247,7 @@ impl Stream {
             return;
         }
         if self.offloaded.heard {
-            self.found(Finding::LowerTiersUnknown, now);
+            self.lower_trust(Flaw::LowerTiersUnknown, now);
         } else if self.trust.has_missed_events() {
             self.offloaded.may_hold_older = true;
         }
@@ -255,22 +255,22 @@ impl Stream {
 
     /// Whether device memory's word can take the place of what lower tiers said of the same hashes. If so, what they
     /// hold under those hashes waits to be bound again.
-    pub(super) fn release_to_device(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) -> bool {
-        if blocks.tier != Tier::Device || self.groups.iter().all(|(tier, _)| *tier == Tier::Device) {
+    pub(super) fn release_to_device(&mut self, space: &mut SpaceShard, blocks: &StoreBlocks<'_>, now: Now) -> bool {
+        if blocks.tier != Tier::Device || self.tier_groups.iter().all(|(tier, _)| *tier == Tier::Device) {
             return false;
         }
-        let contradicted = contradicted(home, self, blocks);
-        let is_held = |hash: &EngineHash| home.writer.refers_to(self.slot, Tier::Device, *hash);
+        let contradicted = contradicted(space, self, blocks);
+        let is_held = |hash: &EngineHash| space.writer.refers_to(self.slot, Tier::Device, *hash);
         if contradicted.is_empty() || contradicted.iter().any(is_held) {
             return false;
         }
-        self.found(Finding::HashConflict, now);
+        self.lower_trust(Flaw::HashConflict, now);
         for hash in contradicted {
             self.count(WorkerCounter::BlocksRebound, 1);
-            for (tier, group) in self.groups.clone() {
+            for (tier, group) in self.tier_groups.clone() {
                 let mut count = 0;
-                while tier != Tier::Device && home.writer.remove(self.slot, tier, group, &[hash]).removed > 0 {
-                    self.said(|republisher| republisher.removed(tier, group, &[hash]));
+                while tier != Tier::Device && space.writer.remove(self.slot, tier, group, &[hash]).removed > 0 {
+                    self.republish(|republisher| republisher.removed(tier, group, &[hash]));
                     count += 1;
                 }
                 if count > 0 {
@@ -283,12 +283,12 @@ impl Stream {
 }
 
 /// The blocks of a store whose hashes are bound to something else.
-fn contradicted(home: &Home, stream: &Stream, blocks: &StoreBlocks<'_>) -> Vec<EngineHash> {
+fn contradicted(space: &SpaceShard, stream: &Stream, blocks: &StoreBlocks<'_>) -> Vec<EngineHash> {
     let parents = std::iter::once(blocks.parent).chain(blocks.hashes.iter().copied().map(Some));
     let told = blocks.hashes.iter().zip(blocks.locals).zip(parents);
     let differs = |((hash, local), parent): &((&EngineHash, &_), _)| {
         let told = Binding { parent: *parent, local: **local, seed: blocks.seed };
-        home.writer.binding_of(stream.slot, **hash).is_some_and(|bound| bound != told)
+        space.writer.binding_of(stream.slot, **hash).is_some_and(|bound| bound != told)
     };
     told.filter(differs).map(|((hash, _), _)| *hash).collect()
 }

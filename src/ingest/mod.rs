@@ -48,8 +48,8 @@ pub use feed::Feed;
 pub use handle::{IngestHandle, RefusedPublisher, spawn, spawn_loading, spawn_republishing};
 pub use loads::{LoadListener, LoadSource};
 pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
-pub use shard::{Admission, Admitted, Amendment, Departure, ResetScope};
-pub use view::{Tally, UnruledNames, WorkerGauges, WorkerView};
+pub use shard::{AddWorker, WorkerAccepted, UpdateWorker, RemoveWorker, ResetScope};
+pub use view::{Tally, UnknownNames, WorkerGauges, WorkerView};
 
 use crate::error::{Error, Kind};
 use crate::fleet::{EventSource, SchemeCell};

@@ -214,7 +214,7 @@ impl Link {
 }
 
 /// Moves a worker's state as its publisher says; `true` = it changed. A worker that an operator drains stays so.
-pub(super) fn move_state(table: &mut FleetTable, (index, change): (WorkerIndex, LinkChange)) -> bool {
+pub(super) fn update_worker_state(table: &mut FleetTable, (index, change): (WorkerIndex, LinkChange)) -> bool {
     let Some(record) = table.worker_mut(index) else { return false };
     let state = match (change, record.state) {
         (LinkChange::Ready, WorkerState::Joining | WorkerState::Down) => WorkerState::Ready,

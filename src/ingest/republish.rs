@@ -5,7 +5,7 @@ use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::dump::DumpChunk;
-use super::stream::{Home, Now, Stream};
+use super::stream::{SpaceShard, Now, Stream};
 use crate::event::flat::Encoder;
 use crate::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, SourceTrust, Stored};
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, Scheme, Tier, WorkerId};
@@ -242,24 +242,24 @@ pub fn stored_event<'a>(blocks: &StoreBlocks<'a>) -> Stored<'a> {
 
 impl Stream {
     /// Says what is done to the worker from now on; the first batch says what is believed of it.
-    pub(super) fn republish(&mut self, republisher: Republisher, home: &Home, now: Now) {
+    pub(super) fn set_republisher(&mut self, republisher: Republisher, space: &SpaceShard, now: Now) {
         self.republisher = Some(Box::new(republisher));
-        self.said(|republisher| republisher.at(now));
-        self.say(home);
+        self.republish(|republisher| republisher.at(now));
+        self.flush_republished(space);
     }
 
     /// Tells a republisher, if there is one.
-    pub(super) fn said(&mut self, say: impl FnOnce(&mut Republisher)) {
+    pub(super) fn republish(&mut self, say: impl FnOnce(&mut Republisher)) {
         if let Some(republisher) = &mut self.republisher {
             say(republisher);
         }
     }
 
     /// Sends what was done, as one batch.
-    pub(super) fn say(&mut self, home: &Home) {
+    pub(super) fn flush_republished(&mut self, space: &SpaceShard) {
         let trust = self.trust();
         if let Some(republisher) = &mut self.republisher {
-            republisher.flush(trust, home.scheme.get());
+            republisher.flush(trust, space.scheme.get());
         }
     }
 }

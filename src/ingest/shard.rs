@@ -10,7 +10,7 @@ mod rebuild;
 mod replays;
 mod transfers;
 
-pub use commands::{Admission, Admitted, Amendment, Departure, ResetScope};
+pub use commands::{AddWorker, WorkerAccepted, UpdateWorker, RemoveWorker, ResetScope};
 pub(super) use commands::{Command, Inbox};
 
 use std::collections::VecDeque;
@@ -22,9 +22,9 @@ use mio::{Events, Poll, Registry, Token, Waker};
 use tokio::sync::oneshot;
 
 use super::handle::RefusedPublisher;
-use super::publisher_socket::{Link, LinkChange, move_state};
+use super::publisher_socket::{Link, LinkChange, update_worker_state};
 use super::republish::Republisher;
-use super::stream::{Home, Now, Scratch};
+use super::stream::{SpaceShard, Now, Scratch};
 use super::{IngestConfig, Publisher, ShardPlan, system};
 use crate::error::Result;
 use crate::event::trust::TrustInput;
@@ -37,8 +37,8 @@ use crate::limits::{
 };
 use crate::metrics::WorkerCounter;
 
-use commands::Leaving;
-use publisher::Member;
+use commands::Removals;
+use publisher::PublisherState;
 use rebuild::Panics;
 use replays::Replays;
 use transfers::Transfers;
@@ -57,23 +57,23 @@ pub(super) struct Shard {
     registry: Arc<Registry>,
     inbox: Arc<Inbox>,
     clock: Clock,
-    homes: Vec<Home>,
-    members: Vec<Member>,
-    /// Members with something to read, in the order of their turns.
+    spaces: Vec<SpaceShard>,
+    publishers: Vec<PublisherState>,
+    /// Publishers with something to read, in the order of their turns.
     ready: VecDeque<usize>,
     scratch: Scratch,
     transfers: Transfers,
     replays: Replays,
-    leaving: Leaving,
+    leaving: Removals,
     fleet: Arc<Fleet>,
     /// What the fleet is to be told after this round, all at once: every telling copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
     /// Every publisher that is to be heard, as it was named last: what the sockets are opened from again.
     plans: Vec<Publisher>,
     /// Whose events or sockets are being handled.
-    hand: Option<WorkerIndex>,
+    current_worker: Option<WorkerIndex>,
     /// Who is to be told what comes of the admission (`true`) or amendment that is being made.
-    answering: Option<(WorkerIndex, bool, oneshot::Sender<Result<Admitted>>)>,
+    pending_answer: Option<(WorkerIndex, bool, oneshot::Sender<Result<WorkerAccepted>>)>,
     panics: Panics,
     /// When the sockets are opened again that a panic closed.
     reopen_at_ms: Option<u64>,
@@ -102,18 +102,18 @@ impl Shard {
             registry: Arc::new(registry),
             inbox,
             clock: Clock::start(),
-            homes: homes(writers, &publishers, config.shards),
-            members: Vec::with_capacity(publishers.len()),
+            spaces: spaces(writers, &publishers, config.shards),
+            publishers: Vec::with_capacity(publishers.len()),
             ready: VecDeque::with_capacity(publishers.len()),
             scratch: Scratch::default(),
             transfers: Transfers::default(),
             replays: Replays::default(),
-            leaving: Leaving::default(),
+            leaving: Removals::default(),
             fleet,
             changes: Vec::new(),
             plans: publishers.clone(),
-            hand: None,
-            answering: None,
+            current_worker: None,
+            pending_answer: None,
             panics: Panics::default(),
             reopen_at_ms: None,
             republishes: false,
@@ -146,8 +146,8 @@ impl Shard {
     pub(super) fn republish(&mut self, republisher: Republisher) {
         let now = self.clock.now();
         self.republishes = true;
-        if let Some(member) = self.members.first_mut() {
-            member.stream.republish(republisher, &self.homes[member.home], now);
+        if let Some(publisher) = self.publishers.first_mut() {
+            publisher.stream.set_republisher(republisher, &self.spaces[publisher.space], now);
         }
     }
 
@@ -156,7 +156,7 @@ impl Shard {
         let mut events = Events::with_capacity(POLL_EVENTS);
         let mut next_tick_ms = 0_u64;
         let mut unswept = false;
-        tracing::info!(shard = %self.id, publishers = self.members.len(), "ingest runs");
+        tracing::info!(shard = %self.id, publishers = self.publishers.len(), "ingest runs");
         loop {
             let wait_ms = if unswept { 0 } else { self.rest_ms(next_tick_ms) };
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
@@ -168,14 +168,14 @@ impl Shard {
                 }
             }
             events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
-            if self.obey() {
+            if self.handle_commands() {
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
-            self.hand = None;
-            self.see_off();
+            self.current_worker = None;
+            self.free_removed_slots();
             let now = self.clock.now();
-            if !self.transfers.come_first() {
+            if !self.transfers.block_messages() {
                 self.round(now);
             }
             self.transfer(now);
@@ -185,32 +185,32 @@ impl Shard {
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
             self.ask_replays(now);
-            self.hand = None;
-            self.tell_fleet();
+            self.current_worker = None;
+            self.update_fleet();
             unswept = false;
-            for home in &mut self.homes {
-                unswept |= home.sweep(ticks);
+            for space in &mut self.spaces {
+                unswept |= space.sweep(ticks);
             }
-            self.see_deferred(now);
-            self.see_choked();
+            self.update_deferred(now);
+            self.apply_back_pressure();
         }
     }
 
     /// How long the poll may wait for something to happen.
     fn rest_ms(&self, next_tick_ms: u64) -> u64 {
-        let choked = |at: &usize| self.members.get(*at).is_some_and(|member| self.homes[member.home].choked);
-        let chokes = self.homes.iter().any(|home| home.choked).then_some(CHOKED_REST_MS);
+        let choked = |at: &usize| self.publishers.get(*at).is_some_and(|publisher| self.spaces[publisher.space].choked);
+        let chokes = self.spaces.iter().any(|space| space.choked).then_some(CHOKED_REST_MS);
         let leaves = (!self.leaving.is_empty()).then_some(LEAVING_REST_MS);
         match self.transfers.rest_ms().into_iter().chain(chokes).chain(leaves).min() {
-            _ if !self.transfers.come_first() && !self.ready.iter().all(choked) => 0,
+            _ if !self.transfers.block_messages() && !self.ready.iter().all(choked) => 0,
             Some(rest_ms) => rest_ms,
             None => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
         }
     }
 
     fn enqueue(&mut self, at: usize) {
-        if let Some(member) = self.members.get_mut(at)
-            && !std::mem::replace(&mut member.queued, true)
+        if let Some(publisher) = self.publishers.get_mut(at)
+            && !std::mem::replace(&mut publisher.queued, true)
         {
             self.ready.push_back(at);
         }
@@ -224,66 +224,66 @@ impl Shard {
                 return;
             }
             let Some(at) = self.ready.pop_front() else { return };
-            let (Some(member), scratch) = (self.members.get_mut(at), &mut self.scratch) else { continue };
-            member.queued = false;
-            if member.loads_first {
+            let (Some(publisher), scratch) = (self.publishers.get_mut(at), &mut self.scratch) else { continue };
+            publisher.queued = false;
+            if publisher.waits_for_load {
                 continue;
             }
-            let home = &mut self.homes[member.home];
-            self.hand = Some(member.index);
-            let is_over = member.turn(home, scratch, &mut self.changes, now);
-            messages += member.turn_messages;
+            let space = &mut self.spaces[publisher.space];
+            self.current_worker = Some(publisher.index);
+            let is_over = publisher.take_quantum(space, scratch, &mut self.changes, now);
+            messages += publisher.quantum_messages;
             if !is_over {
                 self.enqueue(at);
             }
             self.receive_replays();
-            self.replays.look |= self.members[at].stream.wants_replay(now).is_some();
+            self.replays.look |= self.publishers[at].stream.wants_replay(now).is_some();
             self.close_replay(at);
-            self.hand = None;
+            self.current_worker = None;
         }
     }
 
     fn tick(&mut self, now: Now) {
-        for member in &mut self.members {
-            self.hand = Some(member.index);
-            if let Some(change) = member.link.tick(now.uptime_ms, self.config.down_after_ms) {
-                member.say(change);
-                self.changes.push((member.index, change));
+        for publisher in &mut self.publishers {
+            self.current_worker = Some(publisher.index);
+            if let Some(change) = publisher.link.tick(now.uptime_ms, self.config.down_after_ms) {
+                publisher.log_link_change(change);
+                self.changes.push((publisher.index, change));
             }
-            member.stream.tick(self.config.silence_ms_max, now);
-            member.stream.probe(self.config.probe_after_ms, now);
-            member.stream.show(&mut self.homes[member.home]);
-            member.stream.said(|republisher| republisher.tick(now));
+            publisher.stream.tick(self.config.silence_ms_max, now);
+            publisher.stream.probe(self.config.probe_after_ms, now);
+            publisher.stream.show(&mut self.spaces[publisher.space]);
+            publisher.stream.republish(|republisher| republisher.tick(now));
         }
-        for at in 0..self.members.len() {
-            if self.members[at].subscription.tick(now.uptime_ms) {
+        for at in 0..self.publishers.len() {
+            if self.publishers[at].subscription.tick(now.uptime_ms) {
                 self.enqueue(at);
             }
-            self.see_overdue(at, now);
+            self.end_overdue_replay(at, now);
         }
-        self.hand = None;
-        self.see_reopening(now);
+        self.current_worker = None;
+        self.reopen_if_due(now);
         self.replays.look = true;
     }
 
     /// Has the streams take note of what a sweep did with blocks that waited for their places.
-    fn see_deferred(&mut self, now: Now) {
-        for (number, home) in self.homes.iter_mut().enumerate().filter(|(_, home)| home.deferring) {
-            home.deferring = false;
-            for member in self.members.iter_mut().filter(|member| member.home == number) {
-                let waits = member.stream.swept(home, now);
-                home.deferring |= waits;
+    fn update_deferred(&mut self, now: Now) {
+        for (number, space) in self.spaces.iter_mut().enumerate().filter(|(_, space)| space.deferring) {
+            space.deferring = false;
+            for publisher in self.publishers.iter_mut().filter(|publisher| publisher.space == number) {
+                let waits = publisher.stream.swept(space, now);
+                space.deferring |= waits;
             }
         }
     }
 
-    fn tell_fleet(&mut self) {
+    fn update_fleet(&mut self) {
         if !self.changes.is_empty() {
             let changes = std::mem::take(&mut self.changes);
             self.fleet.update(|table| {
                 let mut changed = false;
                 for change in changes {
-                    changed |= move_state(table, change);
+                    changed |= update_worker_state(table, change);
                 }
                 changed
             });
@@ -291,27 +291,27 @@ impl Shard {
     }
 
     /// Asks every index whether it takes events, handing on what it has given up where it does not.
-    pub(super) fn see_choked(&mut self) {
-        for (number, home) in self.homes.iter_mut().enumerate() {
-            if home.writer.is_choked() {
-                home.writer.reclaim();
+    pub(super) fn apply_back_pressure(&mut self) {
+        for (number, space) in self.spaces.iter_mut().enumerate() {
+            if space.writer.is_choked() {
+                space.writer.reclaim();
             }
-            let choked = home.writer.is_choked();
-            if std::mem::replace(&mut home.choked, choked) == choked {
+            let choked = space.writer.is_choked();
+            if std::mem::replace(&mut space.choked, choked) == choked {
                 continue;
             }
             if choked {
                 tracing::warn!(
-                    shard = %self.id, space = %home.space,
+                    shard = %self.id, space = %space.id,
                     "the index cannot free what it gave up; events wait until it can: look for a query that does not end"
                 );
             } else {
-                tracing::info!(shard = %self.id, space = %home.space, "the index takes events again");
+                tracing::info!(shard = %self.id, space = %space.id, "the index takes events again");
             }
-            for member in self.members.iter().filter(|member| member.home == number) {
-                member.stream.view.gauges.set_choked(choked);
+            for publisher in self.publishers.iter().filter(|publisher| publisher.space == number) {
+                publisher.stream.view.gauges.set_choked(choked);
                 if choked {
-                    member.stream.count(WorkerCounter::Chokes, 1);
+                    publisher.stream.count(WorkerCounter::Chokes, 1);
                 }
             }
         }
@@ -323,13 +323,13 @@ impl Drop for Shard {
     fn drop(&mut self) {
         let now = self.clock.now();
         self.transfers.end();
-        for member in &mut self.members {
-            member.stream.end(TrustInput::Disconnected, now);
+        for publisher in &mut self.publishers {
+            publisher.stream.end(TrustInput::Disconnected, now);
         }
     }
 }
 
-impl Home {
+impl SpaceShard {
     /// Cleans up a slice of what was emptied; `true` = there is more. `ticks` = also hands on what was given up.
     fn sweep(&mut self, ticks: bool) -> bool {
         // What is swept is given up too: it would only add to what chokes.
@@ -352,10 +352,10 @@ impl Home {
 }
 
 /// Joins each writer with what its publishers say of their space.
-fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<Home> {
-    let home = |(space, writer)| {
+fn spaces(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<SpaceShard> {
+    let space = |(space, writer)| {
         let scheme = Arc::default();
-        let mut home = Home {
+        let mut space = SpaceShard {
             space,
             writer,
             scheme,
@@ -367,10 +367,10 @@ fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards:
             deferring: false,
         };
         let of_space = publishers.iter().filter(|publisher| publisher.space == space);
-        of_space.for_each(|publisher| home.take_in(publisher, shards));
-        home
+        of_space.for_each(|publisher| space.take_in(publisher, shards));
+        space
     };
-    writers.into_iter().map(home).collect()
+    writers.into_iter().map(space).collect()
 }
 
 /// The only clock of ingest.

@@ -43,8 +43,8 @@ use super::republish::Republisher;
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
-use crate::event::trust::{Finding, TrustInput, WorkerTrust};
-use crate::event::{self, DecodeError, EventBatch, Oddity, flat};
+use crate::event::trust::{Flaw, TrustInput, WorkerTrust};
+use crate::event::{self, DecodeError, EventBatch, DecodeWarning, flat};
 use crate::fleet::SchemeCell;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
 use crate::index::{Refusal, ShardWriter, Shortfall, StoreBlocks, StoreOutcome};
@@ -63,7 +63,7 @@ pub(super) struct Now {
 
 /// One space in one shard: everything its workers there share.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct SpaceShard {
     pub(super) space: SpaceId,
     pub(super) writer: ShardWriter,
     pub(super) scheme: Arc<SchemeCell>,
@@ -96,7 +96,7 @@ pub(super) struct Stream {
     pub(super) salts_possible: bool,
     pub(super) view: Arc<WorkerView>,
     /// What its KV groups serve.
-    pub(super) kinds: Groups,
+    pub(super) kv_groups: Groups,
     /// What its window groups have said of blocks that are not known yet.
     pub(super) unplaced: Unplaced,
     /// Its hashes do not tell where a block is: none is bound.
@@ -106,7 +106,7 @@ pub(super) struct Stream {
     /// Whether salts came without and with a gateway's prefix.
     salt_forms: (bool, bool),
     /// What all workers of the space share.
-    of_space: Arc<SchemeCell>,
+    space_scheme: Arc<SchemeCell>,
     /// What connectors say of tiers below device memory.
     pub(super) offloaded: Offloaded,
     /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
@@ -121,11 +121,11 @@ pub(super) struct Stream {
     /// What readers see.
     shown: Trust,
     pub(super) format: Option<event::format::Format>,
-    heard_at_ms: Option<u64>,
+    last_message_ms: Option<u64>,
     /// Messages that wait while the worker is dumped or loaded.
     held: Option<Box<Held>>,
     /// Why they wait no longer, until the dump or load has heard of it.
-    broken_off: Option<AbortReason>,
+    abort_reason: Option<AbortReason>,
     /// What all streams of the shard let wait.
     held_of_shard: HeldBytes,
     /// How lost batches are fetched again; `None` = they cannot be.
@@ -145,11 +145,11 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn new(publisher: &Publisher, now: Now) -> Self {
-        Self::begun_with(publisher, None, now)
+        Self::with_trust_input(publisher, None, now)
     }
 
     /// A stream whose trust begins with an input, which readers see from the first.
-    pub(super) fn begun_with(publisher: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
+    pub(super) fn with_trust_input(publisher: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
         let mut trust = WorkerTrust::new(now.unix_ms);
         if let Some(input) = input {
             trust.apply(input, now.unix_ms);
@@ -161,12 +161,12 @@ impl Stream {
             slot: publisher.slot,
             salts_possible: publisher.salts_possible,
             view: Arc::clone(&publisher.view),
-            kinds: Groups::default(),
+            kv_groups: Groups::default(),
             unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
             salt_forms: (false, false),
-            of_space: Arc::clone(&publisher.scheme),
+            space_scheme: Arc::clone(&publisher.scheme),
             offloaded: Offloaded::default(),
             groups: Vec::new(),
             copies: Copies::default(),
@@ -176,9 +176,9 @@ impl Stream {
             trust,
             shown,
             format: None,
-            heard_at_ms: None,
+            last_message_ms: None,
             held: None,
-            broken_off: None,
+            abort_reason: None,
             held_of_shard: HeldBytes::default(),
             recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
             dropped: None,
@@ -196,72 +196,72 @@ impl Stream {
     }
 
     /// Takes one message of the stream.
-    pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
-        self.heard_at_ms = Some(now.uptime_ms);
+    pub(super) fn message(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
+        self.last_message_ms = Some(now.uptime_ms);
         if seq == flat::UNNUMBERED {
-            return self.unnumbered(home, scratch, payload, now);
+            return self.unnumbered(space, scratch, payload, now);
         }
         let payload_hash = xxh3_64(payload);
-        if self.is_old((seq, payload_hash), payload, scratch) {
+        if self.is_old_relay_batch((seq, payload_hash), payload, scratch) {
             self.input(TrustInput::Duplicate, now);
         } else if self.held.is_some() {
-            self.wait(home, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
-        } else if !self.waits_for_lost(home, (seq, payload_hash), payload, now) {
-            self.batch(home, scratch, (seq, payload_hash), payload, now);
+            self.wait(space, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
+        } else if !self.holds_for_lost(space, (seq, payload_hash), payload, now) {
+            self.batch(space, scratch, (seq, payload_hash), payload, now);
         }
     }
 
     /// Applies a live batch, if it is in its place.
-    fn batch(&mut self, home: &mut Home, scratch: &mut Scratch, id: (EventSeq, u64), payload: &[u8], now: Now) {
+    fn batch(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, id: (EventSeq, u64), payload: &[u8], now: Now) {
         let verdict = self.gate.batch(id.0, id.1);
-        self.judged(home, scratch, (verdict, id.0), payload, now);
+        self.apply_judged(space, scratch, (verdict, id.0), payload, now);
     }
 
     /// Does what the gate says of a batch, and applies it unless it was before.
-    fn judged(
+    fn apply_judged(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         (verdict, seq): (Verdict, EventSeq),
         payload: &[u8],
         now: Now,
     ) {
         self.changed = true;
-        if !self.admit(home, verdict, now) {
+        if !self.admit(space, verdict, now) {
             return;
         }
-        home.writer.begin_batch(self.slot);
+        space.writer.begin_batch(self.slot);
         self.copies.begin_batch();
         if payload.len() > EVENT_MESSAGE_BYTES_MAX {
             self.count(WorkerCounter::MessagesOversized, 1);
         }
         match event::decode(payload, &mut self.format, &mut scratch.batch) {
-            Err(error) => self.undecodable(home, error, seq, now),
+            Err(error) => self.undecodable(space, error, seq, now),
             Ok(()) if !self.is_ours(scratch.batch.info()) => {
                 self.another_rank(scratch.batch.info(), seq, now);
                 // The refused batch may have held removals of this worker's blocks: its publisher may have got
                 // another rank.
-                self.empty(home, TrustInput::Found(Finding::RankConflict), now);
+                self.empty(space, TrustInput::Flaw(Flaw::RankConflict), now);
             }
-            Ok(()) if !self.is_of_generation(home, scratch.batch.info(), (seq, payload), now) => return,
+            Ok(()) if !self.is_of_generation(space, scratch.batch.info(), (seq, payload), now) => return,
             Ok(()) => {
-                self.look_over(home, &scratch.batch, now);
-                self.apply(home, scratch, now);
-                if scratch.batch.info().oddities.get(Oddity::UnknownTag) > 0 {
+                self.note_batch_facts(space, &scratch.batch, now);
+                self.apply(space, scratch, now);
+                if scratch.batch.info().warnings.get(DecodeWarning::UnknownTag) > 0 {
                     // A clear in this batch may have come before it.
-                    self.found(Finding::UnknownEvents, now);
+                    self.lower_trust(Flaw::UnknownEvents, now);
                 }
                 self.count(WorkerCounter::Batches, 1);
-                self.check_capacity(home, now);
+                self.check_capacity(space, now);
             }
         }
         self.trust.applied(seq, now.unix_ms);
-        self.said(|republisher| republisher.at(now));
-        self.say(home);
+        self.republish(|republisher| republisher.at(now));
+        self.flush_republished(space);
     }
 
     /// Does what the gate says; `false` = the batch is not to be applied.
-    fn admit(&mut self, home: &mut Home, verdict: Verdict, now: Now) -> bool {
+    fn admit(&mut self, space: &mut SpaceShard, verdict: Verdict, now: Now) -> bool {
         match verdict {
             Verdict::InOrder => self.input(TrustInput::Batch, now),
             Verdict::First { seq, .. } => {
@@ -278,21 +278,21 @@ impl Stream {
                 tracing::warn!(worker = %self.worker, %expected, %got, missed, "gap in the event stream; the worker is emptied");
                 self.count(WorkerCounter::Gaps, 1);
                 self.count(WorkerCounter::BatchesMissed, missed);
-                self.empty(home, TrustInput::Gap, now);
+                self.empty(space, TrustInput::Gap, now);
             }
             Verdict::Restart { seq, before } => {
                 tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
                 self.count(WorkerCounter::Restarts, 1);
                 self.note_beginning(seq);
                 self.forget_incarnation();
-                self.empty(home, TrustInput::Restarted(seq), now);
+                self.empty(space, TrustInput::Restarted(seq), now);
             }
         }
         true
     }
 
     /// The connection broke, and everything received before has been taken.
-    pub(super) fn disconnected(&mut self, home: &mut Home, now: Now) {
+    pub(super) fn disconnected(&mut self, space: &mut SpaceShard, now: Now) {
         self.changed = true;
         self.count(WorkerCounter::Disconnects, 1);
         if self.recovery.is_some() {
@@ -300,7 +300,7 @@ impl Stream {
             self.wait_for_connection();
         } else {
             self.gate.disconnected();
-            self.empty(home, TrustInput::Disconnected, now);
+            self.empty(space, TrustInput::Disconnected, now);
         }
     }
 
@@ -312,9 +312,9 @@ impl Stream {
     }
 
     /// A message without the frames of a batch. Its sequence is unknown: the next batch shows whether it had one.
-    pub(super) fn misframed(&mut self, home: &mut Home, frames: usize, now: Now) {
+    pub(super) fn misframed(&mut self, space: &mut SpaceShard, frames: usize, now: Now) {
         if self.held.is_some() {
-            self.wait(home, Message::Misframed(frames), now);
+            self.wait(space, Message::Misframed(frames), now);
         } else {
             self.unframed(frames, now);
         }
@@ -334,10 +334,10 @@ impl Stream {
     pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
         // Another worker of the space may have been the one to bring the second form.
         self.check_salt_forms(now);
-        let silent_for = self.heard_at_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
+        let silent_for = self.last_message_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
         let silence_ms_max = self.silence_ms(silence_ms_max);
         if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
-            self.heard_at_ms = None;
+            self.last_message_ms = None;
             self.changed = true;
             tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "no event batch for longer than configured");
             self.input(TrustInput::Silent, now);
@@ -352,14 +352,14 @@ impl Stream {
     }
 
     /// Ends a turn: the index shows what was taken already, and now so does the trust that speaks of it.
-    pub(super) fn show(&mut self, home: &mut Home) {
+    pub(super) fn show(&mut self, space: &mut SpaceShard) {
         self.view.gauges.set_waiting(self.held.as_deref().map_or(0, Held::waiting));
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        self.say(home);
-        home.writer.publish();
-        self.view.gauges.set(&home.writer.held(self.slot));
+        self.flush_republished(space);
+        space.writer.publish();
+        self.view.gauges.set(&space.writer.held(self.slot));
         self.shown = self.trust.trust();
         self.view.trust.store(self.shown);
     }
@@ -371,20 +371,20 @@ impl Stream {
     }
 
     /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
-    pub(super) fn found(&mut self, finding: Finding, now: Now) {
-        self.log_found(finding);
-        self.input(TrustInput::Found(finding), now);
+    pub(super) fn lower_trust(&mut self, flaw: Flaw, now: Now) {
+        self.log_flaw(flaw);
+        self.input(TrustInput::Flaw(flaw), now);
     }
 
     /// The same, and drops every block.
-    pub(super) fn empty_for(&mut self, home: &mut Home, finding: Finding, now: Now) {
-        self.log_found(finding);
-        self.empty(home, TrustInput::Found(finding), now);
+    pub(super) fn empty_because(&mut self, space: &mut SpaceShard, flaw: Flaw, now: Now) {
+        self.log_flaw(flaw);
+        self.empty(space, TrustInput::Flaw(flaw), now);
     }
 
-    fn log_found(&self, finding: Finding) {
-        if !self.trust.reasons().contains(finding.reason()) {
-            let reason = finding.reason();
+    fn log_flaw(&self, flaw: Flaw) {
+        if !self.trust.reasons().contains(flaw.reason()) {
+            let reason = flaw.reason();
             tracing::warn!(worker = %self.worker, reason = reason.name(), remedy = reason.remedy(), "trust is lowered");
         }
     }
@@ -395,41 +395,41 @@ impl Stream {
 
     /// Drops every block because of what the input says. Trust falls first: [`TrustCell`](crate::fleet::TrustCell) has
     /// the pairing by which no reader that finds the worker empty still believes it as before.
-    pub(super) fn empty(&mut self, home: &mut Home, because: TrustInput, now: Now) {
+    pub(super) fn empty(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
         self.input(because, now);
         self.relayed.taking = None;
-        let held = home.writer.held(self.slot);
+        let held = space.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
-            home.writer.clear(self.slot, None);
+            space.writer.clear(self.slot, None);
             #[cfg(test)]
             self.emptied_under.push(self.view.trust.load());
             self.count(WorkerCounter::Emptied, 1);
-            self.said(|republisher| republisher.cleared(None));
-            self.groups.clear();
+            self.republish(|republisher| republisher.cleared(None));
+            self.tier_groups.clear();
         }
-        self.forget_blocks(home);
+        self.forget_blocks(space);
     }
 
     /// The index has emptied the worker by itself.
-    pub(super) fn emptied(&mut self, home: &mut Home) {
+    pub(super) fn emptied(&mut self, space: &mut SpaceShard) {
         self.count(WorkerCounter::Emptied, 1);
-        self.said(|republisher| republisher.cleared(None));
-        self.groups.clear();
-        self.forget_blocks(home);
+        self.republish(|republisher| republisher.cleared(None));
+        self.tier_groups.clear();
+        self.forget_blocks(space);
     }
 
     /// Forgets what is remembered of blocks that the index holds no more.
-    fn forget_blocks(&mut self, home: &mut Home) {
+    fn forget_blocks(&mut self, space: &mut SpaceShard) {
         self.offloaded.lose();
         self.copies.cleared();
         self.last_copies.cleared();
-        self.windows_emptied(home);
+        self.windows_emptied(space);
     }
 
     fn forget_incarnation(&mut self) {
         (self.relayed.generation, self.relayed.beats) = (None, false);
         self.format = None;
-        self.kinds.forget();
+        self.kv_groups.forget();
         self.unchained = false;
         self.conflicted = Conflicted::default();
         self.offloaded = Offloaded::default();
@@ -442,48 +442,48 @@ impl Stream {
     fn check_salt_forms(&mut self, now: Now) {
         let is_salted = self.salt_forms.0 || self.salt_forms.1;
         let is_said = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
-        if is_salted && !is_said && self.of_space.has_salts_of_two_forms() {
+        if is_salted && !is_said && self.space_scheme.has_salts_of_two_forms() {
             self.changed = true;
-            self.found(Finding::IsolationUnknown, now);
+            self.lower_trust(Flaw::IsolationUnknown, now);
         }
     }
 
-    fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {
+    fn undecodable(&mut self, space: &mut SpaceShard, error: DecodeError, seq: EventSeq, now: Now) {
         self.count(WorkerCounter::BatchesUndecodable, 1);
         let times = self.view.undecodable.add(error.reason as usize, 1);
         if times.is_power_of_two() {
             let (reason, offset) = (error.reason.name(), error.offset);
             tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "event batch skipped; the worker is emptied");
         }
-        self.empty_for(home, Finding::Undecodable, now);
+        self.empty_because(space, Flaw::Undecodable, now);
     }
 
     /// Counts what the decoder passed over and takes a relay's word about itself.
-    fn look_over(&mut self, home: &mut Home, batch: &EventBatch, now: Now) {
+    fn note_batch_facts(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
         let info = batch.info();
-        batch.unruled().for_each(|(of, name, times)| self.unruled(of, name, times));
+        batch.unknown_names().for_each(|(of, name, times)| self.count_unknown_name(of, name, times));
         if let Some(source) = info.source {
             self.input(TrustInput::Source(source), now);
         }
         self.salt_forms.0 |= info.has_plain_salts;
         self.salt_forms.1 |= info.has_prefixed_salts;
         if info.has_plain_salts || info.has_prefixed_salts {
-            self.of_space.note_salts(info.has_plain_salts, info.has_prefixed_salts);
+            self.space_scheme.note_salts(info.has_plain_salts, info.has_prefixed_salts);
         }
         self.check_salt_forms(now);
-        for (oddity, times) in info.oddities.iter() {
+        for (warning, times) in info.warnings.iter() {
             let times = u64::from(times);
-            self.view.oddities.add(oddity as usize, times);
-            match oddity {
-                Oddity::UnknownTag => {
+            self.view.warnings.add(warning as usize, times);
+            match warning {
+                DecodeWarning::UnknownTag => {
                     self.count(WorkerCounter::UnknownTags, times);
-                    self.found(Finding::UnknownEvents, now);
+                    self.lower_trust(Flaw::UnknownEvents, now);
                 }
-                Oddity::UnchainedHash => self.unchained_hashes(home, now),
-                Oddity::LookaheadTokens => self.found(Finding::LookaheadHash, now),
-                Oddity::NoPlaceForSalt if self.salts_possible => self.found(Finding::IsolationUnknown, now),
-                Oddity::UnknownKey | Oddity::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),
-                Oddity::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
+                DecodeWarning::UnchainedHash => self.unchained_hashes(space, now),
+                DecodeWarning::LookaheadTokens => self.lower_trust(Flaw::LookaheadHash, now),
+                DecodeWarning::NoPlaceForSalt if self.salts_possible => self.lower_trust(Flaw::IsolationUnknown, now),
+                DecodeWarning::UnknownKey | DecodeWarning::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),
+                DecodeWarning::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
                 // The event they belong to is counted where it is refused.
                 _ => {}
             }
@@ -497,78 +497,78 @@ impl Stream {
 
     /// Whether a chain that is announced again is one more copy. Once full reports were seen it is not, until the
     /// engine's cache is cleared.
-    pub(super) fn counts_copies(&self, home: &Home) -> bool {
-        home.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
+    pub(super) fn counts_copies(&self, space: &SpaceShard) -> bool {
+        space.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
     }
 
     /// Chains were announced that are no copies. Which of the copies counted before were none cannot be told.
-    pub(super) fn full_report(&mut self, home: &mut Home, now: Now) {
+    pub(super) fn full_report(&mut self, space: &mut SpaceShard, now: Now) {
         self.count(WorkerCounter::FullReports, 1);
-        self.empty_for(home, Finding::FullReports, now);
+        self.empty_because(space, Flaw::FullReports, now);
     }
 
-    fn check_capacity(&mut self, home: &mut Home, now: Now) {
-        let references = home.writer.held(self.slot).references[Tier::Device.index()];
+    fn check_capacity(&mut self, space: &mut SpaceShard, now: Now) {
+        let references = space.writer.held(self.slot).references[Tier::Device.index()];
         if self.capacity_blocks > 0 && references > self.capacity_blocks {
             tracing::warn!(
                 worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
                 "more blocks in device memory than the worker has; it is emptied"
             );
             if self.copies.has_counted {
-                return self.full_report(home, now);
+                return self.full_report(space, now);
             }
             if self.has_left_copies() {
-                return self.removals_are_for_all(home, now);
+                return self.removals_are_for_all(space, now);
             }
-            self.empty_for(home, Finding::CapacityBound, now);
+            self.empty_because(space, Flaw::CapacityBound, now);
         }
     }
 
     /// Drops every block. Its engine still holds them, so it is believed as one that was joined late; its stream goes
     /// on where it stands.
-    pub(in crate::ingest) fn reset(&mut self, home: &mut Home, now: Now) {
-        self.break_hold(home, AbortReason::Reset, now);
+    pub(in crate::ingest) fn reset(&mut self, space: &mut SpaceShard, now: Now) {
+        self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
         self.count(WorkerCounter::Resets, 1);
         tracing::info!(worker = %self.worker, "the worker is emptied, as was asked for");
-        self.empty(home, TrustInput::Reset, now);
-        self.show(home);
+        self.empty(space, TrustInput::Reset, now);
+        self.show(space);
     }
 
     /// Drops what the device holds, because somebody says that its engine's cache was cleared. The engine publishes that
     /// with its next step only; until then batches from before may come. The stream goes on where it stands.
-    pub(in crate::ingest) fn device_cleared(&mut self, home: &mut Home, now: Now) {
-        self.break_hold(home, AbortReason::Reset, now);
+    pub(in crate::ingest) fn device_cleared(&mut self, space: &mut SpaceShard, now: Now) {
+        self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
         self.count(WorkerCounter::Resets, 1);
         tracing::info!(worker = %self.worker, "the worker's device is emptied: its engine's cache was cleared, as somebody says");
         self.input(TrustInput::ClearTold, now);
-        home.writer.clear(self.slot, Some(Tier::Device));
-        self.said(|republisher| republisher.cleared(Some(Tier::Device)));
-        self.groups.retain(|(tier, _)| *tier != Tier::Device);
+        space.writer.clear(self.slot, Some(Tier::Device));
+        self.republish(|republisher| republisher.cleared(Some(Tier::Device)));
+        self.tier_groups.retain(|(tier, _)| *tier != Tier::Device);
         self.copies.cleared();
         self.last_copies.cleared();
-        self.show(home);
+        self.show(space);
     }
 
     /// Counts references in the index. The trust falls before readers see that the index defers or forgets blocks.
     pub(in crate::ingest) fn store_in_index(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         blocks: &StoreBlocks<'_>,
         now: Now,
     ) -> StoreOutcome {
         let Self { trust, shown, view, .. } = self;
-        let outcome = home.writer.store_announced(self.slot, blocks, &mut |shortfall| {
+        let outcome = space.writer.store_announced(self.slot, blocks, &mut |shortfall| {
             let input = match shortfall {
                 Shortfall::Deferred => TrustInput::Deferred,
-                Shortfall::Emptied => TrustInput::Found(Finding::CapacityBound),
+                Shortfall::Emptied => TrustInput::Flaw(Flaw::CapacityBound),
             };
             move_trust((&mut *trust, &mut *shown), view, input, now);
         });
         if outcome.deferred {
             self.changed = true;
-            home.deferring = true;
+            space.deferring = true;
             tracing::debug!(worker = %self.worker, "blocks wait for their places in the index");
         }
         #[cfg(test)]
@@ -579,20 +579,20 @@ impl Stream {
     }
 
     /// The index was swept: takes note of what became of blocks that waited. Answers whether blocks still wait.
-    pub(in crate::ingest) fn swept(&mut self, home: &mut Home, now: Now) -> bool {
+    pub(in crate::ingest) fn swept(&mut self, space: &mut SpaceShard, now: Now) -> bool {
         if !self.trust.is_deferring() {
             return false;
         }
-        if home.writer.take_emptied_by_sweep(self.slot) {
+        if space.writer.take_emptied_by_sweep(self.slot) {
             self.bounded(Refusal::WorkBound, now);
-            self.emptied(home);
+            self.emptied(space);
         }
-        if home.writer.is_deferring(self.slot) {
+        if space.writer.is_deferring(self.slot) {
             return true;
         }
         self.changed = true;
         self.input(TrustInput::DeferralEnded, now);
-        self.show(home);
+        self.show(space);
         false
     }
 

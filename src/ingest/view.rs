@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::dump::AbortReason;
-use crate::event::{Oddity, Reason, Unruled};
+use crate::event::{DecodeWarning, Reason, UnknownName};
 use crate::fleet::{SchemeCell, TrustCell};
 use crate::index::WorkerBlocks;
-use crate::limits::UNRULED_NAMES_WORKER_MAX;
+use crate::limits::UNKNOWN_NAMES_WORKER_MAX;
 use crate::metrics::{CounterSet, WorkerCounter};
 
 /// One worker as its ingest thread shows it. Written by that thread alone, read by any.
@@ -19,10 +19,10 @@ pub struct WorkerView {
     pub counters: CounterSet<WorkerCounter>,
     /// Batches that could not be decoded, by [`Reason`].
     pub undecodable: Tally,
-    /// What decodable batches held that was passed over or could not be used, by [`Oddity`].
-    pub oddities: Tally,
+    /// What decodable batches held that was passed over or could not be used, by [`DecodeWarning`].
+    pub warnings: Tally,
     /// Names that it uses and no rule covers.
-    pub unruled: UnruledNames,
+    pub unknown_names: UnknownNames,
     /// Dumps and loads that came to no end, by [`AbortReason`].
     pub transfers_aborted: Tally,
     /// How much the index holds for it.
@@ -39,8 +39,8 @@ impl WorkerView {
             trust,
             counters: CounterSet::default(),
             undecodable: Tally::new(Reason::ALL.len()),
-            oddities: Tally::new(Oddity::ALL.len()),
-            unruled: UnruledNames::default(),
+            warnings: Tally::new(DecodeWarning::ALL.len()),
+            unknown_names: UnknownNames::default(),
             transfers_aborted: Tally::new(AbortReason::ALL.len()),
             gauges: WorkerGauges::default(),
             refused_scheme: SchemeCell::default(),
@@ -56,10 +56,10 @@ impl WorkerView {
     }
 
     /// Oddities by name, only those that occurred.
-    pub fn oddities_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        Oddity::ALL
+    pub fn warnings_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        DecodeWarning::ALL
             .iter()
-            .map(|oddity| (oddity.name(), self.oddities.get(*oddity as usize)))
+            .map(|warning| (warning.name(), self.warnings.get(*warning as usize)))
             .filter(|(_, times)| *times > 0)
     }
 
@@ -157,7 +157,7 @@ impl WorkerGauges {
 
 /// Names and how often each came. Written by one thread, read by any, without a lock: an entry is made once.
 #[derive(Debug)]
-pub struct UnruledNames {
+pub struct UnknownNames {
     entries: Box<[Entry]>,
     /// How often names came that there was no entry for.
     others: AtomicU64,
@@ -165,20 +165,20 @@ pub struct UnruledNames {
 
 #[derive(Debug, Default)]
 struct Entry {
-    name: OnceLock<(Unruled, Box<str>)>,
+    name: OnceLock<(UnknownName, Box<str>)>,
     times: AtomicU64,
 }
 
-impl Default for UnruledNames {
+impl Default for UnknownNames {
     fn default() -> Self {
-        let entries = (0..UNRULED_NAMES_WORKER_MAX).map(|_| Entry::default()).collect();
+        let entries = (0..UNKNOWN_NAMES_WORKER_MAX).map(|_| Entry::default()).collect();
         Self { entries, others: AtomicU64::new(0) }
     }
 }
 
-impl UnruledNames {
+impl UnknownNames {
     /// Counts a name. Says whether it came for the first time.
-    pub(super) fn count(&self, of: Unruled, name: &str, times: u64) -> bool {
+    pub(super) fn count(&self, of: UnknownName, name: &str, times: u64) -> bool {
         for entry in &self.entries {
             let is_new = entry.name.get().is_none();
             let (kind, known) = entry.name.get_or_init(|| (of, name.into()));
@@ -193,7 +193,7 @@ impl UnruledNames {
     }
 
     /// What each name is of, the name and how often it came, in the order in which they first came.
-    pub fn iter(&self) -> impl Iterator<Item = (Unruled, &str, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (UnknownName, &str, u64)> {
         let named = |entry: &'_ Entry| entry.times.load(Ordering::Relaxed);
         self.entries.iter().map_while(move |entry| {
             let (of, name) = entry.name.get()?;
@@ -214,15 +214,15 @@ mod tests {
 
     #[test]
     fn names_are_counted_each_and_the_rest_together() {
-        let names = UnruledNames::default();
-        assert!(names.count(Unruled::Medium, "TAPE", 2));
-        assert!(!names.count(Unruled::Medium, "TAPE", 1));
-        assert!(names.count(Unruled::Tag, "TAPE", 1), "another kind of name");
-        for name in 2..UNRULED_NAMES_WORKER_MAX + 3 {
-            names.count(Unruled::Tag, &name.to_string(), 1);
+        let names = UnknownNames::default();
+        assert!(names.count(UnknownName::Medium, "TAPE", 2));
+        assert!(!names.count(UnknownName::Medium, "TAPE", 1));
+        assert!(names.count(UnknownName::Tag, "TAPE", 1), "another kind of name");
+        for name in 2..UNKNOWN_NAMES_WORKER_MAX + 3 {
+            names.count(UnknownName::Tag, &name.to_string(), 1);
         }
         let listed: Vec<_> = names.iter().collect();
-        assert_eq!(listed[..2], [(Unruled::Medium, "TAPE", 3), (Unruled::Tag, "TAPE", 1)]);
-        assert_eq!((listed.len(), names.others()), (UNRULED_NAMES_WORKER_MAX, 3));
+        assert_eq!(listed[..2], [(UnknownName::Medium, "TAPE", 3), (UnknownName::Tag, "TAPE", 1)]);
+        assert_eq!((listed.len(), names.others()), (UNKNOWN_NAMES_WORKER_MAX, 3));
     }
 }

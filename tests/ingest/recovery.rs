@@ -2,7 +2,7 @@
 
 use kvrouted::fleet::EventSource;
 use kvrouted::ids::WorkerIndex;
-use kvrouted::ingest::Amendment;
+use kvrouted::ingest::UpdateWorker;
 
 use super::replayer::{Fault, Replayer};
 use super::*;
@@ -238,9 +238,9 @@ fn move_to(shard: &Shard, engine: &Replaying) {
         topic: String::new(),
     };
     record.events = Some(source);
-    let amendment = Amendment { record, blocks_max: u64::MAX, restream: true };
-    let answer = shard.handle.amend(amendment).expect("a command waits").blocking_recv().expect("an answer");
-    assert!(answer.expect("amended").unheard.is_none());
+    let amendment = UpdateWorker { record, blocks_max: u64::MAX, resubscribe: true };
+    let answer = shard.handle.update_worker(amendment).expect("a command waits").blocking_recv().expect("an answer");
+    assert!(answer.expect("amended").no_events.is_none());
 }
 
 #[test]

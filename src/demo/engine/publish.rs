@@ -205,7 +205,7 @@ mod tests {
         let mut batch = EventBatch::new();
         msgpack::decode(&encode_batch(12.5, sent.into_iter()), &mut batch).unwrap();
         assert_eq!(batch.info().dp_rank, Some(DpRank(0)));
-        assert!(batch.info().oddities.is_empty());
+        assert!(batch.info().warnings.is_empty());
         let events: Vec<KvEvent<'_>> = batch.events().collect();
         let device = Medium::Tier(Tier::Device);
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use crate::event::batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead};
 use crate::event::error::{DecodeError, Reason};
-use crate::event::{GroupKind, Medium, Oddity, Snapshot, SnapshotPhase, SourceTrust};
+use crate::event::{GroupKind, Medium, DecodeWarning, Snapshot, SnapshotPhase, SourceTrust};
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX, NAME_BYTES_MAX};
 use crate::schema_generated::events as fb;
@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, Reason>;
 /// Decodes a payload into `batch`, whatever was in it before.
 ///
 /// Kinds and values newer than this decoder are passed over and counted in
-/// [`BatchInfo::oddities`](crate::event::BatchInfo); so are stored events whose content cannot be used.
+/// [`BatchInfo::warnings`](crate::event::BatchInfo); so are stored events whose content cannot be used.
 ///
 /// # Errors
 /// What is wrong; the batch is then empty.
@@ -50,11 +50,11 @@ fn fill(table: &fb::Batch<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
     let scheme = table.scheme().map(|scheme| scheme_of(&scheme)).transpose()?;
     let (level, known) = level_of(table.trust());
     if !known {
-        writer.count(Oddity::UnknownValue);
+        writer.count(DecodeWarning::UnknownValue);
     }
     let snapshot = table.snapshot().and_then(|part| snapshot_of(&part));
     if table.snapshot().is_some() && snapshot.is_none() {
-        writer.count(Oddity::UnknownValue);
+        writer.count(DecodeWarning::UnknownValue);
     }
     let info = writer.info_mut();
     info.published_at_unix_s = table.published_unix_us() as f64 / 1e6;
@@ -74,7 +74,7 @@ fn fill(table: &fb::Batch<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
                 writer.removed(medium, GroupId(event.group()))?;
             }
             fb::EventKind::Cleared => cleared(&event, writer)?,
-            _ => writer.count(Oddity::UnknownTag),
+            _ => writer.count(DecodeWarning::UnknownTag),
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ const fn tier_of(tier: fb::Tier) -> Option<Tier> {
 fn medium_of(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Medium {
     tier_of(event.tier()).map_or_else(
         || {
-            writer.count(Oddity::UnknownValue);
+            writer.count(DecodeWarning::UnknownValue);
             Medium::Unknown
         },
         Medium::Tier,
@@ -146,7 +146,7 @@ fn cleared(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
         (_, Some(tier)) => writer.cleared(Some(tier)),
         // A tier that is unknown here: none of its blocks were ever counted.
         _ => {
-            writer.count(Oddity::UnknownValue);
+            writer.count(DecodeWarning::UnknownValue);
             Ok(())
         }
     }
@@ -172,8 +172,8 @@ fn stored(event: &fb::Event<'_>, scheme: Option<Scheme>, writer: &mut BatchWrite
     }
     let filling = match content(event, block_size, scheme, writer)? {
         Ok(filling) => filling,
-        Err(oddity) => {
-            writer.count(oddity);
+        Err(warning) => {
+            writer.count(warning);
             Filling::Unusable
         }
     };
@@ -197,25 +197,25 @@ fn content(
     block_size: u32,
     scheme: Option<Scheme>,
     writer: &mut BatchWriter<'_>,
-) -> Result<std::result::Result<Filling, Oddity>> {
+) -> Result<std::result::Result<Filling, DecodeWarning>> {
     let blocks = writer.hashes().len();
     for object in event.media().iter().flatten() {
         if object.block() as usize >= blocks {
-            return Ok(Err(Oddity::UnassignedMedia));
+            return Ok(Err(DecodeWarning::UnassignedMedia));
         }
         writer.push_media(object.block(), object.hash())?;
     }
     if let Some(locals) = event.local_hashes() {
         if locals.len() != blocks {
-            return Ok(Err(Oddity::LocalHashCount));
+            return Ok(Err(DecodeWarning::LocalHashCount));
         }
         writer.extend_locals(locals.iter().map(LocalHash))?;
         return Ok(Ok(Filling::LocalHashes));
     }
-    let Some(tokens) = event.tokens().filter(|tokens| !tokens.is_empty()) else { return Ok(Err(Oddity::NoTokens)) };
+    let Some(tokens) = event.tokens().filter(|tokens| !tokens.is_empty()) else { return Ok(Err(DecodeWarning::NoTokens)) };
     let bigram = scheme.is_some_and(|scheme| scheme.window == Window::Bigram);
     if tokens.len() != blocks * block_size as usize + usize::from(bigram) {
-        return Ok(Err(Oddity::TokenCount));
+        return Ok(Err(DecodeWarning::TokenCount));
     }
     for (slot, token) in writer.extend_tokens(tokens.len())?.iter_mut().zip(tokens) {
         *slot = token;
@@ -232,7 +232,7 @@ fn names(event: &fb::Event<'_>, head: &mut StoredHead, writer: &mut BatchWriter<
     let named = |name: Option<&'_ str>| name.filter(|name| !name.is_empty()).map(str::len);
     let longest = named(seed.lora()).max(named(seed.salt())).unwrap_or(0);
     if longest > NAME_BYTES_MAX {
-        writer.count(Oddity::OversizedName);
+        writer.count(DecodeWarning::OversizedName);
         head.salt = SaltText::Unknown;
         return Ok(());
     }

@@ -31,7 +31,7 @@ impl Encoder {
 
     /// One message. The bytes are valid until the next call.
     ///
-    /// Oddities are the decoder's and are not written. Blocks in a medium that is no tier have no place on this
+    /// DecodeWarnings are the decoder's and are not written. Blocks in a medium that is no tier have no place on this
     /// wire: their events are left out and counted in [`omitted`](Self::omitted). How far a
     /// window reaches has no place either, and what no rule covers goes as a sliding window: readers tell only the main
     /// kinds apart. The window of the tokens is

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::event::{
-    self, BatchInfo, Cleared, Content, EventBatch, GroupKind, KvEvent, Medium, Oddity, Reason, Removed, Salt, Snapshot,
+    self, BatchInfo, Cleared, Content, EventBatch, GroupKind, KvEvent, Medium, DecodeWarning, Reason, Removed, Salt, Snapshot,
     SnapshotPhase, SourceTrust, Stored, format::Format,
 };
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
@@ -102,7 +102,7 @@ fn bigram_tokens_and_placeholders_come_back() {
     let mut batch = EventBatch::new();
     decode(Encoder::new().encode(&info(Window::Bigram), [pairs, placeholder]), &mut batch).unwrap();
     assert_eq!(batch.events().collect::<Vec<_>>(), [pairs, placeholder]);
-    assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(Oddity::NoTokens, 1)]);
+    assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(DecodeWarning::NoTokens, 1)]);
 }
 
 #[test]
@@ -127,18 +127,18 @@ fn blocks_without_a_place_on_the_wire_are_counted_by_the_encoder() {
 
 #[test]
 fn counts_that_do_not_fit_make_content_unusable() {
-    for (content, media, window, oddity) in [
-        (tokens(&[1, 2, 3], false), &[][..], Window::Plain, Oddity::TokenCount),
-        (tokens(&[1, 2, 3, 4], false), &[], Window::Bigram, Oddity::TokenCount),
-        (Content::LocalHashes(&[LocalHash(1)]), &[], Window::Plain, Oddity::LocalHashCount),
-        (tokens(&[1, 2, 3, 4], false), &[(2, 5)], Window::Plain, Oddity::UnassignedMedia),
+    for (content, media, window, warning) in [
+        (tokens(&[1, 2, 3], false), &[][..], Window::Plain, DecodeWarning::TokenCount),
+        (tokens(&[1, 2, 3, 4], false), &[], Window::Bigram, DecodeWarning::TokenCount),
+        (Content::LocalHashes(&[LocalHash(1)]), &[], Window::Plain, DecodeWarning::LocalHashCount),
+        (tokens(&[1, 2, 3, 4], false), &[(2, 5)], Window::Plain, DecodeWarning::UnassignedMedia),
     ] {
         let event = KvEvent::Stored(Stored { media, ..stored(content) });
         let mut batch = EventBatch::new();
         decode(Encoder::new().encode(&info(window), [event]), &mut batch).unwrap();
         let Some(KvEvent::Stored(decoded)) = batch.events().next() else { panic!() };
         assert_eq!((decoded.content, decoded.media), (Content::Unusable, &[][..]));
-        assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(oddity, 1)]);
+        assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(warning, 1)]);
     }
 }
 
@@ -163,17 +163,17 @@ fn raw(
 fn newer_values_are_counted_and_never_taken_for_known_ones() {
     let exact = fb::SourceTrust::Exact;
     let event = |kind, tier| fb::EventArgs { kind, tier, ..Default::default() };
-    for (payload, events, oddity) in [
-        (raw(None, exact, &event(fb::EventKind(9), fb::Tier::Device), true), 0, Oddity::UnknownTag),
-        (raw(None, exact, &event(fb::EventKind::Cleared, fb::Tier(9)), false), 0, Oddity::UnknownValue),
-        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier(9)), true), 1, Oddity::UnknownValue),
-        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier::All), true), 1, Oddity::UnknownValue),
-        (raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false), 1, Oddity::UnknownValue),
+    for (payload, events, warning) in [
+        (raw(None, exact, &event(fb::EventKind(9), fb::Tier::Device), true), 0, DecodeWarning::UnknownTag),
+        (raw(None, exact, &event(fb::EventKind::Cleared, fb::Tier(9)), false), 0, DecodeWarning::UnknownValue),
+        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier(9)), true), 1, DecodeWarning::UnknownValue),
+        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier::All), true), 1, DecodeWarning::UnknownValue),
+        (raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false), 1, DecodeWarning::UnknownValue),
     ] {
         let mut batch = EventBatch::new();
         decode(&payload, &mut batch).unwrap();
         assert_eq!(batch.len(), events);
-        assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(oddity, 1)]);
+        assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(warning, 1)]);
         if let Some(KvEvent::Removed(removed)) = batch.events().next() {
             assert_eq!(removed.medium, Medium::Unknown);
         }

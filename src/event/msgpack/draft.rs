@@ -7,7 +7,7 @@ use super::unchained::is_of_tokens_alone;
 use super::{Decoder, Result};
 use crate::event::batch::{Filling, SaltText, StoredHead, Text};
 use crate::event::error::Reason;
-use crate::event::{GroupKind, Medium, Oddity, Unruled};
+use crate::event::{GroupKind, Medium, DecodeWarning, UnknownName};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, NAME_BYTES_MAX};
 
@@ -156,7 +156,7 @@ impl<'p> Decoder<'p, '_> {
             Field::MediaKeys => draft.media_keys = Some(self.set_aside()?),
             Field::Lookahead => {
                 if self.set_aside()?.array()? > 0 {
-                    self.writer.count(Oddity::LookaheadTokens);
+                    self.writer.count(DecodeWarning::LookaheadTokens);
                 }
             }
             Field::Ownership => {
@@ -205,7 +205,7 @@ impl<'p> Decoder<'p, '_> {
     fn medium(&mut self) -> Result<&'p [u8]> {
         let name = self.cursor.str_bytes()?;
         if medium_of(name, false) == Medium::Unknown {
-            self.writer.unruled(Unruled::Medium, name);
+            self.writer.count_unknown_name(UnknownName::Medium, name);
         }
         Ok(name)
     }
@@ -215,7 +215,7 @@ impl<'p> Decoder<'p, '_> {
         let Some(name) = draft.group_kind else { return GroupKind::Unstated };
         let kind = GroupKind::from_name(name, draft.window_tokens);
         if !kind.is_proved() {
-            self.writer.unruled(Unruled::GroupKind, name);
+            self.writer.count_unknown_name(UnknownName::GroupKind, name);
         }
         kind
     }
@@ -256,7 +256,7 @@ impl<'p> Decoder<'p, '_> {
     fn metadata(&mut self, draft: &mut Draft<'p>) -> Result<()> {
         for _ in 0..self.cursor.map()? {
             if self.cursor.str_bytes()? != b"cache_salt" {
-                self.writer.count(Oddity::UnknownKey);
+                self.writer.count(DecodeWarning::UnknownKey);
                 self.cursor.skip()?;
             } else if !self.cursor.take_nil()? {
                 let said = self.cursor.str()?;
@@ -284,8 +284,8 @@ impl<'p> Decoder<'p, '_> {
         let unassigned = self.block_media(draft.block_media)?.or(self.media_keys(draft.media_keys)?);
         let unusable = draft.tokens.mismatch(self.writer.tokens().len(), self.writer.hashes().len(), draft.block_size);
         let filling = match unusable.or(said.unusable).or(unassigned) {
-            Some(oddity) => {
-                self.writer.count(oddity);
+            Some(warning) => {
+                self.writer.count(warning);
                 Filling::Unusable
             }
             None => Filling::Tokens { bigram: draft.tokens == Tokens::Pairs },
@@ -308,14 +308,14 @@ impl<'p> Decoder<'p, '_> {
     fn names(
         &mut self,
         draft: &Draft<'p>,
-        said: std::result::Result<Option<&'p str>, Oddity>,
+        said: std::result::Result<Option<&'p str>, DecodeWarning>,
         start: Cursor<'p>,
     ) -> Result<(Option<Text>, SaltText)> {
         let too_long = |name: Option<&str>| name.is_some_and(|name| name.len() > NAME_BYTES_MAX);
         let salt = said.map(|said| draft.salt.or_else(|| said.and_then(|said| self.salt(said))));
         let salt = match salt {
-            _ if draft.lora.is_none() && draft.lora_id => Err(Oddity::NamelessLora),
-            Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(Oddity::OversizedName),
+            _ if draft.lora.is_none() && draft.lora_id => Err(DecodeWarning::NamelessLora),
+            Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(DecodeWarning::OversizedName),
             other => other,
         };
         let mut keep = |name: Option<&str>| {
@@ -325,8 +325,8 @@ impl<'p> Decoder<'p, '_> {
         let lora = keep(draft.lora)?;
         let salt = match salt {
             Ok(salt) => keep(salt)?.map_or(SaltText::Inherited, SaltText::Of),
-            Err(oddity) => {
-                self.writer.count(oddity);
+            Err(warning) => {
+                self.writer.count(warning);
                 SaltText::Unknown
             }
         };

@@ -7,16 +7,16 @@
 use super::cursor::{Cursor, Type};
 use super::draft::Draft;
 use super::{Decoder, Result};
-use crate::event::Oddity;
+use crate::event::DecodeWarning;
 use crate::event::media::identifier_hash;
 
 /// What the extra keys say.
 #[derive(Debug)]
 pub(super) struct Said<'p> {
     /// The salt, or why it cannot be told.
-    pub(super) salt: std::result::Result<Option<&'p str>, Oddity>,
+    pub(super) salt: std::result::Result<Option<&'p str>, DecodeWarning>,
     /// Why the tokens are not the whole content, if they are not.
-    pub(super) unusable: Option<Oddity>,
+    pub(super) unusable: Option<DecodeWarning>,
 }
 
 impl<'p> Said<'p> {
@@ -24,7 +24,7 @@ impl<'p> Said<'p> {
     fn candidate(&mut self, text: &'p str, may_be_salt: bool) {
         self.salt = match self.salt {
             Ok(None) if may_be_salt => Ok(Some(text)),
-            _ => Err(Oddity::AmbiguousSalt),
+            _ => Err(DecodeWarning::AmbiguousSalt),
         };
     }
 }
@@ -52,16 +52,16 @@ impl<'p> Decoder<'p, '_> {
                         }
                     }
                     Type::Array => {
-                        let oddity = self.media_object(&mut cursor, block)?;
-                        said.unusable = said.unusable.or(oddity);
+                        let warning = self.media_object(&mut cursor, block)?;
+                        said.unusable = said.unusable.or(warning);
                     }
                     Type::Bin => {
                         cursor.skip()?;
-                        said.unusable = said.unusable.or(Some(Oddity::PromptEmbeds));
+                        said.unusable = said.unusable.or(Some(DecodeWarning::PromptEmbeds));
                     }
                     _ => {
                         cursor.skip()?;
-                        said.unusable = said.unusable.or(Some(Oddity::UnknownExtraKey));
+                        said.unusable = said.unusable.or(Some(DecodeWarning::UnknownExtraKey));
                     }
                 }
             }
@@ -70,21 +70,21 @@ impl<'p> Decoder<'p, '_> {
     }
 
     /// `[identifier, offset]`. The offset is where the object begins relative to the block, and does not matter.
-    fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+    fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<DecodeWarning>> {
         let mut object = *cursor;
         cursor.skip()?;
         if object.array()? != 2 || object.peek()? != Type::Str {
-            return Ok(Some(Oddity::UnknownExtraKey));
+            return Ok(Some(DecodeWarning::UnknownExtraKey));
         }
         let hash = identifier_hash(object.str()?);
         if object.peek()? != Type::Int {
-            return Ok(Some(Oddity::UnknownExtraKey));
+            return Ok(Some(DecodeWarning::UnknownExtraKey));
         }
         self.block_object(object, block, hash)
     }
 
     /// Reads `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
-    pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+    pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = infos else { return Ok(None) };
         for block in 0..cursor.array()? {
@@ -104,7 +104,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(unusable)
     }
 
-    fn hashed_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+    fn hashed_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<DecodeWarning>> {
         let mut hash = None;
         for _ in 0..cursor.map()? {
             if cursor.str_bytes()? == b"mm_hash" {
@@ -115,14 +115,14 @@ impl<'p> Decoder<'p, '_> {
         }
         match hash {
             Some(hash) => self.block_object(*cursor, block, hash),
-            None => Ok(Some(Oddity::UnassignedMedia)),
+            None => Ok(Some(DecodeWarning::UnassignedMedia)),
         }
     }
 
     /// Assigns an object to a block of the open event.
-    fn block_object(&mut self, at: Cursor<'p>, block: usize, hash: u64) -> Result<Option<Oddity>> {
+    fn block_object(&mut self, at: Cursor<'p>, block: usize, hash: u64) -> Result<Option<DecodeWarning>> {
         if block >= self.writer.hashes().len() {
-            return Ok(Some(Oddity::UnassignedMedia));
+            return Ok(Some(DecodeWarning::UnassignedMedia));
         }
         self.writer.push_media(block as u32, hash).map_err(|reason| at.error(reason))?;
         Ok(None)
@@ -130,7 +130,7 @@ impl<'p> Decoder<'p, '_> {
 
     /// Reads `[[key…]|nil…]`, TensorRT-LLM's own keys: they say that objects are there, in a form that has no
     /// agreed hash.
-    pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+    pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = keys else { return Ok(None) };
         for _ in 0..cursor.array()? {
@@ -140,7 +140,7 @@ impl<'p> Decoder<'p, '_> {
             let mut objects = cursor;
             cursor.skip()?;
             if objects.array()? > 0 {
-                unusable = Some(Oddity::UnassignedMedia);
+                unusable = Some(DecodeWarning::UnassignedMedia);
             }
         }
         Ok(unusable)

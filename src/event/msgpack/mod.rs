@@ -18,7 +18,7 @@ mod unchained;
 
 use super::batch::{BatchWriter, EventBatch};
 use super::error::{DecodeError, Reason};
-use super::{Oddity, Unruled};
+use super::{DecodeWarning, UnknownName};
 use crate::ids::DpRank;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use cursor::{Cursor, Type};
@@ -31,7 +31,7 @@ type Result<T> = std::result::Result<T, DecodeError>;
 /// Decodes a payload into `batch`, whatever was in it before.
 ///
 /// Unknown tags, keys and trailing elements are passed over and counted in
-/// [`BatchInfo::oddities`](super::BatchInfo); so are stored events whose content cannot be used.
+/// [`BatchInfo::warnings`](super::BatchInfo); so are stored events whose content cannot be used.
 ///
 /// # Errors
 /// What is wrong and where; the batch is then empty.
@@ -139,7 +139,7 @@ impl<'p> Decoder<'p, '_> {
                     self.field(field, &mut draft)?;
                 }
                 None => {
-                    self.writer.count(Oddity::UnknownKey);
+                    self.writer.count(DecodeWarning::UnknownKey);
                     self.cursor.skip()?;
                 }
             }
@@ -168,11 +168,11 @@ impl<'p> Decoder<'p, '_> {
         }
         self.skip_trailing((elements - 1).saturating_sub(known.len()))?;
         if tag == Tag::Stored && !draft.has(Field::ExtraKeys) && draft.salt.is_none() {
-            self.writer.count(Oddity::NoPlaceForSalt);
+            self.writer.count(DecodeWarning::NoPlaceForSalt);
         }
         // The engines that do it never said where the blocks are.
         if tag == Tag::Stored && !draft.has(Field::Medium) && self.is_unchained(&draft) {
-            self.writer.count(Oddity::UnchainedHash);
+            self.writer.count(DecodeWarning::UnchainedHash);
         }
         self.close(tag, &draft, start)
     }
@@ -192,15 +192,15 @@ impl<'p> Decoder<'p, '_> {
     /// As [`close`](Self::close), for what has no fields that matter. `name` is what the engine calls it.
     fn close_without_fields(&mut self, tag: Tag, name: &[u8], start: Cursor<'p>) -> Result<()> {
         if tag == Tag::Unknown {
-            self.writer.count(Oddity::UnknownTag);
-            self.writer.unruled(Unruled::Tag, name);
+            self.writer.count(DecodeWarning::UnknownTag);
+            self.writer.count_unknown_name(UnknownName::Tag, name);
         }
         self.close(tag, &Draft::default(), start)
     }
 
     fn skip_trailing(&mut self, elements: usize) -> Result<()> {
         for _ in 0..elements {
-            self.writer.count(Oddity::TrailingElement);
+            self.writer.count(DecodeWarning::TrailingElement);
             self.cursor.skip()?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::cursor::{Cursor, Type};
 use super::{Decoder, Result};
-use crate::event::Oddity;
+use crate::event::DecodeWarning;
 use crate::event::error::Reason;
 
 /// What the list of tokens was.
@@ -16,7 +16,7 @@ pub(super) enum Tokens {
     /// Overlapping pairs, as SGLang sends them under EAGLE.
     Pairs,
     /// Something that cannot be matched.
-    Unusable(Oddity),
+    Unusable(DecodeWarning),
 }
 
 impl Tokens {
@@ -24,14 +24,14 @@ impl Tokens {
     ///
     /// They are never cut by index when the counts differ: an engine that leaves out masked blocks sends the
     /// tokens of all of them.
-    pub(super) fn mismatch(self, count: usize, blocks: usize, block_size: u32) -> Option<Oddity> {
+    pub(super) fn mismatch(self, count: usize, blocks: usize, block_size: u32) -> Option<DecodeWarning> {
         let overlap = match self {
-            Self::None => return Some(Oddity::NoTokens),
-            Self::Unusable(oddity) => return Some(oddity),
+            Self::None => return Some(DecodeWarning::NoTokens),
+            Self::Unusable(warning) => return Some(warning),
             Self::Plain => 0,
             Self::Pairs => 1,
         };
-        (count != blocks * block_size as usize + overlap).then_some(Oddity::TokenCount)
+        (count != blocks * block_size as usize + overlap).then_some(DecodeWarning::TokenCount)
     }
 }
 
@@ -56,7 +56,7 @@ impl Decoder<'_, '_> {
         while at < count {
             match token(&mut self.cursor)? {
                 Some(value) => tokens[at] = value,
-                None => kind = Tokens::Unusable(Oddity::TokenValue),
+                None => kind = Tokens::Unusable(DecodeWarning::TokenValue),
             }
             at += 1;
             at += self.cursor.fill_u32(&mut tokens[at..]);
@@ -75,13 +75,13 @@ impl Decoder<'_, '_> {
                 return Err(pair.error(Reason::WrongType));
             }
             let (Some(first), Some(second)) = (token(&mut self.cursor)?, token(&mut self.cursor)?) else {
-                kind = Tokens::Unusable(Oddity::TokenValue);
+                kind = Tokens::Unusable(DecodeWarning::TokenValue);
                 continue;
             };
             if at == 0 {
                 tokens[0] = first;
             } else if tokens[at] != first && kind == Tokens::Pairs {
-                kind = Tokens::Unusable(Oddity::PairOverlap);
+                kind = Tokens::Unusable(DecodeWarning::PairOverlap);
             }
             tokens[at + 1] = second;
         }

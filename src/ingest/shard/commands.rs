@@ -5,7 +5,7 @@
 //! | end | [`IngestHandle::stop`] | [`Shard::handle_commands`] |
 //! | dump a worker, or load one | [`IngestHandle::dump`], [`IngestHandle::load`] | `transfers` |
 //! | empty a worker, or all | [`IngestHandle::reset`] | [`Shard::reset`] |
-//! | add, change or remove a worker | [`IngestHandle::admit`], [`IngestHandle::amend`], [`IngestHandle::depart`] | [`Shard::call_roll`] |
+//! | add, change or remove a worker | [`IngestHandle::admit`], [`IngestHandle::amend`], [`IngestHandle::depart`] | [`Shard::handle_worker_command`] |
 //!
 //! A new command is a variant of [`Command`], a method of [`IngestHandle`] and an arm of [`Shard::handle_command`].
 
@@ -35,7 +35,7 @@ pub(in crate::ingest) enum Command {
     /// Dump a worker.
     Dump(Worker, Box<Sending>),
     /// Take a worker in, change it, or let it go.
-    Roll(Box<Roll>),
+    WorkerCommand(Box<WorkerCommand>),
     /// Load a dump into a worker.
     Load(Worker, Box<Loading>),
     /// Empty a worker, or every worker.
@@ -60,7 +60,7 @@ pub(in crate::ingest) struct Inbox {
 
 /// A worker that comes.
 #[derive(Clone, Debug)]
-pub struct Admission {
+pub struct AddWorker {
     /// Its record; the thread gives it a slot and puts it into the fleet's table.
     pub record: WorkerRecord,
     /// Blocks bound for it at most.
@@ -71,16 +71,16 @@ pub struct Admission {
     pub load: Option<FirstLoad>,
 }
 
-/// What came of an [`Admission`] or an [`Amendment`].
+/// What came of an [`AddWorker`] or an [`UpdateWorker`].
 #[derive(Debug, Default)]
-pub struct Admitted {
+pub struct WorkerAccepted {
     /// Why its events cannot be received. Its trust says `no_events`.
-    pub unheard: Option<Error>,
+    pub no_events: Option<Error>,
 }
 
 /// What changes of a worker that stays.
 #[derive(Clone, Debug)]
-pub struct Amendment {
+pub struct UpdateWorker {
     /// Its record from now on: worker, index, shard, slot and space are as before. The thread decides the
     /// state of a worker that is not draining.
     pub record: WorkerRecord,
@@ -88,12 +88,12 @@ pub struct Amendment {
     pub blocks_max: u64,
     /// Whether its events come from elsewhere now. Where they can be replayed there, the first replay shows whether
     /// they go on where the others ended; where that is not shown the worker is emptied.
-    pub restream: bool,
+    pub resubscribe: bool,
 }
 
 /// A worker that has been taken out of the fleet's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Departure {
+pub struct RemoveWorker {
     /// Which worker it was.
     pub index: WorkerIndex,
     /// The space it served.
@@ -101,15 +101,15 @@ pub struct Departure {
     /// What the index calls it.
     pub slot: WorkerSlot,
     /// The first version of the table without it. The slot is used again once no reader has an older one.
-    pub gone_since: u64,
+    pub table_version: u64,
 }
 
 /// A command and where its answer goes.
 #[derive(Debug)]
-pub(in crate::ingest) enum Roll {
-    Admit(Admission, oneshot::Sender<Result<Admitted>>),
-    Amend(Amendment, oneshot::Sender<Result<Admitted>>),
-    Depart(Departure, oneshot::Sender<()>),
+pub(in crate::ingest) enum WorkerCommand {
+    Admit(AddWorker, oneshot::Sender<Result<WorkerAccepted>>),
+    Amend(UpdateWorker, oneshot::Sender<Result<WorkerAccepted>>),
+    Depart(RemoveWorker, oneshot::Sender<()>),
 }
 
 impl IngestHandle {
@@ -155,9 +155,9 @@ impl IngestHandle {
     ///
     /// # Errors
     /// [`Kind::Overloaded`](crate::error::Kind::Overloaded) where too many commands wait.
-    pub fn admit(&self, admission: Admission) -> Result<oneshot::Receiver<Result<Admitted>>> {
+    pub fn admit(&self, admission: AddWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
         let (answer, answered) = oneshot::channel();
-        self.command(Command::Roll(Box::new(Roll::Admit(admission, answer))))?;
+        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Admit(admission, answer))))?;
         Ok(answered)
     }
 
@@ -165,9 +165,9 @@ impl IngestHandle {
     ///
     /// # Errors
     /// As [`IngestHandle::admit`].
-    pub fn amend(&self, amendment: Amendment) -> Result<oneshot::Receiver<Result<Admitted>>> {
+    pub fn amend(&self, amendment: UpdateWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
         let (answer, answered) = oneshot::channel();
-        self.command(Command::Roll(Box::new(Roll::Amend(amendment, answer))))?;
+        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Amend(amendment, answer))))?;
         Ok(answered)
     }
 
@@ -176,24 +176,24 @@ impl IngestHandle {
     ///
     /// # Errors
     /// As [`IngestHandle::admit`].
-    pub fn depart(&self, departure: Departure) -> Result<oneshot::Receiver<()>> {
+    pub fn depart(&self, departure: RemoveWorker) -> Result<oneshot::Receiver<()>> {
         let (answer, answered) = oneshot::channel();
-        self.command(Command::Roll(Box::new(Roll::Depart(departure, answer))))?;
+        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Depart(departure, answer))))?;
         Ok(answered)
     }
 }
 
 /// Departures that wait until no reader can meet the worker.
-pub(super) type Leaving = Vec<(Departure, oneshot::Sender<()>)>;
+pub(super) type Removals = Vec<(RemoveWorker, oneshot::Sender<()>)>;
 
 impl Shard {
     /// Takes what other threads ask for; `true` = to end.
-    pub(super) fn obey(&mut self) -> bool {
+    pub(super) fn handle_commands(&mut self) -> bool {
         while let Some(command) = self.inbox.commands.pop() {
             match command {
                 Command::Stop => return true,
                 Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
-                Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
+                Command::WorkerCommand(roll) => self.handle_worker_command(*roll, self.clock.now()),
                 Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
                 Command::Reset(worker, scope) => self.reset(worker, scope),
             }
@@ -204,36 +204,36 @@ impl Shard {
     /// Empties a worker, or all.
     fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
         let now = self.clock.now();
-        self.transfers.give_up_loads(worker);
-        let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
-        for member in self.members.iter_mut().filter(asked) {
-            let home = &mut self.homes[member.home];
+        self.transfers.refuse_queued_loads(worker);
+        let asked = |publisher: &&mut super::PublisherState| worker.is_none_or(|worker| worker == publisher.stream.worker);
+        for publisher in self.publishers.iter_mut().filter(asked) {
+            let space = &mut self.spaces[publisher.space];
             match scope {
-                ResetScope::Everything => member.stream.reset(home, now),
-                ResetScope::ClearedDevice => member.stream.device_cleared(home, now),
+                ResetScope::Everything => publisher.stream.reset(space, now),
+                ResetScope::ClearedDevice => publisher.stream.device_cleared(space, now),
             }
         }
-        for at in 0..self.members.len() {
-            if !self.transfers.is_loading(self.members[at].stream.worker) {
-                self.listen(at);
+        for at in 0..self.publishers.len() {
+            if !self.transfers.is_loading(self.publishers[at].stream.worker) {
+                self.resume_messages(at);
             }
         }
     }
 
-    pub(super) fn call_roll(&mut self, roll: Roll, now: Now) {
+    pub(super) fn handle_worker_command(&mut self, roll: WorkerCommand, now: Now) {
         // Whoever asked may have gone: what was asked for is done all the same.
         match roll {
-            Roll::Admit(admission, answer) => {
-                self.answering = Some((admission.record.index, true, answer));
+            WorkerCommand::Admit(admission, answer) => {
+                self.pending_answer = Some((admission.record.index, true, answer));
                 let done = self.come(admission);
                 self.answer(done);
             }
-            Roll::Amend(amendment, answer) => {
-                self.answering = Some((amendment.record.index, false, answer));
+            WorkerCommand::Amend(amendment, answer) => {
+                self.pending_answer = Some((amendment.record.index, false, answer));
                 let done = self.change(amendment, now);
                 self.answer(done);
             }
-            Roll::Depart(departure, answer) => {
+            WorkerCommand::Depart(departure, answer) => {
                 // First: whatever becomes of the rest, the worker has left.
                 self.leaving.push((departure, answer));
                 self.go(departure.index, now);
@@ -241,8 +241,8 @@ impl Shard {
         }
     }
 
-    fn answer(&mut self, done: Result<Admitted>) {
-        if let Some((_, _, answer)) = self.answering.take() {
+    fn answer(&mut self, done: Result<WorkerAccepted>) {
+        if let Some((_, _, answer)) = self.pending_answer.take() {
             // Whoever asked may have gone.
             let _ = answer.send(done);
         }
@@ -250,58 +250,58 @@ impl Shard {
 
     /// Takes a worker in: a slot, then its record, then its sockets, so that what becomes of its connection has a
     /// record to be told to.
-    fn come(&mut self, admission: Admission) -> Result<Admitted> {
-        let Admission { mut record, blocks_max, publisher, load } = admission;
-        let home = self.home_of(record.space)?;
-        let slot = self.homes[home].writer.add_worker().ok_or_else(|| {
+    fn come(&mut self, admission: AddWorker) -> Result<WorkerAccepted> {
+        let AddWorker { mut record, blocks_max, publisher, load } = admission;
+        let space = self.space_of(record.space)?;
+        let slot = self.spaces[space].writer.add_worker().ok_or_else(|| {
             let remedy = "remove workers, raise ingest.shards, or run a second daemon";
             Error::new(Kind::Overloaded, format!("worker {} does not fit shard {}", record.worker, self.id), remedy)
         })?;
-        self.homes[home].writer.bound_worker(slot, blocks_max);
+        self.spaces[space].writer.bound_worker(slot, blocks_max);
         record.slot = slot;
         self.fleet.update(|table| {
             table.put(record);
             true
         });
-        let Some(publisher) = publisher else { return Ok(Admitted::default()) };
+        let Some(publisher) = publisher else { return Ok(WorkerAccepted::default()) };
         let publisher = Publisher { slot, ..publisher };
-        self.homes[home].take_in(&publisher, self.config.shards);
-        let at = self.members.len();
+        self.spaces[space].take_in(&publisher, self.config.shards);
+        let at = self.publishers.len();
         self.plans.push(publisher.clone());
-        let unheard = self.admit(&publisher, None).err();
-        if unheard.is_some() {
+        let no_events = self.admit(&publisher, None).err();
+        if no_events.is_some() {
             self.plans.retain(|other| other.index != publisher.index);
         }
-        if let (Some(load), None) = (load, &unheard) {
-            self.members[at].loads_first = true;
-            self.wait_for_load(load);
+        if let (Some(load), None) = (load, &no_events) {
+            self.publishers[at].waits_for_load = true;
+            self.queue_load(load);
         }
-        Ok(Admitted { unheard })
+        Ok(WorkerAccepted { no_events })
     }
 
     /// Gives a worker another record, and other sockets if its events come from elsewhere.
-    fn change(&mut self, amendment: Amendment, now: Now) -> Result<Admitted> {
-        let Amendment { mut record, blocks_max, restream } = amendment;
-        let home = self.home_of(record.space)?;
-        self.homes[home].writer.bound_worker(record.slot, blocks_max);
-        let is_open = self.member_of(record.index).is_some();
+    fn change(&mut self, amendment: UpdateWorker, now: Now) -> Result<WorkerAccepted> {
+        let UpdateWorker { mut record, blocks_max, resubscribe } = amendment;
+        let space = self.space_of(record.space)?;
+        self.spaces[space].writer.bound_worker(record.slot, blocks_max);
+        let is_open = self.publisher_of(record.index).is_some();
         if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == record.index) {
             plan.capacity_blocks = record.capacity_blocks;
             // One that waits to be opened again is opened where it is now.
-            if let Some(source) = record.events.as_ref().filter(|_| restream && !is_open) {
+            if let Some(source) = record.events.as_ref().filter(|_| resubscribe && !is_open) {
                 plan.source.clone_from(source);
             }
         }
-        let mut unheard = None;
-        if let Some(at) = self.member_of(record.index) {
-            self.members[at].stream.set_capacity(record.capacity_blocks);
-            if let Some(source) = record.events.as_ref().filter(|_| restream) {
-                unheard = self.restream(at, source, now).err();
+        let mut no_events = None;
+        if let Some(at) = self.publisher_of(record.index) {
+            self.publishers[at].stream.set_capacity(record.capacity_blocks);
+            if let Some(source) = record.events.as_ref().filter(|_| resubscribe) {
+                no_events = self.resubscribe(at, source, now).err();
             }
         }
-        // One whose sockets could not be opened is a member no more.
-        if let Some(at) = self.member_of(record.index) {
-            record.state = match (record.state, self.members[at].link) {
+        // One whose sockets could not be opened is a publisher no more.
+        if let Some(at) = self.publisher_of(record.index) {
+            record.state = match (record.state, self.publishers[at].link) {
                 (WorkerState::Draining, _) => WorkerState::Draining,
                 (_, Link::Up) => WorkerState::Ready,
                 (_, Link::Down) => WorkerState::Down,
@@ -315,33 +315,33 @@ impl Shard {
             }
             None => false,
         });
-        Ok(Admitted { unheard })
+        Ok(WorkerAccepted { no_events })
     }
 
     /// Subscribes to another publisher for the same worker.
-    fn restream(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
-        self.hand = Some(self.members[at].index);
+    fn resubscribe(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
+        self.current_worker = Some(self.publishers[at].index);
         let opened = self.subscribe(source, at, now);
-        let member = &mut self.members[at];
-        member.redirect(source.replay.as_ref(), &mut self.homes[member.home], &mut self.scratch, now);
+        let publisher = &mut self.publishers[at];
+        publisher.redirect(source.replay.as_ref(), &mut self.spaces[publisher.space], &mut self.scratch, now);
         self.close_replay(at);
-        let member = &mut self.members[at];
+        let publisher = &mut self.publishers[at];
         match opened {
             Ok(subscription) => {
-                self.panics.forgive(member.index);
-                if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == member.index) {
+                self.panics.forgive(publisher.index);
+                if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == publisher.index) {
                     plan.source.clone_from(source);
                 }
-                member.subscription = subscription;
-                member.endpoint.clone_from(&source.endpoint);
-                member.link = Link::new(now.uptime_ms);
-                member.unopened_said = false;
+                publisher.subscription = subscription;
+                publisher.endpoint.clone_from(&source.endpoint);
+                publisher.link = Link::new(now.uptime_ms);
+                publisher.unopened_logged = false;
                 self.enqueue(at);
                 Ok(())
             }
             Err(error) => {
-                let trust = Arc::clone(&member.stream.view.trust);
-                self.dismiss(at, now);
+                let trust = Arc::clone(&publisher.stream.view.trust);
+                self.drop_publisher(at, now);
                 let reasons = [TrustReason::NoEvents].into_iter().collect();
                 trust.store(Trust { level: TrustLevel::None, reasons, ..trust.load() });
                 Err(error)
@@ -353,70 +353,70 @@ impl Shard {
     fn go(&mut self, index: WorkerIndex, now: Now) {
         self.plans.retain(|plan| plan.index != index);
         self.panics.forgive(index);
-        if let Some(at) = self.member_of(index) {
-            self.dismiss(at, now);
+        if let Some(at) = self.publisher_of(index) {
+            self.drop_publisher(at, now);
         }
     }
 
-    /// Takes a member out. The last one moves to its place and is waited for under that number.
-    fn dismiss(&mut self, at: usize, now: Now) {
-        let mut member = self.members.swap_remove(at);
-        self.plans.retain(|plan| plan.index != member.index);
-        let home = &mut self.homes[member.home];
-        member.stream.break_hold(home, AbortReason::WorkerRemoved, now);
-        member.stream.end(TrustInput::Disconnected, now);
-        self.transfers.refuse_of(member.stream.worker);
-        home.slots.retain(|slot| *slot != member.stream.slot);
+    /// Takes a publisher out. The last one moves to its place and is waited for under that number.
+    fn drop_publisher(&mut self, at: usize, now: Now) {
+        let mut publisher = self.publishers.swap_remove(at);
+        self.plans.retain(|plan| plan.index != publisher.index);
+        let space = &mut self.spaces[publisher.space];
+        publisher.stream.break_hold(space, AbortReason::WorkerRemoved, now);
+        publisher.stream.end(TrustInput::Disconnected, now);
+        self.transfers.refuse_all_of(publisher.stream.worker);
+        space.slots.retain(|slot| *slot != publisher.stream.slot);
         // Its replay, if it had one, leaves a place.
-        self.replays.open -= usize::from(member.replay.is_some());
+        self.replays.open -= usize::from(publisher.replay.is_some());
         self.replays.look = true;
-        let last = self.members.len();
+        let last = self.publishers.len();
         self.ready.retain(|queued| *queued != at);
         self.ready.iter_mut().filter(|queued| **queued == last).for_each(|queued| *queued = at);
         if at == last {
             return;
         }
-        let member = &mut self.members[at];
-        let moved = member.subscription.set_token(Token(at));
+        let publisher = &mut self.publishers[at];
+        let moved = publisher.subscription.set_token(Token(at));
         let moved =
-            moved.and_then(|()| member.replay.as_mut().map_or(Ok(()), |replay| replay.client.set_token(Token(at))));
+            moved.and_then(|()| publisher.replay.as_mut().map_or(Ok(()), |replay| replay.client.set_token(Token(at))));
         if let Err(error) = moved {
-            tracing::error!(worker = %member.stream.worker, %error, "the publisher's connection cannot be waited for");
-            member.fail(&mut self.homes[member.home], &mut self.scratch, now);
+            tracing::error!(worker = %publisher.stream.worker, %error, "the publisher's connection cannot be waited for");
+            publisher.fail(&mut self.spaces[publisher.space], &mut self.scratch, now);
         }
         self.enqueue(at);
     }
 
     /// Gives up the slots of those that left whom no reader can meet any more.
-    pub(super) fn see_off(&mut self) {
+    pub(super) fn free_removed_slots(&mut self) {
         if self.leaving.is_empty() {
             return;
         }
         let in_use = self.fleet.oldest_in_use();
         let (gone, leaving) =
-            std::mem::take(&mut self.leaving).into_iter().partition(|(departure, _)| departure.gone_since <= in_use);
+            std::mem::take(&mut self.leaving).into_iter().partition(|(departure, _)| departure.table_version <= in_use);
         self.leaving = leaving;
-        let gone: Leaving = gone;
+        let gone: Removals = gone;
         for (departure, answer) in gone {
-            if let Ok(home) = self.home_of(departure.space) {
-                self.homes[home].slots.retain(|slot| *slot != departure.slot);
-                self.homes[home].writer.remove_worker(departure.slot);
-                self.homes[home].writer.publish();
-                self.homes[home].unswept = true;
+            if let Ok(space) = self.space_of(departure.space) {
+                self.spaces[space].slots.retain(|slot| *slot != departure.slot);
+                self.spaces[space].writer.remove_worker(departure.slot);
+                self.spaces[space].writer.publish();
+                self.spaces[space].unswept = true;
             }
             // Whoever asked may have gone.
             let _ = answer.send(());
         }
     }
 
-    fn member_of(&self, index: WorkerIndex) -> Option<usize> {
-        self.members.iter().position(|member| member.index == index)
+    fn publisher_of(&self, index: WorkerIndex) -> Option<usize> {
+        self.publishers.iter().position(|publisher| publisher.index == index)
     }
 
-    fn home_of(&self, space: SpaceId) -> Result<usize> {
-        self.homes
+    fn space_of(&self, space: SpaceId) -> Result<usize> {
+        self.spaces
             .iter()
-            .position(|home| home.space == space)
+            .position(|space| space.id == space)
             .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {space}", self.id), ""))
     }
 }

@@ -15,7 +15,7 @@ use crate::ids::WorkerIndex;
 use crate::ingest::Publisher;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::publisher_socket::{Answer, LinkChange, Lost, Received, Subscription};
-use crate::ingest::stream::{Home, Now, ReplayEnd, Scratch, Stream};
+use crate::ingest::stream::{SpaceShard, Now, ReplayEnd, Scratch, Stream};
 use crate::limits::{
     INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX,
 };
@@ -25,17 +25,17 @@ use crate::trust::TrustReason;
 use crate::zmtp::{LinkEvent, Refusal};
 
 /// One publisher: its sockets, its connection's life and its stream.
-pub(super) struct Member {
+pub(super) struct PublisherState {
     pub(super) index: WorkerIndex,
     /// Where its publisher is to be found.
     pub(super) endpoint: Endpoint,
-    /// Which of the shard's homes its blocks are in.
-    pub(super) home: usize,
+    /// Which of the shard's spaces its blocks are in.
+    pub(super) space: usize,
     pub(super) subscription: Subscription,
     pub(super) link: Link,
     pub(super) stream: Stream,
     /// It was said that the endpoint cannot be opened.
-    pub(super) unopened_said: bool,
+    pub(super) unopened_logged: bool,
     /// Its connection broke, and what was received before has not all been taken.
     pub(super) broken: bool,
     /// It is connected again, which counts once the break has been seen to.
@@ -49,40 +49,40 @@ pub(super) struct Member {
     /// What workers are busy with.
     pub(super) loads: Option<Arc<Loads>>,
     /// It is loaded first: nothing is taken of its sockets before that is over.
-    pub(super) loads_first: bool,
+    pub(super) waits_for_load: bool,
     pub(super) queued: bool,
     /// Messages that its last turn took.
-    pub(super) turn_messages: usize,
+    pub(super) quantum_messages: usize,
 }
 
-impl Member {
+impl PublisherState {
     /// Takes what the connection did, then a bounded number of messages; `false` = there may be more.
-    pub(super) fn turn(
+    pub(super) fn take_quantum(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
     ) -> bool {
-        self.turn_messages = 0;
-        self.link_events(home, changes, now);
+        self.quantum_messages = 0;
+        self.link_events(space, changes, now);
         let was_broken = self.broken;
         if was_broken {
             // The worker is to be emptied: nothing more of it can be dumped or loaded.
-            self.stream.break_hold(home, AbortReason::Disconnected, now);
+            self.stream.break_hold(space, AbortReason::Disconnected, now);
         }
-        let drained = self.messages(home, scratch, changes, now);
+        let drained = self.messages(space, scratch, changes, now);
         // What was received before the break is still good to know its sequences by; once it is taken, the
         // next batch can only be of the next connection.
         if drained && was_broken {
             self.broken = false;
-            self.stream.disconnected(home, now);
+            self.stream.disconnected(space, now);
             if std::mem::take(&mut self.reconnected) {
-                self.stream.connected(home, now);
+                self.stream.connected(space, now);
             }
         }
-        let replayed = self.broken || self.take_replay(home, scratch, now);
-        self.stream.show(home);
+        let replayed = self.broken || self.take_replay(space, scratch, now);
+        self.stream.show(space);
         drained && replayed && !self.broken && !self.stream.is_releasing()
     }
 
@@ -94,7 +94,7 @@ impl Member {
     }
 
     /// Takes a slice of the replay that is under way; `true` = nothing more of it is there.
-    fn take_replay(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> bool {
+    fn take_replay(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> bool {
         let Some(replay) = &mut self.replay else { return true };
         let (mut bytes, now_ms) = (0, now.uptime_ms);
         replay.client.receive_ahead(now_ms);
@@ -102,7 +102,7 @@ impl Member {
             if !self.stream.awaits_replay() {
                 return true;
             }
-            if home.writer.is_choked() {
+            if space.writer.is_choked() {
                 self.stream.excuse_replay(now);
                 return false;
             }
@@ -111,25 +111,25 @@ impl Member {
                 Ok(Some(Answer::Batch(seq, payload))) => {
                     bytes += payload.len();
                     replay.bytes += payload.len();
-                    self.stream.replayed(home, scratch, seq, &payload, now);
+                    self.stream.replayed(space, scratch, seq, &payload, now);
                 }
                 Ok(Some(Answer::Part(payload))) => {
                     bytes += payload.len();
                     replay.bytes += payload.len();
-                    self.stream.replayed_part(home, scratch, &payload, now);
+                    self.stream.replayed_part(space, scratch, &payload, now);
                 }
-                Ok(Some(Answer::End)) => self.stream.replay_ended(home, ReplayEnd::Marker, now),
+                Ok(Some(Answer::End)) => self.stream.replay_ended(space, ReplayEnd::Marker, now),
                 Ok(Some(Answer::Misframed(_))) => self.stream.count(WorkerCounter::ReplayFramesUnknown, 1),
                 Err(lost) => {
                     if let Lost::Refused(refusal) = lost {
-                        say_refused(&self.stream, refusal);
+                        log_refused(&self.stream, refusal);
                     }
-                    self.stream.replay_ended(home, ReplayEnd::Missing, now);
+                    self.stream.replay_ended(space, ReplayEnd::Missing, now);
                 }
             }
             // A snapshot cannot go on where it was broken off.
             if replay.bytes > REPLAY_BYTES_MAX && !self.stream.is_taking_snapshot() {
-                self.stream.replay_ended(home, ReplayEnd::TooLarge, now);
+                self.stream.replay_ended(space, ReplayEnd::TooLarge, now);
             }
             if bytes > REPLAY_TURN_BYTES_MAX {
                 break;
@@ -139,30 +139,30 @@ impl Member {
     }
 
     /// Takes everything that the connection did.
-    fn link_events(&mut self, home: &mut Home, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) {
+    fn link_events(&mut self, space: &mut SpaceShard, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) {
         while let Some(event) = self.subscription.link_event() {
             match event {
                 LinkEvent::Handshake => {
-                    self.unopened_said = false;
+                    self.unopened_logged = false;
                     if let Some(change) = self.link.handshake() {
-                        self.say(change);
+                        self.log_link_change(change);
                         changes.push((self.index, change));
                         if self.broken {
                             self.reconnected = true;
                         } else {
-                            self.stream.connected(home, now);
+                            self.stream.connected(space, now);
                         }
                     }
                 }
                 LinkEvent::Disconnected => {
                     if self.link.disconnected(now.uptime_ms) {
-                        self.say_broken();
+                        self.log_broken();
                         (self.broken, self.reconnected) = (true, false);
                         self.stream.breaking(now);
                     }
                 }
                 LinkEvent::Unopened => self.unopened(),
-                LinkEvent::Refused(refusal) => say_refused(&self.stream, refusal),
+                LinkEvent::Refused(refusal) => log_refused(&self.stream, refusal),
                 LinkEvent::HandshakeFailed => {
                     self.stream.count(WorkerCounter::HandshakesFailed, 1);
                     let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
@@ -174,7 +174,7 @@ impl Member {
         }
     }
 
-    fn say_broken(&self) {
+    fn log_broken(&self) {
         let worker = self.stream.worker;
         if self.stream.can_recover() {
             tracing::warn!(%worker, "publisher disconnected; the worker is not believed until it is shown to go on");
@@ -184,7 +184,7 @@ impl Member {
     }
 
     /// Logs what becomes of the connection.
-    pub(super) fn say(&self, change: LinkChange) {
+    pub(super) fn log_link_change(&self, change: LinkChange) {
         let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
         match change {
             LinkChange::Ready => tracing::info!(%worker, endpoint, "publisher connected"),
@@ -201,7 +201,7 @@ impl Member {
 
     /// The endpoint could not be tried at all; said once until it can be.
     fn unopened(&mut self) {
-        if !std::mem::replace(&mut self.unopened_said, true) {
+        if !std::mem::replace(&mut self.unopened_logged, true) {
             tracing::warn!(
                 worker = %self.stream.worker, endpoint = %self.endpoint,
                 remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
@@ -211,50 +211,50 @@ impl Member {
     }
 
     /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
-    pub(super) fn fail(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
+    pub(super) fn fail(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
         self.subscription.drop_fetched();
-        self.stream.break_hold(home, AbortReason::Disconnected, now);
-        self.stream.release_all(home, scratch, now);
+        self.stream.break_hold(space, AbortReason::Disconnected, now);
+        self.stream.release_all(space, scratch, now);
         self.link.disconnected(now.uptime_ms);
         (self.broken, self.reconnected) = (false, false);
-        self.stream.disconnected(home, now);
-        self.stream.show(home);
+        self.stream.disconnected(space, now);
+        self.stream.show(space);
     }
 
     /// Its events come from elsewhere from now on. Where they can be replayed there, that shows whether they go on;
     /// where not, the worker is emptied.
-    pub(super) fn redirect(&mut self, replay: Option<&Endpoint>, home: &mut Home, scratch: &mut Scratch, now: Now) {
-        self.stream.let_replay(replay.is_some());
-        self.fail(home, scratch, now);
+    pub(super) fn redirect(&mut self, replay: Option<&Endpoint>, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
+        self.stream.set_replays(replay.is_some());
+        self.fail(space, scratch, now);
         self.replay_endpoint = replay.cloned();
     }
 
     /// Takes messages, those that waited first; `true` = none is left.
     fn messages(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         changes: &mut Vec<(WorkerIndex, LinkChange)>,
         now: Now,
     ) -> bool {
-        if self.stream.is_releasing() && !self.stream.release(home, scratch, now) {
+        if self.stream.is_releasing() && !self.stream.release(space, scratch, now) {
             return false;
         }
         let mut bytes = 0;
-        while self.turn_messages < INGEST_TURN_MESSAGES_MAX {
+        while self.quantum_messages < INGEST_TURN_MESSAGES_MAX {
             // They wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
-            if home.writer.is_choked() {
+            if space.writer.is_choked() {
                 return false;
             }
             let drained = self.subscription.fetch(now.uptime_ms);
             // What the connection did before these messages must be known before their events are applied, which
             // readers see at once.
-            self.link_events(home, changes, now);
+            self.link_events(space, changes, now);
             if !drained && !self.subscription.has_fetched() {
                 return false;
             }
             while let Some(received) = self.subscription.take() {
-                self.turn_messages += 1;
+                self.quantum_messages += 1;
                 match received {
                     // It may be of the old connection or of the next. A replay on the next brings it in any case.
                     _ if self.broken && self.stream.can_recover() => {
@@ -262,12 +262,12 @@ impl Member {
                     }
                     Received::Batch(seq, payload) => {
                         bytes += payload.len();
-                        self.stream.message(home, scratch, seq, &payload, now);
+                        self.stream.message(space, scratch, seq, &payload, now);
                     }
-                    Received::Misframed(frames) => self.stream.misframed(home, frames, now),
+                    Received::Misframed(frames) => self.stream.misframed(space, frames, now),
                 }
                 // What was fetched and is not taken now waits for the next turn.
-                if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || home.writer.is_choked() {
+                if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || space.writer.is_choked() {
                     return false;
                 }
             }
@@ -280,7 +280,7 @@ impl Member {
 }
 
 /// Counts, and logs now and then, that the daemon cut a connection because of what came over it.
-fn say_refused(stream: &Stream, refusal: Refusal) {
+fn log_refused(stream: &Stream, refusal: Refusal) {
     let counter = if refusal.is_bound() { WorkerCounter::MessagesUnbounded } else { WorkerCounter::ProtocolErrors };
     stream.count(counter, 1);
     let times = stream.view.counters.get(counter);
@@ -294,44 +294,44 @@ impl Shard {
     /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so. Its trust begins with
     /// `input`.
     pub(super) fn admit(&mut self, publisher: &Publisher, input: Option<TrustInput>) -> Result<()> {
-        let at = self.members.len();
-        self.hand = Some(publisher.index);
+        let at = self.publishers.len();
+        self.current_worker = Some(publisher.index);
         let now = self.clock.now();
-        let home = self.home_of(publisher.space);
-        let opened = home.and_then(|home| Ok((home, self.subscribe(&publisher.source, at, now)?)));
-        let (home, subscription) = match opened {
+        let space = self.space_of(publisher.space);
+        let opened = space.and_then(|space| Ok((space, self.subscribe(&publisher.source, at, now)?)));
+        let (space, subscription) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
                 return Err(error);
             }
         };
-        self.hand = None;
-        let mut stream = Stream::begun_with(publisher, input, now);
+        self.current_worker = None;
+        let mut stream = Stream::with_trust_input(publisher, input, now);
         stream.share_held_bytes(&self.replays.held_bytes);
-        self.members.push(Member {
+        self.publishers.push(PublisherState {
             index: publisher.index,
             endpoint: publisher.source.endpoint.clone(),
-            home,
+            space,
             subscription,
             link: Link::new(now.uptime_ms),
             stream,
-            unopened_said: false,
+            unopened_logged: false,
             broken: false,
             reconnected: false,
             replay_endpoint: publisher.source.replay.clone(),
             replay: None,
             replayed_bytes: None,
             loads: publisher.loads.clone(),
-            loads_first: false,
+            waits_for_load: false,
             queued: false,
-            turn_messages: 0,
+            quantum_messages: 0,
         });
         self.enqueue(at);
         Ok(())
     }
 
-    /// Starts to connect to a publisher, signalled under a member's number.
+    /// Starts to connect to a publisher, signalled under a publisher's number.
     fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
         Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
     }

@@ -26,7 +26,7 @@ use crate::event::trust::TrustInput;
 use crate::ids::WorkerIndex;
 use crate::index::WorkerBlocks;
 use crate::ingest::Publisher;
-use crate::ingest::roll::Admitted;
+use crate::ingest::roll::WorkerAccepted;
 use crate::limits::{INGEST_PANICS_PER_WORKER_MAX, INGEST_REBUILD_PERIOD_MS, INGEST_REBUILDS_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
@@ -38,7 +38,7 @@ pub(super) struct Panics {
     rebuilt_at_ms: VecDeque<u64>,
     by_worker: BTreeMap<WorkerIndex, u32>,
     /// Workers whose sockets are not opened again.
-    left_out: BTreeSet<WorkerIndex>,
+    excluded: BTreeSet<WorkerIndex>,
 }
 
 impl Panics {
@@ -47,11 +47,11 @@ impl Panics {
         let Some(worker) = worker else { return false };
         let times = self.by_worker.entry(worker).or_default();
         *times += 1;
-        let is_left_out = was_opening || *times >= INGEST_PANICS_PER_WORKER_MAX;
-        if is_left_out {
-            self.left_out.insert(worker);
+        let is_excluded = was_opening || *times >= INGEST_PANICS_PER_WORKER_MAX;
+        if is_excluded {
+            self.excluded.insert(worker);
         }
-        is_left_out
+        is_excluded
     }
 
     /// Another rebuild begins, now or at the time answered.
@@ -70,7 +70,7 @@ impl Panics {
     /// A worker has left, or is to be heard elsewhere.
     pub(super) fn forgive(&mut self, worker: WorkerIndex) {
         self.by_worker.remove(&worker);
-        self.left_out.remove(&worker);
+        self.excluded.remove(&worker);
     }
 }
 
@@ -83,12 +83,12 @@ impl Shard {
     /// Takes everything down that the panic may have left half done, trust first. Nothing of it is looked into.
     pub(in crate::ingest) fn discard(&mut self) {
         let now = self.clock.now();
-        let (hand, admitted) = (self.hand.take(), self.answering.take());
+        let (hand, admitted) = (self.current_worker.take(), self.pending_answer.take());
         let was_admission = admitted.as_ref().is_some_and(|(_, is_admission, _)| *is_admission);
         let is_new = self.panics.note(hand, was_admission);
         for publisher in &self.plans {
-            let is_left_out = self.panics.left_out.contains(&publisher.index);
-            fall(publisher, is_left_out, now);
+            let is_excluded = self.panics.excluded.contains(&publisher.index);
+            fall(publisher, is_excluded, now);
             if is_new && Some(publisher.index) == hand {
                 let (worker, remedy) = (publisher.worker, TrustReason::IngestFailed.remedy());
                 tracing::error!(%worker, remedy, "the worker made its ingest thread panic; its events are received no more");
@@ -99,19 +99,19 @@ impl Shard {
             // One that is in the table stays there, and is not heard.
             let is_there = is_admission && self.fleet.load().worker(index).is_some();
             // Whoever asked may have gone.
-            let _ = answer.send(if is_there { Ok(Admitted { unheard: Some(error) }) } else { Err(error) });
+            let _ = answer.send(if is_there { Ok(WorkerAccepted { no_events: Some(error) }) } else { Err(error) });
         }
         self.close_all();
         self.ready.clear();
         self.scratch = super::Scratch::default();
         self.changes.clear();
-        for home in &mut self.homes {
-            if !home.writer.begin_anew() {
-                tracing::error!(shard = %self.id, space = %home.space, "a part of the discarded index could not be freed");
+        for space in &mut self.spaces {
+            if !space.writer.begin_anew() {
+                tracing::error!(shard = %self.id, space = %space.id, "a part of the discarded index could not be freed");
             }
-            (home.unsure, home.unswept, home.choked) = (false, false, false);
-            let of_space = self.plans.iter().filter(|publisher| publisher.space == home.space);
-            home.slots = of_space.map(|publisher| publisher.slot).collect();
+            (space.unsure, space.unswept, space.choked) = (false, false, false);
+            let of_space = self.plans.iter().filter(|publisher| publisher.space == space.id);
+            space.slots = of_space.map(|publisher| publisher.slot).collect();
         }
     }
 
@@ -120,9 +120,9 @@ impl Shard {
         let quietly = |close: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(close)).is_ok();
         let mut is_whole = quietly(&mut || self.transfers.end());
         self.transfers = Transfers::default();
-        for member in std::mem::take(&mut self.members) {
-            let mut member = Some(member);
-            is_whole &= quietly(&mut || drop(member.take()));
+        for publisher in std::mem::take(&mut self.publishers) {
+            let mut publisher = Some(publisher);
+            is_whole &= quietly(&mut || drop(publisher.take()));
         }
         self.replays = Replays::default();
         if !is_whole {
@@ -144,7 +144,7 @@ impl Shard {
     }
 
     /// Opens the sockets of all workers that have none, if it is time for that.
-    pub(super) fn see_reopening(&mut self, now: Now) {
+    pub(super) fn reopen_if_due(&mut self, now: Now) {
         if self.reopen_at_ms.is_some_and(|at_ms| now.uptime_ms >= at_ms) {
             self.reopen_at_ms = None;
             self.reopen();
@@ -154,7 +154,7 @@ impl Shard {
     fn open_all(&mut self) {
         for publisher in self.plans.clone() {
             let index = publisher.index;
-            if self.panics.left_out.contains(&index) || self.members.iter().any(|member| member.index == index) {
+            if self.panics.excluded.contains(&index) || self.publishers.iter().any(|publisher| publisher.index == index) {
                 continue;
             }
             if let Err(error) = self.admit(&publisher, Some(TrustInput::IngestFailed)) {
@@ -162,14 +162,14 @@ impl Shard {
                 self.plans.retain(|other| other.index != index);
             }
         }
-        tracing::warn!(shard = %self.id, publishers = self.members.len(), "the shard is rebuilt from its workers' events");
+        tracing::warn!(shard = %self.id, publishers = self.publishers.len(), "the shard is rebuilt from its workers' events");
     }
 }
 
 /// A worker is not believed any more, and nothing is held for it. One that is left out has no event source any more.
-fn fall(publisher: &Publisher, is_left_out: bool, now: Now) {
+fn fall(publisher: &Publisher, is_excluded: bool, now: Now) {
     let mut reasons: TrustReasons = [TrustReason::IngestFailed].into_iter().collect();
-    if is_left_out {
+    if is_excluded {
         reasons.insert(TrustReason::NoEvents);
     }
     let view = &publisher.view;
@@ -203,9 +203,9 @@ mod tests {
         for _ in 1..INGEST_PANICS_PER_WORKER_MAX {
             assert!(!panics.note(Some(worker), false));
         }
-        assert!(panics.note(Some(worker), false) && panics.left_out.contains(&worker));
+        assert!(panics.note(Some(worker), false) && panics.excluded.contains(&worker));
         panics.forgive(worker);
-        assert!(panics.left_out.is_empty() && panics.by_worker.is_empty());
+        assert!(panics.excluded.is_empty() && panics.by_worker.is_empty());
         assert!(panics.note(Some(worker), true), "at once where it could not even be opened");
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Replay {
     /// Payload bytes received.
     pub(super) bytes: usize,
     /// Payload bytes expected.
-    pub(super) reckoned_bytes: usize,
+    pub(super) expected_bytes: usize,
     /// When it was asked for, milliseconds.
     pub(super) asked_ms: u64,
 }
@@ -39,7 +39,7 @@ impl Replay {
 
     /// What it counts for.
     pub(super) fn under_way_bytes(&self) -> usize {
-        self.bytes.max(self.reckoned_bytes)
+        self.bytes.max(self.expected_bytes)
     }
 }
 
@@ -56,12 +56,12 @@ pub(super) struct Urgency {
 
 /// The places of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Places {
+pub(super) struct ReplaySlots {
     taken: usize,
     bytes: usize,
 }
 
-impl Places {
+impl ReplaySlots {
     /// Takes a place for a replay of so many bytes.
     pub(super) const fn take(&mut self, bytes: usize) {
         self.taken += 1;
@@ -77,21 +77,21 @@ impl Places {
 
 /// A worker that is to be asked for a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Wanting {
+pub(super) struct WantedReplay {
     pub(super) urgency: Urgency,
     /// Whose, by the shard's count.
     pub(super) at: usize,
     /// Payload bytes expected.
-    pub(super) reckoned_bytes: usize,
+    pub(super) expected_bytes: usize,
 }
 
 /// Who is asked now, while `places` are taken: the most urgent first, up to one that does not fit. That one is the next,
 /// however many smaller ones would fit: else there might never be room for it.
-pub(super) fn asked_now(mut places: Places, mut wanting: Vec<Wanting>) -> Vec<Wanting> {
+pub(super) fn next_replays(mut places: ReplaySlots, mut wanting: Vec<WantedReplay>) -> Vec<WantedReplay> {
     wanting.sort_unstable();
-    let mut takes = |wanting: &&Wanting| {
-        let fits = places.fits(wanting.reckoned_bytes);
-        places.take(wanting.reckoned_bytes);
+    let mut takes = |wanting: &&WantedReplay| {
+        let fits = places.fits(wanting.expected_bytes);
+        places.take(wanting.expected_bytes);
         fits
     };
     let asked = wanting.iter().take_while(&mut takes).count();
@@ -100,7 +100,7 @@ pub(super) fn asked_now(mut places: Places, mut wanting: Vec<Wanting>) -> Vec<Wa
 }
 
 /// What a replay is reckoned at, by what the worker's last one brought.
-pub(super) fn reckoned_bytes(last: Option<usize>) -> usize {
+pub(super) fn expected_bytes(last: Option<usize>) -> usize {
     last.unwrap_or(REPLAY_BYTES_GUESSED)
 }
 
@@ -122,42 +122,42 @@ impl Shard {
         if !std::mem::take(&mut self.replays.look) {
             return;
         }
-        let mut places = Places::default();
-        self.members.iter().filter_map(|member| member.replay.as_ref()).for_each(|replay| {
+        let mut places = ReplaySlots::default();
+        self.publishers.iter().filter_map(|publisher| publisher.replay.as_ref()).for_each(|replay| {
             places.take(replay.under_way_bytes());
         });
-        let waiting = self.members.iter().enumerate().filter(|(_, member)| member.replay.is_none() && !member.broken);
-        let wanting = waiting.filter_map(|(at, member)| {
-            let reckoned_bytes = reckoned_bytes(member.replayed_bytes);
-            Some(Wanting { urgency: member.urgency(now)?, at, reckoned_bytes })
+        let waiting = self.publishers.iter().enumerate().filter(|(_, publisher)| publisher.replay.is_none() && !publisher.broken);
+        let wanting = waiting.filter_map(|(at, publisher)| {
+            let expected_bytes = expected_bytes(publisher.replayed_bytes);
+            Some(WantedReplay { urgency: publisher.urgency(now)?, at, expected_bytes })
         });
-        for asked in asked_now(places, wanting.collect()) {
-            self.ask_replay(asked.at, asked.reckoned_bytes, now);
+        for asked in next_replays(places, wanting.collect()) {
+            self.ask_replay(asked.at, asked.expected_bytes, now);
         }
     }
 
-    fn ask_replay(&mut self, at: usize, reckoned_bytes: usize, now: Now) {
-        let member = &mut self.members[at];
+    fn ask_replay(&mut self, at: usize, expected_bytes: usize, now: Now) {
+        let publisher = &mut self.publishers[at];
         // Only a worker with a replay endpoint is asked.
-        let Some(endpoint) = member.replay_endpoint.clone() else { return };
-        let Some(from) = member.stream.ask_replay(now) else { return };
-        self.hand = Some(member.index);
+        let Some(endpoint) = publisher.replay_endpoint.clone() else { return };
+        let Some(from) = publisher.stream.ask_replay(now) else { return };
+        self.current_worker = Some(publisher.index);
         match ReplayClient::ask(&endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
-                tracing::debug!(worker = %member.stream.worker, %endpoint, %from, "replay asked for");
-                member.replay = Some(Replay { client, bytes: 0, reckoned_bytes, asked_ms: now.uptime_ms });
+                tracing::debug!(worker = %publisher.stream.worker, %endpoint, %from, "replay asked for");
+                publisher.replay = Some(Replay { client, bytes: 0, expected_bytes, asked_ms: now.uptime_ms });
                 self.replays.open += 1;
                 self.enqueue(at);
             }
             Err(error) => {
                 tracing::warn!(
-                    worker = %member.stream.worker, %endpoint, %error,
+                    worker = %publisher.stream.worker, %endpoint, %error,
                     remedy = "correct the replay endpoint, or raise the limit of open files",
                     "a replay cannot be asked for"
                 );
-                let home = &mut self.homes[member.home];
-                member.stream.replay_ended(home, ReplayEnd::Missing, now);
-                member.stream.show(home);
+                let space = &mut self.spaces[publisher.space];
+                publisher.stream.replay_ended(space, ReplayEnd::Missing, now);
+                publisher.stream.show(space);
                 self.enqueue(at);
             }
         }
@@ -173,22 +173,22 @@ impl Shard {
             return;
         }
         self.replays.received_ms = now_ms;
-        let replays = self.members.iter_mut().filter_map(|member| member.replay.as_mut());
+        let replays = self.publishers.iter_mut().filter_map(|publisher| publisher.replay.as_mut());
         replays.for_each(|replay| replay.client.receive_ahead(now_ms));
     }
 
     /// Ends a replay that is overdue, or that would never end.
-    pub(super) fn see_overdue(&mut self, at: usize, now: Now) {
-        let Some(member) = self.members.get_mut(at) else { return };
-        if member.replay.as_mut().is_some_and(|replay| replay.client.tick(now.uptime_ms)) {
+    pub(super) fn end_overdue_replay(&mut self, at: usize, now: Now) {
+        let Some(publisher) = self.publishers.get_mut(at) else { return };
+        if publisher.replay.as_mut().is_some_and(|replay| replay.client.tick(now.uptime_ms)) {
             self.enqueue(at);
         }
-        let Some(member) = self.members.get_mut(at) else { return };
-        let is_over = |replay: &Replay| replay.is_endless(now.uptime_ms) || member.stream.replay_is_overdue(now);
-        if member.replay.as_ref().is_some_and(is_over) {
-            let home = &mut self.homes[member.home];
-            member.stream.replay_ended(home, ReplayEnd::Missing, now);
-            member.stream.show(home);
+        let Some(publisher) = self.publishers.get_mut(at) else { return };
+        let is_over = |replay: &Replay| replay.is_endless(now.uptime_ms) || publisher.stream.replay_is_overdue(now);
+        if publisher.replay.as_ref().is_some_and(is_over) {
+            let space = &mut self.spaces[publisher.space];
+            publisher.stream.replay_ended(space, ReplayEnd::Missing, now);
+            publisher.stream.show(space);
             self.close_replay(at);
             // What waited may be applied now.
             self.enqueue(at);
@@ -197,15 +197,15 @@ impl Shard {
 
     /// Closes the socket of a replay of which nothing more is waited for.
     pub(super) fn close_replay(&mut self, at: usize) {
-        let Some(member) = self.members.get_mut(at) else { return };
-        if member.stream.awaits_replay() {
+        let Some(publisher) = self.publishers.get_mut(at) else { return };
+        if publisher.stream.awaits_replay() {
             return;
         }
-        let Some(replay) = member.replay.take() else { return };
+        let Some(replay) = publisher.replay.take() else { return };
         self.replays.open -= 1;
         // A probe brings next to nothing, and what follows it may bring everything.
-        let before = member.replayed_bytes.unwrap_or_default();
-        member.replayed_bytes = Some(replay.bytes.max(before / 2));
+        let before = publisher.replayed_bytes.unwrap_or_default();
+        publisher.replayed_bytes = Some(replay.bytes.max(before / 2));
         self.replays.look = true;
     }
 }
@@ -219,14 +219,14 @@ mod tests {
 
     #[test]
     fn places_are_few_and_their_bytes_bounded() {
-        let mut places = Places::default();
+        let mut places = ReplaySlots::default();
         assert!(places.fits(usize::MAX), "one alone");
         for _ in 0..REPLAYS_AT_ONCE_MAX {
             assert!(places.fits(1));
             places.take(1);
         }
         assert!(!places.fits(0));
-        let mut large = Places::default();
+        let mut large = ReplaySlots::default();
         large.take(REPLAYS_UNDER_WAY_BYTES_MAX);
         assert!(large.fits(0) && !large.fits(1));
     }
@@ -246,12 +246,12 @@ mod tests {
     #[test]
     fn a_large_one_whose_turn_it_is_is_not_passed_by() {
         let urgency = |waiting| Urgency { aim: Aim::Prove, is_idle: true, waiting };
-        let of = |at, reckoned_bytes| Wanting { urgency: urgency(at), at, reckoned_bytes };
-        let mut places = Places::default();
+        let of = |at, expected_bytes| WantedReplay { urgency: urgency(at), at, expected_bytes };
+        let mut places = ReplaySlots::default();
         places.take(REPLAY_BYTES_GUESSED);
         let wanting = vec![of(2, 1), of(1, REPLAYS_UNDER_WAY_BYTES_MAX), of(0, 1)];
-        assert_eq!(asked_now(places, wanting.clone()), [of(0, 1)]);
-        assert_eq!(asked_now(Places::default(), wanting[..2].to_vec()), [wanting[1]], "alone it has a place");
+        assert_eq!(next_replays(places, wanting.clone()), [of(0, 1)]);
+        assert_eq!(next_replays(ReplaySlots::default(), wanting[..2].to_vec()), [wanting[1]], "alone it has a place");
     }
 
     /// A worker that wants a replay: how urgent that is, what its last one brought, and what this one will bring.
@@ -263,8 +263,8 @@ mod tests {
     }
 
     /// What a shard's replays under way take.
-    fn places_of(under_way: &[(usize, usize, usize)]) -> Places {
-        let mut places = Places::default();
+    fn places_of(under_way: &[(usize, usize, usize)]) -> ReplaySlots {
+        let mut places = ReplaySlots::default();
         under_way.iter().for_each(|(_, reckoned, brought)| places.take(*reckoned.max(brought)));
         places
     }
@@ -278,17 +278,17 @@ mod tests {
         ) {
             let of = |at: usize| {
                 let (urgency, last, _) = workers[at];
-                Wanting { urgency, at, reckoned_bytes: reckoned_bytes(last) }
+                WantedReplay { urgency, at, expected_bytes: expected_bytes(last) }
             };
-            let mut wanting: Vec<Wanting> = (0..workers.len()).map(of).collect();
+            let mut wanting: Vec<WantedReplay> = (0..workers.len()).map(of).collect();
             let mut under_way: Vec<(usize, usize, usize)> = Vec::new();
             let mut ends = ends.into_iter();
             let mut asked_in_all = 0;
             while !wanting.is_empty() {
                 let before = places_of(&under_way);
-                let asked = asked_now(before, wanting.clone());
+                let asked = next_replays(before, wanting.clone());
                 wanting.retain(|waits| asked.iter().all(|asked| asked.at != waits.at));
-                under_way.extend(asked.iter().map(|asked| (asked.at, asked.reckoned_bytes, 0)));
+                under_way.extend(asked.iter().map(|asked| (asked.at, asked.expected_bytes, 0)));
                 let places = places_of(&under_way);
                 prop_assert!(places.taken <= REPLAYS_AT_ONCE_MAX);
                 if !asked.is_empty() {

@@ -40,7 +40,7 @@ impl Transfers {
     }
 
     /// A worker has left.
-    pub(super) fn refuse_of(&mut self, worker: Worker) {
+    pub(super) fn refuse_all_of(&mut self, worker: Worker) {
         let mut at = 0;
         while let Some((of, transfer)) = self.waiting.get(at) {
             if *of != worker {
@@ -59,7 +59,7 @@ impl Transfers {
     }
 
     /// Whether messages are to wait in their sockets.
-    pub(super) const fn come_first(&self) -> bool {
+    pub(super) const fn block_messages(&self) -> bool {
         self.first > 0
     }
 
@@ -70,7 +70,7 @@ impl Transfers {
     }
 
     /// Gives up the loads of a worker, or of all, that have not begun.
-    fn give_up_loads(&mut self, worker: Option<Worker>) {
+    fn refuse_queued_loads(&mut self, worker: Option<Worker>) {
         let mut at = 0;
         while let Some((of, transfer)) = self.waiting.get(at) {
             let waits = matches!(transfer, Transfer::Load(loading) if !loading.has_begun());
@@ -94,11 +94,11 @@ impl Shard {
     /// Takes loads that come before any message.
     pub(in crate::ingest) fn load_first(&mut self, loads: Vec<FirstLoad>) {
         self.transfers.first = loads.len();
-        loads.into_iter().for_each(|load| self.wait_for_load(load));
+        loads.into_iter().for_each(|load| self.queue_load(load));
     }
 
     /// Takes a load that comes before any message of its worker.
-    pub(super) fn wait_for_load(&mut self, load: FirstLoad) {
+    pub(super) fn queue_load(&mut self, load: FirstLoad) {
         self.transfers.waiting.push_back((load.worker, Transfer::Load(load.loading())));
     }
 
@@ -113,21 +113,21 @@ impl Shard {
     /// One slice of the dump or load that runs.
     pub(super) fn transfer(&mut self, now: Now) {
         let Some((worker, transfer)) = self.transfers.waiting.front_mut() else { return };
-        let Some(at) = self.members.iter().position(|member| member.stream.worker == *worker) else {
+        let Some(at) = self.publishers.iter().position(|publisher| publisher.stream.worker == *worker) else {
             transfer.refuse(AbortReason::UnknownWorker);
             self.transfers.pop();
             return;
         };
-        let member = &mut self.members[at];
-        let home = &mut self.homes[member.home];
-        self.hand = Some(member.index);
+        let publisher = &mut self.publishers[at];
+        let space = &mut self.spaces[publisher.space];
+        self.current_worker = Some(publisher.index);
         let step = match transfer {
-            Transfer::Dump(sending) => sending.step(&mut member.stream, home, now),
+            Transfer::Dump(sending) => sending.step(&mut publisher.stream, space, now),
             // What it stores is events like any other.
-            Transfer::Load(_) if home.choked => Step::Waits,
-            Transfer::Load(loading) => loading.step(&mut member.stream, home, now),
+            Transfer::Load(_) if space.choked => Step::Waits,
+            Transfer::Load(loading) => loading.step(&mut publisher.stream, space, now),
         };
-        self.hand = None;
+        self.current_worker = None;
         self.transfers.stands = step == Step::Waits;
         if step == Step::Over {
             let was_load = matches!(transfer, Transfer::Load(_));
@@ -135,14 +135,14 @@ impl Shard {
             // What waited is applied in its turns.
             self.enqueue(at);
             if was_load {
-                self.listen(at);
+                self.resume_messages(at);
             }
         }
     }
 
-    /// Takes a member's messages from now on, if they waited for its load.
-    fn listen(&mut self, at: usize) {
-        if std::mem::take(&mut self.members[at].loads_first) {
+    /// Takes a publisher's messages from now on, if they waited for its load.
+    fn resume_messages(&mut self, at: usize) {
+        if std::mem::take(&mut self.publishers[at].waits_for_load) {
             self.enqueue(at);
         }
     }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Conflicted, Home, Now, Scratch, Stream};
+use super::{Conflicted, SpaceShard, Now, Scratch, Stream};
 use crate::event::SourceTrust;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::trust::TrustInput;
@@ -228,7 +228,7 @@ impl Stream {
         self.held.as_deref().is_some_and(Held::is_releasing)
     }
 
-    /// What its messages are judged by.
+    /// What its messages are apply_judged by.
     pub(in crate::ingest) const fn gate(&self) -> &SequenceGate {
         &self.gate
     }
@@ -250,7 +250,7 @@ impl Stream {
 
     /// Lowers what is believed of a copy, which has no blocks of window groups.
     fn lack_windows(&self, level: &mut TrustLevel, reasons: &mut TrustReasons) {
-        if self.kinds.has_windows() {
+        if self.kv_groups.has_windows() {
             *level = TrustReason::Hybrid.cap().min(*level);
             reasons.insert(TrustReason::Hybrid);
         }
@@ -258,7 +258,7 @@ impl Stream {
 
     /// Lets messages wait from now on. Answers with the last batch applied and the payloads remembered.
     pub(in crate::ingest) fn hold_for_dump(&mut self) -> (Option<EventSeq>, Vec<(EventSeq, u64)>) {
-        self.broken_off = None;
+        self.abort_reason = None;
         self.cancel_optional();
         let purpose = Purpose::Dump(Box::new(self.gate.clone()));
         self.held = Some(Box::new(Held::new(purpose, self.held_of_shard.clone())));
@@ -267,15 +267,15 @@ impl Stream {
 
     /// Lets messages wait from now on; nothing is changed yet.
     pub(in crate::ingest) fn hold_for_load(&mut self) {
-        self.broken_off = None;
+        self.abort_reason = None;
         self.cancel_optional();
         self.held = Some(Box::new(Held::new(Purpose::Load { begun: false }, self.held_of_shard.clone())));
     }
 
     /// Lets a message wait. What shows that the worker is to be emptied, or is one too many, ends the waiting.
-    pub(super) fn wait(&mut self, home: &mut Home, message: Message, now: Now) {
+    pub(super) fn wait(&mut self, space: &mut SpaceShard, message: Message, now: Now) {
         if self.is_recovering() {
-            return self.wait_for_recovery(home, message, now);
+            return self.wait_for_recovery(space, message, now);
         }
         let Some(held) = &mut self.held else { return };
         let empties = match (&mut held.purpose, &message) {
@@ -289,44 +289,44 @@ impl Stream {
         let fits = held.push(message);
         self.count(WorkerCounter::MessagesHeld, 1);
         if let Some(reason) = empties.or((!fits).then_some(AbortReason::Overflow)) {
-            self.break_hold(home, reason, now);
+            self.break_hold(space, reason, now);
         }
     }
 
     /// The dump or load is over before its end. A load that had begun leaves nothing.
-    pub(in crate::ingest) fn break_hold(&mut self, home: &mut Home, reason: AbortReason, now: Now) {
+    pub(in crate::ingest) fn break_hold(&mut self, space: &mut SpaceShard, reason: AbortReason, now: Now) {
         let Some(held) = self.held.as_deref_mut().filter(|held| !held.is_releasing()) else { return };
         if matches!(held.purpose, Purpose::Recovery(_)) {
             return;
         }
         let had_begun = matches!(held.purpose, Purpose::Load { begun: true });
-        self.broken_off = Some(reason);
-        self.let_go(now);
+        self.abort_reason = Some(reason);
+        self.release_or_recover(now);
         if had_begun {
             self.changed = true;
-            self.empty(home, TrustInput::LoadFailed, now);
+            self.empty(space, TrustInput::LoadFailed, now);
         }
     }
 
     /// Why the dump or load was broken off, told once.
-    pub(in crate::ingest) const fn take_broken_off(&mut self) -> Option<AbortReason> {
-        self.broken_off.take()
+    pub(in crate::ingest) const fn take_abort_reason(&mut self) -> Option<AbortReason> {
+        self.abort_reason.take()
     }
 
     /// The dump or load has reached its end: what waited may be applied.
     pub(in crate::ingest) fn finish_hold(&mut self, now: Now) {
-        self.let_go(now);
+        self.release_or_recover(now);
     }
 
     /// Applies a bounded number of the messages that waited; `true` = none is left and none waits any more.
-    pub(in crate::ingest) fn release(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> bool {
+    pub(in crate::ingest) fn release(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> bool {
         let mut bytes = 0;
         for _ in 0..INGEST_TURN_MESSAGES_MAX {
             // What is applied may show that more was lost, and then the rest waits on.
-            if home.writer.is_choked() || bytes > INGEST_TURN_BYTES_MAX || !self.is_releasing() {
+            if space.writer.is_choked() || bytes > INGEST_TURN_BYTES_MAX || !self.is_releasing() {
                 return false;
             }
-            match self.release_one(home, scratch, now) {
+            match self.release_one(space, scratch, now) {
                 Some(payload_bytes) => bytes += payload_bytes,
                 None => return true,
             }
@@ -335,12 +335,12 @@ impl Stream {
     }
 
     /// Applies everything that waited, whatever that takes, as far as nothing is missing before it.
-    pub(in crate::ingest) fn release_all(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
-        while self.is_releasing() && self.release_one(home, scratch, now).is_some() {}
+    pub(in crate::ingest) fn release_all(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
+        while self.is_releasing() && self.release_one(space, scratch, now).is_some() {}
     }
 
     /// Applies the message that waited longest and answers with its payload's bytes.
-    fn release_one(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) -> Option<usize> {
+    fn release_one(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> Option<usize> {
         let Some(message) = self.held.as_mut()?.pop() else {
             self.held = None;
             return None;
@@ -348,11 +348,11 @@ impl Stream {
         match message {
             Message::Batch { seq, payload_hash, payload } => {
                 let id = (seq, payload_hash);
-                if self.is_old(id, &payload, scratch) {
+                if self.is_old_relay_batch(id, &payload, scratch) {
                     return Some(payload.len());
                 }
-                if !self.waits_for_lost(home, (seq, payload_hash), &payload, now) {
-                    self.batch(home, scratch, (seq, payload_hash), &payload, now);
+                if !self.holds_for_lost(space, (seq, payload_hash), &payload, now) {
+                    self.batch(space, scratch, (seq, payload_hash), &payload, now);
                 }
                 Some(payload.len())
             }
@@ -369,26 +369,26 @@ impl Stream {
     /// The space has another scheme; nothing is changed then.
     pub(in crate::ingest) fn begin_load(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         begin: &DumpBegin,
         now: Now,
     ) -> Result<(), AbortReason> {
-        if begin.scheme.is_some_and(|own| home.scheme.learn(own) != own) {
+        if begin.scheme.is_some_and(|own| space.scheme.learn(own) != own) {
             return Err(AbortReason::SchemeMismatch);
         }
         if let Some(held) = &mut self.held {
             held.purpose = Purpose::Load { begun: true };
         }
         self.changed = true;
-        self.empty(home, TrustInput::Loading, now);
-        self.said(Republisher::unsayable);
+        self.empty(space, TrustInput::Loading, now);
+        self.republish(Republisher::unsayable);
         // One batch for all of it: what the dump says twice is held twice, and not announced again.
-        home.writer.begin_batch(self.slot);
-        begin.groups.iter().try_for_each(|(tier, group)| self.load_group(home, *tier, *group))
+        space.writer.begin_batch(self.slot);
+        begin.groups.iter().try_for_each(|(tier, group)| self.load_group(space, *tier, *group))
     }
 
     /// Makes a group one of a tier's: whatever it has no block of is then not held there.
-    pub(super) fn load_group(&mut self, home: &mut Home, tier: Tier, group: GroupId) -> Result<(), AbortReason> {
+    pub(super) fn load_group(&mut self, space: &mut SpaceShard, tier: Tier, group: GroupId) -> Result<(), AbortReason> {
         // A block and gone again, while the worker has no other that it could be taken for.
         let hashes = &[EngineHash::default()];
         let blocks = StoreBlocks {
@@ -399,10 +399,10 @@ impl Stream {
             group,
             seed: hash::seed(None, None),
         };
-        if let Some(refusal) = home.writer.store(self.slot, &blocks).refused {
+        if let Some(refusal) = space.writer.store(self.slot, &blocks).refused {
             return Err(self.load_refused(refusal));
         }
-        home.writer.remove(self.slot, tier, group, hashes);
+        space.writer.remove(self.slot, tier, group, hashes);
         self.note_group(tier, group);
         Ok(())
     }
@@ -413,15 +413,15 @@ impl Stream {
     /// The index refuses them, or nobody knows how they were hashed.
     pub(in crate::ingest) fn load_store(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         store: &StoreBlocks<'_>,
         now: Now,
     ) -> Result<(), AbortReason> {
-        if home.scheme.get().is_none() {
+        if space.scheme.get().is_none() {
             return Err(AbortReason::SchemeMismatch);
         }
         self.changed = true;
-        let outcome = self.store_in_index(home, store, now);
+        let outcome = self.store_in_index(space, store, now);
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if let Some(refusal) = outcome.refused {
@@ -464,7 +464,7 @@ impl Stream {
     }
 
     /// Goes on where the dump was taken, with what waited meanwhile and is not in the dump.
-    pub(in crate::ingest) fn loaded(&mut self, home: &mut Home, begin: &DumpBegin, now: Now) {
+    pub(in crate::ingest) fn loaded(&mut self, space: &mut SpaceShard, begin: &DumpBegin, now: Now) {
         let Some(watermark) = begin.watermark else { return };
         self.changed = true;
         if let Overlap::Shown(contained) = self.overlap(begin) {
@@ -473,21 +473,21 @@ impl Stream {
             self.count(WorkerCounter::Duplicates, contained as u64);
         }
         self.forget_incarnation();
-        self.groups.iter().for_each(|(_, group)| self.kinds.counted(*group));
+        self.tier_groups.iter().for_each(|(_, group)| self.kv_groups.counted(*group));
         if begin.view.reasons.contains(TrustReason::HashConflict) {
             // Which hashes contradicted each other is not in a dump: any may be one.
             self.conflicted = Conflicted::any();
         }
         // Which references waited is not in a dump.
         self.offloaded.are_lost = begin.trust.reasons.contains(TrustReason::OffloadUnbound);
-        self.offloaded.heard = self.groups.iter().any(|(tier, _)| *tier != Tier::Device);
+        self.offloaded.heard = self.tier_groups.iter().any(|(tier, _)| *tier != Tier::Device);
         self.gate.resume(watermark, &begin.remembered);
         self.input(TrustInput::Loaded(begin.view), now);
         if begin.trust.reasons.contains(TrustReason::Disconnected) {
             self.input(TrustInput::Disconnected, now);
         }
         self.trust.applied(watermark, now.unix_ms);
-        self.check_capacity(home, now);
+        self.check_capacity(space, now);
         self.prove_loaded(now);
         self.finish_hold(now);
     }

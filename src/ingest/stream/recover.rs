@@ -19,7 +19,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::hold::{Held, HeldBytes, Message, Purpose};
-use super::{Home, Now, Scratch, Stream};
+use super::{SpaceShard, Now, Scratch, Stream};
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::{Aim, Ended, Replayed};
 use crate::event::trust::TrustInput;
@@ -56,7 +56,7 @@ impl Stream {
     }
 
     /// Whether its publisher replays from now on.
-    pub(in crate::ingest) fn let_replay(&mut self, replays: bool) {
+    pub(in crate::ingest) fn set_replays(&mut self, replays: bool) {
         self.recovery = replays.then(|| self.recovery.take().unwrap_or_default());
     }
 
@@ -66,7 +66,7 @@ impl Stream {
     }
 
     /// The publisher is connected, and nothing of this connection has been taken.
-    pub(in crate::ingest) fn connected(&mut self, home: &mut Home, now: Now) {
+    pub(in crate::ingest) fn connected(&mut self, space: &mut SpaceShard, now: Now) {
         self.changed = true;
         if let Some(recovery) = &mut self.recovery {
             recovery.connected(now.uptime_ms);
@@ -75,7 +75,7 @@ impl Stream {
             // Loaded before there was a connection, and nothing can show that this one goes on there.
             tracing::info!(worker = %self.worker, "what was loaded cannot be proven without a replay endpoint; the worker is emptied");
             self.gate.disconnected();
-            self.empty(home, TrustInput::Disconnected, now);
+            self.empty(space, TrustInput::Disconnected, now);
         }
     }
 
@@ -94,7 +94,7 @@ impl Stream {
     }
 
     /// What waits may be applied, unless lost batches are to be fetched first.
-    pub(super) fn let_go(&mut self, now: Now) {
+    pub(super) fn release_or_recover(&mut self, now: Now) {
         let proves = self.recovery.as_ref().is_some_and(|recovery| recovery.is_proving());
         let Some(held) = &mut self.held else { return };
         if proves && !held.is_releasing() {
@@ -118,9 +118,9 @@ impl Stream {
     }
 
     /// Whether a live batch is to wait because of what is missing before it.
-    pub(super) fn waits_for_lost(
+    pub(super) fn holds_for_lost(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         (seq, payload_hash): (EventSeq, u64),
         payload: &[u8],
         now: Now,
@@ -144,7 +144,7 @@ impl Stream {
             }
             Verdict::Restart { .. } => {
                 recovery.begin(now.uptime_ms);
-                self.another_incarnation(home, seq, now);
+                self.another_incarnation(space, seq, now);
             }
         }
         self.changed = true;
@@ -159,7 +159,7 @@ impl Stream {
     }
 
     /// Lets a message wait for lost ones.
-    pub(super) fn wait_for_recovery(&mut self, home: &mut Home, message: Message, now: Now) {
+    pub(super) fn wait_for_recovery(&mut self, space: &mut SpaceShard, message: Message, now: Now) {
         let Some(held) = self.held.as_deref_mut() else { return };
         if let (Purpose::Recovery(ahead), Message::Batch { seq, payload_hash, .. }) = (&mut held.purpose, &message) {
             match ahead.batch(*seq, *payload_hash) {
@@ -171,7 +171,7 @@ impl Stream {
                     if let Some(recovery) = &mut self.recovery {
                         recovery.begin(now.uptime_ms);
                     }
-                    self.another_incarnation(home, seq, now);
+                    self.another_incarnation(space, seq, now);
                     self.input(TrustInput::Recovering, now);
                 }
                 Verdict::First { .. } | Verdict::InOrder | Verdict::Gap { .. } => {}
@@ -226,12 +226,12 @@ impl Stream {
     }
 
     /// Empties the worker, of which everything known was another incarnation's.
-    pub(super) fn another_incarnation(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+    pub(super) fn another_incarnation(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
         tracing::info!(worker = %self.worker, before = ?self.gate.last(), %seq, "the publisher restarted; the worker is emptied, and what it sent since is asked for");
         self.changed = true;
         self.count(WorkerCounter::Restarts, 1);
         self.forget_incarnation();
-        self.empty(home, TrustInput::RestartedUnheard, now);
+        self.empty(space, TrustInput::RestartedUnheard, now);
         self.gate = SequenceGate::default();
     }
 
@@ -297,14 +297,14 @@ impl Stream {
     /// Takes a batch of a replay.
     pub(in crate::ingest) fn replayed(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         seq: EventSeq,
         payload: &[u8],
         now: Now,
     ) {
         if self.is_taking_snapshot() && self.awaits_replay() {
-            return self.fail_snapshot(home, AbortReason::Corrupt, now);
+            return self.fail_snapshot(space, AbortReason::Corrupt, now);
         }
         let Some(recovery) = &mut self.recovery else { return };
         let payload_hash = xxh3_64(payload);
@@ -313,13 +313,13 @@ impl Stream {
         match replayed {
             Replayed::Skip | Replayed::Unasked => return,
             Replayed::Apply => {}
-            Replayed::Unfillable => self.unfillable(home, seq, now),
-            Replayed::Renewed => self.renew(home, now),
+            Replayed::Unfillable => self.unfillable(space, seq, now),
+            Replayed::Renewed => self.renew(space, now),
             Replayed::Forgotten => {
                 tracing::info!(worker = %self.worker, first = %seq, remedy = FORGOTTEN_REMEDY, "the publisher has the beginning of its stream no more; what was lost stays lost");
                 return self.count(WorkerCounter::ReplaysLate, 1);
             }
-            Replayed::AnotherIncarnation => return self.restarted_unseen(home, seq, now),
+            Replayed::AnotherIncarnation => return self.restarted_unseen(space, seq, now),
             Replayed::Hole => return self.asks_again(WorkerCounter::ReplayHoles, now),
             Replayed::Late => return self.asks_again(WorkerCounter::ReplaysLate, now),
         }
@@ -328,7 +328,7 @@ impl Stream {
             self.drop_passed_over(seq);
         }
         self.count(WorkerCounter::BatchesReplayed, 1);
-        self.judged(home, scratch, (verdict, seq), payload, now);
+        self.apply_judged(space, scratch, (verdict, seq), payload, now);
         if was_proving || replayed == Replayed::Renewed {
             // The first batch of all takes every reason away, and there may be more to come.
             self.input(TrustInput::Recovering, now);
@@ -336,9 +336,9 @@ impl Stream {
     }
 
     /// There is no more of a replay.
-    pub(in crate::ingest) fn replay_ended(&mut self, home: &mut Home, end: ReplayEnd, now: Now) {
+    pub(in crate::ingest) fn replay_ended(&mut self, space: &mut SpaceShard, end: ReplayEnd, now: Now) {
         if self.is_taking_snapshot() && end != ReplayEnd::TooLarge {
-            self.end_within_snapshot(home, end, now);
+            self.end_within_snapshot(space, end, now);
             if !self.awaits_replay() {
                 return;
             }
@@ -346,7 +346,7 @@ impl Stream {
         let Some(recovery) = &mut self.recovery else { return };
         let was_probing = recovery.is_asking() && !recovery.is_proving();
         let has_advanced = recovery.has_advanced();
-        if end == ReplayEnd::TooLarge && recovery.broken_off(now.uptime_ms) {
+        if end == ReplayEnd::TooLarge && recovery.abort_reason(now.uptime_ms) {
             return self.asks_again(WorkerCounter::ReplaysLate, now);
         }
         let first = self.held.as_ref().and_then(|held| held.first_seq());
@@ -364,11 +364,11 @@ impl Stream {
             // Quiet, and nothing new: the live stream has no more of what was replayed.
             Ended::Recovered if was_probing => self.gate.forget_replayed(),
             Ended::Recovered => self.recovered(now),
-            Ended::NothingSent => self.nothing_sent(home, now),
-            Ended::AnotherIncarnation => self.restarted_unseen(home, EventSeq(0), now),
+            Ended::NothingSent => self.nothing_sent(space, now),
+            Ended::AnotherIncarnation => self.restarted_unseen(space, EventSeq(0), now),
             Ended::Short => self.asks_again(WorkerCounter::ReplaysLate, now),
             Ended::TimedOut => self.hold_on_for_recovery(now),
-            Ended::GivenUp => self.unrecovered(home, now),
+            Ended::GivenUp => self.unrecovered(space, now),
             Ended::ProbeUnanswered => tracing::info!(
                 worker = %self.worker, remedy = REPLAY_REMEDY, "a quiet publisher does not answer at its replay endpoint"
             ),
@@ -380,8 +380,8 @@ impl Stream {
     }
 
     /// A replay showed that another incarnation speaks.
-    fn restarted_unseen(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
-        self.another_incarnation(home, seq, now);
+    fn restarted_unseen(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
+        self.another_incarnation(space, seq, now);
         self.hold_on_for_recovery(now);
     }
 
@@ -406,14 +406,14 @@ impl Stream {
     }
 
     /// The publisher has sent nothing, so it holds nothing, and whatever it sends will be seen from 0.
-    fn nothing_sent(&mut self, home: &mut Home, now: Now) {
+    fn nothing_sent(&mut self, space: &mut SpaceShard, now: Now) {
         self.changed = true;
         self.dropped = None;
         self.count(WorkerCounter::Recoveries, 1);
         tracing::info!(worker = %self.worker, "the publisher has sent nothing yet");
-        self.empty(home, TrustInput::NothingSent, now);
+        self.empty(space, TrustInput::NothingSent, now);
         if self.is_recovering() {
-            self.let_go(now);
+            self.release_or_recover(now);
         }
     }
 
@@ -425,7 +425,7 @@ impl Stream {
         tracing::info!(worker = %self.worker, last = ?self.gate.last(), "nothing is missing in the event stream");
         self.input(TrustInput::Recovered { known: self.gate.last().is_some() }, now);
         if self.is_recovering() {
-            self.let_go(now);
+            self.release_or_recover(now);
         }
     }
 
@@ -437,29 +437,29 @@ impl Stream {
     }
 
     /// Begins the worker anew: its publisher has all of its life after all, and what it sent live is in it.
-    pub(super) fn renew(&mut self, home: &mut Home, now: Now) {
+    pub(super) fn renew(&mut self, space: &mut SpaceShard, now: Now) {
         tracing::info!(worker = %self.worker, last = ?self.gate.last(), "a publisher that batches were lost of can replay all of them; the worker begins anew");
         self.changed = true;
         self.count(WorkerCounter::Renewed, 1);
         self.dropped = self.dropped.max(self.gate.last());
         let ahead = std::mem::take(&mut self.gate);
         self.forget_incarnation();
-        self.empty(home, TrustInput::Recovering, now);
+        self.empty(space, TrustInput::Recovering, now);
         self.hold_for_recovery(ahead, now);
     }
 
     /// What is missing before a batch of a replay cannot be had.
-    pub(super) fn unfillable(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
-        self.lose(home, seq, now);
+    pub(super) fn unfillable(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
+        self.lose(space, seq, now);
         self.gate.go_on_before(seq);
     }
 
     /// What is missing cannot be had at all: the worker goes on with what waits, or with what comes.
-    pub(super) fn unrecovered(&mut self, home: &mut Home, now: Now) {
+    pub(super) fn unrecovered(&mut self, space: &mut SpaceShard, now: Now) {
         let first = self.held.as_ref().and_then(|held| held.first_seq());
         let known = self.gate.last().is_some();
         if known {
-            self.lose(home, first.unwrap_or_default(), now);
+            self.lose(space, first.unwrap_or_default(), now);
         } else {
             tracing::warn!(worker = %self.worker, remedy = REPLAY_REMEDY, "no replay from the beginning; the worker is joined as it is");
             self.input(TrustInput::Recovered { known }, now);
@@ -471,11 +471,11 @@ impl Stream {
         self.dropped = None;
         self.changed = true;
         if self.is_recovering() {
-            self.let_go(now);
+            self.release_or_recover(now);
         }
     }
 
-    pub(super) fn lose(&mut self, home: &mut Home, next: EventSeq, now: Now) {
+    pub(super) fn lose(&mut self, space: &mut SpaceShard, next: EventSeq, now: Now) {
         let last = self.gate.last().unwrap_or_default();
         let missed = next.0.saturating_sub(last.0).saturating_sub(1);
         tracing::warn!(
@@ -485,7 +485,7 @@ impl Stream {
         self.count(WorkerCounter::ReplaysUnfillable, 1);
         self.count(WorkerCounter::BatchesMissed, missed);
         self.forget_incarnation();
-        self.empty(home, TrustInput::Gap, now);
+        self.empty(space, TrustInput::Gap, now);
     }
 }
 

@@ -19,10 +19,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::hold::Message;
 use super::recover::ReplayEnd;
-use super::{Conflicted, Home, Now, Scratch, Stream};
+use super::{Conflicted, SpaceShard, Now, Scratch, Stream};
 use crate::event::flat;
 use crate::event::gate::{SequenceGate, Verdict};
-use crate::event::trust::{Finding, TrustInput};
+use crate::event::trust::{Flaw, TrustInput};
 use crate::event::{
     BatchInfo, Content, EventBatch, KvEvent, Medium, Salt, Snapshot, SnapshotPhase, SourceTrust, Stored,
 };
@@ -45,7 +45,7 @@ pub(super) struct Relayed {
     /// It has sent a heartbeat, and so will again.
     pub(super) beats: bool,
     /// The snapshot that is being taken.
-    pub(super) taking: Option<Box<Taking>>,
+    pub(super) taking: Option<Box<IncomingSnapshot>>,
     /// When everything may be asked for once more, and how often it was in vain.
     resync_at_ms: u64,
     resyncs: u32,
@@ -79,11 +79,11 @@ impl Stream {
             let (rank, id) = (info.dp_rank.map(|rank| rank.0), info.worker_id.map(|id| id.0));
             tracing::warn!(worker = %self.worker, %seq, ?rank, ?id, times, "batch of another worker or rank refused");
         }
-        self.found(Finding::RankConflict, now);
+        self.lower_trust(Flaw::RankConflict, now);
     }
 
     /// Takes a live message that is no batch of the stream.
-    pub(super) fn unnumbered(&mut self, home: &mut Home, scratch: &mut Scratch, payload: &[u8], now: Now) {
+    pub(super) fn unnumbered(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, payload: &[u8], now: Now) {
         if flat::decode(payload, &mut scratch.batch).is_err() {
             return self.count(WorkerCounter::MessagesUnnumbered, 1);
         }
@@ -92,12 +92,12 @@ impl Stream {
             return self.another_rank(&info, flat::UNNUMBERED, now);
         }
         match (info.heartbeat_last_seq, info.generation) {
-            (Some(last), Some(generation)) => self.heartbeat(home, last, generation, now),
+            (Some(last), Some(generation)) => self.heartbeat(space, last, generation, now),
             _ => self.count(WorkerCounter::MessagesUnnumbered, 1),
         }
     }
 
-    fn heartbeat(&mut self, home: &mut Home, last: EventSeq, generation: u64, now: Now) {
+    fn heartbeat(&mut self, space: &mut SpaceShard, last: EventSeq, generation: u64, now: Now) {
         self.relayed.beats = true;
         self.count(WorkerCounter::Heartbeats, 1);
         self.changed = true;
@@ -108,11 +108,11 @@ impl Stream {
         }
         if self.relayed.generation.is_some_and(|known| known != generation) {
             tracing::info!(worker = %self.worker, "the relay restarted, and its batches are missing");
-            return self.restarted(home, last, now);
+            return self.restarted(space, last, now);
         }
         match self.gate.last() {
-            Some(own) if own < last => self.tail_lost(home, last, now),
-            None => self.tail_lost(home, last, now),
+            Some(own) if own < last => self.tail_lost(space, last, now),
+            None => self.tail_lost(space, last, now),
             Some(own) => {
                 if own == last {
                     self.input(TrustInput::Batch, now);
@@ -120,13 +120,13 @@ impl Stream {
                 if let Some(recovery) = &mut self.recovery {
                     recovery.live(now.uptime_ms);
                 }
-                self.resync(home, now);
+                self.resync(space, now);
             }
         }
     }
 
     /// Batches up to `last` were sent and have not come.
-    fn tail_lost(&mut self, home: &mut Home, last: EventSeq, now: Now) {
+    fn tail_lost(&mut self, space: &mut SpaceShard, last: EventSeq, now: Now) {
         let before = self.gate.last();
         tracing::warn!(worker = %self.worker, ?before, %last, "a heartbeat shows that the relay's last batches are lost");
         if let Some(recovery) = &mut self.recovery {
@@ -140,19 +140,19 @@ impl Stream {
             // What came first was missed, whatever its number.
             None => Verdict::First { seq: EventSeq(last.0.max(1)), before: None },
         };
-        self.admit(home, verdict, now);
+        self.admit(space, verdict, now);
         self.gate.go_on_before(next);
     }
 
     /// Another generation speaks, of which `seq` is the first that is heard.
-    fn restarted(&mut self, home: &mut Home, seq: EventSeq, now: Now) {
+    fn restarted(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
         if let Some(recovery) = &mut self.recovery {
             recovery.begin(now.uptime_ms);
-            self.another_incarnation(home, seq, now);
+            self.another_incarnation(space, seq, now);
             return self.hold_for_recovery(SequenceGate::default(), now);
         }
         let before = self.gate.last().unwrap_or_default();
-        self.admit(home, Verdict::Restart { seq: EventSeq(seq.0.max(1)), before }, now);
+        self.admit(space, Verdict::Restart { seq: EventSeq(seq.0.max(1)), before }, now);
         self.gate = SequenceGate::default();
         if let Some(next) = seq.0.checked_add(1) {
             self.gate.go_on_before(EventSeq(next));
@@ -163,7 +163,7 @@ impl Stream {
     /// until what it needs has been fetched.
     pub(super) fn is_of_generation(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         info: &BatchInfo,
         (seq, payload): (EventSeq, &[u8]),
         now: Now,
@@ -177,7 +177,7 @@ impl Stream {
         let is_live = !self.awaits_replay();
         if let Some(recovery) = &mut self.recovery {
             recovery.begin(now.uptime_ms);
-            self.another_incarnation(home, seq, now);
+            self.another_incarnation(space, seq, now);
             let mut ahead = SequenceGate::default();
             ahead.batch(seq, payload_hash);
             self.hold_for_recovery(ahead, now);
@@ -187,7 +187,7 @@ impl Stream {
             }
             return false;
         }
-        self.restarted(home, seq, now);
+        self.restarted(space, seq, now);
         self.gate = SequenceGate::default();
         self.gate.batch(seq, payload_hash);
         self.relayed.generation = Some(generation);
@@ -195,7 +195,7 @@ impl Stream {
     }
 
     /// Whether a batch is one of the relay's that came before what was applied, however long ago.
-    pub(super) fn is_old(
+    pub(super) fn is_old_relay_batch(
         &mut self,
         (seq, payload_hash): (EventSeq, u64),
         payload: &[u8],
@@ -207,15 +207,15 @@ impl Stream {
             return false;
         }
         // Rare: what is remembered is told without being looked into.
-        let is_old = flat::decode(payload, &mut scratch.batch).is_ok()
+        let is_old_relay_batch = flat::decode(payload, &mut scratch.batch).is_ok()
             && scratch.batch.info().generation == Some(generation)
             && self.gate.payload_hash(seq).is_none();
-        self.count(WorkerCounter::Duplicates, u64::from(is_old));
-        is_old
+        self.count(WorkerCounter::Duplicates, u64::from(is_old_relay_batch));
+        is_old_relay_batch
     }
 
     /// Asks for everything where batches were missed for good: a relay can send all it holds.
-    fn resync(&mut self, home: &mut Home, now: Now) {
+    fn resync(&mut self, space: &mut SpaceShard, now: Now) {
         let reasons = self.trust.own_reasons();
         if !MISSED.iter().any(|reason| reasons.contains(*reason)) {
             self.relayed.resyncs = 0;
@@ -232,14 +232,14 @@ impl Stream {
         tracing::info!(worker = %self.worker, ?reasons, "batches of the relay were missed; all it holds is asked for");
         self.count(WorkerCounter::Resyncs, 1);
         self.hold_for_recovery(SequenceGate::default(), now);
-        self.empty(home, TrustInput::Recovering, now);
+        self.empty(space, TrustInput::Recovering, now);
         self.gate = SequenceGate::default();
     }
 }
 
 /// A snapshot of which not all has come.
 #[derive(Debug)]
-pub(super) struct Taking {
+pub(super) struct IncomingSnapshot {
     id: u64,
     generation: u64,
     source: SourceTrust,
@@ -253,7 +253,7 @@ impl Stream {
     /// Takes a message of a replay that is no batch of the stream.
     pub(in crate::ingest) fn replayed_part(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         payload: &[u8],
         now: Now,
@@ -273,19 +273,19 @@ impl Stream {
             recovery.snapshot_part(now.uptime_ms);
         }
         let taken = match part.phase {
-            SnapshotPhase::Begin => self.begin_snapshot(home, &scratch.batch, (part, generation), now),
-            SnapshotPhase::Chunk => self.take_chunk(home, &scratch.batch, part, now),
-            SnapshotPhase::End => self.end_snapshot(home, part, now),
+            SnapshotPhase::Begin => self.begin_snapshot(space, &scratch.batch, (part, generation), now),
+            SnapshotPhase::Chunk => self.take_chunk(space, &scratch.batch, part, now),
+            SnapshotPhase::End => self.end_snapshot(space, part, now),
         };
         if let Err(reason) = taken {
-            self.fail_snapshot(home, reason, now);
+            self.fail_snapshot(space, reason, now);
         }
     }
 
     /// Empties the worker for what comes.
     fn begin_snapshot(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         batch: &EventBatch,
         (part, generation): (Snapshot, u64),
         now: Now,
@@ -302,29 +302,29 @@ impl Stream {
             self.dropped = self.dropped.max(self.gate.last());
         }
         self.hold_on_for_recovery(now);
-        self.empty(home, TrustInput::Recovering, now);
+        self.empty(space, TrustInput::Recovering, now);
         self.forget_incarnation();
         self.gate = SequenceGate::default();
         if let Some(own) = info.scheme {
-            if home.relearns && home.holds_nothing() && home.scheme.get() != Some(own) {
-                home.scheme.forget();
+            if space.relearns && space.holds_nothing() && space.scheme.get() != Some(own) {
+                space.scheme.forget();
             }
-            if home.scheme.learn(own) != own {
+            if space.scheme.learn(own) != own {
                 self.count(WorkerCounter::StoresSchemeMismatch, 1);
-                self.found(Finding::SchemeMismatch, now);
+                self.lower_trust(Flaw::SchemeMismatch, now);
                 return Err(AbortReason::SchemeMismatch);
             }
         }
         // One batch for all of it: what it says twice is held twice, and not announced again.
-        home.writer.begin_batch(self.slot);
+        space.writer.begin_batch(self.slot);
         for event in batch.events() {
             let KvEvent::Stored(Stored { medium: Medium::Tier(tier), group, .. }) = event else {
                 return Err(AbortReason::Corrupt);
             };
-            self.load_group(home, tier, group)?;
+            self.load_group(space, tier, group)?;
         }
         let least = SourceTrust { level: TrustLevel::Unproven, ..SourceTrust::default() };
-        self.relayed.taking = Some(Box::new(Taking {
+        self.relayed.taking = Some(Box::new(IncomingSnapshot {
             id: part.id,
             generation,
             source: info.source.unwrap_or(least),
@@ -336,7 +336,7 @@ impl Stream {
         Ok(())
     }
 
-    fn take_chunk(&mut self, home: &mut Home, batch: &EventBatch, part: Snapshot, now: Now) -> Result<(), AbortReason> {
+    fn take_chunk(&mut self, space: &mut SpaceShard, batch: &EventBatch, part: Snapshot, now: Now) -> Result<(), AbortReason> {
         // Out of its place while its stores are put in: whatever empties the worker meanwhile ends it.
         let Some(mut taking) = self.relayed.taking.take() else { return Err(AbortReason::Corrupt) };
         if (part.id, part.chunk) != (taking.id, taking.chunks) {
@@ -346,7 +346,7 @@ impl Stream {
             let KvEvent::Stored(stored) = event else { return Err(AbortReason::Corrupt) };
             let blocks = hashed(&stored).ok_or(AbortReason::Corrupt)?;
             taking.stored.add(&blocks);
-            self.load_store(home, &blocks, now)?;
+            self.load_store(space, &blocks, now)?;
         }
         taking.chunks += 1;
         self.relayed.taking = Some(taking);
@@ -354,13 +354,13 @@ impl Stream {
     }
 
     /// Goes on behind the watermark, if all is there.
-    fn end_snapshot(&mut self, home: &mut Home, part: Snapshot, now: Now) -> Result<(), AbortReason> {
+    fn end_snapshot(&mut self, space: &mut SpaceShard, part: Snapshot, now: Now) -> Result<(), AbortReason> {
         let Some(taking) = self.relayed.taking.take() else { return Err(AbortReason::Corrupt) };
         let said = (part.id, part.chunks, References { blocks: part.blocks, digest: part.digest });
         if said != (taking.id, taking.chunks, taking.stored) {
             return Err(AbortReason::Corrupt);
         }
-        self.groups.iter().for_each(|(_, group)| self.kinds.counted(*group));
+        self.tier_groups.iter().for_each(|(_, group)| self.kv_groups.counted(*group));
         if taking.source.reasons.contains(TrustReason::HashConflict) {
             // Which hashes contradicted each other is not in it: any may be one.
             self.conflicted = Conflicted::any();
@@ -376,7 +376,7 @@ impl Stream {
             recovery.snapshot_taken(now.uptime_ms);
         }
         self.count(WorkerCounter::SnapshotsTaken, 1);
-        self.check_capacity(home, now);
+        self.check_capacity(space, now);
         tracing::info!(worker = %self.worker, watermark = %taking.watermark, references = taking.stored.blocks, "snapshot taken");
         Ok(())
     }
@@ -394,12 +394,12 @@ impl Stream {
     }
 
     /// What came of a snapshot is worth nothing; it is asked for again.
-    pub(super) fn fail_snapshot(&mut self, home: &mut Home, reason: AbortReason, now: Now) {
+    pub(super) fn fail_snapshot(&mut self, space: &mut SpaceShard, reason: AbortReason, now: Now) {
         self.relayed.taking = None;
         self.count(WorkerCounter::SnapshotsFailed, 1);
         self.view.transfers_aborted.add(reason as usize, 1);
         tracing::warn!(worker = %self.worker, reason = reason.name(), "a relay's snapshot was not taken; the worker is left empty");
-        self.empty(home, TrustInput::Recovering, now);
+        self.empty(space, TrustInput::Recovering, now);
         self.gate = SequenceGate::default();
         if let Some(recovery) = &mut self.recovery {
             recovery.snapshot_failed(now.uptime_ms);
@@ -413,9 +413,9 @@ impl Stream {
     }
 
     /// The replay ends before its snapshot does.
-    pub(super) fn end_within_snapshot(&mut self, home: &mut Home, end: ReplayEnd, now: Now) {
+    pub(super) fn end_within_snapshot(&mut self, space: &mut SpaceShard, end: ReplayEnd, now: Now) {
         let reason = if end == ReplayEnd::Marker { AbortReason::Corrupt } else { AbortReason::Stalled };
-        self.fail_snapshot(home, reason, now);
+        self.fail_snapshot(space, reason, now);
     }
 }
 

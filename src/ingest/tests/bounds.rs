@@ -107,7 +107,7 @@ fn a_worker_is_exact_again_once_all_that_waited_has_its_place() {
     let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
     rig.send(0, &chain(0));
     defer(&mut rig, 1000, &[]);
-    rig.home.writer.bound_worker(rig.streams[0].slot, 1);
+    rig.space.writer.bound_worker(rig.streams[0].slot, 1);
     rig.send(3, &Batch::new(3).stored(None, &[9], &[9]));
     rig.settle();
     rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 3);

@@ -147,7 +147,7 @@ fn salts_of_two_forms_are_seen_over_all_workers_of_a_space() {
     let now = rig.now;
     for worker in 0..3 {
         rig.streams[worker].tick(0, now);
-        rig.streams[worker].show(&mut rig.home);
+        rig.streams[worker].show(&mut rig.space);
         let trust = rig.streams[worker].view.trust.load();
         let reasons = if worker == 2 { TrustReasons::NONE } else { [R::IsolationUnknown].into_iter().collect() };
         assert_eq!(trust.reasons, reasons, "worker {worker}");
@@ -164,7 +164,7 @@ fn a_connection_that_breaks_is_not_believed_while_its_rest_is_taken() {
     rig.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::Unproven, &[R::Disconnected], 1);
     let now = rig.now;
-    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.streams[0].disconnected(&mut rig.space, now);
     rig.send(0, &chain(9));
     rig.expect(TrustLevel::Exact, &[], 0);
 }
@@ -199,7 +199,7 @@ fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_
     let host = |batch: Batch| batch.stored_with(None, &[11], &vllm::tokens(&[1]), vllm::BLOCK_SIZE, Some("CPU"), &[]);
     rig.send(0, &host(chain(0)));
     let now = rig.now;
-    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
     rig.expect(TrustLevel::Unproven, &[R::ClearAwaited], 0);
     assert_eq!((rig.device(&[1, 2, 3]), rig.depth(0, &[1]).host), (0, 1), "other tiers are not of the device's cache");
     // A batch of before the clear, and then the clear, with the step after it.
@@ -211,8 +211,8 @@ fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_
     assert_eq!((rig.count(C::Gaps), rig.count(C::Restarts), rig.count(C::Resets)), (0, 0, 1));
     // Told twice, it is as harmless.
     let now = rig.now;
-    rig.streams[0].device_cleared(&mut rig.home, now);
-    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
     rig.send(3, &Batch::new(3).cleared().cleared());
     rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 3);
 }

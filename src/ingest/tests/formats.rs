@@ -1,7 +1,7 @@
 //! What engines say in forms of their own, from bytes to answers.
 
 use super::{C, Options, R, Rig, SCHEME, vllm};
-use crate::event::Unruled;
+use crate::event::UnknownName;
 use crate::event::msgpack::tests::packed;
 use crate::hash;
 use crate::ids::{Scheme, ShardId, TierBlocks, Window};
@@ -107,8 +107,8 @@ fn every_group_of_main_attention_must_have_a_block_and_the_others_need_not() {
     say(&mut rig, 3, &json!([removed(&[11], &json!({"group_idx": 2})), removed(&[12], &json!({"group_idx": 0}))]));
     assert_eq!(rig.device(&[1, 2, 3]), 1);
     assert_eq!(rig.count(C::EventsOtherGroup), 3, "a removal does not say what its group serves; it is remembered");
-    let names: Vec<_> = rig.streams[0].view.unruled.iter().collect();
-    assert_eq!(names, [(Unruled::GroupKind, "cross_attention", 1), (Unruled::GroupKind, "sliding_window", 1)]);
+    let names: Vec<_> = rig.streams[0].view.unknown_names.iter().collect();
+    assert_eq!(names, [(UnknownName::GroupKind, "cross_attention", 1), (UnknownName::GroupKind, "sliding_window", 1)]);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_block_that_is_not_full_yet_is_counted_and_lowers_nothing() {
 #[test]
 fn a_first_block_that_is_not_full_teaches_its_size_only_until_a_larger_one_comes() {
     let part = |tokens: usize| json!({"token_ids": vllm::tokens(&[9])[..tokens], "block_size": tokens});
-    let size = |rig: &Rig| rig.home.scheme.get().map(|scheme| scheme.block_size);
+    let size = |rig: &Rig| rig.space.scheme.get().map(|scheme| scheme.block_size);
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([stored(None, &[91], &[], &part(2))]));
     assert_eq!((size(&rig), rig.count(C::BlocksPartial)), (Some(2), 0));
@@ -225,12 +225,12 @@ fn names_without_a_rule_are_told_one_by_one() {
         &json!([on("TAPE"), on("tape"), on("TAPE"), ["BlockUpdateEvent", "key", []], {"type": "RemoveAllEvent"}]),
     );
     rig.expect(TrustLevel::Unproven, &[R::UnknownMedium, R::UnknownEvents], 0);
-    let names: Vec<_> = rig.streams[0].view.unruled.iter().collect();
+    let names: Vec<_> = rig.streams[0].view.unknown_names.iter().collect();
     let expected = [
-        (Unruled::Medium, "TAPE", 2),
-        (Unruled::Medium, "tape", 1),
-        (Unruled::Tag, "BlockUpdateEvent", 1),
-        (Unruled::Tag, "RemoveAllEvent", 1),
+        (UnknownName::Medium, "TAPE", 2),
+        (UnknownName::Medium, "tape", 1),
+        (UnknownName::Tag, "BlockUpdateEvent", 1),
+        (UnknownName::Tag, "RemoveAllEvent", 1),
     ];
     assert_eq!(names, expected);
     assert_eq!((rig.count(C::EventsUnknownMedium), rig.count(C::UnknownTags)), (3, 2));
@@ -295,7 +295,7 @@ fn pairs_are_matched_by_prompts_cut_in_pairs() {
     say(&mut rig, 0, &json!([event]));
     rig.expect(TrustLevel::Exact, &[], 0);
     let bigram = Scheme { window: Window::Bigram, ..SCHEME };
-    assert_eq!(rig.home.scheme.get(), Some(bigram));
+    assert_eq!(rig.space.scheme.get(), Some(bigram));
     assert_eq!(depth_with(&rig, bigram, &tokens, &[]), 2);
     assert_eq!(depth_with(&rig, bigram, &[&tokens[..8], &[901]].concat(), &[]), 1);
 }

@@ -138,7 +138,7 @@ fn step(rig: &mut Rig, engine: &mut Engine, work: &Work, fate: Fate) -> bool {
     }
     if matches!(fate, Fate::Breaks | Fate::Restarts) {
         let now = rig.now;
-        rig.streams[0].disconnected(&mut rig.home, now);
+        rig.streams[0].disconnected(&mut rig.space, now);
     }
     let batch = engine.work(work);
     let seq = engine.seq;

@@ -41,7 +41,7 @@ impl Model {
             match (sidecar::tag_of(&fields), sidecar::tier_of(&fields)) {
                 ("AllBlocksCleared", _) => {
                     self.counts.clear();
-                    self.groups.clear();
+                    self.tier_groups.clear();
                 }
                 ("BlockRemoved", Some(tier)) => {
                     for hash in sidecar::hashes_of(&fields["block_hashes"]) {
@@ -74,7 +74,7 @@ impl Model {
             }
             self.learn(fields, &hashes, &tokens, bigram);
         }
-        self.groups.insert((tier, group));
+        self.tier_groups.insert((tier, group));
         for hash in hashes {
             *self.counts.entry((hash, tier, group)).or_insert(0) += 1;
         }
@@ -101,7 +101,7 @@ impl Model {
 
     /// Whether every group that a tier has counts the block.
     fn holds(&self, hash: u64, tier: usize) -> bool {
-        let mut groups = self.groups.range((tier, 0)..=(tier, u64::MAX)).peekable();
+        let mut groups = self.tier_groups.range((tier, 0)..=(tier, u64::MAX)).peekable();
         let counts = |group: u64| self.counts.get(&(hash, tier, group)).is_some_and(|count| *count > 0);
         groups.peek().is_some() && groups.all(|(_, group)| counts(*group))
     }
@@ -149,7 +149,7 @@ fn asked(rig: &Rig, scheme: Scheme, path: &[(u64, &Block)]) -> Option<TierBlocks
 /// Compares every path with the model; answers how many were compared.
 #[track_caller]
 fn compare(name: &str, rig: &Rig, model: &Model) -> usize {
-    let Some(scheme) = rig.home.scheme.get() else { return 0 };
+    let Some(scheme) = rig.space.scheme.get() else { return 0 };
     let trust = rig.trust();
     // Reasons for which something may be missing; what is unproven for another reason is still counted right.
     let may_lack = trust.reasons.iter().any(|reason| reason.cap() == TrustLevel::LowerBound);
@@ -166,7 +166,7 @@ fn compare(name: &str, rig: &Rig, model: &Model) -> usize {
     }
     if !may_lack {
         let held = |tier: usize| model.blocks.keys().filter(|hash| model.holds(**hash, tier)).count() as u64;
-        let figures = rig.home.writer.held(rig.streams[0].slot);
+        let figures = rig.space.writer.held(rig.streams[0].slot);
         assert_eq!(figures.by_tier, std::array::from_fn(held), "{name}: {trust:?}");
     }
     compared
@@ -195,7 +195,7 @@ fn play(capture: &Path) -> usize {
         let lost = (next..message.seq).filter(|_| !restarted).filter_map(|seq| sent.get(&seq).copied());
         for said in lost.chain([message]) {
             if rank_of(&said.row).is_none_or(|of| of == rank) {
-                model.apply(&said.row, rig.home.scheme.get());
+                model.apply(&said.row, rig.space.scheme.get());
             }
         }
         next = message.seq + 1;

@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// Leading blocks that a request finds: all of them in the group of full attention, the last ones in the window.
-    fn found(&self, names: &[u64]) -> usize {
+    fn lower_trust(&self, names: &[u64]) -> usize {
         let full = names.iter().take_while(|name| self.has(1, **name)).count();
         let serves = |len: &usize| names[len.saturating_sub(WINDOW_BLOCKS)..*len].iter().all(|name| self.has(0, *name));
         (0..=full).rev().find(serves).expect("nothing is always found")
@@ -85,7 +85,7 @@ impl Engine {
         let names = names(&path);
         // The last token is computed always.
         let findable = &names[..names.len() - 1];
-        let found = if request.computes_anew { 0 } else { self.found(findable) };
+        let found = if request.computes_anew { 0 } else { self.lower_trust(findable) };
         let full = findable.iter().take_while(|name| self.has(1, **name)).count();
         self.window_misses += u32::from(!request.computes_anew && found == 0 && full > 0);
         let mut events = Vec::new();

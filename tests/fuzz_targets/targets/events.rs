@@ -4,7 +4,7 @@ use kvrouted::event::{BatchInfo, Content, DecodeError, EventBatch, GroupKind, Kv
 use kvrouted::ids::{Scheme, Window};
 use kvrouted::limits::{
     BLOCK_SIZE_TOKENS_MAX, EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX,
-    EVENT_BATCH_TOKENS_MAX, NAME_BYTES_MAX, UNRULED_NAME_BYTES_MAX, UNRULED_NAMES_BATCH_MAX,
+    EVENT_BATCH_TOKENS_MAX, NAME_BYTES_MAX, UNKNOWN_NAME_BYTES_MAX, UNKNOWN_NAMES_BATCH_MAX,
 };
 
 /// Events of a batch that are sent through the encoder one by one.
@@ -34,7 +34,7 @@ pub(crate) fn flatbuffer(data: &[u8]) {
     assert!(kept.eq(again.events()), "{:?}\nbecame {:?}", shown(&batch), shown(&again));
     // Oddities are the decoder's, and a time of day beyond what a double counts in microseconds is rounded.
     let info = |info: &BatchInfo| BatchInfo {
-        oddities: Default::default(),
+        warnings: Default::default(),
         published_at_unix_s: info.published_at_unix_s.round(),
         ..*info
     };
@@ -83,7 +83,7 @@ fn fill(batch: &mut EventBatch) {
 
 fn shown(batch: &EventBatch) -> String {
     let events: Vec<_> = batch.events().collect();
-    format!("{:?} {events:?} {:?}", batch.info(), batch.unruled().collect::<Vec<_>>())
+    format!("{:?} {events:?} {:?}", batch.info(), batch.unknown_names().collect::<Vec<_>>())
 }
 
 fn within_bounds(batch: &EventBatch) {
@@ -104,8 +104,8 @@ fn within_bounds(batch: &EventBatch) {
     assert!(tokens <= EVENT_BATCH_TOKENS_MAX && media <= EVENT_BATCH_MEDIA_MAX);
     assert_eq!(blocks, batch.blocks(), "every hash belongs to one event");
     // One more stands for all further names.
-    assert!(batch.unruled().count() <= UNRULED_NAMES_BATCH_MAX + 2);
-    assert!(batch.unruled().all(|(_, name, times)| name.len() <= UNRULED_NAME_BYTES_MAX && times > 0));
+    assert!(batch.unknown_names().count() <= UNKNOWN_NAMES_BATCH_MAX + 2);
+    assert!(batch.unknown_names().all(|(_, name, times)| name.len() <= UNKNOWN_NAME_BYTES_MAX && times > 0));
 }
 
 fn stored_is_sound(stored: &Stored<'_>) {

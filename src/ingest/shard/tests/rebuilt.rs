@@ -5,7 +5,7 @@ use super::transfers::{Engine, SCHEME, until};
 use super::*;
 use crate::hash;
 use crate::index::mishap;
-use crate::ingest::roll::Departure;
+use crate::ingest::roll::RemoveWorker;
 use crate::ingest::tests::vllm::{self, Batch};
 use crate::ingest::{IngestHandle, spawn};
 use crate::limits::INGEST_PANICS_PER_WORKER_MAX;
@@ -90,18 +90,18 @@ fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_
             pair.engines[1].subscribed();
         }
     }
-    let left_out = pair.trust(1);
-    assert_eq!(left_out.level, TrustLevel::None);
-    assert!(left_out.reasons.contains(TrustReason::NoEvents) && left_out.reasons.contains(TrustReason::IngestFailed));
+    let excluded = pair.trust(1);
+    assert_eq!(excluded.level, TrustLevel::None);
+    assert!(excluded.reasons.contains(TrustReason::NoEvents) && excluded.reasons.contains(TrustReason::IngestFailed));
     assert_eq!(pair.device(1, &[1]), (0, true));
 
     // Its thread takes commands, as any.
     pair.fleet.update(|table| table.take(WorkerIndex(1)).is_some());
-    let departure = Departure {
+    let departure = RemoveWorker {
         index: WorkerIndex(1),
         space: SpaceId(0),
         slot: pair.publishers[1].slot,
-        gone_since: pair.fleet.load().version,
+        table_version: pair.fleet.load().version,
     };
     let gone = pair.handle.depart(departure).expect("a command waits");
     gone.blocking_recv().expect("it is gone");
@@ -120,14 +120,14 @@ fn a_relays_shard_is_not_built_anew() {
 fn an_admission_that_panics_is_answered_and_its_worker_left_out() {
     let (_folder, mut shard) = quiet_shard();
     let (answer, mut answered) = oneshot::channel();
-    (shard.hand, shard.answering) = (Some(WorkerIndex(0)), Some((WorkerIndex(0), true, answer)));
+    (shard.current_worker, shard.pending_answer) = (Some(WorkerIndex(0)), Some((WorkerIndex(0), true, answer)));
     shard.discard();
     let admitted = answered.try_recv().expect("an answer").expect("it is in the table");
-    assert!(admitted.unheard.is_some_and(|error| error.to_string().contains("panicked")));
+    assert!(admitted.no_events.is_some_and(|error| error.to_string().contains("panicked")));
     shard.reopen();
-    assert!(shard.members.is_empty(), "it is not opened again");
+    assert!(shard.publishers.is_empty(), "it is not opened again");
     let (answer, mut answered) = oneshot::channel();
-    shard.answering = Some((WorkerIndex(9), true, answer));
+    shard.pending_answer = Some((WorkerIndex(9), true, answer));
     shard.discard();
     assert!(answered.try_recv().expect("an answer").is_err(), "it never came into the table");
 }

@@ -197,7 +197,7 @@ fn only_so_many_wait() {
         shard.inbox.commands.push(Command::Dump(Worker::new(1, 0), Box::new(sending))).expect("room");
         asked.push(parts);
     }
-    assert!(asked.len() <= INGEST_COMMANDS_MAX && !shard.obey());
+    assert!(asked.len() <= INGEST_COMMANDS_MAX && !shard.handle_commands());
     let refused = |parts: &Receiver<DumpPart>| parts.try_recv() == Ok(DumpPart::Aborted(AbortReason::Busy));
     assert!(asked.pop().as_ref().is_some_and(refused) && !asked.iter().any(refused));
     assert_eq!(shard.rest_ms(500), 0);
@@ -214,15 +214,15 @@ fn only_so_many_wait() {
 #[test]
 fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or_given_up() {
     let (_folder, mut shard) = quiet_shard();
-    let worker = shard.members[0].stream.worker;
+    let worker = shard.publishers[0].stream.worker;
     // What is taken of it shows as a connection that ended.
-    shard.members[0].link = Link::Up;
-    shard.members[0].subscription.break_up();
-    let is_taken = |shard: &super::Shard| shard.members[0].stream.reasons().contains(TrustReason::Disconnected);
+    shard.publishers[0].link = Link::Up;
+    shard.publishers[0].subscription.break_up();
+    let is_taken = |shard: &super::Shard| shard.publishers[0].stream.reasons().contains(TrustReason::Disconnected);
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
-    shard.members[0].loads_first = true;
-    shard.wait_for_load(load);
+    shard.publishers[0].waits_for_load = true;
+    shard.queue_load(load);
     let now = Now { unix_ms: 1, uptime_ms: 1 };
     for _ in 0..2 {
         shard.enqueue(0);
@@ -231,7 +231,7 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
     }
     assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and nobody spins for it");
     shard.inbox.commands.push(Command::Reset(Some(worker), ResetScope::Everything)).expect("room");
-    assert!(!shard.obey());
+    assert!(!shard.handle_commands());
     shard.transfer(now);
     shard.round(now);
     assert!(is_taken(&shard));
@@ -239,14 +239,14 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
 
     // One that had not even begun.
     let (_folder, mut shard) = quiet_shard();
-    shard.members[0].link = Link::Up;
-    shard.members[0].subscription.break_up();
+    shard.publishers[0].link = Link::Up;
+    shard.publishers[0].subscription.break_up();
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
-    shard.members[0].loads_first = true;
-    shard.wait_for_load(load);
+    shard.publishers[0].waits_for_load = true;
+    shard.queue_load(load);
     shard.inbox.commands.push(Command::Reset(None, ResetScope::Everything)).expect("room");
-    assert!(!shard.obey());
+    assert!(!shard.handle_commands());
     shard.round(now);
     assert!(is_taken(&shard));
     assert!(matches!(answers.iter().last(), Some(LoadAnswer::Failed(AbortReason::Reset))));

@@ -48,20 +48,20 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-        rig.streams[0].let_replay(true);
+        rig.streams[0].set_replays(true);
         let (engine, truths) = (Engine::default(), BTreeMap::new());
         Self { rig, engine, buffer: Vec::new(), truths, is_connected: false, paths: paths() }
     }
 
     fn connect(&mut self) {
         if !std::mem::replace(&mut self.is_connected, true) {
-            self.rig.streams[0].connected(&mut self.rig.home, self.rig.now);
+            self.rig.streams[0].connected(&mut self.rig.space, self.rig.now);
         }
     }
 
     fn disconnect(&mut self) {
         if std::mem::take(&mut self.is_connected) {
-            self.rig.streams[0].disconnected(&mut self.rig.home, self.rig.now);
+            self.rig.streams[0].disconnected(&mut self.rig.space, self.rig.now);
         }
     }
 
@@ -85,9 +85,9 @@ impl World {
 
     fn release(&mut self) {
         while self.rig.streams[0].is_releasing() {
-            self.rig.streams[0].release(&mut self.rig.home, &mut self.rig.scratch, self.rig.now);
+            self.rig.streams[0].release(&mut self.rig.space, &mut self.rig.scratch, self.rig.now);
         }
-        self.rig.streams[0].show(&mut self.rig.home);
+        self.rig.streams[0].show(&mut self.rig.space);
     }
 
     fn pass(&mut self, ms: u64) {
@@ -99,7 +99,7 @@ impl World {
 
     fn end(&mut self, end: ReplayEnd) {
         let now = self.rig.now;
-        self.rig.streams[0].replay_ended(&mut self.rig.home, end, now);
+        self.rig.streams[0].replay_ended(&mut self.rig.space, end, now);
     }
 
     /// Asks for a replay if one is wanted, and has it answered; `true` = it was.
@@ -142,7 +142,7 @@ impl World {
                 break;
             }
             let now = self.rig.now;
-            self.rig.streams[0].replayed(&mut self.rig.home, &mut self.rig.scratch, EventSeq(seq), &payload, now);
+            self.rig.streams[0].replayed(&mut self.rig.space, &mut self.rig.scratch, EventSeq(seq), &payload, now);
         }
         if matches!(fault, Fault::Dies(_)) {
             self.restart();

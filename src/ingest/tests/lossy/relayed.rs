@@ -78,7 +78,7 @@ impl RelayRig {
             forgotten: 0,
         }));
         let republisher = Republisher::new(name, RELAY_HEARTBEAT_MS, Box::new(Keep(Arc::clone(&sent))));
-        rig.streams[0].republish(republisher, &rig.home, rig.now);
+        rig.streams[0].republish(republisher, &rig.space, rig.now);
         Self { rig, sent }
     }
 
@@ -120,8 +120,8 @@ fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
     let now = relay.rig.now;
-    relay.rig.streams[0].disconnected(&mut relay.rig.home, now);
-    relay.rig.streams[0].show(&mut relay.rig.home);
+    relay.rig.streams[0].disconnected(&mut relay.rig.space, now);
+    relay.rig.streams[0].show(&mut relay.rig.space);
     let live = relay.take_live();
     let said: Vec<_> = live
         .iter()
@@ -139,8 +139,8 @@ fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
 
     let mut later = relay.rig.now;
     later.uptime_ms += RELAY_HEARTBEAT_MS;
-    relay.rig.streams[0].said(|republisher| republisher.tick(later));
-    relay.rig.streams[0].said(|republisher| republisher.tick(later));
+    relay.rig.streams[0].republish(|republisher| republisher.tick(later));
+    relay.rig.streams[0].republish(|republisher| republisher.tick(later));
     let heartbeats = std::mem::take(&mut relay.sent.lock().heartbeats);
     let beat = decoded(&heartbeats[0]);
     assert_eq!((heartbeats.len(), beat.info().heartbeat_last_seq, beat.len()), (1, Some(EventSeq(2)), 0));
@@ -181,7 +181,7 @@ fn what_no_batch_can_say_begins_a_generation() {
 /// One step of an engine beside a relay.
 fn step(relay: &mut RelayRig, engine: &mut Engine, work: &Work, fate: Fate) {
     super::step(&mut relay.rig, engine, work, fate);
-    relay.rig.streams[0].show(&mut relay.rig.home);
+    relay.rig.streams[0].show(&mut relay.rig.space);
 }
 
 proptest! {

@@ -20,7 +20,7 @@ fn an_idle_engine_joined_late_is_exact_after_a_replay_from_0() {
     let mut world = World::new();
     (0..100).for_each(|_| stored(&mut world, false));
     world.connect();
-    world.rig.streams[0].show(&mut world.rig.home);
+    world.rig.streams[0].show(&mut world.rig.space);
     assert_eq!(world.rig.trust().reasons, [R::Joining, R::Recovering].into_iter().collect());
     assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Prove));
     assert!(world.replay(&Fault::None));
@@ -91,7 +91,7 @@ fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
     (0..5).for_each(|_| stored(&mut world, true));
     world.disconnect();
     (0..5).for_each(|_| stored(&mut world, false));
-    world.rig.streams[0].show(&mut world.rig.home);
+    world.rig.streams[0].show(&mut world.rig.space);
     world.rig.expect(TrustLevel::Unproven, &[R::Disconnected], 4);
     assert!(world.rig.device(&[1, 1]) > 0, "it is not emptied");
     world.connect();
@@ -145,7 +145,7 @@ fn a_dump_is_of_its_watermark_though_a_probe_is_under_way() {
     assert_eq!(world.rig.streams[0].ask_replay(now), Some(EventSeq(4)));
     let (watermark, _) = world.rig.streams[0].hold_for_dump();
     let (seq, payload) = world.buffer[5].clone();
-    world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(seq), &payload, now);
+    world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(seq), &payload, now);
     assert_eq!((watermark, world.rig.streams[0].gate().last()), (Some(EventSeq(4)), Some(EventSeq(4))));
     world.rig.streams[0].finish_hold(now);
     world.release();
@@ -189,13 +189,13 @@ fn a_load_is_proven_on_connect_or_emptied() {
         there.send(0, &chain(0));
         let mut here = Rig::new(&Options::default());
         if replays {
-            here.streams[0].let_replay(true);
+            here.streams[0].set_replays(true);
         }
         assert!(here.load(there.dump()).is_ok());
         assert_eq!(here.device(&[1, 2, 3]), 3);
         let now = here.now;
-        here.streams[0].connected(&mut here.home, now);
-        here.streams[0].show(&mut here.home);
+        here.streams[0].connected(&mut here.space, now);
+        here.streams[0].show(&mut here.space);
         if !replays {
             here.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
             assert_eq!(here.device(&[1, 2, 3]), 0);
@@ -204,10 +204,10 @@ fn a_load_is_proven_on_connect_or_emptied() {
         here.expect(TrustLevel::Unproven, &[R::Recovering], 0);
         assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
         for (seq, batch) in [(0, chain(0)), (1, Batch::new(1).stored(Some(13), &[14], &[4]))] {
-            here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
+            here.streams[0].replayed(&mut here.space, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
         }
-        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
-        here.streams[0].show(&mut here.home);
+        here.streams[0].replay_ended(&mut here.space, ReplayEnd::Marker, now);
+        here.streams[0].show(&mut here.space);
         here.release();
         here.expect(TrustLevel::Exact, &[], 1);
         assert_eq!((here.device(&[1, 2, 3, 4]), here.count(C::Emptied)), (4, 0));
@@ -298,7 +298,7 @@ fn a_batch_that_came_between_the_question_and_its_answer_is_brought_again() {
     stored(&mut world, true);
     for (seq, payload) in answer {
         let now = world.rig.now;
-        world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(seq), &payload, now);
+        world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(seq), &payload, now);
     }
     world.end(ReplayEnd::Marker);
     world.release();
@@ -322,7 +322,7 @@ fn a_worker_that_begins_anew_is_not_exact_when_it_is_emptied() {
     world.rig.streams[0].emptied_under.clear();
     let (seq, payload) = &answer[0];
     let now = world.rig.now;
-    world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(*seq), payload, now);
+    world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(*seq), payload, now);
     assert_eq!(world.rig.count(C::Renewed), 1);
     let levels: Vec<_> = world.rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
     assert_eq!(levels, [TrustLevel::Unproven], "what readers see once the index is empty");

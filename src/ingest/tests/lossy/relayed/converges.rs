@@ -61,7 +61,7 @@ impl Link {
 /// What a worker's part of an index adds up to.
 fn references(rig: &Rig) -> References {
     let (mut sum, mut cursor) = (References::default(), DumpCursor::default());
-    while rig.home.writer.dump(rig.streams[0].slot, &mut cursor, usize::MAX, &mut |store| sum.add(&store)) {}
+    while rig.space.writer.dump(rig.streams[0].slot, &mut cursor, usize::MAX, &mut |store| sum.add(&store)) {}
     sum
 }
 
@@ -82,7 +82,7 @@ impl World {
     fn new(seed: u64, weather: Weather, buffer_batches_max: usize) -> Self {
         let generation = 1_000;
         let mut router = Rig::new(&Options::default());
-        router.streams[0].let_replay(true);
+        router.streams[0].set_replays(true);
         let chance = Xoshiro256PlusPlus::seed_from_u64(seed);
         let relay = RelayRig::new(RelayName { generation, ..NAME }, buffer_batches_max);
         let link = Link { chance, weather, is_parted: false, under_way: VecDeque::new() };
@@ -96,13 +96,13 @@ impl World {
 
     fn connect(&mut self) {
         let now = self.router.now;
-        self.router.streams[0].connected(&mut self.router.home, now);
+        self.router.streams[0].connected(&mut self.router.space, now);
     }
 
     fn reconnect(&mut self) {
         self.link.under_way.clear();
         let now = self.router.now;
-        self.router.streams[0].disconnected(&mut self.router.home, now);
+        self.router.streams[0].disconnected(&mut self.router.space, now);
         self.connect();
     }
 
@@ -144,11 +144,11 @@ impl World {
     }
 
     fn release(&mut self) {
-        let Rig { home, streams, scratch, now, .. } = &mut self.router;
+        let Rig { space, streams, scratch, now, .. } = &mut self.router;
         while streams[0].is_releasing() {
-            streams[0].release(home, scratch, *now);
+            streams[0].release(space, scratch, *now);
         }
-        streams[0].show(home);
+        streams[0].show(space);
     }
 
     fn pass(&mut self, ms: u64) {
@@ -157,7 +157,7 @@ impl World {
         let mut now = self.relay.rig.now;
         now.uptime_ms += ms;
         self.relay.rig.now = now;
-        self.relay.rig.streams[0].said(|republisher| republisher.tick(now));
+        self.relay.rig.streams[0].republish(|republisher| republisher.tick(now));
         let heartbeats = std::mem::take(&mut self.relay.sent.lock().heartbeats);
         for payload in heartbeats {
             self.carry(Some((UNNUMBERED, payload)));
@@ -166,7 +166,7 @@ impl World {
         let now = self.router.now;
         self.router.streams[0].tick(0, now);
         self.router.streams[0].probe(5_000, now);
-        self.router.streams[0].show(&mut self.router.home);
+        self.router.streams[0].show(&mut self.router.space);
     }
 
     /// Lets the router ask, if it wants to, and the relay answer; meanwhile the relay says more.
@@ -200,7 +200,7 @@ impl World {
             self.pass(REPLAY_FIRST_MS_MAX.max(REPLAY_NEXT_MS_MAX));
             let now = self.router.now;
             if self.router.streams[0].replay_is_overdue(now) {
-                self.router.streams[0].replay_ended(&mut self.router.home, ReplayEnd::Missing, now);
+                self.router.streams[0].replay_ended(&mut self.router.space, ReplayEnd::Missing, now);
             }
         }
         assert!(!self.router.streams[0].awaits_replay());
@@ -217,17 +217,17 @@ impl World {
     }
 
     fn answered(&mut self, message: &Message) {
-        let Rig { home, streams, scratch, now, .. } = &mut self.router;
+        let Rig { space, streams, scratch, now, .. } = &mut self.router;
         let (stream, now) = (&mut streams[0], *now);
         if !stream.awaits_replay() {
             return;
         }
         match message {
-            Message::Batch(seq, payload) => stream.replayed(home, scratch, *seq, payload, now),
-            Message::Part(payload) => stream.replayed_part(home, scratch, payload, now),
-            Message::End => stream.replay_ended(home, ReplayEnd::Marker, now),
+            Message::Batch(seq, payload) => stream.replayed(space, scratch, *seq, payload, now),
+            Message::Part(payload) => stream.replayed_part(space, scratch, payload, now),
+            Message::End => stream.replay_ended(space, ReplayEnd::Marker, now),
         }
-        stream.show(home);
+        stream.show(space);
     }
 
     /// What is believed exact is what the relay held after the batch that was applied last.

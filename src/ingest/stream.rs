@@ -1,9 +1,34 @@
-//! One publisher's stream: from a sequence and a payload to the index, the worker's trust and its counters.
+//! One publisher's stream: from a sequence number and a payload to the index, the worker's trust and its counters.
 //!
-//! No socket and no clock: both are the shard's. What the gate's verdict does here where lost batches cannot be
-//! fetched again (`recover` is for where they can):
+//! No socket and no clock: the shard has both.
 //!
-//! | what happened | the worker | trust |
+//! # The state of a stream
+//!
+//! [`StreamState`] says what happens to live messages. `hold` has the transitions.
+//!
+//! | state | live batch | dump or load begins | batches are missing | dump or load ends or is aborted | nothing is missing any more | no message waits | disconnected |
+//! |---|---|---|---|---|---|---|---|
+//! | Live | applied | Dumping, Loading | Recovering | – | Live | – | Live |
+//! | Dumping, Loading | waits; may abort the dump or load | – | unchanged | Releasing; Recovering if a replay is wanted | – | unchanged | aborted, then as there |
+//! | Recovering | waits; the oldest are dropped beyond the limit | waits for Live | Recovering | – | Releasing | – | Live; the messages are dropped |
+//! | Releasing | stays in its socket | waits for Live | Recovering | – | Releasing | Live | Live if it was Recovering, and the messages are dropped |
+//!
+//! Four further parts belong to the state. Each is a machine of its own:
+//! - the sequence gate judges batches ([`crate::event::gate`]);
+//! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover` applies
+//!   it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe runs while
+//!   the stream is Live;
+//! - a relay's snapshot is taken only while Recovering (`relay`);
+//! - trust ([`crate::event::trust`]).
+//!
+//! Beside these, `abort_reason` keeps the reason of an aborted dump or load until that has read it, and `last_dropped`
+//! the last batch that was dropped while Recovering, which the replay has to bring.
+//!
+//! # The effect of a verdict where the publisher cannot replay
+//!
+//! `recover` has the same table for publishers that can.
+//!
+//! | event | the worker | trust |
 //! |---|---|---|
 //! | first batch, sequence 0 | | exact |
 //! | first batch, later | | joined_late |
@@ -16,11 +41,10 @@
 //! | a batch of another rank or worker | emptied | rank_conflict |
 //! | more blocks than the worker's capacity | emptied | capacity_bound |
 //!
-//! While the worker is dumped or loaded its messages wait (`hold`), and nothing of this happens until they are
-//! applied.
+//! While messages wait, nothing of this happens until they are applied.
 //!
-//! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
-//! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
+//! After a gap, blocks whose chain begins in the missing batches stay unbound or dormant, so the worker can only be
+//! under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
 mod hold;
 mod recover;
@@ -40,48 +64,29 @@ use super::dump::AbortReason;
 use super::groups::{Groups, Unplaced};
 use super::lower_tiers::Offloaded;
 use super::republish::Republisher;
+use super::space_shard::SpaceShard;
 use super::view::WorkerView;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
 use crate::event::trust::{Flaw, TrustInput, WorkerTrust};
-use crate::event::{self, DecodeError, EventBatch, DecodeWarning, flat};
+use crate::event::{self, DecodeError, DecodeWarning, EventBatch, flat};
 use crate::fleet::SchemeCell;
-use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
-use crate::index::{Refusal, ShardWriter, Shortfall, StoreBlocks, StoreOutcome};
+use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier, Worker, WorkerSlot};
+use crate::index::{Refusal, Shortfall, StoreBlocks, StoreOutcome};
 use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
-use hold::{Held, Message};
-use relay::Relayed;
+use hold::{Message, StreamState};
+use relay::RelayState;
 
-/// The time of one turn: of the wall for people, and since boot for deadlines.
+/// The time of one quantum: wall-clock time for people, and time since the start for deadlines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
     pub(super) unix_ms: u64,
     pub(super) uptime_ms: u64,
 }
 
-/// One space in one shard: everything its workers there share.
-#[derive(Debug)]
-pub(super) struct SpaceShard {
-    pub(super) space: SpaceId,
-    pub(super) writer: ShardWriter,
-    pub(super) scheme: Arc<SchemeCell>,
-    /// Whether a learnt scheme may be learnt again once no worker holds anything.
-    pub(super) relearns: bool,
-    /// Whether the scheme was learnt from a block that came alone, and nothing has shown since that it was a full one.
-    pub(super) unsure: bool,
-    /// The workers, to tell when none holds anything.
-    pub(super) slots: Vec<WorkerSlot>,
-    /// Whether the writer has more to sweep.
-    pub(super) unswept: bool,
-    /// Whether events wait until the index has got memory back.
-    pub(super) choked: bool,
-    /// Whether a sweep may have more to say of a worker of which blocks waited for their places.
-    pub(super) deferring: bool,
-}
-
-/// Memory that is used again from batch to batch.
+/// Memory that the shard uses again from batch to batch.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) batch: EventBatch,
@@ -95,94 +100,93 @@ pub(super) struct Stream {
     pub(super) slot: WorkerSlot,
     pub(super) salts_possible: bool,
     pub(super) view: Arc<WorkerView>,
-    /// What its KV groups serve.
+    /// The KV groups of the worker, and which of their blocks count.
     pub(super) kv_groups: Groups,
-    /// What its window groups have said of blocks that are not known yet.
+    /// References of window groups to blocks that are not known yet.
     pub(super) unplaced: Unplaced,
-    /// Its hashes do not tell where a block is: none is bound.
+    /// Its engine's hashes do not show where a block is, so no block is bound.
     pub(super) unchained: bool,
-    /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
+    /// Hashes whose stores contradicted each other: a block that names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
     /// Whether salts came without and with a gateway's prefix.
     salt_forms: (bool, bool),
-    /// What all workers of the space share.
+    /// The scheme and the salt forms of the space, shared by all of its workers.
     space_scheme: Arc<SchemeCell>,
-    /// What connectors say of tiers below device memory.
+    /// The blocks that connectors announce in tiers below device memory.
     pub(super) offloaded: Offloaded,
-    /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
-    pub(super) groups: Vec<(Tier, GroupId)>,
-    /// How copies are told from full reports.
+    /// The KV groups of which each tier has had blocks since it was last empty, as the index counts them.
+    pub(super) tier_groups: Vec<(Tier, GroupId)>,
+    /// Distinguishes second copies from full reports.
     pub(super) copies: Copies,
-    /// What removals have left of copies.
+    /// References to second copies that removals left behind.
     pub(super) last_copies: LastCopies,
     capacity_blocks: u64,
     gate: SequenceGate,
     pub(super) trust: WorkerTrust,
-    /// What readers see.
+    /// The trust that readers see.
     shown: Trust,
     pub(super) format: Option<event::format::Format>,
     last_message_ms: Option<u64>,
-    /// Messages that wait while the worker is dumped or loaded.
-    held: Option<Box<Held>>,
-    /// Why they wait no longer, until the dump or load has heard of it.
+    state: StreamState,
+    /// Why the dump or load was aborted, until it has read the reason.
     abort_reason: Option<AbortReason>,
-    /// What all streams of the shard let wait.
+    /// Payload bytes that wait in all streams of the shard.
     held_of_shard: HeldBytes,
-    /// How lost batches are fetched again; `None` = they cannot be.
+    /// The recovery of lost batches; `None` = the publisher cannot replay.
     recovery: Option<Recovery>,
-    /// The last live batch dropped while the worker was recovered: the replay has to bring it.
-    dropped: Option<EventSeq>,
-    /// What is known of its relay, if it comes from one.
-    relayed: Relayed,
-    /// Who says what is done to the worker once more; `None` = nobody.
-    republisher: Option<Box<Republisher>>,
+    /// The last live batch that was dropped while Recovering: the replay has to bring it.
+    last_dropped: Option<EventSeq>,
+    /// The relay that the stream comes from, if it comes from one.
+    relay: RelayState,
+    /// Publishes the worker's changes again, in a relay.
+    pub(super) republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
-    /// What readers saw of its trust each time that the worker had just been emptied.
+    /// The trust that readers saw each time that the worker had just been emptied.
     #[cfg(test)]
     pub(super) emptied_under: Vec<Trust>,
 }
 
 impl Stream {
-    pub(super) fn new(publisher: &Publisher, now: Now) -> Self {
-        Self::with_trust_input(publisher, None, now)
+    pub(super) fn new(plan: &Publisher, now: Now) -> Self {
+        Self::with_trust_input(plan, None, now)
     }
 
-    /// A stream whose trust begins with an input, which readers see from the first.
-    pub(super) fn with_trust_input(publisher: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
+    /// A stream whose trust begins with an input, which readers see at once.
+    pub(super) fn with_trust_input(plan: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
         let mut trust = WorkerTrust::new(now.unix_ms);
         if let Some(input) = input {
             trust.apply(input, now.unix_ms);
         }
         let shown = trust.trust();
-        publisher.view.trust.store(shown);
+        plan.view.trust.store(shown);
         Self {
-            worker: publisher.worker,
-            slot: publisher.slot,
-            salts_possible: publisher.salts_possible,
-            view: Arc::clone(&publisher.view),
+            worker: plan.worker,
+            slot: plan.slot,
+            salts_possible: plan.salts_possible,
+            view: Arc::clone(&plan.view),
             kv_groups: Groups::default(),
             unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
             salt_forms: (false, false),
-            space_scheme: Arc::clone(&publisher.scheme),
+            space_scheme: Arc::clone(&plan.scheme),
             offloaded: Offloaded::default(),
-            groups: Vec::new(),
+            tier_groups: Vec::new(),
             copies: Copies::default(),
             last_copies: LastCopies::default(),
-            capacity_blocks: publisher.capacity_blocks,
+            capacity_blocks: plan.capacity_blocks,
             gate: SequenceGate::default(),
             trust,
             shown,
             format: None,
             last_message_ms: None,
-            held: None,
+            state: StreamState::Live,
             abort_reason: None,
             held_of_shard: HeldBytes::default(),
-            recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
-            dropped: None,
-            relayed: Relayed::default(),
+            recovery: plan.source.replay.as_ref().map(|_| Recovery::default()),
+            last_dropped: None,
+            relay: RelayState::default(),
             republisher: None,
             changed: false,
             #[cfg(test)]
@@ -190,13 +194,20 @@ impl Stream {
         }
     }
 
-    /// The worker has room for so many blocks; 0 = not known. What it holds beyond is seen with the next batch.
+    /// Sets the number of blocks that fit the worker's device memory; 0 = not known. The next batch checks it.
     pub(super) fn set_capacity(&mut self, capacity_blocks: u64) {
         self.capacity_blocks = capacity_blocks;
     }
 
     /// Takes one message of the stream.
-    pub(super) fn message(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
+    pub(super) fn message(
+        &mut self,
+        space: &mut SpaceShard,
+        scratch: &mut Scratch,
+        seq: EventSeq,
+        payload: &[u8],
+        now: Now,
+    ) {
         self.last_message_ms = Some(now.uptime_ms);
         if seq == flat::UNNUMBERED {
             return self.unnumbered(space, scratch, payload, now);
@@ -204,8 +215,8 @@ impl Stream {
         let payload_hash = xxh3_64(payload);
         if self.is_old_relay_batch((seq, payload_hash), payload, scratch) {
             self.input(TrustInput::Duplicate, now);
-        } else if self.held.is_some() {
-            self.wait(space, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
+        } else if !self.state.is_live() {
+            self.hold_message(space, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
         } else if !self.holds_for_lost(space, (seq, payload_hash), payload, now) {
             self.batch(space, scratch, (seq, payload_hash), payload, now);
         }
@@ -217,7 +228,7 @@ impl Stream {
         self.apply_judged(space, scratch, (verdict, id.0), payload, now);
     }
 
-    /// Does what the gate says of a batch, and applies it unless it was before.
+    /// Carries out the gate's verdict on a batch, and applies the batch unless it was applied before.
     fn apply_judged(
         &mut self,
         space: &mut SpaceShard,
@@ -227,7 +238,7 @@ impl Stream {
         now: Now,
     ) {
         self.changed = true;
-        if !self.admit(space, verdict, now) {
+        if !self.accept(space, verdict, now) {
             return;
         }
         space.writer.begin_batch(self.slot);
@@ -239,8 +250,7 @@ impl Stream {
             Err(error) => self.undecodable(space, error, seq, now),
             Ok(()) if !self.is_ours(scratch.batch.info()) => {
                 self.another_rank(scratch.batch.info(), seq, now);
-                // The refused batch may have held removals of this worker's blocks: its publisher may have got
-                // another rank.
+                // The refused batch may have held removals of this worker's blocks: its publisher may have a new rank.
                 self.empty(space, TrustInput::Flaw(Flaw::RankConflict), now);
             }
             Ok(()) if !self.is_of_generation(space, scratch.batch.info(), (seq, payload), now) => return,
@@ -248,7 +258,7 @@ impl Stream {
                 self.note_batch_facts(space, &scratch.batch, now);
                 self.apply(space, scratch, now);
                 if scratch.batch.info().warnings.get(DecodeWarning::UnknownTag) > 0 {
-                    // A clear in this batch may have come before it.
+                    // A clear in this batch may have removed the reason, although the unknown event came after it.
                     self.lower_trust(Flaw::UnknownEvents, now);
                 }
                 self.count(WorkerCounter::Batches, 1);
@@ -260,8 +270,8 @@ impl Stream {
         self.flush_republished(space);
     }
 
-    /// Does what the gate says; `false` = the batch is not to be applied.
-    fn admit(&mut self, space: &mut SpaceShard, verdict: Verdict, now: Now) -> bool {
+    /// Carries out a verdict; `false` = the batch is not to be applied.
+    fn accept(&mut self, space: &mut SpaceShard, verdict: Verdict, now: Now) -> bool {
         match verdict {
             Verdict::InOrder => self.input(TrustInput::Batch, now),
             Verdict::First { seq, .. } => {
@@ -282,16 +292,28 @@ impl Stream {
             }
             Verdict::Restart { seq, before } => {
                 tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
-                self.count(WorkerCounter::Restarts, 1);
                 self.note_beginning(seq);
-                self.forget_incarnation();
-                self.empty(space, TrustInput::Restarted(seq), now);
+                self.restart(space, TrustInput::Restarted(seq), now);
             }
         }
         true
     }
 
-    /// The connection broke, and everything received before has been taken.
+    /// Makes the worker that of another incarnation. This is the only place for the effect of a publisher's restart,
+    /// however it showed: in a live batch, in a replay or in a relay's snapshot.
+    fn restart(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
+        self.changed = true;
+        self.count(WorkerCounter::Restarts, 1);
+        self.begin_anew(space, because, now);
+    }
+
+    /// Forgets all that is known of the stream and empties the worker.
+    fn begin_anew(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
+        self.forget_incarnation();
+        self.empty(space, because, now);
+    }
+
+    /// Handles a broken connection, once all messages from before the break have been taken.
     pub(super) fn disconnected(&mut self, space: &mut SpaceShard, now: Now) {
         self.changed = true;
         self.count(WorkerCounter::Disconnects, 1);
@@ -304,17 +326,17 @@ impl Stream {
         }
     }
 
-    /// The connection broke, and there may be more to take of it or already of the next: nothing is believed
-    /// until [`Stream::disconnected`].
+    /// Lowers trust at once when the connection breaks. Messages of it, or already of the next one, may still wait;
+    /// [`Stream::disconnected`] follows once they are taken.
     pub(super) fn breaking(&mut self, now: Now) {
         self.changed = true;
         self.input(TrustInput::Disconnected, now);
     }
 
-    /// A message without the frames of a batch. Its sequence is unknown: the next batch shows whether it had one.
+    /// Handles a message without the frames of a batch. It may have been a batch: the next one shows that.
     pub(super) fn misframed(&mut self, space: &mut SpaceShard, frames: usize, now: Now) {
-        if self.held.is_some() {
-            self.wait(space, Message::Misframed(frames), now);
+        if !self.state.is_live() {
+            self.hold_message(space, Message::Misframed(frames), now);
         } else {
             self.unframed(frames, now);
         }
@@ -326,34 +348,34 @@ impl Stream {
         self.count(WorkerCounter::MessagesMisframed, 1);
         let times = self.view.counters.get(WorkerCounter::MessagesMisframed);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, frames, times, "message without an 8-byte sequence and a payload skipped");
+            tracing::warn!(worker = %self.worker, frames, times, "a message without an 8-byte sequence number and a payload was skipped");
         }
     }
 
-    /// Time has passed. `silence_ms_max` 0 = silence means nothing.
+    /// Checks for silence. `silence_ms_max` 0 = a stream may be silent for ever.
     pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
-        // Another worker of the space may have been the one to bring the second form.
+        // Another worker of the space may have brought the second form.
         self.check_salt_forms(now);
-        let silent_for = self.last_message_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
+        let silent_for = self.last_message_ms.map_or(0, |last| now.uptime_ms.saturating_sub(last));
         let silence_ms_max = self.silence_ms(silence_ms_max);
         if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
             self.last_message_ms = None;
             self.changed = true;
-            tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "no event batch for longer than configured");
+            tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "the publisher has sent no message for longer than it may be silent");
             self.input(TrustInput::Silent, now);
         }
     }
 
-    /// Nothing will be taken any more, for the reason that the input gives.
+    /// Ends the stream, for the reason that the input gives.
     pub(super) fn end(&mut self, input: TrustInput, now: Now) {
         self.input(input, now);
         self.shown = self.trust.trust();
         self.view.trust.store(self.shown);
     }
 
-    /// Ends a turn: the index shows what was taken already, and now so does the trust that speaks of it.
+    /// Ends a quantum. Readers already see its batches in the index; now they see the trust that goes with them.
     pub(super) fn show(&mut self, space: &mut SpaceShard) {
-        self.view.gauges.set_waiting(self.held.as_deref().map_or(0, Held::waiting));
+        self.view.gauges.set_waiting(self.state.waiting_len());
         if !std::mem::take(&mut self.changed) {
             return;
         }
@@ -364,19 +386,19 @@ impl Stream {
         self.view.trust.store(self.shown);
     }
 
-    /// Moves the trust. A fall is shown at once, before the index changes; a rise waits for [`Stream::show`].
+    /// Changes the trust. Readers see a fall at once, before the index changes, and a rise with [`Stream::show`].
     pub(super) fn input(&mut self, input: TrustInput, now: Now) {
         let Self { trust, shown, view, .. } = self;
-        move_trust((trust, shown), view, input, now);
+        change_trust((trust, shown), view, input, now);
     }
 
-    /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
+    /// Lowers the trust for a flaw of a batch. The log says so once, until the reason has gone.
     pub(super) fn lower_trust(&mut self, flaw: Flaw, now: Now) {
         self.log_flaw(flaw);
         self.input(TrustInput::Flaw(flaw), now);
     }
 
-    /// The same, and drops every block.
+    /// Lowers the trust for a flaw, and drops every block.
     pub(super) fn empty_because(&mut self, space: &mut SpaceShard, flaw: Flaw, now: Now) {
         self.log_flaw(flaw);
         self.empty(space, TrustInput::Flaw(flaw), now);
@@ -393,11 +415,11 @@ impl Stream {
         self.view.counters.add(counter, times);
     }
 
-    /// Drops every block because of what the input says. Trust falls first: [`TrustCell`](crate::fleet::TrustCell) has
-    /// the pairing by which no reader that finds the worker empty still believes it as before.
+    /// Drops every block for the reason that the input gives. Trust falls first: by the pairing in
+    /// [`TrustCell`](crate::fleet::TrustCell), no reader that finds the worker empty still sees the earlier trust.
     pub(super) fn empty(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
         self.input(because, now);
-        self.relayed.taking = None;
+        self.relay.snapshot = None;
         let held = space.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
             space.writer.clear(self.slot, None);
@@ -410,7 +432,7 @@ impl Stream {
         self.forget_blocks(space);
     }
 
-    /// The index has emptied the worker by itself.
+    /// Notes that the index has emptied the worker by itself.
     pub(super) fn emptied(&mut self, space: &mut SpaceShard) {
         self.count(WorkerCounter::Emptied, 1);
         self.republish(|republisher| republisher.cleared(None));
@@ -418,7 +440,7 @@ impl Stream {
         self.forget_blocks(space);
     }
 
-    /// Forgets what is remembered of blocks that the index holds no more.
+    /// Forgets all facts about blocks that the index no longer holds.
     fn forget_blocks(&mut self, space: &mut SpaceShard) {
         self.offloaded.lose();
         self.copies.cleared();
@@ -426,8 +448,9 @@ impl Stream {
         self.windows_emptied(space);
     }
 
+    /// Forgets all facts about the engine's current life. The gate is not touched.
     fn forget_incarnation(&mut self) {
-        (self.relayed.generation, self.relayed.beats) = (None, false);
+        (self.relay.generation, self.relay.sends_heartbeats) = (None, false);
         self.format = None;
         self.kv_groups.forget();
         self.unchained = false;
@@ -437,12 +460,12 @@ impl Stream {
         self.last_copies = LastCopies::default();
     }
 
-    /// To engines `x` and the prefixed `x` are two salts, and here they are one: where both forms come in a space, a
-    /// prompt with one may find blocks of the other at any worker that has blocks with a salt.
+    /// Lowers trust if salts come in two forms in the space. To engines `x` and the prefixed `x` are two salts, and here
+    /// they are one. So a prompt with one form may match blocks of the other, at any worker that has salted blocks.
     fn check_salt_forms(&mut self, now: Now) {
         let is_salted = self.salt_forms.0 || self.salt_forms.1;
-        let is_said = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
-        if is_salted && !is_said && self.space_scheme.has_salts_of_two_forms() {
+        let is_lowered = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
+        if is_salted && !is_lowered && self.space_scheme.has_salts_of_two_forms() {
             self.changed = true;
             self.lower_trust(Flaw::IsolationUnknown, now);
         }
@@ -453,12 +476,12 @@ impl Stream {
         let times = self.view.undecodable.add(error.reason as usize, 1);
         if times.is_power_of_two() {
             let (reason, offset) = (error.reason.name(), error.offset);
-            tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "event batch skipped; the worker is emptied");
+            tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "an event batch could not be decoded; the worker is emptied");
         }
         self.empty_because(space, Flaw::Undecodable, now);
     }
 
-    /// Counts what the decoder passed over and takes a relay's word about itself.
+    /// Counts the decoder's warnings, and notes a relay's own trust and the forms of salts.
     fn note_batch_facts(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
         let info = batch.info();
         batch.unknown_names().for_each(|(of, name, times)| self.count_unknown_name(of, name, times));
@@ -482,9 +505,11 @@ impl Stream {
                 DecodeWarning::UnchainedHash => self.unchained_hashes(space, now),
                 DecodeWarning::LookaheadTokens => self.lower_trust(Flaw::LookaheadHash, now),
                 DecodeWarning::NoPlaceForSalt if self.salts_possible => self.lower_trust(Flaw::IsolationUnknown, now),
-                DecodeWarning::UnknownKey | DecodeWarning::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),
+                DecodeWarning::UnknownKey | DecodeWarning::UnknownValue => {
+                    self.count(WorkerCounter::UnknownKeys, times);
+                }
                 DecodeWarning::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
-                // The event they belong to is counted where it is refused.
+                // Other warnings belong to an event that is refused, and counted, later.
                 _ => {}
             }
         }
@@ -495,13 +520,14 @@ impl Stream {
         self.trust.may_miss_blocks()
     }
 
-    /// Whether a chain that is announced again is one more copy. Once full reports were seen it is not, until the
+    /// Whether a chain that is announced again counts as one more copy. After a full report it does not, until the
     /// engine's cache is cleared.
     pub(super) fn counts_copies(&self, space: &SpaceShard) -> bool {
         space.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
     }
 
-    /// Chains were announced that are no copies. Which of the copies counted before were none cannot be told.
+    /// Empties the worker after a full report: the chains that it announced are not copies, and earlier counted copies
+    /// cannot be told from reports.
     pub(super) fn full_report(&mut self, space: &mut SpaceShard, now: Now) {
         self.count(WorkerCounter::FullReports, 1);
         self.empty_because(space, Flaw::FullReports, now);
@@ -512,7 +538,7 @@ impl Stream {
         if self.capacity_blocks > 0 && references > self.capacity_blocks {
             tracing::warn!(
                 worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
-                "more blocks in device memory than the worker has; it is emptied"
+                "the engine announced more blocks than its device memory has; the worker is emptied"
             );
             if self.copies.has_counted {
                 return self.full_report(space, now);
@@ -524,25 +550,25 @@ impl Stream {
         }
     }
 
-    /// Drops every block. Its engine still holds them, so it is believed as one that was joined late; its stream goes
-    /// on where it stands.
-    pub(in crate::ingest) fn reset(&mut self, space: &mut SpaceShard, now: Now) {
+    /// Drops every block for a command. The engine still holds them, so the worker counts as joined late. Its stream goes
+    /// on.
+    pub(super) fn reset(&mut self, space: &mut SpaceShard, now: Now) {
         self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
         self.count(WorkerCounter::Resets, 1);
-        tracing::info!(worker = %self.worker, "the worker is emptied, as was asked for");
+        tracing::info!(worker = %self.worker, "the worker is emptied by a reset");
         self.empty(space, TrustInput::Reset, now);
         self.show(space);
     }
 
-    /// Drops what the device holds, because somebody says that its engine's cache was cleared. The engine publishes that
-    /// with its next step only; until then batches from before may come. The stream goes on where it stands.
-    pub(in crate::ingest) fn device_cleared(&mut self, space: &mut SpaceShard, now: Now) {
+    /// Drops the blocks in device memory for a command that says that the engine's cache was cleared. The engine publishes
+    /// the clear only with its next step; until then, batches from before may come. The stream goes on.
+    pub(super) fn device_cleared(&mut self, space: &mut SpaceShard, now: Now) {
         self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
         self.count(WorkerCounter::Resets, 1);
-        tracing::info!(worker = %self.worker, "the worker's device is emptied: its engine's cache was cleared, as somebody says");
-        self.input(TrustInput::ClearTold, now);
+        tracing::info!(worker = %self.worker, "the worker's device tier is emptied: a caller reported that the engine's cache was cleared");
+        self.input(TrustInput::ClearReported, now);
         space.writer.clear(self.slot, Some(Tier::Device));
         self.republish(|republisher| republisher.cleared(Some(Tier::Device)));
         self.tier_groups.retain(|(tier, _)| *tier != Tier::Device);
@@ -551,8 +577,11 @@ impl Stream {
         self.show(space);
     }
 
-    /// Counts references in the index. The trust falls before readers see that the index defers or forgets blocks.
-    pub(in crate::ingest) fn store_in_index(
+    /// Stores blocks in the index. Trust falls before readers can see that the index defers or drops blocks.
+    ///
+    /// The index places deferred blocks later, in slices of its sweep. Until it is done, overlaps are too low. The shard
+    /// calls [`Stream::swept`] after each sweep.
+    pub(super) fn store_in_index(
         &mut self,
         space: &mut SpaceShard,
         blocks: &StoreBlocks<'_>,
@@ -564,12 +593,12 @@ impl Stream {
                 Shortfall::Deferred => TrustInput::Deferred,
                 Shortfall::Emptied => TrustInput::Flaw(Flaw::CapacityBound),
             };
-            move_trust((&mut *trust, &mut *shown), view, input, now);
+            change_trust((&mut *trust, &mut *shown), view, input, now);
         });
         if outcome.deferred {
             self.changed = true;
             space.deferring = true;
-            tracing::debug!(worker = %self.worker, "blocks wait for their places in the index");
+            tracing::debug!(worker = %self.worker, "the index places blocks later");
         }
         #[cfg(test)]
         if outcome.refused == Some(Refusal::WorkBound) {
@@ -578,8 +607,8 @@ impl Stream {
         outcome
     }
 
-    /// The index was swept: takes note of what became of blocks that waited. Answers whether blocks still wait.
-    pub(in crate::ingest) fn swept(&mut self, space: &mut SpaceShard, now: Now) -> bool {
+    /// Updates the trust after a sweep has placed deferred blocks. Returns whether blocks still wait.
+    pub(super) fn swept(&mut self, space: &mut SpaceShard, now: Now) -> bool {
         if !self.trust.is_deferring() {
             return false;
         }
@@ -602,8 +631,8 @@ impl Stream {
     }
 }
 
-/// Moves a trust, and shows it at once where it falls.
-fn move_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView, input: TrustInput, now: Now) {
+/// Changes a trust, and shows it at once if it falls.
+fn change_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView, input: TrustInput, now: Now) {
     if trust.apply(input, now.unix_ms) {
         let fallen = trust.trust();
         shown.level = shown.level.min(fallen.level);
@@ -613,25 +642,25 @@ fn move_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView,
     }
 }
 
-/// Engine hashes that are no identity, as far as they are remembered.
+/// Engine hashes that do not identify one block, because their stores contradicted each other.
 #[derive(Debug, Default)]
-pub(in crate::ingest) struct Conflicted {
+pub(super) struct Conflicted {
     hashes: FxHashSet<EngineHash>,
-    /// There are more than can be remembered: any hash may be one.
+    /// There are more than the limit, so any hash may be one.
     all: bool,
 }
 
 impl Conflicted {
-    /// Any hash may be one.
-    pub(in crate::ingest) fn any() -> Self {
+    /// Any hash may be one of them.
+    pub(super) fn any() -> Self {
         Self { hashes: FxHashSet::default(), all: true }
     }
 
-    pub(in crate::ingest) fn contains(&self, hash: EngineHash) -> bool {
+    pub(super) fn contains(&self, hash: EngineHash) -> bool {
         self.all || self.hashes.contains(&hash)
     }
 
-    pub(in crate::ingest) fn extend(&mut self, hashes: &[EngineHash]) {
+    pub(super) fn extend(&mut self, hashes: &[EngineHash]) {
         if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
             *self = Self::any();
         } else {

@@ -1,25 +1,25 @@
-//! A worker's blocks as a stream of parts, taken out of a running shard ([`IngestHandle::dump`]) and put into
-//! a worker of another ([`IngestHandle::load`]).
+//! A worker's blocks as a stream of parts: dumped from a running shard ([`IngestHandle::dump`]) and loaded into a worker
+//! of another shard ([`IngestHandle::load`]).
 //!
 //! ```text
 //! begin{watermark, remembered payloads, scheme, trust}  chunk*  (end{references, digest} | aborted{reason})
 //! ```
 //!
-//! A dump holds what the worker held when its batch `watermark` had been applied, and nothing of what came
-//! later, though the shard goes on. For as long as it is walked, slice by slice between the turns of the
-//! others, the worker's own messages wait in a bounded buffer; its answers are those of the watermark
-//! meanwhile, and say so. When it ends, however it ends, they are applied in order. Nothing is lost by a
-//! dump: where the buffer is full, or a message shows that the worker is to be emptied, it is the dump that
-//! is broken off.
+//! A dump contains the blocks that the worker held after its batch `watermark`, and no later change, although the shard
+//! goes on. The shard walks the worker's blocks slice by slice, between the quanta of its publishers. Meanwhile the
+//! worker's own messages wait in a bounded buffer, and replies about it name the watermark as their sequence number.
+//! When the dump ends or fails, the messages are applied in order. A dump loses no message: if the buffer is full, or a
+//! message shows that the worker is to be emptied, the dump is aborted.
 //!
-//! A load is the same the other way. The worker is emptied, believed `unproven` until the end has been
-//! seen to agree with what was stored, and then goes on behind the watermark as the stream that was dumped
-//! would have: the gate is handed over with the payloads it remembered, so a stream of another incarnation is told
-//! from its own. A load that fails leaves the worker empty, and believed as one that was joined late.
+//! A load works the other way. The worker is emptied and is `unproven` until the end of the dump agrees with what was
+//! stored. Then it goes on behind the watermark as the dumped stream would have. The dump carries the sequence gate's
+//! remembered payloads, so a stream of another incarnation is recognised. A load that fails leaves the worker empty and
+//! `joined_late`.
 //!
-//! One dump or load runs in a shard at a time; others wait for it. A worker whose lost batches are being fetched is
-//! recovered first, which is bounded in time; batches found missing while it is dumped or loaded are fetched after. What
-//! is loaded is shown to go on by a replay, at once or on connecting; without a replay endpoint it is emptied there.
+//! One dump or load runs in a shard at a time; others wait for it. If the worker's lost batches are being fetched, the
+//! recovery ends first, which is bounded in time. Batches found missing during a dump or load are fetched afterwards. A
+//! replay shows that a loaded stream goes on, at once or on connecting. Without a replay endpoint the worker is emptied
+//! on connecting.
 //!
 //! [`IngestHandle::dump`]: super::IngestHandle::dump
 //! [`IngestHandle::load`]: super::IngestHandle::load
@@ -28,7 +28,8 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::republish::Republisher;
-use super::stream::{SpaceShard, Now, Stream};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Stream};
 use crate::event::SourceTrust;
 use crate::event::gate::SequenceGate;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Worker};
@@ -43,118 +44,118 @@ use crate::trust::Trust;
 pub enum DumpPart {
     /// The first part.
     Begin(Box<DumpBegin>),
-    /// Some of the blocks; a parent comes before its children.
+    /// Some of the blocks. A parent comes before its children.
     Chunk(DumpChunk),
-    /// The last part of a dump that is whole: what all chunks hold together.
+    /// The last part of a whole dump: the sum over all chunks.
     End(References),
-    /// The last part of a dump that is not. So is the channel's end without a last part.
+    /// The last part of an aborted dump. A channel that ends without a last part means the same.
     Aborted(AbortReason),
 }
 
-/// What a dump says of itself before its blocks.
+/// The head of a dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DumpBegin {
-    /// The last batch whose events are contained; `None` = the stream had none.
+    /// The last batch whose events are contained; `None` = the stream had no batch.
     pub watermark: Option<EventSeq>,
-    /// Hashes of the last payloads up to the watermark, by which another publisher is told from this one.
+    /// Hashes of the last payloads up to the watermark. They distinguish this publisher from another.
     pub remembered: Vec<(EventSeq, u64)>,
-    /// How the blocks are cut and hashed, where that is known.
+    /// How the blocks are cut and hashed, if known.
     pub scheme: Option<Scheme>,
-    /// The KV groups of each tier, also those without a block: a tier holds what all of its groups have.
+    /// The KV groups of each tier, also those without a block: a tier holds a block only if all of its groups do.
     pub groups: Vec<(Tier, GroupId)>,
-    /// How much the worker was believed.
+    /// The worker's trust when the dump began.
     pub trust: Trust,
-    /// How much the blocks are to be believed wherever they are loaded: without what speaks of the connection that they
-    /// came by, but never more than a relay said of them.
+    /// The trust that the blocks have wherever they are loaded: without the reasons that concern only the worker's
+    /// connection, but never more than a relay said of them.
     pub view: SourceTrust,
 }
 
-/// What is said of a load, in this order: held, unless nothing can be, and then one of the others.
+/// The answers to a load: `Held` unless the load is refused at once, then one of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadAnswer {
-    /// The worker's messages wait from now on. A dump that is taken elsewhere after this, and there beyond `last`,
-    /// follows from what was seen here.
+    /// The worker's messages wait from now on. A dump taken elsewhere after this answer, with a watermark beyond `last`,
+    /// contains every batch that was applied here.
     Held {
-        /// The last batch applied before.
+        /// The last batch that was applied.
         last: Option<EventSeq>,
     },
-    /// The worker holds these, and its stream goes on.
+    /// The worker holds these references, and its stream goes on.
     Loaded(References),
-    /// The worker was left empty, or, where nothing had been stored yet, as it was.
+    /// The worker is empty, or unchanged if nothing had been stored yet.
     Failed(AbortReason),
 }
 
 reasons! {
-    /// Why a dump or a load came to no end.
+    /// Why a dump or a load was aborted.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     AbortReason {}
-    /// The shard has no stream of this worker.
+    /// The shard has no publisher for this worker.
     UnknownWorker = "unknown_worker";
-    /// Too many dumps and loads of the shard wait already.
+    /// Too many dumps and loads wait in this shard already.
     Busy = "busy";
-    /// More messages arrived meanwhile than may wait.
+    /// More messages arrived during the dump or load than may wait.
     Overflow = "overflow";
-    /// The other side took or sent nothing for too long.
+    /// The receiver took no part, or the sender sent none, for too long.
     Stalled = "stalled";
-    /// The other side is gone.
+    /// The receiver or the sender is gone.
     PeerGone = "peer_gone";
-    /// Batches are missing, so that the worker is emptied.
+    /// Batches are missing, so the worker is emptied.
     Gap = "gap";
-    /// The publisher restarted, so that the worker is emptied.
+    /// The publisher restarted, so the worker is emptied.
     Restarted = "restarted";
-    /// The publisher's connection broke, so that the worker is emptied.
+    /// The publisher's connection broke, so the worker is emptied.
     Disconnected = "disconnected";
-    /// The worker left the shard, or the shard's thread ended.
+    /// The worker was removed, or the shard's thread ended.
     WorkerRemoved = "worker_removed";
-    /// Somebody asked for the worker to be emptied.
+    /// A reset emptied the worker.
     Reset = "reset";
-    /// Loading: the dump itself was broken off where it was taken.
+    /// Loading: the dump was aborted where it was taken.
     SourceAborted = "source_aborted";
-    /// Loading: parts came in an order that means nothing, or the end does not agree with the chunks.
+    /// Loading: parts came in a wrong order, or the end does not agree with the chunks.
     Corrupt = "corrupt";
-    /// Loading: the dump was taken before its stream had a batch, so nothing can follow it.
+    /// Loading: the dump was taken before its stream had a batch, so no batch can follow it.
     NoWatermark = "no_watermark";
-    /// Loading: the worker has applied batches beyond the watermark.
+    /// Loading: the worker has applied batches after the watermark.
     Outdated = "outdated";
-    /// Loading: the worker's batches are not those that the dump remembers, or did not come to them in time.
+    /// Loading: the worker's batches differ from those that the dump remembers, or did not reach them in time.
     OtherIncarnation = "other_incarnation";
-    /// Loading: the blocks are cut or hashed otherwise than the space's.
+    /// Loading: the blocks are cut or hashed differently from the space's.
     SchemeMismatch = "scheme_mismatch";
-    /// Loading: the index refused blocks; the log names the bound.
+    /// Loading: the index refused blocks. The log names the limit.
     Refused = "refused";
 }
 
-/// What became of a step of a dump or load.
+/// The result of one step of a dump or load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It has come further.
+    /// It made progress.
     Moved,
-    /// It waits for its other side.
+    /// It waits for its receiver or sender.
     Waits,
-    /// It is over; whatever waited may be applied.
+    /// It has ended. The messages that waited may be applied.
     Over,
 }
 
-/// For how long the other side has not moved.
+/// The time since the receiver or sender last made progress.
 #[derive(Debug, Default)]
 struct StallTimer {
     since_ms: Option<u64>,
 }
 
 impl StallTimer {
-    /// The other side moved.
+    /// Notes progress.
     const fn renew(&mut self) {
         self.since_ms = None;
     }
 
-    /// The other side has not moved; whether that is so for too long.
+    /// Notes that there was no progress. Returns whether that has lasted for too long.
     fn is_over(&mut self, now_ms: u64) -> bool {
         let since_ms = *self.since_ms.get_or_insert(now_ms);
         now_ms.saturating_sub(since_ms) >= crate::limits::TRANSFER_STALL_MS_MAX
     }
 }
 
-/// Some stores of a dump, in arenas.
+/// Some stores of a dump.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DumpChunk {
     runs: Vec<Run>,
@@ -162,20 +163,20 @@ pub struct DumpChunk {
     locals: Vec<LocalHash>,
 }
 
-/// One store, beside its blocks.
+/// One store without its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     parent: Option<EngineHash>,
     tier: Tier,
     group: GroupId,
     seed: Seed,
-    /// Where its blocks begin and end.
+    /// The range of its blocks.
     from: usize,
     to: usize,
 }
 
 impl DumpChunk {
-    /// Takes one more store. Blocks without a local hash, or the other way round, are left out.
+    /// Adds a store. Engine hashes without a local hash, and local hashes without an engine hash, are left out.
     pub fn push(&mut self, store: &StoreBlocks<'_>) {
         let from = self.hashes.len();
         let blocks = store.hashes.len().min(store.locals.len());
@@ -185,20 +186,20 @@ impl DumpChunk {
         self.runs.push(Run { parent, tier, group, seed, from, to: self.hashes.len() });
     }
 
-    /// Drops every store and keeps the memory.
+    /// Drops all stores but keeps the memory.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.hashes.clear();
         self.locals.clear();
     }
 
-    /// How many stores there are.
+    /// The number of stores.
     #[must_use]
     pub const fn stores(&self) -> usize {
         self.runs.len()
     }
 
-    /// How many blocks they hold together.
+    /// The number of blocks of all stores.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         self.hashes.len()
@@ -212,23 +213,23 @@ impl DumpChunk {
     }
 }
 
-/// A number of references and a digest of them that does not depend on their order: two dumps with the same
-/// hold the same. It guards against loss and mixing up, not against an adversary.
+/// A number of references and a digest that does not depend on their order. Two dumps with equal values hold the same
+/// references. It guards against loss and mix-ups, not against an adversary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct References {
-    /// References: a block counts once for each (tier, group) and time it is held.
+    /// References: a block counts once for each time that a (tier, group) holds it.
     pub blocks: u64,
-    /// The sum of their hashes.
+    /// The wrapping sum of their hashes.
     pub digest: u64,
 }
 
 impl References {
-    /// Adds those of one store.
+    /// Adds the references of one store.
     pub fn add(&mut self, store: &StoreBlocks<'_>) {
         let mut parent = store.parent;
         for (hash, local) in store.hashes.iter().zip(store.locals) {
             let mut bytes = [0; 38];
-            // A block at the root is told from one whose parent is called 0.
+            // A block at the root differs from one whose parent has the hash 0.
             bytes[0] = u8::from(parent.is_some());
             bytes[1..9].copy_from_slice(&parent.unwrap_or_default().0.to_le_bytes());
             bytes[9..17].copy_from_slice(&hash.0.to_le_bytes());
@@ -243,7 +244,7 @@ impl References {
     }
 }
 
-/// One dump, from its request to its last part.
+/// A dump that waits or runs.
 #[derive(Debug)]
 pub(in crate::ingest) struct Sending {
     parts: Sender<DumpPart>,
@@ -254,16 +255,16 @@ pub(in crate::ingest) struct Sending {
 }
 
 impl Sending {
-    /// A dump that has not begun, and where its parts will be.
+    /// A dump that has not begun, and the channel of its parts.
     pub(in crate::ingest) fn new() -> (Self, Receiver<DumpPart>) {
-        // The last place is the last part's: it never finds the channel full.
+        // The last part has a place of its own, so it never finds the channel full.
         let (parts, received) = bounded(DUMP_PARTS_MAX + 1);
         let cursor = DumpCursor::default();
         let (sent, stall) = (References::default(), StallTimer::default());
         (Self { parts, begun: false, cursor, sent, stall }, received)
     }
 
-    /// Walks one slice.
+    /// Dumps one slice.
     pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
         if let Some(reason) = stream.take_abort_reason() {
             return self.abort(stream, space, reason, now);
@@ -299,11 +300,11 @@ impl Sending {
     }
 
     fn begin(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
-        // What waited for the dump before this one comes first.
+        // Messages that waited for an earlier dump are applied first.
         if stream.is_held() {
             return Step::Waits;
         }
-        // What moves to its place while it is walked might be given out twice, or not at all.
+        // A block that gets its place during the walk might be dumped twice, or not at all.
         if space.writer.is_deferring(stream.slot) {
             let is_over = self.stall.is_over(now.uptime_ms);
             return if is_over { self.abort(stream, space, AbortReason::Stalled, now) } else { Step::Waits };
@@ -321,25 +322,25 @@ impl Sending {
         Step::Moved
     }
 
-    /// Ends it before its end.
+    /// Aborts the dump.
     fn abort(&mut self, stream: &mut Stream, space: &mut SpaceShard, reason: AbortReason, now: Now) -> Step {
         if self.begun {
             stream.break_hold(space, reason, now);
             stream.take_abort_reason();
         }
         stream.view.transfers_aborted.add(reason as usize, 1);
-        tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump broken off; its worker's events go on");
+        tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump aborted; its worker's events go on");
         self.refuse(reason);
         Step::Over
     }
 
-    /// Says why there will be no more of it.
+    /// Sends the reason as the last part.
     pub(in crate::ingest) fn refuse(&self, reason: AbortReason) {
-        // Whoever asked may be gone, which is then the reason.
+        // The receiver may be gone, which is then the reason.
         let _ = self.parts.try_send(DumpPart::Aborted(reason));
     }
 
-    /// Hands a part over; `false` = nobody is there to take it.
+    /// Sends a part; `false` = the receiver is gone.
     fn send(&self, part: DumpPart) -> bool {
         match self.parts.try_send(part) {
             Ok(()) => true,
@@ -352,46 +353,46 @@ impl Sending {
     }
 }
 
-/// One load, from its request to its answer.
+/// A load that waits or runs.
 #[derive(Debug)]
 pub(in crate::ingest) struct Loading {
     parts: Receiver<DumpPart>,
     answers: Sender<LoadAnswer>,
     holds: bool,
     begin: Option<Box<DumpBegin>>,
-    /// The chunk that is being stored, and the number of its next store.
+    /// The chunk that is being stored, and the number of the next store in it.
     chunk: Option<(DumpChunk, usize)>,
     stored: References,
-    /// Whether the dump has ended as its chunks add up.
+    /// Whether the end of the dump has come and agrees with the chunks.
     whole: bool,
     stall: StallTimer,
 }
 
-/// What a slice of a load came to.
+/// The result of one slice of a load.
 enum Slice {
-    /// Everything so far is stored.
+    /// All parts that came are stored.
     Stored,
-    /// The other side has sent no more.
+    /// No part has come.
     Empty,
-    /// The dump is stored in full.
+    /// The whole dump is stored.
     Whole(Box<DumpBegin>),
 }
 
 impl Loading {
-    /// A load that has not begun, and where its answers will be.
+    /// A load that has not begun, and the channel of its answers.
     pub(in crate::ingest) fn new(parts: Receiver<DumpPart>) -> (Self, Receiver<LoadAnswer>) {
-        // Held, and how it ended: neither ever finds the channel full.
+        // Two answers at most, `Held` and the last one, so no answer finds the channel full.
         let (answers, answered) = bounded(2);
         (Self::of(parts, answers), answered)
     }
 
-    /// The same, with where its answers go.
+    /// As [`Loading::new`], with a channel for the answers.
     pub(super) fn of(parts: Receiver<DumpPart>, answers: Sender<LoadAnswer>) -> Self {
         let (stored, stall) = (References::default(), StallTimer::default());
         Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, stall }
     }
 
-    /// Whether the worker's messages wait for it already.
+    /// Whether the worker's messages already wait for this load.
     pub(in crate::ingest) const fn has_begun(&self) -> bool {
         self.holds
     }
@@ -402,7 +403,7 @@ impl Loading {
             return self.abort(stream, space, reason, now);
         }
         if !self.holds {
-            // What waited for the dump or load before this one comes first.
+            // Messages that waited for an earlier dump or load are applied first.
             if stream.is_held() {
                 return Step::Waits;
             }
@@ -473,8 +474,8 @@ impl Loading {
         Ok(Slice::Stored)
     }
 
-    /// Whether the stream that waits is the one that was dumped. Where it is behind, that shows once it has come
-    /// to the payloads that the dump remembers.
+    /// Whether the messages that wait belong to the dumped stream. If the stream is behind the dump, that shows once it
+    /// reaches the payloads that the dump remembers.
     fn follows(&mut self, stream: &mut Stream) -> Result<Slice, AbortReason> {
         let Some(begin) = self.begin.take_if(|begin| stream.follows(begin)) else {
             return match &self.begin {
@@ -485,7 +486,7 @@ impl Loading {
         Ok(Slice::Whole(begin))
     }
 
-    /// Ends it before its end.
+    /// Aborts the load.
     fn abort(&mut self, stream: &mut Stream, space: &mut SpaceShard, reason: AbortReason, now: Now) -> Step {
         if self.holds {
             stream.break_hold(space, reason, now);
@@ -493,23 +494,23 @@ impl Loading {
             stream.show(space);
         }
         stream.view.transfers_aborted.add(reason as usize, 1);
-        tracing::warn!(worker = %stream.worker, reason = reason.name(), "dump not loaded; the worker's events go on");
+        tracing::warn!(worker = %stream.worker, reason = reason.name(), "load aborted; the worker's events go on");
         self.refuse(reason);
         Step::Over
     }
 
-    /// Says why there will be no more of it.
+    /// Sends the reason as the last answer.
     pub(in crate::ingest) fn refuse(&self, reason: AbortReason) {
         self.answer(LoadAnswer::Failed(reason));
     }
 
     fn answer(&self, answer: LoadAnswer) {
-        // Whoever asked may be gone; the worker is loaded all the same.
+        // The caller may be gone; the worker is loaded all the same.
         let _ = self.answers.try_send(answer);
     }
 }
 
-/// Whether what the worker's stream has seen so far can be the beginning of what the dump contains.
+/// Whether the batches that the worker has applied so far can be the beginning of the dumped stream.
 fn agrees(begin: &DumpBegin, gate: &SequenceGate) -> Result<(), AbortReason> {
     let watermark = begin.watermark.ok_or(AbortReason::NoWatermark)?;
     let Some(last) = gate.last() else { return Ok(()) };
@@ -520,11 +521,8 @@ fn agrees(begin: &DumpBegin, gate: &SequenceGate) -> Result<(), AbortReason> {
     if there.is_some() && there != gate.payload_hash(last) { Err(AbortReason::OtherIncarnation) } else { Ok(()) }
 }
 
-/// A load that comes before any message of its worker: of one that is there when its shard begins ([`spawn_loading`]), or
-/// of one that comes later ([`AddWorker`]). Its messages wait in their socket meanwhile.
-///
-/// [`spawn_loading`]: crate::ingest::spawn_loading
-/// [`AddWorker`]: crate::ingest::AddWorker
+/// A load that comes before any message of its worker, either when its shard starts or when the worker is added. The
+/// worker's messages wait in their socket meanwhile.
 #[derive(Clone, Debug)]
 pub struct FirstLoad {
     pub(in crate::ingest) worker: Worker,
@@ -533,15 +531,15 @@ pub struct FirstLoad {
 }
 
 impl FirstLoad {
-    /// A load into a worker, and where its answers will be.
+    /// A load into a worker, and the channel of its answers.
     #[must_use]
     pub fn new(worker: Worker, parts: Receiver<DumpPart>) -> (Self, Receiver<LoadAnswer>) {
-        // Held, and how it ended: neither ever finds the channel full.
+        // Two answers at most, `Held` and the last one, so no answer finds the channel full.
         let (answers, answered) = bounded(2);
         (Self { worker, parts, answers }, answered)
     }
 
-    /// The load itself, which has not begun.
+    /// Turns it into a load that has not begun.
     pub(in crate::ingest) fn loading(self) -> Loading {
         Loading::of(self.parts, self.answers)
     }
@@ -561,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_and_is_renewed() {
+    fn a_stall_timer_ends_and_is_renewed() {
         let mut stall = StallTimer::default();
         let max = crate::limits::TRANSFER_STALL_MS_MAX;
         assert!(!stall.is_over(5) && !stall.is_over(4 + max) && stall.is_over(5 + max));
@@ -590,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_gives_back_what_it_took() {
+    fn a_chunk_returns_the_stores_pushed_into_it() {
         let mut chunk = DumpChunk::default();
         let stores = [store(None, 0..2), store(Some(2), 2..3), store(None, 0..0)];
         stores.iter().for_each(|store| chunk.push(store));
@@ -606,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn references_know_no_order_and_no_runs_but_everything_else() {
+    fn references_depend_on_everything_but_order_and_runs() {
         let whole = sum(&[store(None, 0..3)]);
         assert_eq!(whole.blocks, 3);
         assert_eq!(sum(&[store(Some(2), 2..3), store(None, 0..2)]), whole);

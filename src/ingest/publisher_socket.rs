@@ -33,19 +33,19 @@ use crate::limits::{
 };
 use crate::zmtp::{self, Bounds, LinkEvent, Message, Next, Opening, Peer, Refusal, Role};
 
-/// What a publisher, or a replay, may send.
+/// Limits on the messages of a publisher and of a replay.
 pub(super) const BOUNDS: Bounds = Bounds {
     message_bytes_max: ZMQ_MESSAGE_BYTES_MAX,
     parts_max: ZMQ_PARTS_MAX,
     command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
 };
 
-/// One message of the stream.
+/// One message of a subscription.
 #[derive(Debug)]
 pub(super) enum Received {
-    /// A batch by its framing: its sequence, and its payload, which is not yet looked at.
+    /// A batch by its framing: its sequence number and its payload, not yet decoded.
     Batch(EventSeq, Bytes),
-    /// So many frames, and not an 8-byte one before the last.
+    /// This number of frames, without an 8-byte frame before the last.
     Misframed(usize),
 }
 
@@ -68,11 +68,11 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Starts to connect; an unreachable publisher is tried again for ever. Events are signalled to `registry`, under
-    /// `token`.
+    /// Starts to connect; an unreachable publisher is tried again for ever. `signals` = the registry of the event loop, and
+    /// the token under which it is signalled.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
+    /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
     pub(super) fn open(
         source: &EventSource,
         receive_messages_max: i32,
@@ -95,16 +95,16 @@ impl Subscription {
         self.peer.set_token(token)
     }
 
-    /// Does what time asks for; `true` = [`Self::link_event`] has something to say.
+    /// Checks deadlines; `true` = [`Self::link_event`] has an event.
     pub(super) fn tick(&mut self, now_ms: u64) -> bool {
         self.peer.tick(now_ms)
     }
 
-    /// Fetches some messages from the connection, unless some are still to be taken; `true` = there is no more, and
-    /// the next message or link event will be signalled.
+    /// Fetches some messages from the connection, unless fetched ones are still to be taken; `true` = the connection is
+    /// drained, and the event loop will signal the next message or link event.
     ///
-    /// All others wait in the kernel's buffer of the connection, and behind it in the engine. Behind them waits the news
-    /// that the connection ended.
+    /// All other messages wait in the kernel's buffer of the connection, and behind it in the engine. The end of the
+    /// connection shows only after them.
     pub(super) fn fetch(&mut self, now_ms: u64) -> bool {
         let mut bytes = 0;
         if !self.fetched.is_empty() {
@@ -123,22 +123,22 @@ impl Subscription {
         false
     }
 
-    /// The next of the messages that were fetched.
+    /// Takes the next fetched message.
     pub(super) fn take(&mut self) -> Option<Received> {
         self.fetched.pop_front()
     }
 
-    /// Whether all that was fetched has been taken.
+    /// Whether fetched messages are still to be taken.
     pub(super) fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()
     }
 
-    /// Drops what was fetched and not taken.
+    /// Drops the fetched messages.
     pub(super) fn drop_fetched(&mut self) {
         self.fetched.clear();
     }
 
-    /// The next thing the connection did, if there is one. Messages that came before it are taken first.
+    /// The next event of the connection. Messages that came before it are taken first.
     pub(super) fn link_event(&mut self) -> Option<LinkEvent> {
         if self.fetched.is_empty() { self.peer.link_event() } else { None }
     }
@@ -146,50 +146,50 @@ impl Subscription {
 
 #[cfg(test)]
 impl Subscription {
-    /// Has the connection end, whatever it is doing.
+    /// Ends the connection in any state.
     pub(super) fn break_up(&mut self) {
         self.peer.break_up();
     }
 }
 
-/// What the rest of the daemon is to be told.
+/// A change of a connection that changes the state of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkChange {
     /// The publisher is connected.
     Ready,
-    /// It has been gone for too long.
+    /// It has been disconnected for too long.
     Gone,
-    /// It has not been reached once, for too long.
+    /// It has not been reached since the start, for too long.
     Unreached,
 }
 
-/// A connection's state. Times are milliseconds of one monotonic clock.
+/// The state of a connection. Times are milliseconds of one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Never reached yet, and tried since then.
+    /// Tried since this time, and never reached yet.
     Connecting { since_ms: u64 },
     /// Connected.
     Up,
-    /// Was connected, until then.
+    /// Was connected until this time.
     Lost { since_ms: u64 },
-    /// Not there for longer than is tolerated.
+    /// Disconnected or not reached for longer than `down_after_ms`.
     Down,
 }
 
 impl Link {
-    /// A connection that is tried from now on.
+    /// A connection whose first attempt begins now.
     pub(super) const fn new(now_ms: u64) -> Self {
         Self::Connecting { since_ms: now_ms }
     }
 
-    /// The publisher shook hands.
+    /// Handles a handshake.
     pub(super) fn handshake(&mut self) -> Option<LinkChange> {
         let was = std::mem::replace(self, Self::Up);
         (was != Self::Up).then_some(LinkChange::Ready)
     }
 
-    /// A connection ended. Answers whether it was one that had shaken hands: an attempt that fails, by a
-    /// peer that does not speak the protocol, ends too.
+    /// Handles the end of a connection. Returns whether there had been a handshake: an attempt that fails because the peer
+    /// does not speak the protocol ends too.
     pub(super) fn disconnected(&mut self, now_ms: u64) -> bool {
         let was_up = *self == Self::Up;
         if was_up {
@@ -198,7 +198,7 @@ impl Link {
         was_up
     }
 
-    /// Time has passed. `down_after_ms` 0 = for ever.
+    /// Checks the deadline. `down_after_ms` 0 = for ever.
     pub(super) fn tick(&mut self, now_ms: u64, down_after_ms: u64) -> Option<LinkChange> {
         let (since_ms, change) = match *self {
             Self::Connecting { since_ms } => (since_ms, LinkChange::Unreached),
@@ -213,7 +213,7 @@ impl Link {
     }
 }
 
-/// Moves a worker's state as its publisher says; `true` = it changed. A worker that an operator drains stays so.
+/// Changes a worker's state after its connection; `true` = the state changed. A draining worker stays draining.
 pub(super) fn update_worker_state(table: &mut FleetTable, (index, change): (WorkerIndex, LinkChange)) -> bool {
     let Some(record) = table.worker_mut(index) else { return false };
     let state = match (change, record.state) {
@@ -225,25 +225,25 @@ pub(super) fn update_worker_state(table: &mut FleetTable, (index, change): (Work
     true
 }
 
-/// One message of an answer.
+/// One message of the answer to a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::ingest) enum Answer {
-    /// A batch with its sequence and its payload, which is not yet looked at.
+pub(super) enum Answer {
+    /// A batch with its sequence number and its payload, not yet decoded.
     Batch(EventSeq, Bytes),
-    /// A payload that is no batch of the stream, and not yet looked at.
+    /// A payload that is not a batch of the stream, not yet decoded.
     Part(Bytes),
-    /// There is no more.
+    /// The end marker.
     End,
-    /// So many frames, and not an 8-byte one before the last.
+    /// This number of frames, without an 8-byte frame before the last.
     Misframed(usize),
 }
 
 impl From<Message> for Answer {
-    /// Older engines send an empty frame, the sequence and the payload, newer ones also a topic: what matters is taken
-    /// from the end.
+    /// Older engines send an empty frame, the sequence number and the payload. Newer engines send a topic too. So the frames
+    /// are counted from the end.
     fn from(message: Message) -> Self {
         match message.before_last.map(|seq| EventSeq(u64::from_be_bytes(seq))) {
-            // The marker is -1, and -1 is no sequence: a real batch never has it.
+            // The marker is -1, which is not a sequence number: a real batch never has it.
             Some(UNNUMBERED) if message.last.is_empty() => Self::End,
             Some(UNNUMBERED) => Self::Part(message.last),
             Some(seq) => Self::Batch(seq, message.last),
@@ -252,41 +252,41 @@ impl From<Message> for Answer {
     }
 }
 
-/// Why an answer goes no further.
+/// Why an answer ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ingest) enum Lost {
+pub(super) enum Lost {
     /// The connection ended.
     Disconnected,
-    /// The connection was cut: the publisher sent what it may not.
+    /// The daemon cut the connection: a message broke the protocol or a limit.
     Refused(Refusal),
 }
 
-/// The connection of one replay. A new one for each: what an older question is answered can never be taken for this
-/// one's.
+/// The connection of one replay: a DEALER socket that asks the publisher's ROUTER socket once. Each replay has a new
+/// connection, so the answer to an older question can never be mistaken for the answer to this one.
 #[derive(Debug)]
-pub(in crate::ingest) struct ReplayClient {
+pub(super) struct ReplayClient {
     peer: Peer,
     /// Received and not yet taken.
     received: VecDeque<Message>,
     held_bytes: usize,
-    /// Something has come, so that asking again on another connection would bring it twice.
+    /// A message has come, so asking again on another connection would bring it twice.
     is_answered: bool,
     drained: bool,
     lost: Option<Lost>,
 }
 
 impl ReplayClient {
-    /// Connects, and asks for everything from a sequence on.
+    /// Connects, and asks for all batches from a sequence number on.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
-    pub(in crate::ingest) fn ask(
+    /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
+    pub(super) fn ask(
         endpoint: &Endpoint,
         from: EventSeq,
         signals: (&Arc<Registry>, Token),
         now_ms: u64,
     ) -> Result<Self> {
-        // The empty frame is what a REQ would send first; engines ignore a question without it.
+        // A REQ socket would send this empty frame first. Engines ignore a question without it.
         let question = zmtp::message(&[b""], &from.0.to_be_bytes());
         let role = (Role::Dealer, BOUNDS, Opening::Send(question));
         let peer = Peer::open(endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
@@ -298,23 +298,23 @@ impl ReplayClient {
     ///
     /// # Errors
     /// Those of the event loop.
-    pub(in crate::ingest) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
+    pub(super) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
         self.peer.set_token(token)
     }
 
-    /// Does what time asks for; `true` = something is to be read.
-    pub(in crate::ingest) fn tick(&mut self, now_ms: u64) -> bool {
+    /// Checks deadlines; `true` = there is something to read.
+    pub(super) fn tick(&mut self, now_ms: u64) -> bool {
         self.peer.tick(now_ms)
     }
 
-    /// Receives what is there, as far as it may wait here.
-    pub(in crate::ingest) fn receive_ahead(&mut self, now_ms: u64) {
+    /// Receives the messages that have arrived, up to the limit on messages that wait here.
+    pub(super) fn receive_ahead(&mut self, now_ms: u64) {
         let held_bytes_max = REPLAY_READ_AHEAD_BYTES_MAX.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
         while self.lost.is_none() && self.held_bytes < held_bytes_max {
             while let Some(event) = self.peer.link_event() {
                 match event {
                     LinkEvent::Refused(refusal) => self.lost = Some(Lost::Refused(refusal)),
-                    // Without an answer the next connection asks again.
+                    // Before the first message the next connection asks again.
                     LinkEvent::Disconnected if self.is_answered => {
                         self.lost = self.lost.or(Some(Lost::Disconnected));
                     }
@@ -338,16 +338,16 @@ impl ReplayClient {
         self.drained = false;
     }
 
-    /// Whether everything that has come was received, so that the next of it will be signalled.
-    pub(in crate::ingest) const fn is_drained(&self) -> bool {
+    /// Whether all messages that have arrived were received, so that the event loop will signal the next one.
+    pub(super) const fn is_drained(&self) -> bool {
         self.drained
     }
 
-    /// The next message of the answer, if one is there.
+    /// The next message of the answer, if one has arrived.
     ///
     /// # Errors
-    /// Why there will be none.
-    pub(in crate::ingest) fn receive(&mut self, now_ms: u64) -> std::result::Result<Option<Answer>, Lost> {
+    /// Why no further message will come.
+    pub(super) fn receive(&mut self, now_ms: u64) -> std::result::Result<Option<Answer>, Lost> {
         if self.received.is_empty() {
             self.receive_ahead(now_ms);
         }
@@ -385,7 +385,7 @@ mod tests {
             Self { poll, started: Instant::now(), subscription }
         }
 
-        /// Waits a while for a signal, and does what time asks for.
+        /// Waits a while for a signal, and checks deadlines.
         fn wait(&mut self) -> u64 {
             let mut events = Events::with_capacity(8);
             self.poll.poll(&mut events, Some(Duration::from_millis(20))).expect("an event loop");
@@ -394,8 +394,8 @@ mod tests {
             now_ms
         }
 
-        /// What the connection first does that is told, `None` after so long without.
-        fn first_told(&mut self, for_ms: u64) -> Option<LinkEvent> {
+        /// The first event of the connection; `None` if there is none within `for_ms`.
+        fn first_event(&mut self, for_ms: u64) -> Option<LinkEvent> {
             loop {
                 let now_ms = self.wait();
                 self.subscription.fetch(now_ms);
@@ -410,13 +410,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_does_not_resolve_is_told_from_a_publisher_that_is_not_there() {
+    fn a_name_that_does_not_resolve_is_distinguished_from_a_publisher_that_is_not_there() {
         // No resolver is asked for a name with an empty label.
-        assert_eq!(Watched::open("tcp://no..such.host:5557").first_told(60_000), Some(LinkEvent::Unopened));
+        assert_eq!(Watched::open("tcp://no..such.host:5557").first_event(60_000), Some(LinkEvent::Unopened));
         let folder = tempfile::tempdir().expect("a folder");
         let nobody = format!("ipc://{}/nobody", folder.path().display());
-        assert_eq!(Watched::open(&nobody).first_told(500), None);
-        assert_eq!(Watched::open("tcp://127.0.0.1:1").first_told(500), None);
+        assert_eq!(Watched::open(&nobody).first_event(500), None);
+        assert_eq!(Watched::open("tcp://127.0.0.1:1").first_event(500), None);
     }
 
     #[test]
@@ -426,7 +426,7 @@ mod tests {
         publisher.bind("tcp://127.0.0.1:*").expect("a free port");
         let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
         let mut watched = Watched::open(&endpoint.replace("127.0.0.1", "localhost"));
-        assert_eq!(watched.first_told(60_000), Some(LinkEvent::Handshake), "through a name and both its addresses");
+        assert_eq!(watched.first_event(60_000), Some(LinkEvent::Handshake), "through a name and both its addresses");
         publisher.recv_bytes(0).expect("the subscription");
         let numbers = 0..2 * INGEST_FETCH_MESSAGES_MAX as u64 + 1;
         for number in numbers.clone() {
@@ -445,7 +445,7 @@ mod tests {
             while !drained {
                 drained = subscription.fetch(now_ms);
                 assert!(subscription.fetched.len() <= INGEST_FETCH_MESSAGES_MAX);
-                assert!(subscription.fetched.is_empty() || !subscription.fetch(now_ms), "those come first");
+                assert!(subscription.fetched.is_empty() || !subscription.fetch(now_ms), "fetched messages come first");
                 while let Some(received) = subscription.take() {
                     match received {
                         Received::Batch(seq, payload) => {
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(sequences, numbers.chain([0, 9]).collect::<Vec<_>>());
         assert_eq!(misframed, 1);
         drop(publisher);
-        assert_eq!(watched.first_told(60_000), Some(LinkEvent::Disconnected));
+        assert_eq!(watched.first_event(60_000), Some(LinkEvent::Disconnected));
     }
 
     #[test]
@@ -483,7 +483,7 @@ mod tests {
             link = state;
             assert_eq!((link.tick(199, 100), link), (None, state), "{state:?}: not yet");
             assert_eq!((link.tick(200, 100), link), (tick, after_tick), "{state:?}");
-            assert_eq!(link.tick(u64::MAX, 100), None, "{state:?}: said once");
+            assert_eq!(link.tick(u64::MAX, 100), None, "{state:?}: once only");
             link = state;
             assert_eq!((link.tick(u64::MAX, 0), link), (None, state), "{state:?}: never, if 0");
         }

@@ -1,11 +1,14 @@
-//! The commands that an ingest thread handles: what they are, how another thread sends them, and what each does.
+//! The commands that an ingest thread handles: the list, how another thread sends each, and what each does.
 //!
-//! | command | sent by | handled by |
+//! | command | sent by | effect |
 //! |---|---|---|
-//! | end | [`IngestHandle::stop`] | [`Shard::handle_commands`] |
-//! | dump a worker, or load one | [`IngestHandle::dump`], [`IngestHandle::load`] | `transfers` |
-//! | empty a worker, or all | [`IngestHandle::reset`] | [`Shard::reset`] |
-//! | add, change or remove a worker | [`IngestHandle::admit`], [`IngestHandle::amend`], [`IngestHandle::depart`] | [`Shard::handle_worker_command`] |
+//! | [`Command::Stop`] | [`IngestHandle::stop`] | closes every socket and ends the thread |
+//! | [`Command::Dump`] | [`IngestHandle::dump`] | queues a dump of a worker (`transfers`) |
+//! | [`Command::Load`] | [`IngestHandle::load`] | queues a load into a worker (`transfers`) |
+//! | [`Command::Reset`] | [`IngestHandle::reset`] | empties a worker, or every worker of the shard |
+//! | [`Command::AddWorker`] | [`IngestHandle::add_worker`] | gives a worker a slot and opens its sockets |
+//! | [`Command::UpdateWorker`] | [`IngestHandle::update_worker`] | changes a worker's record, and its sockets if its events come from elsewhere |
+//! | [`Command::RemoveWorker`] | [`IngestHandle::remove_worker`] | closes a worker's sockets; frees its slot once no reader can meet the worker |
 //!
 //! A new command is a variant of [`Command`], a method of [`IngestHandle`] and an arm of [`Shard::handle_command`].
 
@@ -17,7 +20,7 @@ use mio::{Token, Waker};
 use tokio::sync::oneshot;
 
 use super::transfers::Transfer;
-use super::{Link, Now, Shard};
+use super::{Link, Now, PublisherState, Shard};
 use crate::error::{Error, Kind, Result};
 use crate::event::trust::TrustInput;
 use crate::fleet::{EventSource, WorkerRecord, WorkerState};
@@ -27,186 +30,204 @@ use crate::ingest::handle::IngestHandle;
 use crate::ingest::{Publisher, system};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
-/// What an ingest thread can be asked to do.
+/// A command to an ingest thread, with the place for its answer.
 #[derive(Debug)]
 pub(in crate::ingest) enum Command {
-    /// Close every socket and end.
     Stop,
-    /// Dump a worker.
     Dump(Worker, Box<Sending>),
-    /// Take a worker in, change it, or let it go.
-    WorkerCommand(Box<WorkerCommand>),
-    /// Load a dump into a worker.
     Load(Worker, Box<Loading>),
-    /// Empty a worker, or every worker.
+    /// Without a worker: every worker of the shard.
     Reset(Option<Worker>, ResetScope),
+    AddWorker(Box<AddWorker>, oneshot::Sender<Result<WorkerAccepted>>),
+    UpdateWorker(Box<UpdateWorker>, oneshot::Sender<Result<WorkerAccepted>>),
+    RemoveWorker(RemoveWorker, oneshot::Sender<()>),
 }
 
-/// What of a worker is forgotten because somebody asks for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResetScope {
-    /// Everything, although its engine still holds it.
-    Everything,
-    /// What its device held: the engine's cache was cleared, which the engine publishes with its next step only.
-    ClearedDevice,
-}
-
-/// The way into a thread that waits in its event loop.
+/// The queue of commands, and the waker of the thread that waits in its event loop.
 #[derive(Debug)]
 pub(in crate::ingest) struct Inbox {
     pub(in crate::ingest) commands: ArrayQueue<Command>,
     pub(in crate::ingest) waker: Waker,
 }
 
-/// A worker that comes.
-#[derive(Clone, Debug)]
-pub struct AddWorker {
-    /// Its record; the thread gives it a slot and puts it into the fleet's table.
-    pub record: WorkerRecord,
-    /// Blocks bound for it at most.
-    pub blocks_max: u64,
-    /// Where its events come from, if it publishes any; the slot is the thread's to give.
-    pub publisher: Option<Publisher>,
-    /// What it is loaded with before any of its messages; dropped where its events cannot be received.
-    pub load: Option<FirstLoad>,
+/// The blocks that a reset drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResetScope {
+    /// All blocks, although the engine still holds them.
+    Everything,
+    /// The blocks in device memory: the engine's cache was cleared, and the engine publishes that only with its next step.
+    ClearedDevice,
 }
 
-/// What came of an [`AddWorker`] or an [`UpdateWorker`].
+/// A worker to be added to a shard.
+#[derive(Clone, Debug)]
+pub(crate) struct AddWorker {
+    /// Its record. The thread gives it a slot and puts it into the fleet's table.
+    pub(crate) record: WorkerRecord,
+    /// The most blocks that the index binds for it.
+    pub(crate) blocks_max: u64,
+    /// Where its events come from, if it publishes any. The thread fills in the slot.
+    pub(crate) publisher: Option<Publisher>,
+    /// A load that comes before any of its messages. It is dropped where the worker's events cannot be received.
+    pub(crate) load: Option<FirstLoad>,
+}
+
+/// The answer to a command that added or updated a worker.
 #[derive(Debug, Default)]
 pub struct WorkerAccepted {
-    /// Why its events cannot be received. Its trust says `no_events`.
+    /// Why the worker's events cannot be received. Its trust then says `no_events`.
     pub no_events: Option<Error>,
 }
 
-/// What changes of a worker that stays.
+/// Changes of a worker that stays in its shard.
 #[derive(Clone, Debug)]
 pub struct UpdateWorker {
-    /// Its record from now on: worker, index, shard, slot and space are as before. The thread decides the
-    /// state of a worker that is not draining.
+    /// Its new record. Worker, index, shard, slot and space are as before. The thread decides the state of a worker
+    /// that is not draining.
     pub record: WorkerRecord,
-    /// Blocks bound for it at most.
+    /// The most blocks that the index binds for it.
     pub blocks_max: u64,
-    /// Whether its events come from elsewhere now. Where they can be replayed there, the first replay shows whether
-    /// they go on where the others ended; where that is not shown the worker is emptied.
+    /// Whether its events now come from another source. If the new source can replay, the first replay shows whether
+    /// the new stream goes on where the old one ended. If nothing shows that, the worker is emptied.
     pub resubscribe: bool,
 }
 
 /// A worker that has been taken out of the fleet's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoveWorker {
-    /// Which worker it was.
-    pub index: WorkerIndex,
+pub(crate) struct RemoveWorker {
+    /// Its index in the fleet's table.
+    pub(crate) index: WorkerIndex,
     /// The space it served.
-    pub space: SpaceId,
-    /// What the index calls it.
-    pub slot: WorkerSlot,
-    /// The first version of the table without it. The slot is used again once no reader has an older one.
-    pub table_version: u64,
-}
-
-/// A command and where its answer goes.
-#[derive(Debug)]
-pub(in crate::ingest) enum WorkerCommand {
-    Admit(AddWorker, oneshot::Sender<Result<WorkerAccepted>>),
-    Amend(UpdateWorker, oneshot::Sender<Result<WorkerAccepted>>),
-    Depart(RemoveWorker, oneshot::Sender<()>),
+    pub(crate) space: SpaceId,
+    /// Its slot in the index.
+    pub(crate) slot: WorkerSlot,
+    /// The first version of the table without it. The slot is used again once no reader has an older version.
+    pub(crate) table_version: u64,
 }
 
 impl IngestHandle {
-    /// Asks for everything that a worker holds, while it is served. The parts come as they are taken: whoever
-    /// asked takes them soon, since the worker's own events wait meanwhile.
+    /// Asks for a dump of all blocks of a worker, which is served meanwhile. Take the parts soon: the worker's own events
+    /// wait until the dump has ended.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait. What else is in the way is the dump's last part.
+    /// [`Kind::Overloaded`] if too many commands wait. Any other failure is the last part of the dump.
     pub fn dump(&self, worker: Worker) -> Result<Receiver<DumpPart>> {
         let (sending, parts) = Sending::new();
-        self.command(Command::Dump(worker, Box::new(sending)))?;
+        self.send(Command::Dump(worker, Box::new(sending)))?;
         Ok(parts)
     }
 
-    /// Puts a dump into a worker, in place of everything it holds. The dump of a busy worker is best asked for once
-    /// the first answer is there: one that was taken before may be behind what was applied meanwhile.
+    /// Loads a dump into a worker, in place of everything that it holds. Ask for the dump of a busy worker only once
+    /// the first answer is there: an older dump may lack batches that were applied meanwhile.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
+    /// [`Kind::Overloaded`] if too many commands wait.
     pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
         let (loading, answers) = Loading::new(parts);
-        self.command(Command::Load(worker, Box::new(loading)))?;
+        self.send(Command::Load(worker, Box::new(loading)))?;
         Ok(answers)
     }
 
-    /// Empties a worker, or every worker of the shard, in the thread's next turn; a dump or load of it is broken off.
+    /// Empties a worker, or every worker of the shard. A dump or load of such a worker is aborted.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
-        self.command(Command::Reset(worker, scope))
+    /// [`Kind::Overloaded`] if too many commands wait.
+    pub(crate) fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
+        self.send(Command::Reset(worker, scope))
     }
 
-    fn command(&self, command: Command) -> Result<()> {
+    /// Adds a worker. If the shard has no room, the answer is an error and nothing is changed. A publisher that cannot
+    /// be opened is not an error: see [`WorkerAccepted::no_events`].
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if too many commands wait.
+    pub(crate) fn add_worker(&self, worker: AddWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::AddWorker(Box::new(worker), answer))?;
+        Ok(answered)
+    }
+
+    /// Changes a worker's record.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if too many commands wait.
+    pub fn update_worker(&self, update: UpdateWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::UpdateWorker(Box::new(update), answer))?;
+        Ok(answered)
+    }
+
+    /// Gives up all blocks of a removed worker. The answer comes once no reader can meet the worker in the index.
+    ///
+    /// # Errors
+    /// As [`IngestHandle::add_worker`].
+    pub(crate) fn remove_worker(&self, removal: RemoveWorker) -> Result<oneshot::Receiver<()>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::RemoveWorker(removal, answer))?;
+        Ok(answered)
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
         self.inbox.commands.push(command).map_err(|_| {
             Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
         })?;
         self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))
     }
-
-    /// Asks for a worker to be taken in. The answer is an error, and nothing is changed, where the shard has no
-    /// room; a publisher that cannot be opened is none.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`](crate::error::Kind::Overloaded) where too many commands wait.
-    pub fn admit(&self, admission: AddWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
-        let (answer, answered) = oneshot::channel();
-        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Admit(admission, answer))))?;
-        Ok(answered)
-    }
-
-    /// Asks for a worker's record to be changed.
-    ///
-    /// # Errors
-    /// As [`IngestHandle::admit`].
-    pub fn amend(&self, amendment: UpdateWorker) -> Result<oneshot::Receiver<Result<WorkerAccepted>>> {
-        let (answer, answered) = oneshot::channel();
-        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Amend(amendment, answer))))?;
-        Ok(answered)
-    }
-
-    /// Asks for everything of a worker that has left to be given up. The answer comes when nobody can meet it in
-    /// the index any more.
-    ///
-    /// # Errors
-    /// As [`IngestHandle::admit`].
-    pub fn depart(&self, departure: RemoveWorker) -> Result<oneshot::Receiver<()>> {
-        let (answer, answered) = oneshot::channel();
-        self.command(Command::WorkerCommand(Box::new(WorkerCommand::Depart(departure, answer))))?;
-        Ok(answered)
-    }
 }
 
-/// Departures that wait until no reader can meet the worker.
+/// Removals that wait until no reader can meet the worker.
 pub(super) type Removals = Vec<(RemoveWorker, oneshot::Sender<()>)>;
 
 impl Shard {
-    /// Takes what other threads ask for; `true` = to end.
+    /// Handles all commands that wait; `true` = the thread is to end.
     pub(super) fn handle_commands(&mut self) -> bool {
         while let Some(command) = self.inbox.commands.pop() {
-            match command {
-                Command::Stop => return true,
-                Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
-                Command::WorkerCommand(roll) => self.handle_worker_command(*roll, self.clock.now()),
-                Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
-                Command::Reset(worker, scope) => self.reset(worker, scope),
+            if matches!(command, Command::Stop) {
+                return true;
             }
+            self.handle_command(command);
         }
         false
+    }
+
+    fn handle_command(&mut self, command: Command) {
+        match command {
+            // `handle_commands` has ended the loop.
+            Command::Stop => {}
+            Command::Dump(worker, sending) => self.queue_transfer(worker, Transfer::Dump(*sending)),
+            Command::Load(worker, loading) => self.queue_transfer(worker, Transfer::Load(*loading)),
+            Command::Reset(worker, scope) => self.reset(worker, scope),
+            Command::AddWorker(worker, answer) => {
+                self.pending_answer = Some((worker.record.index, true, answer));
+                let outcome = self.add_worker(*worker);
+                self.answer(outcome);
+            }
+            Command::UpdateWorker(update, answer) => {
+                self.pending_answer = Some((update.record.index, false, answer));
+                let outcome = self.update_worker(*update, self.clock.now());
+                self.answer(outcome);
+            }
+            Command::RemoveWorker(removal, answer) => {
+                // First: the worker has left, whatever becomes of the rest.
+                self.removals.push((removal, answer));
+                self.remove_worker(removal.index, self.clock.now());
+            }
+        }
+    }
+
+    fn answer(&mut self, outcome: Result<WorkerAccepted>) {
+        if let Some((_, _, answer)) = self.pending_answer.take() {
+            // The caller may have gone; the command is carried out all the same.
+            let _ = answer.send(outcome);
+        }
     }
 
     /// Empties a worker, or all.
     fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
         let now = self.clock.now();
         self.transfers.refuse_queued_loads(worker);
-        let asked = |publisher: &&mut super::PublisherState| worker.is_none_or(|worker| worker == publisher.stream.worker);
-        for publisher in self.publishers.iter_mut().filter(asked) {
+        let is_meant = |publisher: &&mut PublisherState| worker.is_none_or(|worker| worker == publisher.stream.worker);
+        for publisher in self.publishers.iter_mut().filter(is_meant) {
             let space = &mut self.spaces[publisher.space];
             match scope {
                 ResetScope::Everything => publisher.stream.reset(space, now),
@@ -220,38 +241,9 @@ impl Shard {
         }
     }
 
-    pub(super) fn handle_worker_command(&mut self, roll: WorkerCommand, now: Now) {
-        // Whoever asked may have gone: what was asked for is done all the same.
-        match roll {
-            WorkerCommand::Admit(admission, answer) => {
-                self.pending_answer = Some((admission.record.index, true, answer));
-                let done = self.come(admission);
-                self.answer(done);
-            }
-            WorkerCommand::Amend(amendment, answer) => {
-                self.pending_answer = Some((amendment.record.index, false, answer));
-                let done = self.change(amendment, now);
-                self.answer(done);
-            }
-            WorkerCommand::Depart(departure, answer) => {
-                // First: whatever becomes of the rest, the worker has left.
-                self.leaving.push((departure, answer));
-                self.go(departure.index, now);
-            }
-        }
-    }
-
-    fn answer(&mut self, done: Result<WorkerAccepted>) {
-        if let Some((_, _, answer)) = self.pending_answer.take() {
-            // Whoever asked may have gone.
-            let _ = answer.send(done);
-        }
-    }
-
-    /// Takes a worker in: a slot, then its record, then its sockets, so that what becomes of its connection has a
-    /// record to be told to.
-    fn come(&mut self, admission: AddWorker) -> Result<WorkerAccepted> {
-        let AddWorker { mut record, blocks_max, publisher, load } = admission;
+    /// Gives a worker a slot, then its record, then its sockets: a change of its connection needs the record.
+    fn add_worker(&mut self, worker: AddWorker) -> Result<WorkerAccepted> {
+        let AddWorker { mut record, blocks_max, publisher, load } = worker;
         let space = self.space_of(record.space)?;
         let slot = self.spaces[space].writer.add_worker().ok_or_else(|| {
             let remedy = "remove workers, raise ingest.shards, or run a second daemon";
@@ -263,14 +255,14 @@ impl Shard {
             table.put(record);
             true
         });
-        let Some(publisher) = publisher else { return Ok(WorkerAccepted::default()) };
-        let publisher = Publisher { slot, ..publisher };
-        self.spaces[space].take_in(&publisher, self.config.shards);
+        let Some(plan) = publisher else { return Ok(WorkerAccepted::default()) };
+        let plan = Publisher { slot, ..plan };
+        self.spaces[space].add_worker(&plan, self.config.shards);
         let at = self.publishers.len();
-        self.plans.push(publisher.clone());
-        let no_events = self.admit(&publisher, None).err();
+        self.plans.push(plan.clone());
+        let no_events = self.open_publisher(&plan, None).err();
         if no_events.is_some() {
-            self.plans.retain(|other| other.index != publisher.index);
+            self.plans.retain(|other| other.index != plan.index);
         }
         if let (Some(load), None) = (load, &no_events) {
             self.publishers[at].waits_for_load = true;
@@ -280,14 +272,14 @@ impl Shard {
     }
 
     /// Gives a worker another record, and other sockets if its events come from elsewhere.
-    fn change(&mut self, amendment: UpdateWorker, now: Now) -> Result<WorkerAccepted> {
-        let UpdateWorker { mut record, blocks_max, resubscribe } = amendment;
+    fn update_worker(&mut self, update: UpdateWorker, now: Now) -> Result<WorkerAccepted> {
+        let UpdateWorker { mut record, blocks_max, resubscribe } = update;
         let space = self.space_of(record.space)?;
         self.spaces[space].writer.bound_worker(record.slot, blocks_max);
         let is_open = self.publisher_of(record.index).is_some();
         if let Some(plan) = self.plans.iter_mut().find(|plan| plan.index == record.index) {
             plan.capacity_blocks = record.capacity_blocks;
-            // One that waits to be opened again is opened where it is now.
+            // A publisher that waits to be opened again is opened at its new source.
             if let Some(source) = record.events.as_ref().filter(|_| resubscribe && !is_open) {
                 plan.source.clone_from(source);
             }
@@ -299,7 +291,7 @@ impl Shard {
                 no_events = self.resubscribe(at, source, now).err();
             }
         }
-        // One whose sockets could not be opened is a publisher no more.
+        // A publisher whose sockets could not be opened is no longer in the list.
         if let Some(at) = self.publisher_of(record.index) {
             record.state = match (record.state, self.publishers[at].link) {
                 (WorkerState::Draining, _) => WorkerState::Draining,
@@ -309,8 +301,8 @@ impl Shard {
             };
         }
         self.fleet.update(|table| match table.worker_mut(record.index) {
-            Some(held) => {
-                *held = record;
+            Some(known) => {
+                *known = record;
                 true
             }
             None => false,
@@ -323,7 +315,7 @@ impl Shard {
         self.current_worker = Some(self.publishers[at].index);
         let opened = self.subscribe(source, at, now);
         let publisher = &mut self.publishers[at];
-        publisher.redirect(source.replay.as_ref(), &mut self.spaces[publisher.space], &mut self.scratch, now);
+        publisher.change_source(source.replay.as_ref(), &mut self.spaces[publisher.space], &mut self.scratch, now);
         self.close_replay(at);
         let publisher = &mut self.publishers[at];
         match opened {
@@ -350,7 +342,7 @@ impl Shard {
     }
 
     /// Closes the sockets of a worker, if it has any.
-    fn go(&mut self, index: WorkerIndex, now: Now) {
+    fn remove_worker(&mut self, index: WorkerIndex, now: Now) {
         self.plans.retain(|plan| plan.index != index);
         self.panics.forgive(index);
         if let Some(at) = self.publisher_of(index) {
@@ -358,7 +350,7 @@ impl Shard {
         }
     }
 
-    /// Takes a publisher out. The last one moves to its place and is waited for under that number.
+    /// Drops a publisher. The last one moves to its place, and its sockets are signalled under that number.
     fn drop_publisher(&mut self, at: usize, now: Now) {
         let mut publisher = self.publishers.swap_remove(at);
         self.plans.retain(|plan| plan.index != publisher.index);
@@ -367,9 +359,9 @@ impl Shard {
         publisher.stream.end(TrustInput::Disconnected, now);
         self.transfers.refuse_all_of(publisher.stream.worker);
         space.slots.retain(|slot| *slot != publisher.stream.slot);
-        // Its replay, if it had one, leaves a place.
+        // If it had a replay, there is a free slot for another.
         self.replays.open -= usize::from(publisher.replay.is_some());
-        self.replays.look = true;
+        self.replays.check = true;
         let last = self.publishers.len();
         self.ready.retain(|queued| *queued != at);
         self.ready.iter_mut().filter(|queued| **queued == last).for_each(|queued| *queued = at);
@@ -377,34 +369,34 @@ impl Shard {
             return;
         }
         let publisher = &mut self.publishers[at];
-        let moved = publisher.subscription.set_token(Token(at));
-        let moved =
-            moved.and_then(|()| publisher.replay.as_mut().map_or(Ok(()), |replay| replay.client.set_token(Token(at))));
+        let moved = publisher
+            .subscription
+            .set_token(Token(at))
+            .and_then(|()| publisher.replay.as_mut().map_or(Ok(()), |replay| replay.client.set_token(Token(at))));
         if let Err(error) = moved {
-            tracing::error!(worker = %publisher.stream.worker, %error, "the publisher's connection cannot be waited for");
+            tracing::error!(worker = %publisher.stream.worker, %error, "cannot wait for the publisher's connection");
             publisher.fail(&mut self.spaces[publisher.space], &mut self.scratch, now);
         }
         self.enqueue(at);
     }
 
-    /// Gives up the slots of those that left whom no reader can meet any more.
+    /// Frees the slots of removed workers that no reader can meet any more.
     pub(super) fn free_removed_slots(&mut self) {
-        if self.leaving.is_empty() {
+        if self.removals.is_empty() {
             return;
         }
         let in_use = self.fleet.oldest_in_use();
-        let (gone, leaving) =
-            std::mem::take(&mut self.leaving).into_iter().partition(|(departure, _)| departure.table_version <= in_use);
-        self.leaving = leaving;
-        let gone: Removals = gone;
-        for (departure, answer) in gone {
-            if let Ok(space) = self.space_of(departure.space) {
-                self.spaces[space].slots.retain(|slot| *slot != departure.slot);
-                self.spaces[space].writer.remove_worker(departure.slot);
+        let (free, removals): (Removals, Removals) =
+            std::mem::take(&mut self.removals).into_iter().partition(|(removal, _)| removal.table_version <= in_use);
+        self.removals = removals;
+        for (removal, answer) in free {
+            if let Ok(space) = self.space_of(removal.space) {
+                self.spaces[space].slots.retain(|slot| *slot != removal.slot);
+                self.spaces[space].writer.remove_worker(removal.slot);
                 self.spaces[space].writer.publish();
                 self.spaces[space].unswept = true;
             }
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(());
         }
     }
@@ -413,10 +405,10 @@ impl Shard {
         self.publishers.iter().position(|publisher| publisher.index == index)
     }
 
-    fn space_of(&self, space: SpaceId) -> Result<usize> {
+    pub(super) fn space_of(&self, id: SpaceId) -> Result<usize> {
         self.spaces
             .iter()
-            .position(|space| space.id == space)
-            .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {space}", self.id), ""))
+            .position(|space| space.id == id)
+            .ok_or_else(|| Error::new(Kind::Internal, format!("shard {} has no writer for space {id}", self.id), ""))
     }
 }

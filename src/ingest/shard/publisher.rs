@@ -1,21 +1,22 @@
-//! One publisher with everything that is its own, and its turn.
+//! One publisher of a shard: its sockets, the life of its connection, its stream, and its quantum of messages.
 
 use std::sync::Arc;
 
 use mio::Token;
 
+use super::Shard;
 use super::replays::{Replay, Urgency};
-use super::{Link, Shard};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::event::trust::TrustInput;
-use crate::fleet::EventSource;
 use crate::finding::Symptom;
+use crate::fleet::EventSource;
 use crate::ids::WorkerIndex;
 use crate::ingest::Publisher;
 use crate::ingest::dump::AbortReason;
-use crate::ingest::publisher_socket::{Answer, LinkChange, Lost, Received, Subscription};
-use crate::ingest::stream::{SpaceShard, Now, ReplayEnd, Scratch, Stream};
+use crate::ingest::publisher_socket::{Answer, Link, LinkChange, Lost, Received, Subscription};
+use crate::ingest::space_shard::SpaceShard;
+use crate::ingest::stream::{Now, ReplayEnd, Scratch, Stream};
 use crate::limits::{
     INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX,
 };
@@ -24,39 +25,86 @@ use crate::metrics::WorkerCounter;
 use crate::trust::TrustReason;
 use crate::zmtp::{LinkEvent, Refusal};
 
-/// One publisher: its sockets, its connection's life and its stream.
+/// The state of one publisher.
 pub(super) struct PublisherState {
     pub(super) index: WorkerIndex,
-    /// Where its publisher is to be found.
+    /// The endpoint of its events.
     pub(super) endpoint: Endpoint,
-    /// Which of the shard's spaces its blocks are in.
+    /// The position in [`Shard::spaces`] of the space of its blocks.
     pub(super) space: usize,
     pub(super) subscription: Subscription,
     pub(super) link: Link,
     pub(super) stream: Stream,
-    /// It was said that the endpoint cannot be opened.
+    /// The log already says that the endpoint cannot be opened.
     pub(super) unopened_logged: bool,
-    /// Its connection broke, and what was received before has not all been taken.
+    /// Its connection broke, and messages received before the break have not all been taken.
     pub(super) broken: bool,
-    /// It is connected again, which counts once the break has been seen to.
+    /// It is connected again. That counts once the break has been handled.
     pub(super) reconnected: bool,
-    /// Where it replays lost batches.
+    /// The endpoint where it replays lost batches.
     pub(super) replay_endpoint: Option<Endpoint>,
     /// The replay that is under way.
     pub(super) replay: Option<Replay>,
-    /// What the last replay brought, payload bytes.
+    /// Payload bytes of its last replay.
     pub(super) replayed_bytes: Option<usize>,
-    /// What workers are busy with.
+    /// The loads of all workers.
     pub(super) loads: Option<Arc<Loads>>,
-    /// It is loaded first: nothing is taken of its sockets before that is over.
+    /// A load into its worker comes first: its messages stay in its sockets until the load has ended.
     pub(super) waits_for_load: bool,
     pub(super) queued: bool,
-    /// Messages that its last turn took.
+    /// Messages of its last quantum.
     pub(super) quantum_messages: usize,
 }
 
+impl Shard {
+    /// Opens the sockets of a publisher and adds it to the shard. Its worker's trust begins with `input`. If the sockets
+    /// cannot be opened, the trust says so.
+    pub(super) fn open_publisher(&mut self, plan: &Publisher, input: Option<TrustInput>) -> Result<()> {
+        let at = self.publishers.len();
+        self.current_worker = Some(plan.index);
+        let now = self.clock.now();
+        let space = self.space_of(plan.space);
+        let opened = space.and_then(|space| Ok((space, self.subscribe(&plan.source, at, now)?)));
+        let (space, subscription) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                Stream::new(plan, now).end(TrustInput::NoEventSource, now);
+                return Err(error);
+            }
+        };
+        self.current_worker = None;
+        let mut stream = Stream::with_trust_input(plan, input, now);
+        stream.share_held_bytes(&self.replays.held_bytes);
+        self.publishers.push(PublisherState {
+            index: plan.index,
+            endpoint: plan.source.endpoint.clone(),
+            space,
+            subscription,
+            link: Link::new(now.uptime_ms),
+            stream,
+            unopened_logged: false,
+            broken: false,
+            reconnected: false,
+            replay_endpoint: plan.source.replay.clone(),
+            replay: None,
+            replayed_bytes: None,
+            loads: plan.loads.clone(),
+            waits_for_load: false,
+            queued: false,
+            quantum_messages: 0,
+        });
+        self.enqueue(at);
+        Ok(())
+    }
+
+    /// Starts to connect to a publisher. Its socket is signalled under the publisher's number.
+    pub(super) fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
+        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
+    }
+}
+
 impl PublisherState {
-    /// Takes what the connection did, then a bounded number of messages; `false` = there may be more.
+    /// Handles the events of the connection, then a bounded number of messages; `false` = there may be more.
     pub(super) fn take_quantum(
         &mut self,
         space: &mut SpaceShard,
@@ -68,12 +116,12 @@ impl PublisherState {
         self.link_events(space, changes, now);
         let was_broken = self.broken;
         if was_broken {
-            // The worker is to be emptied: nothing more of it can be dumped or loaded.
+            // The worker is to be emptied, so no dump or load of it can go on.
             self.stream.break_hold(space, AbortReason::Disconnected, now);
         }
-        let drained = self.messages(space, scratch, changes, now);
-        // What was received before the break is still good to know its sequences by; once it is taken, the
-        // next batch can only be of the next connection.
+        let drained = self.take_messages(space, scratch, changes, now);
+        // Messages from before the break still show the sequences of that connection. Once they are taken, the next
+        // batch can only come from the next connection.
         if drained && was_broken {
             self.broken = false;
             self.stream.disconnected(space, now);
@@ -81,20 +129,20 @@ impl PublisherState {
                 self.stream.connected(space, now);
             }
         }
-        let replayed = self.broken || self.take_replay(space, scratch, now);
+        let replayed = self.broken || self.apply_replay(space, scratch, now);
         self.stream.show(space);
         drained && replayed && !self.broken && !self.stream.is_releasing()
     }
 
-    /// How soon it is to be asked for a replay, if at all.
+    /// How urgently the publisher is to be asked for a replay, if at all.
     pub(super) fn urgency(&self, now: Now) -> Option<Urgency> {
         let aim = self.stream.wants_replay(now)?;
         let is_idle = self.loads.as_ref().is_none_or(|loads| loads.read(self.index).requests == 0);
         Some(Urgency { aim, is_idle, waiting: self.stream.waiting() })
     }
 
-    /// Takes a slice of the replay that is under way; `true` = nothing more of it is there.
-    fn take_replay(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> bool {
+    /// Applies a slice of the replay that is under way; `true` = no more of it has arrived.
+    fn apply_replay(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> bool {
         let Some(replay) = &mut self.replay else { return true };
         let (mut bytes, now_ms) = (0, now.uptime_ms);
         replay.client.receive_ahead(now_ms);
@@ -138,7 +186,7 @@ impl PublisherState {
         false
     }
 
-    /// Takes everything that the connection did.
+    /// Handles all events of the connection.
     fn link_events(&mut self, space: &mut SpaceShard, changes: &mut Vec<(WorkerIndex, LinkChange)>, now: Now) {
         while let Some(event) = self.subscription.link_event() {
             match event {
@@ -161,13 +209,14 @@ impl PublisherState {
                         self.stream.breaking(now);
                     }
                 }
-                LinkEvent::Unopened => self.unopened(),
+                LinkEvent::Unopened => self.log_unopened(),
                 LinkEvent::Refused(refusal) => log_refused(&self.stream, refusal),
                 LinkEvent::HandshakeFailed => {
                     self.stream.count(WorkerCounter::HandshakesFailed, 1);
                     let times = self.stream.view.counters.get(WorkerCounter::HandshakesFailed);
                     if times.is_power_of_two() {
-                        tracing::warn!(worker = %self.stream.worker, times, "what answers at the endpoint is no event publisher");
+                        let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
+                        tracing::warn!(%worker, endpoint, times, "the process at the endpoint is not an event publisher");
                     }
                 }
             }
@@ -177,40 +226,39 @@ impl PublisherState {
     fn log_broken(&self) {
         let worker = self.stream.worker;
         if self.stream.can_recover() {
-            tracing::warn!(%worker, "publisher disconnected; the worker is not believed until it is shown to go on");
+            tracing::warn!(%worker, "publisher disconnected; its worker is unproven until a replay shows that the stream goes on");
         } else {
-            tracing::warn!(%worker, "publisher disconnected; the worker is emptied");
+            tracing::warn!(%worker, "publisher disconnected; its worker is emptied");
         }
     }
 
-    /// Logs what becomes of the connection.
     pub(super) fn log_link_change(&self, change: LinkChange) {
         let (worker, endpoint) = (self.stream.worker, self.endpoint.as_str());
         match change {
             LinkChange::Ready => tracing::info!(%worker, endpoint, "publisher connected"),
             LinkChange::Gone => tracing::warn!(
                 %worker, endpoint, remedy = TrustReason::Disconnected.remedy(),
-                "publisher gone for too long; the worker is down"
+                "publisher disconnected for longer than ingest.down_after_ms; its worker is down"
             ),
             LinkChange::Unreached => tracing::warn!(
                 %worker, endpoint, remedy = "start the engine with KV events enabled, or correct the endpoint",
-                "publisher not reached since the start; the worker is down"
+                "publisher not reached within ingest.down_after_ms of the start; its worker is down"
             ),
         }
     }
 
-    /// The endpoint could not be tried at all; said once until it can be.
-    fn unopened(&mut self) {
+    /// Logs once that the endpoint could not be tried at all.
+    fn log_unopened(&mut self) {
         if !std::mem::replace(&mut self.unopened_logged, true) {
             tracing::warn!(
                 worker = %self.stream.worker, endpoint = %self.endpoint,
-                remedy = "correct the endpoint's host name or the resolver; else raise the limit of open files",
-                "the publisher's host name does not resolve, or there is no socket for it; it is tried again"
+                remedy = "correct the endpoint's host name or the resolver; otherwise raise the limit of open files",
+                "the publisher's host name does not resolve, or no socket can be opened for it; the daemon tries again"
             );
         }
     }
 
-    /// Its socket failed: what holds of a broken connection holds, and the worker is down if it stays so.
+    /// Treats a failed socket as a broken connection: the worker goes down if the socket stays so.
     pub(super) fn fail(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
         self.subscription.drop_fetched();
         self.stream.break_hold(space, AbortReason::Disconnected, now);
@@ -221,16 +269,22 @@ impl PublisherState {
         self.stream.show(space);
     }
 
-    /// Its events come from elsewhere from now on. Where they can be replayed there, that shows whether they go on;
-    /// where not, the worker is emptied.
-    pub(super) fn redirect(&mut self, replay: Option<&Endpoint>, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
+    /// The worker's events come from another source from now on. If that source can replay, a replay shows whether the
+    /// stream goes on there. Otherwise the worker is emptied.
+    pub(super) fn change_source(
+        &mut self,
+        replay: Option<&Endpoint>,
+        space: &mut SpaceShard,
+        scratch: &mut Scratch,
+        now: Now,
+    ) {
         self.stream.set_replays(replay.is_some());
         self.fail(space, scratch, now);
         self.replay_endpoint = replay.cloned();
     }
 
-    /// Takes messages, those that waited first; `true` = none is left.
-    fn messages(
+    /// Takes messages, the held ones first; `true` = none is left.
+    fn take_messages(
         &mut self,
         space: &mut SpaceShard,
         scratch: &mut Scratch,
@@ -242,13 +296,12 @@ impl PublisherState {
         }
         let mut bytes = 0;
         while self.quantum_messages < INGEST_TURN_MESSAGES_MAX {
-            // They wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
+            // Messages wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
             if space.writer.is_choked() {
                 return false;
             }
             let drained = self.subscription.fetch(now.uptime_ms);
-            // What the connection did before these messages must be known before their events are applied, which
-            // readers see at once.
+            // Connection events from before these messages come first: readers see the applied batches at once.
             self.link_events(space, changes, now);
             if !drained && !self.subscription.has_fetched() {
                 return false;
@@ -256,7 +309,7 @@ impl PublisherState {
             while let Some(received) = self.subscription.take() {
                 self.quantum_messages += 1;
                 match received {
-                    // It may be of the old connection or of the next. A replay on the next brings it in any case.
+                    // It may be from the old connection or from the next. A replay on the next brings it in any case.
                     _ if self.broken && self.stream.can_recover() => {
                         self.stream.count(WorkerCounter::MessagesDroppedBroken, 1);
                     }
@@ -266,7 +319,7 @@ impl PublisherState {
                     }
                     Received::Misframed(frames) => self.stream.misframed(space, frames, now),
                 }
-                // What was fetched and is not taken now waits for the next turn.
+                // Messages that were fetched and not taken wait for the next quantum.
                 if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || space.writer.is_choked() {
                     return false;
                 }
@@ -279,60 +332,13 @@ impl PublisherState {
     }
 }
 
-/// Counts, and logs now and then, that the daemon cut a connection because of what came over it.
+/// Counts that the daemon cut a connection because of a message that came over it, and logs some of the times.
 fn log_refused(stream: &Stream, refusal: Refusal) {
     let counter = if refusal.is_bound() { WorkerCounter::MessagesUnbounded } else { WorkerCounter::ProtocolErrors };
     stream.count(counter, 1);
     let times = stream.view.counters.get(counter);
     if times.is_power_of_two() {
         let remedy = Symptom::MessageUnbounded.remedy();
-        tracing::warn!(worker = %stream.worker, times, %refusal, remedy, "the publisher's connection was cut");
-    }
-}
-
-impl Shard {
-    /// Opens a publisher's sockets and waits for them. Where that fails its worker's trust says so. Its trust begins with
-    /// `input`.
-    pub(super) fn admit(&mut self, publisher: &Publisher, input: Option<TrustInput>) -> Result<()> {
-        let at = self.publishers.len();
-        self.current_worker = Some(publisher.index);
-        let now = self.clock.now();
-        let space = self.space_of(publisher.space);
-        let opened = space.and_then(|space| Ok((space, self.subscribe(&publisher.source, at, now)?)));
-        let (space, subscription) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                Stream::new(publisher, now).end(TrustInput::NoEventSource, now);
-                return Err(error);
-            }
-        };
-        self.current_worker = None;
-        let mut stream = Stream::with_trust_input(publisher, input, now);
-        stream.share_held_bytes(&self.replays.held_bytes);
-        self.publishers.push(PublisherState {
-            index: publisher.index,
-            endpoint: publisher.source.endpoint.clone(),
-            space,
-            subscription,
-            link: Link::new(now.uptime_ms),
-            stream,
-            unopened_logged: false,
-            broken: false,
-            reconnected: false,
-            replay_endpoint: publisher.source.replay.clone(),
-            replay: None,
-            replayed_bytes: None,
-            loads: publisher.loads.clone(),
-            waits_for_load: false,
-            queued: false,
-            quantum_messages: 0,
-        });
-        self.enqueue(at);
-        Ok(())
-    }
-
-    /// Starts to connect to a publisher, signalled under a publisher's number.
-    fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
-        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
+        tracing::warn!(worker = %stream.worker, times, %refusal, remedy, "the daemon cut the publisher's connection");
     }
 }

@@ -1,4 +1,4 @@
-//! What a shard makes of a connection that ends, of an index that is choked, and of time alone.
+//! A shard's reaction to a connection that ends, to a choked index, and to time alone.
 
 mod rebuilt;
 mod transfers;
@@ -8,7 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, Worker};
 use crate::index::{self, Depths, IndexReader, Reclaimer, ShardLimits, StoreBlocks};
-use crate::trust::Trust;
+use crate::trust::{Trust, TrustReason};
 
 const DOWN_AFTER_MS: u64 = 1_000;
 
@@ -69,7 +69,8 @@ fn a_worker_is_down_once_its_connection_has_been_gone_for_long() {
 
 #[test]
 fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
-    use crate::ingest::replay::{Replay, ReplayClient};
+    use super::replays::Replay;
+    use crate::ingest::publisher_socket::ReplayClient;
     use crate::limits::{REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX};
     let folder = tempfile::tempdir().expect("a folder");
     let nobody = format!("ipc://{}/nobody", folder.path().display());
@@ -96,7 +97,7 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         publisher.replay = Some(Replay { client, bytes, expected_bytes: 0, asked_ms: asked.uptime_ms });
         shard.replays.open = 1;
         let now = Now { unix_ms: 1, uptime_ms: asked.uptime_ms + later_ms };
-        // What comes of it comes often enough.
+        // Its answer comes often enough.
         publisher.stream.excuse_replay(now);
         shard.end_overdue_replay(0, now);
         assert_eq!(shard.publishers[0].replay.is_none(), is_over, "{bytes} bytes after {later_ms} ms");
@@ -105,16 +106,16 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
 }
 
 #[test]
-fn a_round_has_a_bounded_number_of_turns_and_the_others_keep_their_order() {
+fn a_round_has_a_bounded_number_of_quanta_and_the_other_publishers_keep_their_order() {
     let (_folder, mut shard) = quiet_shard();
-    // Publishers that are gone, behind the bound: their numbers show who is left.
+    // Publishers that are gone, beyond the limit of a round: their numbers show which ones are left.
     shard.ready.clear();
     shard.ready.extend(1..=INGEST_ROUND_TURNS_MAX + 3);
     let now = Now { unix_ms: 1, uptime_ms: 5_000 };
     shard.round(now);
     let last = INGEST_ROUND_TURNS_MAX;
     assert_eq!(shard.ready, [last + 1, last + 2, last + 3]);
-    assert_eq!(shard.rest_ms(u64::MAX), 0, "the next round follows at once");
+    assert_eq!(shard.poll_timeout_ms(u64::MAX), 0, "the next round follows at once");
     shard.round(now);
     assert!(shard.ready.is_empty());
 }
@@ -145,15 +146,15 @@ fn waste(shard: &mut Shard) {
 }
 
 #[test]
-fn a_choked_index_stops_taking_events_until_nobody_reads_what_it_gave_up() {
+fn a_choked_index_takes_no_events_until_its_reader_is_done() {
     let reclaimer = Reclaimer::new();
     let (_folder, mut shard, _reader) = narrow_shard(&reclaimer);
     let now = Now { unix_ms: 1, uptime_ms: 1 };
     shard.ready.clear();
     shard.publishers[0].queued = false;
-    assert!(shard.rest_ms(500) > CHOKED_REST_MS);
+    assert!(shard.poll_timeout_ms(500) > CHOKED_REST_MS);
     shard.enqueue(0);
-    assert_eq!(shard.rest_ms(500), 0);
+    assert_eq!(shard.poll_timeout_ms(500), 0);
     let choked = |shard: &Shard| {
         let view = &shard.publishers[0].stream.view;
         (shard.spaces[0].choked, view.gauges.is_choked(), view.counters.get(WorkerCounter::Chokes))
@@ -166,7 +167,7 @@ fn a_choked_index_stops_taking_events_until_nobody_reads_what_it_gave_up() {
             shard.apply_back_pressure();
             assert!(!shard.spaces[0].sweep(true));
             assert_eq!(choked(&shard), (true, true, 1));
-            assert_eq!(shard.rest_ms(500), CHOKED_REST_MS);
+            assert_eq!(shard.poll_timeout_ms(500), CHOKED_REST_MS);
         }
     });
     shard.apply_back_pressure();
@@ -177,7 +178,7 @@ fn a_choked_index_stops_taking_events_until_nobody_reads_what_it_gave_up() {
 }
 
 #[test]
-fn what_was_given_up_is_handed_on_though_no_event_comes() {
+fn memory_that_was_given_up_is_reclaimed_without_further_events() {
     let (_folder, mut shard, reader) = narrow_shard(&Reclaimer::new());
     let garbage_bytes = |shard: &Shard| shard.spaces[0].writer.memory().garbage_bytes;
     waste(&mut shard);
@@ -194,7 +195,7 @@ fn what_was_given_up_is_handed_on_though_no_event_comes() {
     let inbox = shard.inbox();
     let runs = std::thread::spawn(move || shard.run());
     std::thread::sleep(Duration::from_millis(3 * TICK_MS));
-    inbox.commands.push(crate::ingest::inbox::Command::Stop).expect("room");
+    inbox.commands.push(Command::Stop).expect("room");
     inbox.waker.wake().expect("woken");
     runs.join().expect("ended");
     let published = epoch() - before;

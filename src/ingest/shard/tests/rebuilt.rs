@@ -1,15 +1,16 @@
-//! A thread that panics in the middle of an event: its shard is built anew, the others of the daemon go on, and nobody
-//! is believed too much meanwhile. Over real sockets.
+//! A thread that panics in the middle of an event: its shard is rebuilt, the other shards of the daemon go on, and no
+//! worker's trust is too high meanwhile. Over real sockets.
 
 use super::transfers::{Engine, SCHEME, until};
 use super::*;
 use crate::hash;
 use crate::index::mishap;
-use crate::ingest::roll::RemoveWorker;
+use crate::ingest::RemoveWorker;
 use crate::ingest::tests::vllm::{self, Batch};
 use crate::ingest::{IngestHandle, spawn};
 use crate::limits::INGEST_PANICS_PER_WORKER_MAX;
 use crate::trust::TrustLevel;
+use crate::trust::TrustReason;
 
 /// Two workers of one shard, each with an engine of its own.
 struct Pair {
@@ -45,7 +46,7 @@ impl Pair {
         self.publishers[worker].view.counters.get(WorkerCounter::Rebuilds)
     }
 
-    /// What a worker's device holds, and whether that is certain.
+    /// The blocks in a worker's device tier, and whether the lookup was not contended.
     fn device(&self, worker: usize, contents: &[u32]) -> (u32, bool) {
         let (mut locals, mut depths) = (Vec::new(), Depths::new());
         let tokens = vllm::tokens(contents);
@@ -63,7 +64,7 @@ impl Pair {
 }
 
 #[test]
-fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_left_out() {
+fn a_shard_is_rebuilt_after_a_panic_and_a_worker_that_panics_again_is_excluded() {
     let pair = Pair::start();
     for (worker, engine) in pair.engines.iter().enumerate() {
         engine.send(0, &Batch::new(0).stored(None, &[1, 2, 3], &[1, 2, 3]));
@@ -73,7 +74,7 @@ fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_
     for times in 1..=u64::from(INGEST_PANICS_PER_WORKER_MAX) {
         pair.harm(1, times);
         until("the panic is noted", || pair.rebuilds(0) == times && pair.rebuilds(1) == times);
-        // The one that is innocent is heard again, and is not believed for what it said before.
+        // Events of the innocent worker are received again, and its earlier blocks do not count.
         pair.engines[0].subscribed();
         assert!(pair.handle.is_running());
         let trust = pair.trust(0);
@@ -97,13 +98,13 @@ fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_
 
     // Its thread takes commands, as any.
     pair.fleet.update(|table| table.take(WorkerIndex(1)).is_some());
-    let departure = RemoveWorker {
+    let removal = RemoveWorker {
         index: WorkerIndex(1),
         space: SpaceId(0),
         slot: pair.publishers[1].slot,
         table_version: pair.fleet.load().version,
     };
-    let gone = pair.handle.depart(departure).expect("a command waits");
+    let gone = pair.handle.remove_worker(removal).expect("a command waits");
     gone.blocking_recv().expect("it is gone");
     assert!(pair.handle.stop().is_ok());
 }

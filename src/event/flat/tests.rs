@@ -1,9 +1,9 @@
-//! What is encoded comes back, and nothing else gets in.
+//! Encoded batches decode to the same events, and every other payload is refused.
 
 use super::*;
 use crate::event::{
-    self, BatchInfo, Cleared, Content, EventBatch, GroupKind, KvEvent, Medium, DecodeWarning, Reason, Removed, Salt, Snapshot,
-    SnapshotPhase, SourceTrust, Stored, format::Format,
+    self, BatchInfo, Cleared, Content, DecodeWarning, EventBatch, GroupKind, KvEvent, Medium, Reason, Removed, Salt,
+    Snapshot, SnapshotPhase, SourceTrust, Stored, format::Format,
 };
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::schema_generated::events as fb;
@@ -80,7 +80,7 @@ fn events() -> Vec<KvEvent<'static>> {
 }
 
 #[test]
-fn what_is_encoded_comes_back_at_any_alignment() {
+fn encoded_batches_decode_at_any_alignment() {
     let mut encoder = Encoder::new();
     let payload = encoder.encode(&info(Window::Plain), events()).to_vec();
     assert_eq!(encoder.omitted(), 0);
@@ -168,7 +168,11 @@ fn newer_values_are_counted_and_never_taken_for_known_ones() {
         (raw(None, exact, &event(fb::EventKind::Cleared, fb::Tier(9)), false), 0, DecodeWarning::UnknownValue),
         (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier(9)), true), 1, DecodeWarning::UnknownValue),
         (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier::All), true), 1, DecodeWarning::UnknownValue),
-        (raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false), 1, DecodeWarning::UnknownValue),
+        (
+            raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false),
+            1,
+            DecodeWarning::UnknownValue,
+        ),
     ] {
         let mut batch = EventBatch::new();
         decode(&payload, &mut batch).unwrap();
@@ -181,7 +185,7 @@ fn newer_values_are_counted_and_never_taken_for_known_ones() {
 }
 
 #[test]
-fn what_cannot_be_hashed_here_is_refused_by_name() {
+fn unsupported_schemes_are_refused_by_name() {
     let scheme = |block_size, window, seed_rule| Some(fb::SchemeArgs { block_size, window, seed_rule });
     let cleared = || fb::EventArgs { kind: fb::EventKind::Cleared, tier: fb::Tier::All, ..Default::default() };
     let exact = fb::SourceTrust::Exact;

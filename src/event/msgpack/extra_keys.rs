@@ -1,8 +1,8 @@
-//! What entered the engine's block hashes beside tokens.
+//! The extra keys that the engine's block hashes cover beside tokens.
 //!
-//! vLLM lists it per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
-//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, bytes for a
-//! digest of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
+//! vLLM lists them per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
+//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, and bytes for a digest
+//! of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
 
 use super::cursor::{Cursor, Type};
 use super::draft::Draft;
@@ -10,17 +10,17 @@ use super::{Decoder, Result};
 use crate::event::DecodeWarning;
 use crate::event::media::identifier_hash;
 
-/// What the extra keys say.
+/// The content of the extra keys.
 #[derive(Debug)]
 pub(super) struct Said<'p> {
-    /// The salt, or why it cannot be told.
+    /// The salt, or the warning if it is ambiguous.
     pub(super) salt: std::result::Result<Option<&'p str>, DecodeWarning>,
-    /// Why the tokens are not the whole content, if they are not.
+    /// The warning if the tokens are not the whole content.
     pub(super) unusable: Option<DecodeWarning>,
 }
 
 impl<'p> Said<'p> {
-    /// A string that is not the adapter's name, in the block with this index.
+    /// Notes a string that is not the adapter's name.
     fn candidate(&mut self, text: &'p str, may_be_salt: bool) {
         self.salt = match self.salt {
             Ok(None) if may_be_salt => Ok(Some(text)),
@@ -30,7 +30,7 @@ impl<'p> Said<'p> {
 }
 
 impl<'p> Decoder<'p, '_> {
-    /// Reads the extra keys that begin at `keys`; multimodal objects go to the open event.
+    /// Decodes the extra keys that begin at `keys`. Multimodal objects go to the open event.
     pub(super) fn extra_keys(&mut self, draft: &Draft<'p>, keys: Option<Cursor<'p>>) -> Result<Said<'p>> {
         let mut said = Said { salt: Ok(None), unusable: None };
         let Some(mut cursor) = keys else { return Ok(said) };
@@ -38,7 +38,7 @@ impl<'p> Decoder<'p, '_> {
             if cursor.take_nil()? {
                 continue;
             }
-            // The name is one of the strings once; an equal salt remains.
+            // One of the strings is the adapter's name. A second, equal string is the salt.
             let mut lora = draft.lora;
             for _ in 0..cursor.array()? {
                 match cursor.peek()? {
@@ -69,7 +69,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(said)
     }
 
-    /// `[identifier, offset]`. The offset is where the object begins relative to the block, and does not matter.
+    /// Decodes `[identifier, offset]`. The offset of the object relative to the block does not matter.
     fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<DecodeWarning>> {
         let mut object = *cursor;
         cursor.skip()?;
@@ -83,7 +83,7 @@ impl<'p> Decoder<'p, '_> {
         self.block_object(object, block, hash)
     }
 
-    /// Reads `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
+    /// Decodes `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
     pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = infos else { return Ok(None) };
@@ -128,8 +128,8 @@ impl<'p> Decoder<'p, '_> {
         Ok(None)
     }
 
-    /// Reads `[[key…]|nil…]`, TensorRT-LLM's own keys: they say that objects are there, in a form that has no
-    /// agreed hash.
+    /// Decodes `[[key…]|nil…]`, TensorRT-LLM's own keys. They show that there are objects, but in a form without an agreed
+    /// hash.
     pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = keys else { return Ok(None) };

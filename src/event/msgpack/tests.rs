@@ -4,7 +4,7 @@ use super::*;
 use crate::event::{Content, GroupKind, KvEvent, Medium, Salt, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::limits::{
-    EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX, UNKNOWN_NAMES_BATCH_MAX,
+    EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX, UNRULED_NAMES_BATCH_MAX,
 };
 use serde_json::{Value, json};
 
@@ -128,7 +128,10 @@ fn unknown_tags_keys_and_trailing_elements_are_counted() {
         ["BlockRemoved", [2], "CPU", 1, "new", "newer"],
         ["AllBlocksCleared", 1],
     ]));
-    assert_eq!(odd(&batch), [(DecodeWarning::UnknownTag, 2), (DecodeWarning::UnknownKey, 2), (DecodeWarning::TrailingElement, 3)]);
+    assert_eq!(
+        odd(&batch),
+        [(DecodeWarning::UnknownTag, 2), (DecodeWarning::UnknownKey, 2), (DecodeWarning::TrailingElement, 3)]
+    );
     assert_eq!((batch.len(), batch.blocks()), (3, 2));
     let names: Vec<_> = batch.unknown_names().collect();
     assert_eq!(names, [(UnknownName::Tag, "BlockMoved", 1), (UnknownName::Tag, "BlockUpdateEvent", 1)]);
@@ -174,7 +177,7 @@ fn media_names_map_in_any_case() {
 }
 
 #[test]
-fn the_salt_is_what_the_first_block_has_beside_the_lora_name() {
+fn the_salt_is_the_first_blocks_string_beside_the_lora_name() {
     let salt_of = |fields: Value| {
         let batch = batch_of(&json!([stored(&fields)]));
         let stored = only_stored(&batch);
@@ -240,7 +243,10 @@ fn content_that_cannot_be_matched_is_unusable_and_counted() {
         (json!({"extra_keys": [[["mm", "id", 3]], null]}), DecodeWarning::UnknownExtraKey),
         (json!({"extra_keys": [null, null, [["img", 0]]]}), DecodeWarning::UnassignedMedia),
         (json!({"block_mm_infos": [{"mm_objects": [{}]}]}), DecodeWarning::UnassignedMedia),
-        (json!({"mm_keys": [[], [{"type": "mm_key", "hash": "00", "start_offset": 0}]]}), DecodeWarning::UnassignedMedia),
+        (
+            json!({"mm_keys": [[], [{"type": "mm_key", "hash": "00", "start_offset": 0}]]}),
+            DecodeWarning::UnassignedMedia,
+        ),
     ] {
         let batch = batch_of(&json!([stored(&fields), {"type": "BlockRemoved", "block_hashes": [77]}]));
         assert_eq!(odd(&batch), [(warning, 1)], "{fields}");
@@ -365,7 +371,7 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn what_a_group_serves_is_told_by_name() {
+fn the_kind_of_a_group_is_read_from_its_name() {
     for (kind, serves) in [
         ("full_attention", GroupKind::Main),
         ("mla_attention", GroupKind::Main),
@@ -388,7 +394,7 @@ fn what_a_group_serves_is_told_by_name() {
 }
 
 #[test]
-fn how_far_a_window_reaches_is_told_beside_its_name_in_either_order() {
+fn the_size_of_a_window_is_read_before_or_after_its_name() {
     let kind_of = |kind: &str, window: Value| {
         // serde_json sorts keys; an array has the kind first.
         let map = json!({"kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window});
@@ -414,9 +420,9 @@ fn names_beyond_the_bound_of_a_batch_are_counted_together() {
     let event = |name: usize| json!([format!("Tag{}", name % 20)]);
     let batch = batch_of(&Value::Array((0..40).map(event).collect()));
     let names: Vec<_> = batch.unknown_names().collect();
-    assert_eq!(names.len(), UNKNOWN_NAMES_BATCH_MAX + 1);
+    assert_eq!(names.len(), UNRULED_NAMES_BATCH_MAX + 1);
     assert_eq!(names[0], (UnknownName::Tag, "Tag0", 2));
-    assert_eq!(names[UNKNOWN_NAMES_BATCH_MAX], (UnknownName::Tag, "", 2 * (20 - UNKNOWN_NAMES_BATCH_MAX as u32)));
+    assert_eq!(names[UNRULED_NAMES_BATCH_MAX], (UnknownName::Tag, "", 2 * (20 - UNRULED_NAMES_BATCH_MAX as u32)));
 }
 
 #[test]

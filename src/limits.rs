@@ -215,11 +215,11 @@ pub const COPIES_LEFT_OF_ONE_MAX: usize = 8;
 /// KV groups of one worker of which it is remembered what they serve.
 pub const GROUP_KINDS_MAX: usize = 256;
 /// Names that no rule covers, of one event batch; the others of it are counted together.
-pub const UNKNOWN_NAMES_BATCH_MAX: usize = 16;
+pub const UNRULED_NAMES_BATCH_MAX: usize = 16;
 /// Names that no rule covers, of one worker; the others are counted together.
-pub const UNKNOWN_NAMES_WORKER_MAX: usize = 32;
+pub const UNRULED_NAMES_WORKER_MAX: usize = 32;
 /// Bytes kept of a name that no rule covers.
-pub const UNKNOWN_NAME_BYTES_MAX: usize = 48;
+pub const UNRULED_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker that are remembered as contradicted; beyond it every parent counts as one.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
 /// References of one worker to offloaded blocks of which only the hash is known, each as often as it was announced: one

@@ -19,7 +19,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
-use crate::ingest::{AddWorker, IngestHandle, LoadListener, LoadSource, RemoveWorker, UpdateWorker, WorkerAccepted, WorkerView};
+use crate::ingest::{
+    AddWorker, IngestHandle, LoadListener, LoadSource, RemoveWorker, UpdateWorker, WorkerAccepted, WorkerView,
+};
 use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, MUSTER_REST_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};

@@ -1,16 +1,17 @@
-//! One decoded batch onto the index, event by event in the order in which they happened.
+//! Applies one decoded batch to the index, event by event, in the order in which they happened.
 //!
-//! Whatever is not bound is counted with its reason and lowers trust; nothing is guessed.
+//! A block that cannot be bound is counted with the reason and lowers trust. Nothing is guessed.
 
 use super::copies::{is_repeated, repeats};
 use super::groups::Rule;
 use super::hashing::{Before, Fit, SeedOf, fit, is_alone, is_partial, seed_of};
-use super::lower_tiers::References;
-use super::stream::{Conflicted, SpaceShard, Now, Scratch, Stream};
+use super::lower_tiers::UnboundReferences;
+use super::space_shard::SpaceShard;
+use super::stream::{Conflicted, Now, Scratch, Stream};
 use crate::event::trust::{Flaw, TrustInput};
 use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, UnknownName};
 use crate::hash;
-use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier, WorkerSlot};
+use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier};
 use crate::index::{Binding, Refusal, StoreBlocks, StoreOutcome};
 use crate::limits::LOOK_AHEAD_EVENTS;
 use crate::metrics::WorkerCounter;
@@ -22,13 +23,13 @@ impl Stream {
         let Scratch { batch, locals } = scratch;
         let stated = batch.info().scheme;
         if batch.info().snapshot.is_some() {
-            // Parts of a snapshot are not live events; applied as such they would be counted twice.
+            // Parts of a snapshot are not live events. Applied as live events they would be counted twice.
             self.count(WorkerCounter::UnknownTags, batch.len() as u64);
             self.lower_trust(Flaw::UnknownEvents, now);
             return;
         }
         if !self.kv_groups.has_windows() {
-            // Those of an engine that was here before.
+            // The worker may have been another engine's, with windows.
             space.writer.forget_windows(self.slot);
         }
         let looks_ahead = batch.len() > LOOK_AHEAD_EVENTS;
@@ -99,9 +100,9 @@ impl Stream {
         self.settle_offloaded(space, hashes, now);
     }
 
-    /// Counts a reference to blocks whose place and content are known.
+    /// Counts references to blocks whose chain and content are known.
     pub(super) fn store(&mut self, space: &mut SpaceShard, blocks: &StoreBlocks<'_>, now: Now) {
-        if self.computes_what_is_left(space, blocks) {
+        if self.computes_left_copy(space, blocks) {
             return self.removals_are_for_all(space, now);
         }
         let mut outcome = self.store_in_index(space, blocks, now);
@@ -111,10 +112,10 @@ impl Stream {
         let counts_once = self.last_copies.for_all && blocks.tier == Tier::Device;
         let counts_copies = self.counts_copies(space) && !counts_once;
         let is_repeated = is_repeated(blocks, &outcome);
-        // A chain that is said again changes nothing where each block is counted once.
+        // If each block is counted once, a repeated chain changes nothing.
         outcome.ambiguous &= !counts_once;
         if !counts_copies && !counts_once && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
-            // One reference less of what was held before, and readers see no difference.
+            // Takes back one reference to blocks that were held before. Readers see no difference.
             space.writer.take_back_repeated(self.slot, blocks.tier, blocks.group, blocks.hashes);
             self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
             if is_repeated {
@@ -142,10 +143,17 @@ impl Stream {
         }
     }
 
-    /// A store of which no more is used than its hashes, as those of connectors. A hash names one block, so each is
-    /// what is held under its hash, in whatever tier that is; what is not held is not guessed. A connector's blocks
-    /// wait for device memory to say what they are.
-    fn resolve(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, tier: Tier, locals: &mut Vec<LocalHash>, now: Now) {
+    /// Applies a store by its hashes alone, as for stores of connectors. A hash names one block. So each hash means the
+    /// block that is held under it, in any tier. A hash that is not held is not guessed: a connector's reference to it
+    /// waits until device memory defines the block.
+    fn resolve(
+        &mut self,
+        space: &mut SpaceShard,
+        stored: &Stored<'_>,
+        tier: Tier,
+        locals: &mut Vec<LocalHash>,
+        now: Now,
+    ) {
         let is_offloaded = matches!(stored.medium, Medium::Offloaded(_));
         let (mut rest, mut unresolved) = (stored.hashes, 0);
         if is_offloaded {
@@ -155,7 +163,7 @@ impl Stream {
             let Some(Binding { parent, local, seed }) = self.binding_of(space, *first) else {
                 (rest, unresolved) = (&rest[1..], unresolved + 1);
                 if is_offloaded {
-                    self.wait_for_device(*first, References { tier, group: stored.group, count: 1 }, now);
+                    self.wait_for_device(*first, UnboundReferences { tier, group: stored.group, count: 1 }, now);
                 }
                 continue;
             };
@@ -174,8 +182,8 @@ impl Stream {
         }
     }
 
-    /// How many blocks from the first on follow each other as they are bound, and what is in them: they are shown at once,
-    /// as those of any store are. `first` is what is in the first block, and its seed.
+    /// The length of the run of blocks, from the first on, that follow each other in their bindings. `locals` gets their
+    /// local hashes. Readers see the whole run at once, as with any store. `first` is the local hash and seed of the first.
     pub(super) fn bound_run(
         &self,
         space: &SpaceShard,
@@ -193,13 +201,13 @@ impl Stream {
         locals.len()
     }
 
-    /// To what a hash that means one thing is bound.
+    /// The binding of a hash that identifies one block.
     pub(super) fn binding_of(&self, space: &SpaceShard, hash: EngineHash) -> Option<Binding> {
         space.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
     }
 
-    /// Refuses a store. Where its group has no block in a tier in which others have some, the tier seems to hold
-    /// what that group may not have.
+    /// Refuses a store. If its group has no block in a tier in which other groups have some, the tier seems to hold blocks
+    /// that this group may lack.
     fn refuse_store(&mut self, stored: &Stored<'_>, tier: Tier, counter: WorkerCounter, flaw: Flaw, now: Now) {
         let mut of_tier = self.tier_groups.iter().filter(|(of, _)| *of == tier).map(|(_, group)| *group).peekable();
         if of_tier.peek().is_some() && of_tier.all(|group| group != stored.group) {
@@ -208,8 +216,8 @@ impl Stream {
         self.refuse(counter, flaw, now);
     }
 
-    /// A store that contradicts what is held. Its blocks are then somewhere else than we think, so what is stored
-    /// under them later cannot be placed either: placed under what is held, it would be over-counted.
+    /// Refuses a store that contradicts a held block. The chain of its hashes is then unknown, so later blocks under them
+    /// cannot be placed either: placed under the held blocks, they would be over-counted.
     fn conflict(&mut self, hashes: &[EngineHash], now: Now) {
         self.conflicted.extend(hashes);
         self.refuse(WorkerCounter::StoresHashConflict, Flaw::HashConflict, now);
@@ -222,10 +230,10 @@ impl Stream {
             self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
         }
         match outcome.refused {
-            // A conflict is seen to by `conflict`.
+            // `store` has called `conflict`.
             None | Some(Refusal::HashConflict | Refusal::SelfParent) => {}
             Some(Refusal::MemoryBound) => self.memory_bound(space, now),
-            // The index has emptied it.
+            // The index has emptied the worker.
             Some(Refusal::WorkBound) => {
                 self.bounded(Refusal::WorkBound, now);
                 self.emptied(space);
@@ -241,7 +249,7 @@ impl Stream {
                 | Refusal::BytesBound
                 | Refusal::ReferenceBound),
             ) => self.bounded(refusal, now),
-            // The plan gives every publisher a slot of its own writer; were it not so, nothing would be counted.
+            // The plan gives every publisher a slot of its own writer. Without one, nothing would be counted.
             Some(Refusal::UnknownWorker) => self.bounded(Refusal::UnknownWorker, now),
         }
     }
@@ -298,16 +306,16 @@ impl Stream {
         }
     }
 
-    /// Remembers that a tier has blocks of a group, which a dump has to say.
+    /// Notes that a tier has blocks of a group. A dump has to list it.
     pub(super) fn note_group(&mut self, tier: Tier, group: GroupId) {
         if !self.tier_groups.contains(&(tier, group)) {
             self.tier_groups.push((tier, group));
         }
     }
 
-    /// The tier an event is about, or `None` if its blocks are not counted, which is then counted.
+    /// The tier of an event. `None` = its blocks do not count, and a counter says so.
     fn place(&mut self, medium: Medium, rule: Rule, now: Now) -> Option<Tier> {
-        self.hear_connector(medium, now);
+        self.note_connector(medium, now);
         let elsewhere = match medium {
             Medium::Remote => Some(WorkerCounter::EventsRemote),
             Medium::NeverRemoved => Some(WorkerCounter::EventsNeverRemoved),
@@ -318,7 +326,7 @@ impl Stream {
             return None;
         }
         let is_window = matches!(rule, Rule::Window { .. });
-        // Windows are known of device memory only.
+        // Window rules hold for device memory only.
         let is_excluded = rule == Rule::LeftOut || (is_window && medium != Medium::Tier(Tier::Device));
         if is_excluded || !matches!(rule, Rule::Counts | Rule::Window { proved: true, .. }) {
             self.lower_trust(Flaw::Hybrid, now);
@@ -337,7 +345,7 @@ impl Stream {
         }
     }
 
-    /// The scheme to hash a store with, or `None` if it does not fit, which is then counted.
+    /// The scheme to hash a store with. `None` = the store does not fit the space, and a counter says so.
     fn scheme_of(
         &mut self,
         space: &mut SpaceShard,
@@ -382,7 +390,7 @@ impl Stream {
                 return None;
             }
         };
-        // Another shard may have been first.
+        // Another shard may have learnt a scheme first.
         let known = space.scheme.learn(own);
         if known != own {
             self.mismatch(stored, tier, (own, known), now);
@@ -393,11 +401,11 @@ impl Stream {
         Some(own)
     }
 
-    /// What the space's scheme was learnt from was not full yet: what is held of that size no prompt's whole blocks can
-    /// match. The engine says them again, under other names, when they are full.
+    /// Drops all blocks of a space whose scheme was learnt from a block that was not full yet. No whole block of a prompt
+    /// can match them. The engine announces them again, under other hashes, when they are full.
     fn drop_partial(&mut self, space: &mut SpaceShard, known: Scheme) {
         let blocks = space.writer.held(self.slot).bound;
-        tracing::info!(space = %space.id, worker = %self.worker, scheme = ?known, blocks, "the blocks that the hash scheme was learnt from were not full");
+        tracing::info!(space = %space.id, worker = %self.worker, scheme = ?known, blocks, "the hash scheme was learnt from blocks that were not full; they are dropped, and the scheme is learnt again");
         self.count(WorkerCounter::BlocksPartial, blocks);
         space.writer.clear(self.slot, None);
         self.republish(|republisher| republisher.cleared(None));
@@ -410,18 +418,18 @@ impl Stream {
         self.view.refused_scheme.set(own);
         let times = self.view.counters.get(WorkerCounter::StoresSchemeMismatch);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "store of another scheme refused");
+            tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "a store of another scheme was refused");
         }
     }
 
-    /// A name that no rule covers; said when it comes for the first time.
+    /// Counts a name that this version does not know. The log names it once.
     pub(super) fn count_unknown_name(&self, of: UnknownName, name: &str, times: u32) {
         if self.view.unknown_names.count(of, name, u64::from(times)) {
-            tracing::warn!(worker = %self.worker, what = of.name(), name, "no rule covers this; see what becomes of it in status");
+            tracing::warn!(worker = %self.worker, what = of.name(), name, "the engine uses a name that this version does not know; status counts it");
         }
     }
 
-    /// Its hashes do not tell where blocks are: what is held because of them goes, and nothing more is bound.
+    /// Drops all blocks of an engine whose hashes do not show where a block is. No further block is bound.
     pub(super) fn unchained_hashes(&mut self, space: &mut SpaceShard, now: Now) {
         if !std::mem::replace(&mut self.unchained, true) {
             self.empty_because(space, Flaw::UnchainedHashes, now);
@@ -432,18 +440,18 @@ impl Stream {
         self.refuse(WorkerCounter::StoresBounded, Flaw::CapacityBound, now);
         let times = self.view.counters.get(WorkerCounter::StoresBounded);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, bound = refusal.name(), times, "store refused because a bound was reached");
+            tracing::warn!(worker = %self.worker, bound = refusal.name(), times, "a store was refused because a limit was reached");
         }
     }
 
-    /// The space is full: what is held stays held and is answered; what is new is not, and trust says so.
+    /// Refuses a store because the space is full. Held blocks stay and count; new ones do not, and trust says so.
     fn memory_bound(&mut self, space: &SpaceShard, now: Now) {
         self.refuse(WorkerCounter::StoresMemoryBound, Flaw::MemoryBound, now);
         let times = self.view.counters.get(WorkerCounter::StoresMemoryBound);
         if times.is_power_of_two() {
             tracing::warn!(
                 worker = %self.worker, space = %space.id, times, remedy = TrustReason::MemoryBound.remedy(),
-                "store refused because the space's memory ceiling is reached"
+                "a store was refused because the space's memory ceiling is reached"
             );
         }
     }
@@ -451,22 +459,5 @@ impl Stream {
     pub(super) fn refuse(&mut self, counter: WorkerCounter, flaw: Flaw, now: Now) {
         self.count(counter, 1);
         self.lower_trust(flaw, now);
-    }
-}
-
-impl SpaceShard {
-    /// Whether no worker of this space and shard holds anything.
-    pub(super) fn holds_nothing(&self) -> bool {
-        self.slots.iter().all(|slot| self.is_empty(*slot))
-    }
-
-    /// Whether none but this one does.
-    fn holds_only(&self, of: WorkerSlot) -> bool {
-        self.slots.iter().all(|slot| *slot == of || self.is_empty(*slot))
-    }
-
-    fn is_empty(&self, slot: WorkerSlot) -> bool {
-        let held = self.writer.held(slot);
-        held.bound == 0 && held.dormant == 0
     }
 }

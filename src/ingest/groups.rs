@@ -1,35 +1,37 @@
-//! What each KV group of a worker serves: pure.
+//! The KV groups of a worker: which of their blocks count, and how groups with a sliding window are stored.
 //!
-//! A removal names its group and not what the group serves, so that is learnt from the group's stores.
+//! A removal names its group, but not what kind of attention the group serves. So the kind is learnt from the group's
+//! stores:
 //!
-//! | what the store says | the group so far | its blocks |
+//! | the store's kind | the group so far | its blocks |
 //! |---|---|---|
 //! | main attention | any | count |
-//! | nothing | main attention | count |
-//! | nothing | a kind with a window | count as the window's |
-//! | nothing | a kind without a rule | do not count |
-//! | nothing | not known | count; the worker is hybrid unless it is group 0 |
+//! | not stated | main attention | count |
+//! | not stated | a kind with a window | count as the window's |
+//! | not stated | a kind without a rule | do not count |
+//! | not stated | not known | count; the worker is hybrid unless it is group 0 |
 //! | a kind that is not known | any | count; the worker is hybrid |
 //! | a kind with a window | has counted blocks | do not count; the worker is hybrid; removals go on to count |
 //! | a kind with a window | any other | count as the window's; the worker is hybrid unless the rule is proved |
 //! | a kind without a rule | has counted blocks | do not count; the worker is hybrid; removals go on to count |
 //! | a kind without a rule | any other | do not count; the worker is hybrid |
 //!
-//! A block that counts in several groups of a tier is held there if each of them has it. So a group that counts
-//! without need can only make a worker seem to hold less. Windows are proved where all of a worker's reach equally far
-//! and a group of main attention is there too.
+//! A block that counts in several groups of a tier is held there only if each of them has it. So a group that counts
+//! without need can only make a worker seem to hold less. The rule for windows is proved if all windows of a worker reach
+//! equally far and the worker has a group of main attention too.
 //!
-//! Stores and removals of groups with sliding windows.
+//! # Stores and removals of groups with sliding windows
 //!
-//! Such a group's events need not say what its blocks are: every block has the hash that it has in the group of full
-//! attention, whose events say it, and windows leave blocks out of the middle of what they announce. So only the hashes
-//! are used. A block that is not known by its hash waits for the event that says it; engines announce the groups of a
-//! request one after the other, in any order.
+//! Events of such a group need not contain the tokens of its blocks: each block has the same hash as in the group of full
+//! attention, whose events contain them. Windows also leave blocks out of the middle of a chain. So only the hashes of
+//! these events are used. A block with an unknown hash waits for the event that defines it; engines announce the groups of
+//! a request one after the other, in any order.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::stream::{SpaceShard, Now, Stream};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Stream};
 use crate::event::trust::Flaw;
 use crate::event::{GroupKind, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Scheme, Tier};
@@ -41,31 +43,31 @@ use crate::metrics::WorkerCounter;
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     known: FxHashMap<GroupId, Group>,
-    /// How many of the last blocks the windows need, where there are some.
+    /// How many of a prompt's last blocks the windows need; `None` = there is no window.
     window_blocks: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     kind: GroupKind,
-    /// Tokens of one of its blocks, as its last store said.
+    /// Tokens of one of its blocks, by its last store.
     block_size: u32,
-    /// Blocks of it have been counted.
+    /// Whether its blocks have been counted.
     counted: bool,
 }
 
-/// Whether an event of a group counts.
+/// How an event of a group counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     /// Its blocks count.
     Counts,
-    /// Its blocks count, and that may be too few.
+    /// Its blocks count, and the overlap may be too low.
     CountsInDoubt,
-    /// Its blocks count as those of a window.
+    /// Its blocks count as blocks of a window.
     Window {
         /// How many of the last blocks of a prompt the group must have.
         blocks: u32,
-        /// Whether that was held against an engine.
+        /// Whether the rule was compared with an engine's own answers.
         proved: bool,
     },
     /// Its blocks do not count.
@@ -73,14 +75,14 @@ pub(super) enum Rule {
 }
 
 impl Groups {
-    /// What becomes of a store of a group that is said to serve `said`, in blocks of `block_size` tokens.
-    pub(super) fn store(&mut self, group: GroupId, said: GroupKind, block_size: u32) -> Rule {
+    /// How a store of a group counts. The event states the kind `stated` and blocks of `block_size` tokens.
+    pub(super) fn store(&mut self, group: GroupId, stated: GroupKind, block_size: u32) -> Rule {
         let known = self.known.get(&group).copied().unwrap_or_default();
-        let is_counting = matches!(said, GroupKind::Main | GroupKind::Unknown);
-        let kind = if said == GroupKind::Unstated { known.kind } else { said };
-        // Placeholders do not say it.
+        let is_counting = matches!(stated, GroupKind::Main | GroupKind::Unknown);
+        let kind = if stated == GroupKind::Unstated { known.kind } else { stated };
+        // Placeholders do not state the block size.
         let block_size = if block_size == 0 { known.block_size } else { block_size };
-        let learns = said != GroupKind::Unstated && (is_counting || !known.counted);
+        let learns = stated != GroupKind::Unstated && (is_counting || !known.counted);
         if learns && (known.kind, known.block_size) != (kind, block_size) {
             self.note(group, Group { kind, block_size, ..known });
         }
@@ -104,7 +106,7 @@ impl Groups {
         Rule::Window { blocks: all, proved: kind.is_proved() && alike }
     }
 
-    /// What becomes of a removal.
+    /// How a removal of a group counts.
     pub(super) fn remove(&self, group: GroupId) -> Rule {
         match self.known.get(&group) {
             Some(Group { kind: GroupKind::Other, .. }) => Rule::LeftOut,
@@ -116,7 +118,7 @@ impl Groups {
         }
     }
 
-    /// The groups that are windows, and how many of the last blocks of a prompt each must have.
+    /// The groups with a window, and how many of the last blocks of a prompt each must have.
     pub(super) fn windows(&self) -> impl Iterator<Item = (GroupId, u32)> + '_ {
         let window = |(group, known): (&GroupId, &Group)| {
             let blocks = known.kind.window_blocks(known.block_size).filter(|_| !known.counted)?;
@@ -125,22 +127,22 @@ impl Groups {
         self.known.iter().filter_map(window)
     }
 
-    /// How many tokens the blocks of a group have, as far as it has said.
+    /// Tokens of one block of a group, if a store has stated it.
     pub(super) fn block_size(&self, group: GroupId) -> Option<u32> {
         self.known.get(&group).map(|group| group.block_size).filter(|tokens| *tokens > 0)
     }
 
-    /// Whether windows are known.
+    /// Whether a group with a window is known.
     pub(super) const fn has_windows(&self) -> bool {
         self.window_blocks.is_some()
     }
 
-    /// Whether windows are known and no group whose every block a prompt needs: what they say alone is not proved.
+    /// Whether there is a group with a window, and no group of main attention. Then the rule for windows is not proved.
     pub(super) fn lacks_main(&self) -> bool {
         self.has_windows() && !self.known.values().any(|group| group.kind == GroupKind::Main || group.counted)
     }
 
-    /// Blocks of a group have been counted.
+    /// Notes that blocks of a group have been counted.
     pub(super) fn counted(&mut self, group: GroupId) {
         let known = self.known.get(&group).copied().unwrap_or_default();
         if !known.counted {
@@ -153,13 +155,13 @@ impl Groups {
         self.known.get(&group).is_some_and(|group| group.counted)
     }
 
-    /// Nothing is known of any.
+    /// Forgets all groups.
     pub(super) fn forget(&mut self) {
         self.known.clear();
         self.window_blocks = None;
     }
 
-    /// Bounded: a removal in a group that is not remembered names blocks that are not held.
+    /// Bounded: a removal in a group that is not in the list names blocks that are not held.
     fn note(&mut self, group: GroupId, what: Group) {
         if self.known.len() < GROUP_KINDS_MAX || self.known.contains_key(&group) {
             self.known.insert(group, what);
@@ -167,16 +169,16 @@ impl Groups {
     }
 }
 
-/// References of window groups to blocks of which it is not known what they are, counted.
+/// References of window groups to blocks whose hashes are not known yet.
 #[derive(Debug, Default)]
 pub(super) struct Unplaced {
-    /// By hash, so that a store of known blocks looks each of them up once, however many groups there are.
+    /// By hash, so that a store of known blocks needs one look-up for each block, however many groups there are.
     references: FxHashMap<EngineHash, SmallVec<[(GroupId, u32); 2]>>,
-    /// All of them, each as often as it was announced.
+    /// All references, each counted as often as it was announced.
     total: usize,
 }
 
-/// What waited of one group: each block once, and then the further references.
+/// The references of one group that waited: each block once, and then the further references.
 #[derive(Debug, PartialEq, Eq)]
 struct OfGroup {
     group: GroupId,
@@ -185,13 +187,13 @@ struct OfGroup {
 }
 
 impl Unplaced {
-    /// Counts one more; `false` = there is no room.
+    /// Adds one; `false` = the limit is reached.
     fn add(&mut self, group: GroupId, hash: EngineHash) -> bool {
         if self.total >= WINDOW_REFERENCES_UNPLACED_MAX {
             return false;
         }
         self.total += 1;
-        // As long as there are window groups at most.
+        // At most as long as the number of window groups.
         let list = self.references.entry(hash).or_default();
         match list.iter_mut().find(|(known, _)| *known == group) {
             Some((_, count)) => *count += 1,
@@ -215,7 +217,7 @@ impl Unplaced {
         true
     }
 
-    /// Takes those to some blocks, each as often as it was counted.
+    /// Takes all references to some blocks, each as often as it was announced.
     fn take_all(&mut self, hashes: &[EngineHash]) -> Vec<OfGroup> {
         let mut taken: Vec<OfGroup> = Vec::new();
         for hash in hashes {
@@ -238,11 +240,11 @@ impl Unplaced {
 }
 
 impl Stream {
-    /// Takes a store of a group that needs only the last `blocks` blocks of a prompt.
+    /// Applies a store of a group that needs only the last `blocks` blocks of a prompt.
     pub(super) fn window_stored(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, blocks: u32, now: Now) {
         let known = space.scheme.get();
         if let Some(known) = known.filter(|known| ![known.block_size, 0].contains(&stored.block_size)) {
-            // Which blocks of one size hold those of another is not worked out.
+            // Blocks of one size are not matched with blocks of another.
             self.lower_trust(Flaw::Hybrid, now);
             let own = Scheme { block_size: stored.block_size, ..known };
             return self.mismatch(stored, Tier::Device, (own, known), now);
@@ -260,9 +262,9 @@ impl Stream {
         self.place_in_window(space, stored.group, stored.hashes, now);
     }
 
-    /// Takes a store at the root where second copies are not counted. A request that finds its last block in the window
-    /// does not store its first block again, but an engine that reports the prefix of a request says the same, with
-    /// blocks that the window has left behind. Where blocks of the engine may be missing here, a report may name blocks
+    /// Applies a store at the root if second copies are not counted. A request that finds its last block in the window
+    /// does not store its first block again. But an engine that reports the prefix of a request sends the same event,
+    /// with blocks that the window has left behind. If blocks of the engine may be missing here, a report may name blocks
     /// that were never counted: only those get a reference.
     fn window_stored_once(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, now: Now) {
         let is_held = |hash: &EngineHash| self.is_in_window(space, stored.group, *hash);
@@ -285,7 +287,7 @@ impl Stream {
         self.unplaced.contains(group, hash) || space.writer.refers(self.slot, Tier::Device, group, hash)
     }
 
-    /// Counts a reference of a window group to each block that is known by its hash; others wait.
+    /// Counts a reference of a window group to each block with a known hash. References to other blocks wait.
     fn place_in_window(&mut self, space: &mut SpaceShard, group: GroupId, hashes: &[EngineHash], now: Now) {
         let (mut rest, mut locals) = (hashes, Vec::new());
         while let Some((first, behind)) = rest.split_first() {
@@ -305,7 +307,7 @@ impl Stream {
         }
     }
 
-    /// Blocks have become known by their hashes: what window groups have said of them counts from now on.
+    /// Counts the references that waited for blocks whose hashes are now known.
     pub(super) fn place_unplaced(&mut self, space: &mut SpaceShard, hashes: &[EngineHash], now: Now) {
         if self.unplaced.references.is_empty() {
             return;
@@ -322,7 +324,7 @@ impl Stream {
         }
     }
 
-    /// Whether the blocks of a group are cut as the space's are.
+    /// Whether the blocks of a group have the block size of the space.
     fn has_blocks_of_the_space(&self, space: &SpaceShard, group: GroupId) -> bool {
         space.scheme.get().is_some_and(|scheme| self.kv_groups.block_size(group) == Some(scheme.block_size))
     }
@@ -346,14 +348,14 @@ impl Stream {
             outcome
         };
         if outcome.removed > 0 {
-            // All groups have their blocks from one pool: a block of one is free for another.
+            // All groups take their blocks from one pool: a removed block of one group is free for another.
             self.copies.removed(outcome.removed);
         }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         self.count(WorkerCounter::RemovesUnknown, u64::from(outcome.unknown));
     }
 
-    /// The worker's device memory was emptied: nothing waits any more, and what serves a window still does.
+    /// Drops all references that wait, because the worker's device memory was emptied. Its window groups stay known.
     pub(super) fn windows_emptied(&mut self, space: &mut SpaceShard) {
         self.unplaced = Unplaced::default();
         let windows: SmallVec<[(GroupId, u32); 8]> = self.kv_groups.windows().collect();
@@ -373,9 +375,9 @@ mod tests {
     #[test]
     fn every_row_of_the_table() {
         let (zero, one) = (GroupId(0), GroupId(1));
-        let after = |said: &[GroupKind], counted: bool| {
+        let after = |kinds: &[GroupKind], counted: bool| {
             let mut groups = Groups::default();
-            for kind in said {
+            for kind in kinds {
                 groups.store(one, *kind, 16);
             }
             if counted {
@@ -441,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn references_wait_by_group_and_leave_as_often_as_they_came() {
+    fn references_wait_by_group_and_leave_as_often_as_announced() {
         let [one, other] = [GroupId(0), GroupId(7)];
         let hashes: Vec<EngineHash> = (1..=3).map(EngineHash).collect();
         let mut unplaced = Unplaced::default();

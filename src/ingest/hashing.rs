@@ -1,15 +1,16 @@
-//! Whether a stored event is cut as its space is, and which events may teach a space its scheme: pure.
+//! How a stored chain is hashed: by the scheme of its space, and under which seed. Pure.
 //!
-//! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only)
-//! KV group, at the root of a chain, with all its tokens; or from local hashes whose relay states the scheme. One such
-//! block alone may still be one that is not full yet ([`is_alone`]).
+//! # The scheme
 //!
-//! Which seed a stored chain is hashed under: pure.
+//! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only) KV group, at the
+//! root of a chain, with all its tokens; or from local hashes whose relay states the scheme. A single such block may still
+//! be one that is not full yet ([`is_alone`]).
 //!
-//! LoRA and salt enter the hash of every block of a chain, but engines name the salt only at the root.
-//! So a child takes the seed of its parent's binding, and where that is not known the event must say
-//! enough by itself. Binding under a guessed seed could show one tenant's blocks to another's prompt,
-//! so whatever is not certain is not bound.
+//! # The seed
+//!
+//! LoRA and salt enter the hash of every block of a chain, but engines name the salt only at the root. So a child takes
+//! the seed of its parent's binding. If that is not known, the event itself must contain enough. Binding under a guessed
+//! seed could match one tenant's blocks with another tenant's prompt, so a block with an uncertain seed is not bound.
 //!
 //! | salt of the event | parent | its seed | then |
 //! |---|---|---|---|
@@ -25,35 +26,35 @@
 //! | inherited | not held, the space has no salts | | bind under LoRA |
 //! | inherited | not held, the space may have salts | | unknown root |
 //!
-//! A seed cannot be taken apart again, so a LoRA name that contradicts a salted parent is not noticed here. The
-//! engine's own block hash covers the LoRA, so no engine builds such a chain.
+//! A seed cannot be taken apart again, so a LoRA name that contradicts a salted parent goes unnoticed. The engine's own
+//! block hash covers the LoRA, so no engine builds such a chain.
 
 use crate::event::{Content, GroupKind, Medium, Salt, Stored};
 use crate::hash;
 use crate::ids::{Scheme, Seed, Tier, Window};
 use crate::limits::BLOCK_SIZE_TOKENS_MAX;
 
-/// What a store's scheme is to its space's.
+/// The result of comparing a store's scheme with its space's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
-    /// The same.
+    /// Both are the same.
     Fits(Scheme),
-    /// Another one; `teaches` says whether it could have been learnt.
+    /// They differ.
     Mismatch {
-        /// The event's.
+        /// The scheme of the event.
         own: Scheme,
-        /// The space's.
+        /// The scheme of the space.
         known: Scheme,
-        /// Whether the event leaves no doubt.
+        /// Whether the scheme could be learnt from the event.
         teaches: bool,
     },
-    /// The space has none yet and this is it.
+    /// The space has no scheme yet, and can learn this one.
     Learn(Scheme),
-    /// The space has none yet, and this event cannot say it.
+    /// The space has no scheme yet, and cannot learn one from this event.
     Unknown,
 }
 
-/// Judges a store with usable content. `stated` is the scheme a relay states for its whole batch.
+/// Compares a store with usable content. `stated` is the scheme that a relay states for its whole batch.
 pub(super) fn fit(known: Option<Scheme>, stored: &Stored<'_>, stated: Option<Scheme>) -> Fit {
     let window = match stored.content {
         Content::Tokens { bigram: true, .. } => Window::Bigram,
@@ -73,7 +74,7 @@ pub(super) fn fit(known: Option<Scheme>, stored: &Stored<'_>, stated: Option<Sch
 fn teaches(stored: &Stored<'_>, stated: Option<Scheme>) -> bool {
     let whole = match stored.content {
         Content::Tokens { tokens, .. } => !tokens.is_empty(),
-        // A relay hashes only what it has no doubt of.
+        // A relay hashes only blocks whose scheme is certain.
         Content::LocalHashes(_) => return stated.is_some_and(|scheme| scheme.block_size == stored.block_size),
         Content::Unusable => false,
     };
@@ -85,22 +86,22 @@ fn teaches(stored: &Stored<'_>, stated: Option<Scheme>) -> bool {
         && (1..=BLOCK_SIZE_TOKENS_MAX).contains(&stored.block_size)
 }
 
-/// Whether a store that does not fit can be a block that is not full yet. Engines announce such blocks one at a
-/// time, and again, under another hash, when they are full; no prompt's whole blocks can match them meanwhile.
+/// Whether a store with another scheme can be a block that is not full yet. Engines announce such blocks one at a time,
+/// and again, under another hash, when they are full. Meanwhile no whole block of a prompt can match them.
 pub(super) fn is_partial(own: Scheme, known: Scheme, stored: &Stored<'_>) -> bool {
     own.window == known.window && own.block_size < known.block_size && stored.hashes.len() == 1
 }
 
-/// Whether a store may be of a block that is not full yet, as only one that comes alone can be: of several blocks each
-/// has the same size. A relay knows what it hashed.
+/// Whether a store may be of a block that is not full yet. Only a block that comes alone can be: several blocks all have
+/// the same size. Blocks of a relay are full.
 pub(super) fn is_alone(stored: &Stored<'_>) -> bool {
     stored.hashes.len() == 1 && !matches!(stored.content, Content::LocalHashes(_))
 }
 
-/// What precedes the chain.
+/// The block before the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// Nothing: it starts at the root.
+    /// None: the chain starts at the root.
     Root,
     /// A block bound under this seed.
     Held(Seed),
@@ -108,7 +109,7 @@ pub(super) enum Before {
     NotHeld,
 }
 
-/// The decision.
+/// The decision about a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeedOf {
     /// Hash and bind under this seed.
@@ -119,30 +120,30 @@ pub(super) enum SeedOf {
     Conflict,
 }
 
-/// Decides by the table above. `salts_possible` is false where the space's record says that none are used.
+/// Decides by the table above. `salts_possible` is false if the space's configuration says that no salts are used.
 pub(super) fn seed_of(before: Before, lora: Option<&str>, salt: Salt<'_>, salts_possible: bool) -> SeedOf {
-    let said = match salt {
+    let named = match salt {
         Salt::Unknown => return SeedOf::UnknownRoot,
         Salt::Inherited => None,
         Salt::Of(salt) => Some(salt),
-        Salt::Seed(seed) => return relayed(before, seed),
+        Salt::Seed(seed) => return stated_by_relay(before, seed),
     };
     match before {
-        Before::Root => SeedOf::Known(hash::seed(lora, said)),
+        Before::Root => SeedOf::Known(hash::seed(lora, named)),
         Before::Held(parent) => {
-            let contradicts = match said {
-                Some(_) => hash::seed(lora, said) != parent,
+            let contradicts = match named {
+                Some(_) => hash::seed(lora, named) != parent,
                 None => lora.is_some() && parent == hash::seed(None, None),
             };
             if contradicts { SeedOf::Conflict } else { SeedOf::Known(parent) }
         }
-        Before::NotHeld if said.is_some() || !salts_possible => SeedOf::Known(hash::seed(lora, said)),
+        Before::NotHeld if named.is_some() || !salts_possible => SeedOf::Known(hash::seed(lora, named)),
         Before::NotHeld => SeedOf::UnknownRoot,
     }
 }
 
-/// Decides where a relay says the seed itself.
-fn relayed(before: Before, seed: Seed) -> SeedOf {
+/// Decides for a seed that a relay states.
+fn stated_by_relay(before: Before, seed: Seed) -> SeedOf {
     match before {
         Before::Held(parent) if parent != seed => SeedOf::Conflict,
         Before::Root | Before::Held(_) | Before::NotHeld => SeedOf::Known(seed),

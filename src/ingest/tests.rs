@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::stream::{SpaceShard, Now, Scratch, Stream};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Scratch, Stream};
 use super::{Publisher, WorkerView};
 use crate::event::{DecodeWarning, Reason};
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
@@ -66,7 +67,7 @@ struct Options {
     salts_possible: bool,
     capacity_blocks: u64,
     counts_copies: bool,
-    /// Beyond what an empty index takes.
+    /// Memory beyond that of an empty index.
     memory_bytes_more: u64,
 }
 
@@ -107,18 +108,15 @@ impl Rig {
                 Stream::new(&publisher, Now::default())
             })
             .collect();
-        let space = SpaceShard {
-            space: SpaceId(0),
-            writer,
-            scheme,
-            relearns: options.scheme.is_none(),
-            unsure: false,
-            slots,
-            unswept: false,
-            choked: false,
-            deferring: false,
-        };
-        Self { space, reader: IndexReader::new(vec![reader]), streams, scratch: Scratch::default(), now: Now::default() }
+        let relearns = options.scheme.is_none();
+        let space = SpaceShard { scheme, relearns, slots, ..SpaceShard::new(SpaceId(0), writer) };
+        Self {
+            space,
+            reader: IndexReader::new(vec![reader]),
+            streams,
+            scratch: Scratch::default(),
+            now: Now::default(),
+        }
     }
 
     fn send(&mut self, seq: u64, batch: &Batch) {
@@ -138,7 +136,7 @@ impl Rig {
         self.streams[worker].message(&mut self.space, &mut self.scratch, EventSeq(seq), payload, now);
     }
 
-    /// What the idle turns of a shard do until nothing is left to do.
+    /// Sweeps until nothing is left to sweep, as an idle shard does.
     fn settle(&mut self) {
         while self.space.writer.sweep(INGEST_SWEEP_BLOCKS) {}
         for stream in &mut self.streams {
@@ -184,9 +182,9 @@ impl Rig {
 }
 
 impl Rig {
-    /// As [`Rig::expect`], where no batch has been applied of what is connected.
+    /// As [`Rig::expect`], if no batch of the current connection has been applied.
     #[track_caller]
-    fn expect_unheard(&mut self, level: TrustLevel, reasons: &[R]) {
+    fn expect_without_batch(&mut self, level: TrustLevel, reasons: &[R]) {
         self.streams[0].show(&mut self.space);
         let trust = self.trust();
         assert_eq!((trust.level, trust.as_of_seq), (level, None));
@@ -266,7 +264,7 @@ fn joined_late_can_only_under_count() {
 }
 
 #[test]
-fn without_salts_an_unknown_parent_is_waited_for() {
+fn without_salts_a_chain_waits_for_its_unknown_parent() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), salts_possible: false, ..Options::default() });
     rig.send(7, &Batch::new(0).stored(Some(11), &[12], &[2]));
     assert_eq!((rig.device(&[1, 2]), rig.count(C::BlocksDormant)), (0, 1));
@@ -276,7 +274,7 @@ fn without_salts_an_unknown_parent_is_waited_for() {
 }
 
 #[test]
-fn a_break_empties_until_the_stream_is_heard_again() {
+fn a_broken_connection_empties_the_worker_until_the_next_batch() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     rig.streams[0].disconnected(&mut rig.space, rig.now);
@@ -292,7 +290,7 @@ fn a_break_empties_until_the_stream_is_heard_again() {
 }
 
 #[test]
-fn what_cannot_be_decoded_is_a_gap_of_one() {
+fn an_undecodable_batch_is_a_gap_of_one() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     let mut cut = Batch::new(1).removed(&[11]).payload();
@@ -308,7 +306,7 @@ fn what_cannot_be_decoded_is_a_gap_of_one() {
 }
 
 #[test]
-fn unknown_kinds_of_events_are_skipped_and_said() {
+fn unknown_kinds_of_events_are_skipped_and_lower_trust() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0).other("BlockTeleported").stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::Unproven, &[R::UnknownEvents], 0);
@@ -328,13 +326,13 @@ fn a_batch_of_another_rank_empties_the_worker_and_the_stream_goes_on() {
     rig.send(1, &Batch::new(1).rank(Some(3)).stored(None, &[21], &[7]).removed(&[11]));
     rig.send(2, &Batch::new(2).stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::LowerBound, &[R::RankConflict, R::UnknownRoot], 2);
-    // The refused batch may have held removals of what was held, so nothing of that counts any more.
+    // The refused batch may have held removals of held blocks, so none of them counts any more.
     assert_eq!((rig.device(&[1, 2, 3, 4]), rig.device(&[7]), rig.count(C::RankConflicts)), (0, 0, 1));
     assert_eq!(rig.count(C::Emptied), 1);
 }
 
 #[test]
-fn another_scheme_is_refused_until_nobody_holds_anything() {
+fn another_scheme_is_refused_until_no_worker_holds_a_block() {
     let mut rig = Rig::new(&Options { workers: 2, ..Options::default() });
     rig.send(0, &chain(0));
     let wide = Batch::new(0).stored_with(None, &[31], &[1; 8], 8, None, &[]);
@@ -422,7 +420,7 @@ fn more_blocks_than_the_device_has_are_not_believed() {
 }
 
 #[test]
-fn silence_is_said_once_and_taken_back_by_the_next_batch() {
+fn silence_lowers_trust_once_until_the_next_batch() {
     let mut rig = Rig::new(&Options::default());
     let tick = |rig: &mut Rig, uptime_ms| {
         rig.now.uptime_ms = uptime_ms;

@@ -21,7 +21,7 @@ impl Rig {
         loading.step(&mut self.streams[0], &mut self.space, self.now)
     }
 
-    /// Applies what waited, as the shard does once the dump or load is over.
+    /// Applies the messages that waited, as the shard does once the dump or load is over.
     pub(super) fn release(&mut self) {
         while !self.streams[0].release(&mut self.space, &mut self.scratch, self.now) {}
         self.streams[0].show(&mut self.space);
@@ -63,7 +63,7 @@ pub(super) fn ended(answers: &Receiver<LoadAnswer>) -> Result<References, AbortR
     }
 }
 
-/// A channel that holds these parts, and whose other side is gone.
+/// A channel with these parts whose sender is gone.
 fn channel(parts: Vec<DumpPart>) -> Receiver<DumpPart> {
     let (sender, receiver) = bounded(parts.len());
     parts.into_iter().for_each(|part| sender.try_send(part).expect("room"));
@@ -144,7 +144,7 @@ fn one_message_too_many_ends_the_dump_and_not_the_stream() {
 }
 
 #[test]
-fn what_empties_the_worker_ends_its_dump_at_once() {
+fn a_batch_that_empties_the_worker_aborts_its_dump_at_once() {
     for (seq, stamp, reason) in [(0, 9, AbortReason::Restarted), (5, 5, AbortReason::Gap)] {
         let mut rig = Rig::new(&Options::default());
         rig.send(0, &chain(0));
@@ -165,7 +165,7 @@ fn what_empties_the_worker_ends_its_dump_at_once() {
 }
 
 #[test]
-fn a_break_ends_the_dump_and_what_waited_is_taken_before_it() {
+fn a_broken_connection_aborts_the_dump_after_the_waiting_messages() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     let (mut sending, parts) = Sending::new();

@@ -46,7 +46,7 @@ fn a_loaded_worker_goes_on_behind_the_watermark() {
 }
 
 #[test]
-fn a_dump_that_does_not_follow_from_what_was_seen_changes_nothing() {
+fn a_dump_that_does_not_follow_the_applied_batches_changes_nothing() {
     let mut there = Rig::new(&Options::default());
     there.send(0, &chain(0));
     there.send(1, &Batch::new(1));
@@ -180,7 +180,7 @@ fn a_load_that_fails_leaves_nothing_and_says_so() {
     assert_eq!(here.streams[0].reasons(), [R::Joining].into_iter().collect());
 }
 
-/// What the index may take for a part of [`many`], but not for all.
+/// Enough memory for a part of [`many`], but not for all of it.
 const FEW_BLOCKS_BYTES: u64 = (2 << 20) + (300 << 10);
 
 #[test]
@@ -258,7 +258,7 @@ fn a_group_without_a_block_left_is_one_that_no_block_has() {
     assert_eq!(begin_of(&here.dump()).groups, [(Tier::Device, GroupId(0))]);
 }
 
-/// What an engine does to a block in a tier; a block is a path of contents.
+/// A change of one block in one tier of an engine. A block is a path of contents.
 #[derive(Clone, Debug)]
 enum Work {
     Store(Vec<u32>, usize, bool),
@@ -310,7 +310,7 @@ fn apply(rig: &mut Rig, seq: u64, work: &Work) {
     }
 }
 
-/// What the first worker answers to every prompt that could be asked.
+/// The overlaps of the first worker with every possible prompt.
 fn answers(rig: &Rig) -> Vec<TierBlocks> {
     let mut paths: BTreeSet<Vec<u32>> = BTreeSet::from([Vec::new()]);
     for _ in 0..4 {

@@ -13,7 +13,7 @@ use crate::index::Depths;
 use crate::trust::TrustLevel;
 use serde_json::Value;
 
-/// What is in a block.
+/// The content of a block.
 #[derive(Clone, Debug)]
 struct Block {
     parent: Option<u64>,
@@ -24,7 +24,7 @@ struct Block {
     salt: Option<String>,
 }
 
-/// One engine, by what it says: what its hashes mean, and how often each is where.
+/// A model of one engine from its events: the block of each hash, and its count in each tier.
 #[derive(Default)]
 struct Model {
     blocks: BTreeMap<u64, Block>,
@@ -41,7 +41,7 @@ impl Model {
             match (sidecar::tag_of(&fields), sidecar::tier_of(&fields)) {
                 ("AllBlocksCleared", _) => {
                     self.counts.clear();
-                    self.tier_groups.clear();
+                    self.groups.clear();
                 }
                 ("BlockRemoved", Some(tier)) => {
                     for hash in sidecar::hashes_of(&fields["block_hashes"]) {
@@ -74,7 +74,7 @@ impl Model {
             }
             self.learn(fields, &hashes, &tokens, bigram);
         }
-        self.tier_groups.insert((tier, group));
+        self.groups.insert((tier, group));
         for hash in hashes {
             *self.counts.entry((hash, tier, group)).or_insert(0) += 1;
         }
@@ -101,7 +101,7 @@ impl Model {
 
     /// Whether every group that a tier has counts the block.
     fn holds(&self, hash: u64, tier: usize) -> bool {
-        let mut groups = self.tier_groups.range((tier, 0)..=(tier, u64::MAX)).peekable();
+        let mut groups = self.groups.range((tier, 0)..=(tier, u64::MAX)).peekable();
         let counts = |group: u64| self.counts.get(&(hash, tier, group)).is_some_and(|count| *count > 0);
         groups.peek().is_some() && groups.all(|(_, group)| counts(*group))
     }
@@ -128,7 +128,7 @@ impl Model {
     }
 }
 
-/// What the index says of the prompt that a path's blocks make.
+/// The overlaps of the index with the prompt that a path's blocks make.
 fn asked(rig: &Rig, scheme: Scheme, path: &[(u64, &Block)]) -> Option<TierBlocks> {
     let size = scheme.block_size as usize;
     let mut tokens: Vec<u32> = path.iter().flat_map(|(_, block)| &block.tokens[..size]).copied().collect();
@@ -151,7 +151,7 @@ fn asked(rig: &Rig, scheme: Scheme, path: &[(u64, &Block)]) -> Option<TierBlocks
 fn compare(name: &str, rig: &Rig, model: &Model) -> usize {
     let Some(scheme) = rig.space.scheme.get() else { return 0 };
     let trust = rig.trust();
-    // Reasons for which something may be missing; what is unproven for another reason is still counted right.
+    // Reasons that blocks may be missing. A worker that is unproven for another reason is still counted right.
     let may_lack = trust.reasons.iter().any(|reason| reason.cap() == TrustLevel::LowerBound);
     let mut compared = 0;
     for path in model.blocks.keys().filter_map(|hash| model.path(*hash)) {

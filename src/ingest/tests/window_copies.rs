@@ -1,4 +1,4 @@
-//! Second copies where a model has sliding windows beside full attention, over a block pool that does what vLLM's does.
+//! Second copies in a model with sliding windows beside full attention, over a block pool that behaves like vLLM's.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +34,7 @@ struct Request {
     chunk: usize,
     /// It may not read the cache, as with `prompt_logprobs`.
     computes_anew: bool,
-    /// It has what it found announced: `kv_cache_report_mode = "full"`.
+    /// The engine announces the blocks that it found: `kv_cache_report_mode = "full"`.
     reports: bool,
 }
 
@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// Leading blocks that a request finds: all of them in the group of full attention, the last ones in the window.
-    fn lower_trust(&self, names: &[u64]) -> usize {
+    fn found(&self, names: &[u64]) -> usize {
         let full = names.iter().take_while(|name| self.has(1, **name)).count();
         let serves = |len: &usize| names[len.saturating_sub(WINDOW_BLOCKS)..*len].iter().all(|name| self.has(0, *name));
         (0..=full).rev().find(serves).expect("nothing is always found")
@@ -85,7 +85,7 @@ impl Engine {
         let names = names(&path);
         // The last token is computed always.
         let findable = &names[..names.len() - 1];
-        let found = if request.computes_anew { 0 } else { self.lower_trust(findable) };
+        let found = if request.computes_anew { 0 } else { self.found(findable) };
         let full = findable.iter().take_while(|name| self.has(1, **name)).count();
         self.window_misses += u32::from(!request.computes_anew && found == 0 && full > 0);
         let mut events = Vec::new();
@@ -95,7 +95,7 @@ impl Engine {
             (0..found).map(physical).collect()
         });
         if request.reports && found > 0 {
-            // What the window has left behind is not named.
+            // Blocks that the window has left behind are not named.
             for (group, table) in tables.iter().enumerate() {
                 let behind = table.iter().take_while(|block| block.is_none()).count();
                 events.push(event(group, &names, &path, (0, found), &names[behind..found]));

@@ -1,5 +1,5 @@
-//! A router behind a relay, over links that lose, repeat, delay and part: it never believes what is not so, and once the
-//! links are good again it holds and believes exactly what the relay does.
+//! A router behind a relay, over links that lose, repeat, delay and break. Its trust is never too high. Once the links are
+//! good again, it has exactly the relay's blocks and trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::limits::{REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX};
 use crate::relay::{Answer, Message, Step as AnswerStep, TakenSnapshot};
 use crate::trust::TrustReason;
 
-/// What becomes of whole messages between relay and router; shares of 1.
+/// The faults of a link between relay and router: the share of messages for each.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     lost: f64,
@@ -44,7 +44,7 @@ impl Link {
         self.is_parted || self.happens(self.weather.lost)
     }
 
-    /// Takes a message; answers what arrives now.
+    /// Takes a message, and returns the messages that arrive now.
     fn carry(&mut self, message: Option<(EventSeq, Arc<[u8]>)>) -> Vec<(EventSeq, Arc<[u8]>)> {
         if let Some(message) = message
             && !self.loses()
@@ -58,7 +58,7 @@ impl Link {
     }
 }
 
-/// What a worker's part of an index adds up to.
+/// The sum of a worker's references in an index.
 fn references(rig: &Rig) -> References {
     let (mut sum, mut cursor) = (References::default(), DumpCursor::default());
     while rig.space.writer.dump(rig.streams[0].slot, &mut cursor, usize::MAX, &mut |store| sum.add(&store)) {}
@@ -73,7 +73,7 @@ struct World {
     buffer_batches_max: usize,
     link: Link,
     router: Rig,
-    /// What the relay held after each batch, and how it believed itself.
+    /// The relay's blocks and trust after each batch.
     truths: BTreeMap<(u64, EventSeq), (References, TrustLevel)>,
     snapshots: u64,
 }
@@ -169,7 +169,7 @@ impl World {
         self.router.streams[0].show(&mut self.router.space);
     }
 
-    /// Lets the router ask, if it wants to, and the relay answer; meanwhile the relay says more.
+    /// Lets the router ask, if it wants to, and the relay answer. Meanwhile the relay publishes more.
     fn replay(&mut self, meanwhile: &[Work]) {
         let now = self.router.now;
         if self.router.streams[0].wants_replay(now).is_none() {
@@ -230,7 +230,7 @@ impl World {
         stream.show(space);
     }
 
-    /// What is believed exact is what the relay held after the batch that was applied last.
+    /// If the router is exact, it holds the relay's blocks after the last applied batch.
     fn check(&self) -> Result<(), TestCaseError> {
         let trust = self.router.trust();
         if trust.level < TrustLevel::Exact {
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// The router holds what the relay holds, and believes it as the relay does.
+    /// The router has the relay's blocks and trust.
     fn is_equal(&mut self) -> Result<(), TestCaseError> {
         let (here, there) = (self.router.trust(), self.relay.rig.trust());
         prop_assert_eq!((here.level, here.reasons), (there.level, there.reasons));
@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn who_comes_late_becomes_exact_through_a_snapshot() {
+fn a_late_reader_becomes_exact_through_a_snapshot() {
     let mut world = World::new(1, FINE, 3);
     world.link.is_parted = true;
     for at in 0..40 {

@@ -1,5 +1,5 @@
-//! Decode warnings: parts of a decodable batch that the decoder skipped or could not use, counted so that no part is lost
-//! without a trace.
+//! Decode warnings: parts of a decodable batch that the decoder skipped or could not use, counted so that no part is
+//! lost without a trace.
 
 use crate::limits::UNRULED_NAME_BYTES_MAX;
 use crate::reasons::reasons;
@@ -100,8 +100,8 @@ impl UnknownName {
     }
 }
 
-/// The printable form of a name: its first [`UNRULED_NAME_BYTES_MAX`] bytes, with a `?` for each byte that is not printable
-/// ASCII.
+/// The printable form of a name: its first [`UNRULED_NAME_BYTES_MAX`] bytes, with a `?` for each byte that is not
+/// printable ASCII.
 pub(super) fn shown(name: &[u8]) -> impl Iterator<Item = char> + Clone + '_ {
     let shown = |byte: &u8| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
     name.iter().take(UNRULED_NAME_BYTES_MAX).map(shown)

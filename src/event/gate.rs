@@ -1,6 +1,7 @@
 //! The sequence gate: judges a batch by its sequence number and its bytes.
 //!
-//! A pure state machine for each publisher's stream. It only judges. `ingest` decides what a verdict does to the worker.
+//! A pure state machine for each publisher's stream. It only judges. `ingest` decides what a verdict does to the
+//! worker.
 //!
 //! | state | input | verdict | next state |
 //! |---|---|---|---|
@@ -14,14 +15,14 @@
 //! | any | resumed at `w` | – | Live at `w`, remembers what the gate it follows did |
 //! | any | gone on before `n` | – | Live at `n-1`, remembers nothing |
 //!
-//! The gate remembers a received batch while its number is among the last [`GATE_PAYLOADS_REMEMBERED`] up to `l`. It also
-//! remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which is behind a replay, has passed them
-//! or is known to bring none of them. A batch of another incarnation has other bytes: every format contains a time stamp
-//! or a generation.
+//! The gate remembers a received batch while its number is among the last [`GATE_PAYLOADS_REMEMBERED`] up to `l`. It
+//! also remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which is behind a replay, has
+//! passed them or is known to bring none of them. A batch of another incarnation has other bytes: every format contains
+//! a time stamp or a generation.
 //!
-//! The gate cannot notice a restarted publisher if the first batch received has exactly the number `l+1` and the connection
-//! did not break. A restart breaks the connection, so the caller reports [`SequenceGate::disconnected`] before the first
-//! batch of the next connection.
+//! The gate cannot notice a restarted publisher if the first batch received has exactly the number `l+1` and the
+//! connection did not break. A restart breaks the connection, so the caller reports [`SequenceGate::disconnected`]
+//! before the first batch of the next connection.
 
 use std::collections::VecDeque;
 
@@ -31,8 +32,8 @@ use crate::limits::{GATE_PAYLOADS_REMEMBERED, GATE_REPLAYED_REMEMBERED_MAX};
 /// The verdict on one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The first batch since the stream was opened or its connection broke. The number 0 is the stream's very first batch;
-    /// any other number means that batches were sent before.
+    /// The first batch since the stream was opened or its connection broke. The number 0 is the stream's very first
+    /// batch; any other number means that batches were sent before.
     First {
         /// Its sequence number.
         seq: EventSeq,

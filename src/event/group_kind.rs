@@ -12,8 +12,8 @@
 //! *Proved* means that `scripts/engines/scoreboard` compared the rule with such an engine's own cache, and the answers
 //! were the same. No event states the engine's version. The versions tried begin with the first that names the kinds of
 //! its groups, and cover every form of events since. A rule that is not proved is used, and its worker is `unproven`
-//! (`hybrid`). The rules are those of vLLM's `find_longest_cache_hit` if all groups have blocks of one size and there is
-//! no draft model.
+//! (`hybrid`). The rules are those of vLLM's `find_longest_cache_hit` if all groups have blocks of one size and there
+//! is no draft model.
 
 /// The kind of attention that a KV group serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Events of workers, as values, and the pure state machines over them. No socket, clock or thread is used here.
 //!
-//! Payloads of both formats become one type, [`KvEvent`]. [`EventBatch`] is the reusable arena that a decoder fills. Readers
-//! get only whole batches, so a message that fails half-way changes nothing.
+//! Payloads of both formats become one type, [`KvEvent`]. [`EventBatch`] is the reusable arena that a decoder fills.
+//! Readers get only whole batches, so a message that fails half-way changes nothing.
 
 mod batch;
 mod decode_warning;
@@ -91,8 +91,8 @@ pub struct Removed<'a> {
 /// All blocks of one tier, or of all, are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cleared {
-    /// The tier that was emptied; `None` = all tiers of the publisher. A relay publishes for all tiers, an engine for its
-    /// own memory and not for a connector's.
+    /// The tier that was emptied; `None` = all tiers of the publisher. A relay publishes for all tiers, an engine for
+    /// its own memory and not for a connector's.
     pub tier: Option<Tier>,
 }
 
@@ -132,8 +132,8 @@ pub enum Salt<'a> {
 pub enum Medium {
     /// A tier whose events are complete.
     Tier(Tier),
-    /// A tier that a connector reports. Only the hashes of the event can be used, and a clear of the engine does not include
-    /// the tier.
+    /// A tier that a connector reports. Only the hashes of the event can be used, and a clear of the engine does not
+    /// include the tier.
     Offloaded(Tier),
     /// A store that never announces when its blocks are gone. They are not counted.
     NeverRemoved,

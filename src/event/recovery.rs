@@ -1,8 +1,8 @@
 //! The recovery of one stream's lost batches: when to ask the publisher for a replay, and what its answer means.
 //!
-//! A pure state machine beside the [`SequenceGate`], which it reads and never changes. Time is an argument, and the caller
-//! owns the socket. A replay begins at the last sequence number applied, so that the first payload of the answer shows
-//! which incarnation answers, or at 0 if nothing is known. Until then nothing is proven.
+//! A pure state machine beside the [`SequenceGate`], which it reads and never changes. Time is an argument, and the
+//! caller owns the socket. A replay begins at the last sequence number applied, so that the first payload of the answer
+//! shows which incarnation answers, or at 0 if nothing is known. Until then nothing is proven.
 //!
 //! | state | input | answer | next state |
 //! |---|---|---|---|
@@ -33,11 +33,12 @@
 //! | Asked | the snapshot is taken | | Asked, proven |
 //! | Asked | the snapshot is not whole | | Wanted, or after [`REPLAY_TRIES_MAX`] Asked |
 //!
-//! Tries are counted in a row. They begin anew when the stream makes progress and with another incarnation; all replays of
-//! a recovery together are at most [`REPLAYS_PER_RECOVERY_MAX`]. A publisher that has never answered, and of which nothing
-//! is known, is given up sooner ([`REPLAY_SILENT_TRIES_MAX`]). Each further try waits longer. A probe that shows missing
-//! batches becomes a proof. Batches lost for good leave a worker that can only be under-counted. While the publisher may
-//! still have all of them, it is asked now and then from 0 on, with growing pauses, and the worker goes on meanwhile.
+//! Tries are counted in a row. They begin anew when the stream makes progress and with another incarnation; all replays
+//! of a recovery together are at most [`REPLAYS_PER_RECOVERY_MAX`]. A publisher that has never answered, and of which
+//! nothing is known, is given up sooner ([`REPLAY_SILENT_TRIES_MAX`]). Each further try waits longer. A probe that
+//! shows missing batches becomes a proof. Batches lost for good leave a worker that can only be under-counted. While
+//! the publisher may still have all of them, it is asked now and then from 0 on, with growing pauses, and the worker
+//! goes on meanwhile.
 
 mod renewal;
 
@@ -359,8 +360,8 @@ impl Recovery {
         Replayed::Renewed
     }
 
-    /// Judges the end of the answer: by its end marker, or because no more has come. `needs` = the live batch that waits
-    /// for the batches before it.
+    /// Judges the end of the answer: by its end marker, or because no more has come. `needs` = the live batch that
+    /// waits for the batches before it.
     pub fn ended(&mut self, gate: &SequenceGate, needs: Option<EventSeq>, marker: bool, now_ms: u64) -> Ended {
         let State::Asked { aim, answer, .. } = self.state else { return Ended::Unasked };
         self.answers |= answer.begun || marker;

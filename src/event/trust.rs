@@ -38,13 +38,13 @@
 //! | the engine publishes a clear of its device tier | | clear_awaited |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound, last_copy_removals |
 //!
-//! A clear removes those reasons and no others. After it the engine holds no block, so a block that was missed or refused
-//! is gone there too. Reasons that concern the engine and not its past (scheme_mismatch, hybrid, unknown_medium,
-//! rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes, lower_tiers_unknown) would come back with the next
-//! block. They stay until another incarnation of the engine is seen from its first batch on.
+//! A clear removes those reasons and no others. After it the engine holds no block, so a block that was missed or
+//! refused is gone there too. Reasons that concern the engine and not its past (scheme_mismatch, hybrid,
+//! unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes, lower_tiers_unknown) would come
+//! back with the next block. They stay until another incarnation of the engine is seen from its first batch on.
 //!
-//! A batch that cannot be decoded, like one that a gap skipped, may have held removals. The worker is then `lower_bound`
-//! only because `ingest` also empties the worker.
+//! A batch that cannot be decoded, like one that a gap skipped, may have held removals. The worker is then
+//! `lower_bound` only because `ingest` also empties the worker.
 
 use super::SourceTrust;
 use crate::ids::EventSeq;

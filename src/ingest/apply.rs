@@ -182,8 +182,9 @@ impl Stream {
         }
     }
 
-    /// The length of the run of blocks, from the first on, that follow each other in their bindings. `locals` gets their
-    /// local hashes. Readers see the whole run at once, as with any store. `first` is the local hash and seed of the first.
+    /// The length of the run of blocks, from the first on, that follow each other in their bindings. `locals` gets
+    /// their local hashes. Readers see the whole run at once, as with any store. `first` is the local hash and seed of
+    /// the first.
     pub(super) fn bound_run(
         &self,
         space: &SpaceShard,
@@ -206,8 +207,8 @@ impl Stream {
         space.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
     }
 
-    /// Refuses a store. If its group has no block in a tier in which other groups have some, the tier seems to hold blocks
-    /// that this group may lack.
+    /// Refuses a store. If its group has no block in a tier in which other groups have some, the tier seems to hold
+    /// blocks that this group may lack.
     fn refuse_store(&mut self, stored: &Stored<'_>, tier: Tier, counter: WorkerCounter, flaw: Flaw, now: Now) {
         let mut of_tier = self.tier_groups.iter().filter(|(of, _)| *of == tier).map(|(_, group)| *group).peekable();
         if of_tier.peek().is_some() && of_tier.all(|group| group != stored.group) {
@@ -216,8 +217,8 @@ impl Stream {
         self.refuse(counter, flaw, now);
     }
 
-    /// Refuses a store that contradicts a held block. The chain of its hashes is then unknown, so later blocks under them
-    /// cannot be placed either: placed under the held blocks, they would be over-counted.
+    /// Refuses a store that contradicts a held block. The chain of its hashes is then unknown, so later blocks under
+    /// them cannot be placed either: placed under the held blocks, they would be over-counted.
     fn conflict(&mut self, hashes: &[EngineHash], now: Now) {
         self.conflicted.extend(hashes);
         self.refuse(WorkerCounter::StoresHashConflict, Flaw::HashConflict, now);
@@ -401,8 +402,8 @@ impl Stream {
         Some(own)
     }
 
-    /// Drops all blocks of a space whose scheme was learnt from a block that was not full yet. No whole block of a prompt
-    /// can match them. The engine announces them again, under other hashes, when they are full.
+    /// Drops all blocks of a space whose scheme was learnt from a block that was not full yet. No whole block of a
+    /// prompt can match them. The engine announces them again, under other hashes, when they are full.
     fn drop_partial(&mut self, space: &mut SpaceShard, known: Scheme) {
         let blocks = space.writer.held(self.slot).bound;
         tracing::info!(space = %space.id, worker = %self.worker, scheme = ?known, blocks, "the hash scheme was learnt from blocks that were not full; they are dropped, and the scheme is learnt again");

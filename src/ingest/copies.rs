@@ -1,5 +1,5 @@
-//! Second copies of a block: how they are distinguished from full reports, and from engines that announce only the removal
-//! of the last copy.
+//! Second copies of a block: how they are distinguished from full reports, and from engines that announce only the
+//! removal of the last copy.
 //!
 //! vLLM announces a block once for each physical block that comes to hold it, and announces a removal for each of these
 //! when it is used for something else. A request that may not read the cache (`prompt_logprobs`, some pooling) computes
@@ -7,9 +7,9 @@
 //!
 //! # Full reports
 //!
-//! For a request with `kv_cache_report_mode = "full"` the engine sends the same event for the blocks that it found in the
-//! cache, and announces no removal for them. The two events are equal byte for byte. So copies are counted only if the
-//! space's configuration says that no caller can ask for full reports. A store that cannot be a copy shows that the
+//! For a request with `kv_cache_report_mode = "full"` the engine sends the same event for the blocks that it found in
+//! the cache, and announces no removal for them. The two events are equal byte for byte. So copies are counted only if
+//! the space's configuration says that no caller can ask for full reports. A store that cannot be a copy shows that the
 //! configuration is wrong:
 //!
 //! | sign | why a copy does not look so |
@@ -18,14 +18,14 @@
 //! | behind the repeated chain, in its batch, blocks that were not held, and less than half of the chain evicted for it | a request stores all its full blocks of a step in one event, but reports what it found before it stores the rest. The first token that a copy generates may fill a block in the same batch (vLLM schedules a step ahead); the blocks of that copy were evicted before |
 //! | more than [`REPORT_FREE_BLOCKS_MAX`] blocks repeated, and none evicted before in the batch, by an engine without windows that has evicted since its last clear | such an engine has no other free blocks than the unfilled ones of requests that have ended, which it uses first. Window groups free blocks that were never announced: those that the window has left behind |
 //!
-//! Two cases stay unnoticed: reports of fewer blocks, in total, than the device has blocks that are in use and not full,
-//! which is about one for each running request; and, if `capacity_blocks` is not known, reports that come before the
-//! first eviction and are followed by no new block.
+//! Two cases stay unnoticed: reports of fewer blocks, in total, than the device has blocks that are in use and not
+//! full, which is about one for each running request; and, if `capacity_blocks` is not known, reports that come before
+//! the first eviction and are followed by no new block.
 //!
 //! # Removals of the last copy
 //!
-//! vLLM up to 0.33 announces the removal of each copy, so references are counted. An engine that announces one removal for
-//! all copies of a block leaves references in the index that no event removes: blocks would count that it no longer
+//! vLLM up to 0.33 announces the removal of each copy, so references are counted. An engine that announces one removal
+//! for all copies of a block leaves references in the index that no event removes: blocks would count that it no longer
 //! holds. No field of an event distinguishes the two kinds of engine, but what such an engine does later does:
 //!
 //! | sign, after a removal that left references of a block | why an engine that announces each removal does not do so |
@@ -33,12 +33,12 @@
 //! | a request that found the block before it computes the block again, and more behind it | it would have found the copy that is left; alone, the block may be the last of a prompt of whole blocks, which is always computed |
 //! | more references on the device than it has blocks | each copy takes a block |
 //!
-//! The first sign counts only if every event was counted, for a group of main attention in a worker without windows, and
-//! for blocks behind the first of a chain. A block that outlives the block before it is not a sign: that depends on the
-//! order in which an engine evicts. Until a sign comes, the overlap is too high by the block that such a removal leaves
-//! and by the blocks that were held behind it. After a sign, a removal takes all references of a block. If such a block
-//! is removed once more, the sign was wrong: copies are counted again, and trust is lower until the worker's cache is
-//! cleared.
+//! The first sign counts only if every event was counted, for a group of main attention in a worker without windows,
+//! and for blocks behind the first of a chain. A block that outlives the block before it is not a sign: that depends on
+//! the order in which an engine evicts. Until a sign comes, the overlap is too high by the block that such a removal
+//! leaves and by the blocks that were held behind it. After a sign, a removal takes all references of a block. If such
+//! a block is removed once more, the sign was wrong: copies are counted again, and trust is lower until the worker's
+//! cache is cleared.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -104,16 +104,16 @@ impl Copies {
     }
 }
 
-/// Whether a counted store repeats at least some blocks that the device held already. If the engine may hold more than is
-/// counted here, the store may be a report that is the first to name the other blocks.
+/// Whether a counted store repeats at least some blocks that the device held already. If the engine may hold more than
+/// is counted here, the store may be a report that is the first to name the other blocks.
 pub(super) fn repeats(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
     outcome.stored > 0 && outcome.already > 0 && blocks.parent.is_none() && blocks.tier == Tier::Device
 }
 
-/// Whether a counted store repeats only blocks that the device held already. If copies are not counted, the index ignores
-/// a chain that was held before the batch, but not one whose first reference is of the same batch: one request may store
-/// its prompt, and another request of the same step may report it. Tiers below the device are left out, because
-/// connectors need every announcement counted.
+/// Whether a counted store repeats only blocks that the device held already. If copies are not counted, the index
+/// ignores a chain that was held before the batch, but not one whose first reference is of the same batch: one request
+/// may store its prompt, and another request of the same step may report it. Tiers below the device are left out,
+/// because connectors need every announcement counted.
 pub(super) fn is_repeated(blocks: &StoreBlocks<'_>, outcome: &StoreOutcome) -> bool {
     repeats(blocks, outcome) && outcome.already == outcome.stored
 }
@@ -192,7 +192,8 @@ impl Stream {
             return false;
         }
         let references = |hash: EngineHash| space.writer.references_to(self.slot, store.tier, store.group, hash);
-        // The request found the block before it, because that has one copy only, and is the first to store the second one.
+        // The request found the block before it, because that has one copy only, and is the first to store the second
+        // one.
         self.can_tell_last_copies() && references(before) == 1 && references(*first) > 0 && references(*second) == 0
     }
 
@@ -213,8 +214,8 @@ impl Stream {
         self.empty_because(space, Flaw::LastCopyRemovals, now);
     }
 
-    /// Checks for a second removal of a block, which shows that the engine announces each removal after all. Blocks that
-    /// it still has copies of may have been dropped here.
+    /// Checks for a second removal of a block, which shows that the engine announces each removal after all. Blocks
+    /// that it still has copies of may have been dropped here.
     pub(super) fn check_removals_for_all(&mut self, unknown: u32, now: Now) {
         if unknown > 0 && self.last_copies.for_all && !self.may_miss_blocks() {
             self.last_copies.for_all = false;

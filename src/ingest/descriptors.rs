@@ -1,4 +1,5 @@
-//! The budget of file descriptors. A thread that gets no descriptor cannot go on, so the daemon divides them at its start.
+//! The budget of file descriptors. A thread that gets no descriptor cannot go on, so the daemon divides them at its
+//! start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -35,8 +36,8 @@ pub struct Descriptors {
     pub publishers_max: usize,
 }
 
-/// Raises this process's soft limit of open files towards the hard one, up to [`DESCRIPTORS_WANTED_MAX`]. Never lowers it.
-/// Returns the limit.
+/// Raises this process's soft limit of open files towards the hard one, up to [`DESCRIPTORS_WANTED_MAX`]. Never lowers
+/// it. Returns the limit.
 #[must_use]
 pub fn raise() -> u64 {
     let held = getrlimit(Resource::Nofile);
@@ -46,9 +47,9 @@ pub fn raise() -> u64 {
     if raised { limit } else { held.current.unwrap_or(limit) }
 }
 
-/// Divides `limit` descriptors. If they do not suffice for everything, the configured workers come first, because a worker
-/// without events costs every gateway. Of the rest, connections get at most a half, lanes at most a quarter, and workers
-/// that are added later get what is left.
+/// Divides `limit` descriptors. If they do not suffice for everything, the configured workers come first, because a
+/// worker without events costs every gateway. Of the rest, connections get at most a half, lanes at most a quarter, and
+/// workers that are added later get what is left.
 ///
 /// # Errors
 /// [`Kind::System`] if the daemon itself and [`CONNECTIONS_MIN`] connections do not fit.

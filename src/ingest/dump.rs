@@ -1,5 +1,5 @@
-//! A worker's blocks as a stream of parts: dumped from a running shard ([`IngestHandle::dump`]) and loaded into a worker
-//! of another shard ([`IngestHandle::load`]).
+//! A worker's blocks as a stream of parts: dumped from a running shard ([`IngestHandle::dump`]) and loaded into a
+//! worker of another shard ([`IngestHandle::load`]).
 //!
 //! ```text
 //! begin{watermark, remembered payloads, scheme, trust}  chunk*  (end{references, digest} | aborted{reason})
@@ -73,8 +73,8 @@ pub struct DumpBegin {
 /// The answers to a load: `Held` unless the load is refused at once, then one of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadAnswer {
-    /// The worker's messages wait from now on. A dump taken elsewhere after this answer, with a watermark beyond `last`,
-    /// contains every batch that was applied here.
+    /// The worker's messages wait from now on. A dump taken elsewhere after this answer, with a watermark beyond
+    /// `last`, contains every batch that was applied here.
     Held {
         /// The last batch that was applied.
         last: Option<EventSeq>,

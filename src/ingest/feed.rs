@@ -30,8 +30,8 @@ impl Feed {
     /// The slot of its only worker.
     pub const SLOT: WorkerSlot = WorkerSlot(0);
 
-    /// An empty shard with one worker, and its reader. Without a `scheme` it is learnt. `salts_possible` is false if chains
-    /// with an unknown parent may be bound. Lost batches cannot be fetched again.
+    /// An empty shard with one worker, and its reader. Without a `scheme` it is learnt. `salts_possible` is false if
+    /// chains with an unknown parent may be bound. Lost batches cannot be fetched again.
     #[must_use]
     pub fn new(
         worker: Worker,

@@ -17,15 +17,15 @@
 //! | a kind without a rule | any other | do not count; the worker is hybrid |
 //!
 //! A block that counts in several groups of a tier is held there only if each of them has it. So a group that counts
-//! without need can only make a worker seem to hold less. The rule for windows is proved if all windows of a worker reach
-//! equally far and the worker has a group of main attention too.
+//! without need can only make a worker seem to hold less. The rule for windows is proved if all windows of a worker
+//! reach equally far and the worker has a group of main attention too.
 //!
 //! # Stores and removals of groups with sliding windows
 //!
-//! Events of such a group need not contain the tokens of its blocks: each block has the same hash as in the group of full
-//! attention, whose events contain them. Windows also leave blocks out of the middle of a chain. So only the hashes of
-//! these events are used. A block with an unknown hash waits for the event that defines it; engines announce the groups of
-//! a request one after the other, in any order.
+//! Events of such a group need not contain the tokens of its blocks: each block has the same hash as in the group of
+//! full attention, whose events contain them. Windows also leave blocks out of the middle of a chain. So only the
+//! hashes of these events are used. A block with an unknown hash waits for the event that defines it; engines announce
+//! the groups of a request one after the other, in any order.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -264,8 +264,8 @@ impl Stream {
 
     /// Applies a store at the root if second copies are not counted. A request that finds its last block in the window
     /// does not store its first block again. But an engine that reports the prefix of a request sends the same event,
-    /// with blocks that the window has left behind. If blocks of the engine may be missing here, a report may name blocks
-    /// that were never counted: only those get a reference.
+    /// with blocks that the window has left behind. If blocks of the engine may be missing here, a report may name
+    /// blocks that were never counted: only those get a reference.
     fn window_stored_once(&mut self, space: &mut SpaceShard, stored: &Stored<'_>, now: Now) {
         let is_held = |hash: &EngineHash| self.is_in_window(space, stored.group, *hash);
         if stored.hashes.last().is_some_and(is_held) {

@@ -133,7 +133,8 @@ fn run_shard(mut shard: Shard, running: &Arc<Running>, run: fn(&mut Shard)) {
         return;
     }
     if discarded.is_err() {
-        // Dropping a shard that could not be taken down might panic again. During this unwind that would abort the process.
+        // Dropping a shard that could not be taken down might panic again. During this unwind that would abort the
+        // process.
         std::mem::forget(shard);
     }
     resume_unwind(panic);

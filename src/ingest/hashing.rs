@@ -2,15 +2,16 @@
 //!
 //! # The scheme
 //!
-//! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only) KV group, at the
-//! root of a chain, with all its tokens; or from local hashes whose relay states the scheme. A single such block may still
-//! be one that is not full yet ([`is_alone`]).
+//! A scheme is learnt only from a store that leaves no doubt: in device memory, of a main (or the only) KV group, at
+//! the root of a chain, with all its tokens; or from local hashes whose relay states the scheme. A single such block
+//! may still be one that is not full yet ([`is_alone`]).
 //!
 //! # The seed
 //!
 //! LoRA and salt enter the hash of every block of a chain, but engines name the salt only at the root. So a child takes
-//! the seed of its parent's binding. If that is not known, the event itself must contain enough. Binding under a guessed
-//! seed could match one tenant's blocks with another tenant's prompt, so a block with an uncertain seed is not bound.
+//! the seed of its parent's binding. If that is not known, the event itself must contain enough. Binding under a
+//! guessed seed could match one tenant's blocks with another tenant's prompt, so a block with an uncertain seed is not
+//! bound.
 //!
 //! | salt of the event | parent | its seed | then |
 //! |---|---|---|---|
@@ -92,8 +93,8 @@ pub(super) fn is_partial(own: Scheme, known: Scheme, stored: &Stored<'_>) -> boo
     own.window == known.window && own.block_size < known.block_size && stored.hashes.len() == 1
 }
 
-/// Whether a store may be of a block that is not full yet. Only a block that comes alone can be: several blocks all have
-/// the same size. Blocks of a relay are full.
+/// Whether a store may be of a block that is not full yet. Only a block that comes alone can be: several blocks all
+/// have the same size. Blocks of a relay are full.
 pub(super) fn is_alone(stored: &Stored<'_>) -> bool {
     stored.hashes.len() == 1 && !matches!(stored.content, Content::LocalHashes(_))
 }

@@ -1,11 +1,11 @@
 //! The load that engines publish on separate sockets: gauges, of which only the newest reading counts.
 //!
-//! One thread reads them for all engines ([`LoadListener`]), apart from the shards: a reading that is late or lost costs
-//! one second of freshness, and no cache event must wait for it. Readings go the same way as a gateway's report
+//! One thread reads them for all engines ([`LoadListener`]), apart from the shards: a reading that is late or lost
+//! costs one second of freshness, and no cache event must wait for it. Readings go the same way as a gateway's report
 //! ([`Loads::report_load`]).
 //!
-//! The event loop is one `epoll` over the sockets of all engines that publish their load. Descriptors are edge-triggered:
-//! after a wake the thread reads a socket until it is empty, and uses only the newest reading.
+//! The event loop is one `epoll` over the sockets of all engines that publish their load. Descriptors are
+//! edge-triggered: after a wake the thread reads a socket until it is empty, and uses only the newest reading.
 
 use std::io;
 use std::sync::Arc;
@@ -297,7 +297,8 @@ impl<N: Fn() -> u64> Listening<N> {
 }
 
 impl OpenSource {
-    /// Takes one quantum of messages. Returns the payload of the newest, if there is one, and whether the socket is drained.
+    /// Takes one quantum of messages. Returns the payload of the newest, if there is one, and whether the socket is
+    /// drained.
     fn newest(&mut self, counters: &CounterSet<LoadReportCounter>, now_ms: u64) -> (Option<Bytes>, bool) {
         let (mut newest, mut drained, mut taken) = (None, false, 0);
         while !drained && taken < LOAD_REPORT_MESSAGES_MAX {

@@ -1,6 +1,7 @@
-//! Tiers below device memory: blocks that connectors announce by their hashes alone, and tiers that a clear leaves unknown.
+//! Tiers below device memory: blocks that connectors announce by their hashes alone, and tiers that a clear leaves
+//! unknown.
 //!
-//! A hash that the worker holds in some tier identifies its block. UnboundReferences to any other hash wait in [`Offloaded`]
+//! A hash that the worker holds in some tier identifies its block. References to any other hash wait in [`Offloaded`]
 //! until device memory defines the block, or until the references are removed.
 //!
 //! | event | the blocks | trust |
@@ -30,7 +31,7 @@ use crate::index::{Binding, StoreBlocks};
 use crate::limits::{OFFLOADED_PLACES_PER_HASH_MAX, OFFLOADED_UNBOUND_REFERENCES_MAX};
 use crate::metrics::WorkerCounter;
 
-/// UnboundReferences of one tier and group to one block that is not known yet.
+/// References of one tier and group to one block that is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnboundReferences {
     pub(super) tier: Tier,
@@ -44,26 +45,28 @@ pub(super) struct Offloaded {
     unbound: FxHashMap<EngineHash, SmallVec<[UnboundReferences; 1]>>,
     /// All references in `unbound`, each counted as often as it was announced.
     references: usize,
-    /// UnboundReferences that waited were dropped: even when none waits any more, some are unknown.
+    /// References that waited were dropped: even when none waits any more, some are unknown.
     pub(super) are_lost: bool,
     /// A connector has announced a block.
     pub(super) has_connector: bool,
-    /// The cache was cleared while events were missing: tiers that no connector had announced yet may hold older blocks.
+    /// The cache was cleared while events were missing: tiers that no connector had announced yet may hold older
+    /// blocks.
     pub(super) may_hold_older: bool,
     /// How the connector announces the blocks of each tier.
     naming: [Naming; Tier::ALL.len()],
 }
 
-/// How a connector announces the blocks of one tier. A connector that moves chunks of several blocks names each block of a
-/// chunk in a store with tokens, and only the last block in a store without. Other connectors name one block in each store.
+/// How a connector announces the blocks of one tier. A connector that moves chunks of several blocks names each block
+/// of a chunk in a store with tokens, and only the last block in a store without. Other connectors name one block in
+/// each store.
 #[derive(Clone, Copy, Debug, Default)]
 struct Naming {
     /// Stores with tokens have come.
     has_tokens: bool,
     /// One of them named several blocks.
     has_chunks: bool,
-    /// The tier was empty when this batch announced, by hash alone, a block that is not the first of its chain. No first
-    /// block of a chain has followed.
+    /// The tier was empty when this batch announced, by hash alone, a block that is not the first of its chain. No
+    /// first block of a chain has followed.
     lacks_first: bool,
 }
 
@@ -169,8 +172,8 @@ impl Stream {
         }
     }
 
-    /// Checks how a connector's store names its blocks. A chunk of several blocks is loaded whole or not at all. So if a
-    /// prompt differs within the chunk, the chunk's earlier blocks are counted and cannot be used.
+    /// Checks how a connector's store names its blocks. A chunk of several blocks is loaded whole or not at all. So if
+    /// a prompt differs within the chunk, the chunk's earlier blocks are counted and cannot be used.
     pub(super) fn check_naming(&mut self, stored: &Stored<'_>, tier: Tier, now: Now) {
         let has_tokens = stored.content != Content::Unusable;
         if !self.offloaded.note_naming(tier, has_tokens, stored.hashes.len()) {
@@ -182,8 +185,8 @@ impl Stream {
         }
     }
 
-    /// Notes a new block in a connector's tier. The blocks of one transfer come in any order, so only the end of the batch
-    /// shows whether the first block of a chain is missing.
+    /// Notes a new block in a connector's tier. The blocks of one transfer come in any order, so only the end of the
+    /// batch shows whether the first block of a chain is missing.
     pub(super) fn note_offloaded(&mut self, space: &SpaceShard, tier: Tier, binding: Binding) {
         let is_empty = space.writer.held(self.slot).references[tier.index()] == 0;
         self.offloaded.note_block(tier, is_empty, binding.parent.is_none());
@@ -251,8 +254,8 @@ impl Stream {
         }
     }
 
-    /// Unbinds lower tiers' blocks that a store in device memory contradicts, so that device memory can bind the hashes.
-    /// Their references wait to be bound again. Returns whether it did.
+    /// Unbinds lower tiers' blocks that a store in device memory contradicts, so that device memory can bind the
+    /// hashes. Their references wait to be bound again. Returns whether it did.
     pub(super) fn release_to_device(&mut self, space: &mut SpaceShard, blocks: &StoreBlocks<'_>, now: Now) -> bool {
         if blocks.tier != Tier::Device || self.tier_groups.iter().all(|(tier, _)| *tier == Tier::Device) {
             return false;

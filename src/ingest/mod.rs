@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Each shard has one thread, with one event loop over a connection to each publisher ([`spawn`], [`crate::zmtp`]). The
-//! thread is the only writer of the shard's part of the index, and hands nothing to another thread on the way. It takes a
-//! bounded number of messages of one publisher, its quantum, before the next publisher gets the thread.
+//! thread is the only writer of the shard's part of the index, and hands nothing to another thread on the way. It takes
+//! a bounded number of messages of one publisher, its quantum, before the next publisher gets the thread.
 //!
 //! Readers see each event as soon as it is applied. They see the sequence number that this corresponds to at the end of
-//! the quantum, so what they read is at least as new as that number. Trust that falls is shown at once, before the index
-//! changes. Trust that rises is shown at the end of the quantum.
+//! the quantum, so what they read is at least as new as that number. Trust that falls is shown at once, before the
+//! index changes. Trust that rises is shown at the end of the quantum.
 //!
 //! If a publisher can replay, the thread fetches lost batches again and does not empty the worker. It does so on every
 //! connection, on a gap, and, in case the last batches were lost, once the publisher has been quiet for a while. Live
@@ -83,8 +83,8 @@ pub struct IngestConfig {
     pub down_after_ms: u64,
     /// How long a connected publisher may send no batch before trust falls, milliseconds; 0 = for ever.
     pub silence_ms_max: u64,
-    /// How long a connected publisher may send no batch before the thread asks it for a replay, in case its last batches
-    /// were lost, milliseconds; 0 = for ever. Needs a replay endpoint.
+    /// How long a connected publisher may send no batch before the thread asks it for a replay, in case its last
+    /// batches were lost, milliseconds; 0 = for ever. Needs a replay endpoint.
     pub probe_after_ms: u64,
     /// The most messages of one publisher that are received and not yet applied. Never more than
     /// [`crate::limits::INGEST_FETCH_MESSAGES_MAX`]. Further messages wait in the kernel and in the engine, which drops

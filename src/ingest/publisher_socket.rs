@@ -68,8 +68,8 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Starts to connect; an unreachable publisher is tried again for ever. `signals` = the registry of the event loop, and
-    /// the token under which it is signalled.
+    /// Starts to connect; an unreachable publisher is tried again for ever. `signals` = the registry of the event loop,
+    /// and the token under which it is signalled.
     ///
     /// # Errors
     /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
@@ -188,8 +188,8 @@ impl Link {
         (was != Self::Up).then_some(LinkChange::Ready)
     }
 
-    /// Handles the end of a connection. Returns whether there had been a handshake: an attempt that fails because the peer
-    /// does not speak the protocol ends too.
+    /// Handles the end of a connection. Returns whether there had been a handshake: an attempt that fails because the
+    /// peer does not speak the protocol ends too.
     pub(super) fn disconnected(&mut self, now_ms: u64) -> bool {
         let was_up = *self == Self::Up;
         if was_up {
@@ -239,8 +239,8 @@ pub(super) enum Answer {
 }
 
 impl From<Message> for Answer {
-    /// Older engines send an empty frame, the sequence number and the payload. Newer engines send a topic too. So the frames
-    /// are counted from the end.
+    /// Older engines send an empty frame, the sequence number and the payload. Newer engines send a topic too. So the
+    /// frames are counted from the end.
     fn from(message: Message) -> Self {
         match message.before_last.map(|seq| EventSeq(u64::from_be_bytes(seq))) {
             // The marker is -1, which is not a sequence number: a real batch never has it.

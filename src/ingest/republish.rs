@@ -54,10 +54,10 @@ pub struct RelayName {
 /// Turns the changes of one worker's part of the index into a stream of batches.
 ///
 /// Each batch of the engine, and each other change of the worker, becomes one batch: the stores, removals and clears as
-/// they were applied, with the relay's scheme and its own trust. A reader that applies all batches in order holds what the
-/// relay holds. Events that the index refused, or that changed nothing, are left out. If one batch would hold more events
-/// than a reader accepts, or if a dump is loaded into the worker, the generation changes instead. Readers then ask for a
-/// snapshot.
+/// they were applied, with the relay's scheme and its own trust. A reader that applies all batches in order holds what
+/// the relay holds. Events that the index refused, or that changed nothing, are left out. If one batch would hold more
+/// events than a reader accepts, or if a dump is loaded into the worker, the generation changes instead. Readers then
+/// ask for a snapshot.
 #[derive(Debug)]
 pub(crate) struct Republisher {
     name: RelayName,

@@ -460,8 +460,9 @@ impl Stream {
         self.last_copies = LastCopies::default();
     }
 
-    /// Lowers trust if salts come in two forms in the space. To engines `x` and the prefixed `x` are two salts, and here
-    /// they are one. So a prompt with one form may match blocks of the other, at any worker that has salted blocks.
+    /// Lowers trust if salts come in two forms in the space. To engines `x` and the prefixed `x` are two salts, and
+    /// here they are one. So a prompt with one form may match blocks of the other, at any worker that has salted
+    /// blocks.
     fn check_salt_forms(&mut self, now: Now) {
         let is_salted = self.salt_forms.0 || self.salt_forms.1;
         let is_lowered = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
@@ -550,8 +551,8 @@ impl Stream {
         }
     }
 
-    /// Drops every block for a command. The engine still holds them, so the worker counts as joined late. Its stream goes
-    /// on.
+    /// Drops every block for a command. The engine still holds them, so the worker counts as joined late. Its stream
+    /// goes on.
     pub(super) fn reset(&mut self, space: &mut SpaceShard, now: Now) {
         self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
@@ -561,8 +562,8 @@ impl Stream {
         self.show(space);
     }
 
-    /// Drops the blocks in device memory for a command that says that the engine's cache was cleared. The engine publishes
-    /// the clear only with its next step; until then, batches from before may come. The stream goes on.
+    /// Drops the blocks in device memory for a command that says that the engine's cache was cleared. The engine
+    /// publishes the clear only with its next step; until then, batches from before may come. The stream goes on.
     pub(super) fn device_cleared(&mut self, space: &mut SpaceShard, now: Now) {
         self.break_hold(space, AbortReason::Reset, now);
         self.changed = true;
@@ -579,8 +580,8 @@ impl Stream {
 
     /// Stores blocks in the index. Trust falls before readers can see that the index defers or drops blocks.
     ///
-    /// The index places deferred blocks later, in slices of its sweep. Until it is done, overlaps are too low. The shard
-    /// calls [`Stream::swept`] after each sweep.
+    /// The index places deferred blocks later, in slices of its sweep. Until it is done, overlaps are too low. The
+    /// shard calls [`Stream::swept`] after each sweep.
     pub(super) fn store_in_index(
         &mut self,
         space: &mut SpaceShard,

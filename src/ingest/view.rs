@@ -95,8 +95,8 @@ impl Tally {
     }
 }
 
-/// The blocks of one worker in the index at the end of its last quantum. Each number is consistent by itself; two numbers
-/// may come from neighbouring quanta.
+/// The blocks of one worker in the index at the end of its last quantum. Each number is consistent by itself; two
+/// numbers may come from neighbouring quanta.
 #[derive(Debug, Default)]
 pub struct WorkerGauges {
     bound: AtomicU64,
@@ -155,8 +155,8 @@ impl WorkerGauges {
     }
 }
 
-/// Unknown names of one worker and their counts. One thread writes, any thread reads, without a lock: the name of an entry
-/// is written once.
+/// Unknown names of one worker and their counts. One thread writes, any thread reads, without a lock: the name of an
+/// entry is written once.
 #[derive(Debug)]
 pub struct UnknownNames {
     entries: Box<[Entry]>,

@@ -32,9 +32,9 @@ impl Encoder {
     /// Encodes one message. The bytes are valid until the next call.
     ///
     /// The decoder's warnings are not written. The format has no place for blocks in a medium that is not a tier: their
-    /// events are left out and counted in [`omitted`](Self::omitted). It has no place for the size of a window either. A
-    /// group kind without a rule is written as a sliding window: readers distinguish only the main kinds. The tokens must
-    /// have the window of `info.scheme`; readers cannot use tokens of the other window.
+    /// events are left out and counted in [`omitted`](Self::omitted). It has no place for the size of a window either.
+    /// A group kind without a rule is written as a sliding window: readers distinguish only the main kinds. The tokens
+    /// must have the window of `info.scheme`; readers cannot use tokens of the other window.
     pub fn encode<'e>(&mut self, info: &BatchInfo, events: impl IntoIterator<Item = KvEvent<'e>>) -> &[u8] {
         self.builder.reset();
         self.events.clear();

@@ -169,8 +169,8 @@ impl<'p> Cursor<'p> {
 
     /// Fills `out` with as many non-negative u32 as come next, and returns how many there were.
     ///
-    /// Stops before any other value. The rest of `out` is then undefined. Most of the time of a decode is spent here, hence
-    /// [`run`].
+    /// Stops before any other value. The rest of `out` is then undefined. Most of the time of a decode is spent here,
+    /// hence [`run`].
     pub(super) fn fill_u32(&mut self, out: &mut [u32]) -> usize {
         let (filled, at) = run::fill(self.bytes, self.at, out);
         self.at = at;
@@ -198,8 +198,8 @@ impl<'p> Cursor<'p> {
         filled
     }
 
-    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`, and returns how
-    /// many there were. Block hashes are spread over all 64 bits, so nearly all of them have this form.
+    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`, and returns
+    /// how many there were. Block hashes are spread over all 64 bits, so nearly all of them have this form.
     pub(super) fn each_wide_u64(&mut self, count: usize, mut take: impl FnMut(u64)) -> usize {
         const BYTES: usize = 1 + size_of::<u64>();
         let wide = |number: &[u8; BYTES]| {

@@ -340,6 +340,7 @@ fn non_empty(name: &str) -> Option<&str> {
 
 /// The salt without a gateway's prefix.
 pub(super) fn salt_of(salt: &str) -> Option<&str> {
-    // The prefix alone is a salt too: if it counted as none, prompts without a salt would match a salted prompt's blocks.
+    // The prefix alone is a salt too: if it counted as none, prompts without a salt would match a salted prompt's
+    // blocks.
     non_empty(salt.strip_prefix(SALT_PREFIX).filter(|salt| !salt.is_empty()).unwrap_or(salt))
 }

@@ -1,8 +1,8 @@
 //! The extra keys that the engine's block hashes cover beside tokens.
 //!
 //! vLLM lists them per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
-//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, and bytes for a digest
-//! of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
+//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, and bytes for a
+//! digest of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
 
 use super::cursor::{Cursor, Type};
 use super::draft::Draft;
@@ -128,8 +128,8 @@ impl<'p> Decoder<'p, '_> {
         Ok(None)
     }
 
-    /// Decodes `[[key…]|nil…]`, TensorRT-LLM's own keys. They show that there are objects, but in a form without an agreed
-    /// hash.
+    /// Decodes `[[key…]|nil…]`, TensorRT-LLM's own keys. They show that there are objects, but in a form without an
+    /// agreed hash.
     pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = keys else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! The load of an SGLang scheduler, on the socket of `--load-publish-endpoint` (0.5.20 and later).
 //!
-//! The payload is the array `["LoadStat", running, waiting, tokens, tokens_max, dp_rank|nil, waiting_uncached_tokens, …]`:
-//! every version has the first six elements, and later versions append more (`load_publisher.py`).
+//! The payload is the array `["LoadStat", running, waiting, tokens, tokens_max, dp_rank|nil, waiting_uncached_tokens,
+//! …]`: every version has the first six elements, and later versions append more (`load_publisher.py`).
 
 use super::cursor::{Cursor, Type};
 use crate::event::error::{DecodeError, Reason};

@@ -10,9 +10,9 @@
 //! | the same with an `ownership` | vLLM's KVCR tier | disk | hashes only | yes | does not say |
 //! | `DISK`, `EXTERNAL` and others | no engine known | disk, external | hashes only | assumed | does not say |
 //!
-//! "Hashes only": vLLM's offloading connector describes its blocks without their extra keys (salt, images). UMBP leaves out
-//! the LoRA adapter too, and placeholders leave out the tokens. A plain prompt gives the same event. So only the hashes of
-//! these stores are used. An engine's hash covers all of the prompt up to the block.
+//! "Hashes only": vLLM's offloading connector describes its blocks without their extra keys (salt, images). UMBP leaves
+//! out the LoRA adapter too, and placeholders leave out the tokens. A plain prompt gives the same event. So only the
+//! hashes of these stores are used. An engine's hash covers all of the prompt up to the block.
 
 use crate::event::Medium;
 use crate::ids::Tier;

@@ -30,8 +30,8 @@ type Result<T> = std::result::Result<T, DecodeError>;
 
 /// Decodes a payload into `batch`, and drops its earlier content.
 ///
-/// Unknown tags, keys and trailing elements are skipped and counted in [`BatchInfo::warnings`](super::BatchInfo); so are
-/// stored events whose content cannot be used.
+/// Unknown tags, keys and trailing elements are skipped and counted in [`BatchInfo::warnings`](super::BatchInfo); so
+/// are stored events whose content cannot be used.
 ///
 /// # Errors
 /// The fault and its place. The batch is then empty.
@@ -207,7 +207,8 @@ impl<'p> Decoder<'p, '_> {
     }
 }
 
-/// The tag of a map event, which comes first in practice but need not. The cursor is a copy, so the caller's does not move.
+/// The tag of a map event, which comes first in practice but need not. The cursor is a copy, so the caller's does not
+/// move.
 fn map_tag<'p>(mut cursor: Cursor<'p>, entries: usize) -> Result<&'p [u8]> {
     for _ in 0..entries {
         if cursor.str_bytes()? == b"type" {

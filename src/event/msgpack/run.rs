@@ -1,18 +1,18 @@
 //! Decodes runs of small numbers, as in lists of tokens: many in one step, without a branch for each.
 //!
-//! The end of a number is known only once its first byte is read. So decoding one after the other costs a load for each,
-//! and, if lengths are mixed, a branch that the processor cannot predict. Here 64 bytes are decoded at once, as bit sets
-//! with one bit for each byte. For every byte a set says how long a number would be that began there. A number begins where
-//! the one before ends, that is
+//! The end of a number is known only once its first byte is read. So decoding one after the other costs a load for
+//! each, and, if lengths are mixed, a branch that the processor cannot predict. Here 64 bytes are decoded at once, as
+//! bit sets with one bit for each byte. For every byte a set says how long a number would be that began there. A number
+//! begins where the one before ends, that is
 //!
 //! ```text
 //! starts = {0} ∪ {p + length(p) for p in starts}
 //! ```
 //!
-//! Any set that contains the starts and satisfies this equation equals the starts: its smallest element that is not a start
-//! would have to follow a smaller such element. So the right side is applied to the set of all bytes until it no longer
-//! changes, mostly after two rounds. A byte below 0x80 is a number by itself. A run of such bytes would need a round for
-//! each: an addition that carries through the whole run replaces them.
+//! Any set that contains the starts and satisfies this equation equals the starts: its smallest element that is not a
+//! start would have to follow a smaller such element. So the right side is applied to the set of all bytes until it no
+//! longer changes, mostly after two rounds. A byte below 0x80 is a number by itself. A run of such bytes would need a
+//! round for each: an addition that carries through the whole run replaces them.
 //!
 //! The cursor's own loop decodes the last few numbers of a list, and the tests compare this code with it.
 
@@ -26,8 +26,8 @@ const LEAD_BYTES: usize = 4;
 const VIEW_BYTES: usize = LEAD_BYTES + WINDOW_BYTES;
 /// A byte that begins no value.
 const NEVER: u8 = 0xc1;
-/// Numbers that are read from every window before the count is checked. Half of the token IDs of a large vocabulary take
-/// three bytes and half take five, so a window holds 16.
+/// Numbers that are read from every window before the count is checked. Half of the token IDs of a large vocabulary
+/// take three bytes and half take five, so a window holds 16.
 const AT_ONCE: usize = 16;
 /// With fewer numbers, decoding one after the other is faster.
 pub(super) const NUMBERS_MIN: usize = 6;
@@ -37,8 +37,8 @@ const MASKS: [u32; 8] = [0, 0x7f, 0xff, 0xffff, 0, u32::MAX, 0, 0];
 /// A window with the bytes before it.
 type View = [u8; VIEW_BYTES];
 
-/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted or another
-/// value comes. Returns how many there were, and the end of the last one.
+/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted or
+/// another value comes. Returns how many there were, and the end of the last one.
 pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     if out.len() < NUMBERS_MIN {
         return (0, at);
@@ -46,8 +46,8 @@ pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     dispatch!(level(), simd => fill_by(simd, bytes, at, out))
 }
 
-/// The SIMD level of this processor, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes as
-/// long as all the rest.
+/// The SIMD level of this processor, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes
+/// as long as all the rest.
 fn level() -> Level {
     let best = Level::new();
     #[cfg(target_arch = "x86_64")]
@@ -78,7 +78,8 @@ fn fill_by<S: Simd>(simd: S, bytes: &[u8], mut at: usize, out: &mut [u32]) -> (u
     (filled, at)
 }
 
-/// Reads the whole numbers in the first `len` bytes of the window. Returns how many there are, and the end of the last one.
+/// Reads the whole numbers in the first `len` bytes of the window. Returns how many there are, and the end of the last
+/// one.
 #[inline(always)]
 fn step<S: Simd>(simd: S, view: &View, len: usize, out: &mut [u32]) -> (usize, usize) {
     // The starts of the numbers. At the last start no whole number begins in this window.

@@ -1,9 +1,9 @@
 //! Detects engines whose block hashes do not depend on the blocks before.
 //!
-//! SGLang up to 0.5.5 names a page `hash(tuple(page))`. Python's hash of a tuple of integers has no secret, so it can be
-//! computed from the event's own tokens. If the result is the event's hash, the hash covers the tokens alone. Equal pages
-//! behind different prefixes then share a hash, and a page that follows another may be announced as a root. So no event of
-//! such an engine shows where a block is.
+//! SGLang up to 0.5.5 names a page `hash(tuple(page))`. Python's hash of a tuple of integers has no secret, so it can
+//! be computed from the event's own tokens. If the result is the event's hash, the hash covers the tokens alone. Equal
+//! pages behind different prefixes then share a hash, and a page that follows another may be announced as a root. So no
+//! event of such an engine shows where a block is.
 
 use crate::event::batch::BatchWriter;
 use crate::ids::EngineHash;

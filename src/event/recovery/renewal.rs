@@ -1,5 +1,5 @@
-//! When to ask once more for batches that were lost for good: a publisher that was slow, unreachable or badly connected may
-//! still be able to replay its whole stream.
+//! When to ask once more for batches that were lost for good: a publisher that was slow, unreachable or badly connected
+//! may still be able to replay its whole stream.
 
 use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_LATE_TRIES_MAX};
 

@@ -55,7 +55,8 @@ pub(in crate::ingest) struct Inbox {
 pub(crate) enum ResetScope {
     /// All blocks, although the engine still holds them.
     Everything,
-    /// The blocks in device memory: the engine's cache was cleared, and the engine publishes that only with its next step.
+    /// The blocks in device memory: the engine's cache was cleared, and the engine publishes that only with its next
+    /// step.
     ClearedDevice,
 }
 
@@ -106,8 +107,8 @@ pub(crate) struct RemoveWorker {
 }
 
 impl IngestHandle {
-    /// Asks for a dump of all blocks of a worker, which is served meanwhile. Take the parts soon: the worker's own events
-    /// wait until the dump has ended.
+    /// Asks for a dump of all blocks of a worker, which is served meanwhile. Take the parts soon: the worker's own
+    /// events wait until the dump has ended.
     ///
     /// # Errors
     /// [`Kind::Overloaded`] if too many commands wait. Any other failure is the last part of the dump.

@@ -57,8 +57,8 @@ pub(super) struct PublisherState {
 }
 
 impl Shard {
-    /// Opens the sockets of a publisher and adds it to the shard. Its worker's trust begins with `input`. If the sockets
-    /// cannot be opened, the trust says so.
+    /// Opens the sockets of a publisher and adds it to the shard. Its worker's trust begins with `input`. If the
+    /// sockets cannot be opened, the trust says so.
     pub(super) fn open_publisher(&mut self, plan: &Publisher, input: Option<TrustInput>) -> Result<()> {
         let at = self.publishers.len();
         self.current_worker = Some(plan.index);

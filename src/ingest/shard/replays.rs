@@ -6,8 +6,8 @@
 //! between the quanta of two live streams, up to a bound for each replay, and applies only a slice of it.
 //!
 //! A replay is expected to bring as many bytes as the worker's last one brought, or as many as this one has brought
-//! already. No replay begins while the expected bytes of those under way are at the budget. A replay that brings too much
-//! is broken off and asked for again from where it stands.
+//! already. No replay begins while the expected bytes of those under way are at the budget. A replay that brings too
+//! much is broken off and asked for again from where it stands.
 
 use mio::Token;
 
@@ -85,8 +85,8 @@ pub(super) struct WantedReplay {
     pub(super) expected_bytes: usize,
 }
 
-/// The replays to ask for now, while `slots` are taken: the most urgent first, up to one that does not fit. That one stays
-/// next even if smaller ones would fit. Otherwise there might never be room for it.
+/// The replays to ask for now, while `slots` are taken: the most urgent first, up to one that does not fit. That one
+/// stays next even if smaller ones would fit. Otherwise there might never be room for it.
 pub(super) fn next_replays(mut slots: ReplaySlots, mut wanted: Vec<WantedReplay>) -> Vec<WantedReplay> {
     wanted.sort_unstable();
     let mut takes = |wanted: &&WantedReplay| {
@@ -164,7 +164,8 @@ impl Shard {
         }
     }
 
-    /// Receives what has arrived of replays, between the quanta of publishers: an engine drops what its socket cannot take.
+    /// Receives what has arrived of replays, between the quanta of publishers: an engine drops what its socket cannot
+    /// take.
     pub(super) fn receive_replays(&mut self) {
         if self.replays.open == 0 {
             return;

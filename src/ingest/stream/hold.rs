@@ -29,8 +29,8 @@ pub(super) enum StreamState {
     /// They are applied as they come.
     #[default]
     Live,
-    /// They wait while the worker's blocks are dumped. `ahead` is a copy of the gate that judges them already, so that a
-    /// batch which will empty the worker aborts the dump at once.
+    /// They wait while the worker's blocks are dumped. `ahead` is a copy of the gate that judges them already, so that
+    /// a batch which will empty the worker aborts the dump at once.
     Dumping { ahead: Box<SequenceGate>, waiting: Waiting },
     /// They wait while a dump is loaded. Once the load has `begun`, the worker holds only blocks of the dump.
     Loading { begun: bool, waiting: Waiting },
@@ -109,8 +109,8 @@ impl StreamState {
     }
 }
 
-/// Payload bytes that wait in all streams of a shard. One thread counts them. They are atomic only so that a shard can be
-/// moved to its thread.
+/// Payload bytes that wait in all streams of a shard. One thread counts them. They are atomic only so that a shard can
+/// be moved to its thread.
 #[derive(Clone, Debug, Default)]
 pub(in crate::ingest) struct HeldBytes(Arc<AtomicUsize>);
 
@@ -240,8 +240,9 @@ impl Waiting {
         Some(message)
     }
 
-    /// Compares the oldest messages with a stream whose last payloads up to the watermark are `remembered`, by ascending
-    /// sequence number. Only a run of ascending sequence numbers counts: behind it another incarnation may speak.
+    /// Compares the oldest messages with a stream whose last payloads up to the watermark are `remembered`, by
+    /// ascending sequence number. Only a run of ascending sequence numbers counts: behind it another incarnation may
+    /// speak.
     fn overlap(&self, watermark: EventSeq, remembered: &[(EventSeq, u64)]) -> Overlap {
         let (mut before, mut overlap) = (None, Overlap::None);
         for (at, message) in self.messages.iter().enumerate() {
@@ -277,8 +278,8 @@ impl Stream {
         &self.gate
     }
 
-    /// The trust of a copy of the worker's blocks: of a dump, and of a relay's stream. Neither contains blocks of window
-    /// groups.
+    /// The trust of a copy of the worker's blocks: of a dump, and of a relay's stream. Neither contains blocks of
+    /// window groups.
     pub(in crate::ingest) fn trust(&self) -> Trust {
         let mut trust = self.trust.trust();
         self.lack_windows(&mut trust.level, &mut trust.reasons);
@@ -316,8 +317,8 @@ impl Stream {
         self.state = StreamState::Loading { begun: false, waiting: Waiting::new(self.held_of_shard.clone()) };
     }
 
-    /// Holds a message. A message that shows that the worker is to be emptied, or is beyond the limit, aborts the dump or
-    /// load.
+    /// Holds a message. A message that shows that the worker is to be emptied, or is beyond the limit, aborts the dump
+    /// or load.
     pub(super) fn hold_message(&mut self, space: &mut SpaceShard, message: Message, now: Now) {
         if self.is_recovering() {
             return self.wait_for_recovery(space, message, now);

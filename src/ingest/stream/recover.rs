@@ -225,7 +225,8 @@ impl Stream {
         }
     }
 
-    /// Restarts the worker for an incarnation of which nothing has been applied yet. A replay has to bring it from 0 on.
+    /// Restarts the worker for an incarnation of which nothing has been applied yet. A replay has to bring it from 0
+    /// on.
     pub(super) fn another_incarnation(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
         tracing::info!(worker = %self.worker, before = ?self.gate.last(), %seq, "the publisher restarted; the worker is emptied, and the daemon asks for all batches since");
         self.restart(space, TrustInput::RestartedUnseen, now);
@@ -361,7 +362,8 @@ impl Stream {
                 self.changed = true;
                 self.count(WorkerCounter::TailsFound, 1);
             }
-            // The publisher is quiet and the probe brought nothing new, so the live stream will not repeat replayed batches.
+            // The publisher is quiet and the probe brought nothing new, so the live stream will not repeat replayed
+            // batches.
             Ended::Recovered if was_probing => self.gate.forget_replayed(),
             Ended::Recovered => self.recovered(now),
             Ended::NothingSent => self.nothing_sent(space, now),
@@ -429,14 +431,16 @@ impl Stream {
         }
     }
 
-    /// Forgets lost batches if a stream begins at 0: those of the earlier stream no longer matter, and this one lacks none.
+    /// Forgets lost batches if a stream begins at 0: those of the earlier stream no longer matter, and this one lacks
+    /// none.
     pub(super) fn note_beginning(&mut self, seq: EventSeq) {
         if let Some(recovery) = self.recovery.as_mut().filter(|_| seq == EventSeq(0)) {
             recovery.forget_losses();
         }
     }
 
-    /// Begins the worker anew: its publisher can replay its whole stream after all, including the batches that it sent live.
+    /// Begins the worker anew: its publisher can replay its whole stream after all, including the batches that it sent
+    /// live.
     fn renew(&mut self, space: &mut SpaceShard, now: Now) {
         tracing::info!(worker = %self.worker, last = ?self.gate.last(), "the publisher can replay lost batches after all; the worker begins anew");
         self.changed = true;
@@ -453,7 +457,8 @@ impl Stream {
         self.gate.go_on_before(seq);
     }
 
-    /// Goes on with the messages that wait, or with the next ones, because the missing batches cannot be fetched at all.
+    /// Goes on with the messages that wait, or with the next ones, because the missing batches cannot be fetched at
+    /// all.
     fn unrecovered(&mut self, space: &mut SpaceShard, now: Now) {
         let first = self.state.first_seq();
         let known = self.gate.last().is_some();

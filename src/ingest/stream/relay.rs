@@ -9,10 +9,11 @@
 //! | batches were missed for good, and the relay goes on | the daemon asks for all batches now and then |
 //! | heartbeats have come, and then no message for several heartbeat intervals | silent |
 //!
-//! A relay may answer a replay with a snapshot: the worker's whole view, which replaces everything known of the worker. Its
-//! parts come in order on one socket: begin, chunks, end. From the first part on the worker is empty and not believed. At
-//! the end, count and digest must be those of the stored blocks. Then the stream goes on behind the watermark, with the
-//! trust that the relay states. A snapshot that fails leaves the worker empty, and the daemon asks for it again.
+//! A relay may answer a replay with a snapshot: the worker's whole view, which replaces everything known of the worker.
+//! Its parts come in order on one socket: begin, chunks, end. From the first part on the worker is empty and not
+//! believed. At the end, count and digest must be those of the stored blocks. Then the stream goes on behind the
+//! watermark, with the trust that the relay states. A snapshot that fails leaves the worker empty, and the daemon asks
+//! for it again.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -161,8 +162,8 @@ impl Stream {
         }
     }
 
-    /// Checks the generation of a batch that is next. `false` = it belongs to another generation, and must not be applied
-    /// before its earlier batches have been fetched.
+    /// Checks the generation of a batch that is next. `false` = it belongs to another generation, and must not be
+    /// applied before its earlier batches have been fetched.
     pub(super) fn is_of_generation(
         &mut self,
         space: &mut SpaceShard,

@@ -1,5 +1,5 @@
-//! A router behind a relay, over links that lose, repeat, delay and break. Its trust is never too high. Once the links are
-//! good again, it has exactly the relay's blocks and trust.
+//! A router behind a relay, over links that lose, repeat, delay and break. Its trust is never too high. Once the links
+//! are good again, it has exactly the relay's blocks and trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -122,8 +122,8 @@ impl World {
         self.send_live();
     }
 
-    /// Sends what the relay has said. What it holds now is what the last batch leads to; those before it are of the same
-    /// moment only in their number.
+    /// Sends what the relay has said. What it holds now is what the last batch leads to; those before it are of the
+    /// same moment only in their number.
     fn send_live(&mut self) {
         let live = self.relay.take_live();
         if let Some((last, payload)) = live.last() {

@@ -14,7 +14,7 @@ counters! {
         Undelivered = "queue_undelivered", "Decisions about requests that had waited whose connection had just ended; what they booked was freed.";
         Drained = "queue_drained", "Requests that waited when the daemon began to drain, and were told so.";
         RefusedRequests = "queue_refused_requests", "Requests refused because every worker was busy and as many waited as may.";
-        RefusedBytes = "queue_refused_bytes", "Requests refused because every worker was busy and those that waited took as much memory as they may.";
+        RefusedMemory = "queue_refused_memory", "Requests refused because every worker was busy and those that waited took as much memory as they may.";
         RefusedSets = "queue_refused_sets", "Requests refused because every worker was busy and requests waited for too many different sets of workers.";
         RefusedUser = "queue_refused_user", "Requests refused because every worker was busy and those of the same user that waited were as many, took as much memory, or waited for as many different sets of workers, as those of one user may.";
         RepliesUnread = "queue_replies_unread", "Connections closed because they left too many replies to requests that had waited unread.";

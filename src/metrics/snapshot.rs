@@ -14,8 +14,8 @@ counters! {
         SnapshotsLoaded = "snapshots_loaded", "Snapshots loaded into their workers.";
         SnapshotsExpired = "snapshots_expired", "Snapshots removed because their worker had long been gone.";
         SnapshotsReset = "snapshots_reset", "Snapshots removed because somebody asked for it.";
-        SnapshotBytesWritten = "snapshot_bytes_written", "Bytes of the snapshots written.";
-        SnapshotBytesLoaded = "snapshot_bytes_loaded", "Bytes of the snapshots loaded.";
+        SnapshotWrittenBytes = "snapshot_written_bytes", "Bytes of the snapshots written.";
+        SnapshotLoadedBytes = "snapshot_loaded_bytes", "Bytes of the snapshots loaded.";
         SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
     }
 }

@@ -223,7 +223,7 @@ impl WaitingRoom {
         let (counter, what) = match full {
             QueueFull::Closed => return draining(),
             QueueFull::Requests => (QueueCounter::RefusedRequests, "as many requests wait as may"),
-            QueueFull::Bytes => (QueueCounter::RefusedBytes, "the requests that wait take as much memory as they may"),
+            QueueFull::Bytes => (QueueCounter::RefusedMemory, "the requests that wait take as much memory as they may"),
             QueueFull::Sets => (QueueCounter::RefusedSets, "requests wait for too many different sets of workers"),
             QueueFull::UserSets => {
                 let what = "requests of this user wait for as many different sets of workers as serve.user_share_percent allows";

@@ -209,7 +209,7 @@ impl Writing {
             return Ok(false);
         }
         counters.bump(C::SnapshotsWritten);
-        counters.add(C::SnapshotBytesWritten, bytes);
+        counters.add(C::SnapshotWrittenBytes, bytes);
         counters.add(C::SnapshotReferencesWritten, references);
         Ok(true)
     }

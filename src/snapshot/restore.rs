@@ -167,7 +167,7 @@ impl Feed {
         match (ended, read) {
             (Some(LoadAnswer::Loaded(_)), Ok(bytes)) => {
                 stats.counters.bump(SnapshotCounter::SnapshotsLoaded);
-                stats.counters.add(SnapshotCounter::SnapshotBytesLoaded, bytes);
+                stats.counters.add(SnapshotCounter::SnapshotLoadedBytes, bytes);
             }
             (_, Err(fault)) => refuse(worker, fault, stats),
             _ => refuse(worker, Fault { refusal: Refusal::LoadFailed, offset: 0 }, stats),

@@ -109,7 +109,7 @@ fn a_worker_is_written_again_only_once_something_has_come_of_it() {
     let bytes = std::fs::read(rig.writing.plan.directory.file_of(Worker::new(1, 0))).unwrap();
     let (header, ..) = decode(&bytes).expect("whole");
     assert_eq!((header.worker, header.space.model.as_str()), (Worker::new(1, 0), "m"));
-    assert_eq!((header.begin.watermark, rig.count(C::SnapshotBytesWritten)), (Some(EventSeq(5)), bytes.len() as u64));
+    assert_eq!((header.begin.watermark, rig.count(C::SnapshotWrittenBytes)), (Some(EventSeq(5)), bytes.len() as u64));
     rig.moves_to(6);
     rig.writing.round();
     assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten)), (2, 2));

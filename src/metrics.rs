@@ -114,25 +114,213 @@ counters! {
     }
 }
 
-mod core;
-mod http;
-mod journal;
-mod lane;
-mod load_report;
-mod page;
-mod queue;
-mod relay;
-mod snapshot;
+counters! {
+    /// Per serving core.
+    CoreCounter {
+        Connections = "connections", "Connections accepted.";
+        ConnectionsClosed = "connections_closed", "Connections that ended, for whatever reason.";
+        ConnectionsUntrusted = "connections_untrusted", "Connections closed because a frame header could not be trusted.";
+        ConnectionsHelloOverdue = "connections_hello_overdue", "Connections closed because hello did not come in time.";
+        ConnectionsFrameOverdue = "connections_frame_overdue", "Connections closed because the rest of a frame did not come in time.";
+        ConnectionsFailed = "connections_failed", "Connections that ended by an error of the socket.";
+        ConnectionsUnread = "connections_unread", "Connections closed because their peer left its replies unread.";
+        SpinsPaid = "spins_paid", "Times a core found work because it looked for it instead of sleeping.";
+        SpinsInVain = "spins_in_vain", "Times a core looked for work for as long as it may, and none came.";
+        Requests = "requests", "Requests answered, errors included.";
+        TurnsEndedByWork = "turns_ended_by_work", "Turns of a connection that ended, before it had answered as many requests or bytes as it may, because of how much work they were.";
+        FramesNoRoom = "frames_no_room", "Large frames refused because those of other connections took all the memory there is for them.";
+        FramesNoRoomUser = "frames_no_room_user", "Large frames refused because those of the same user took as much of the memory there is for them as one user may.";
+        Errors = "errors", "Requests answered with an error.";
+        Routes = "routes", "Decisions made.";
+        RoutesNobody = "routes_nobody", "Decisions with nobody eligible.";
+        RoutesPinnedNotAllowed = "routes_pinned_not_allowed", "Decisions with nobody eligible because the pinned worker is not on the allow-list.";
+        RoutesPinnedBusy = "routes_pinned_busy", "Decisions with nobody eligible because the pinned worker is busy.";
+        RoutesAllBusy = "routes_all_busy", "Decisions with nobody eligible because everybody is busy.";
+        RoutesAllFiltered = "routes_all_filtered", "Decisions with nobody eligible because nobody is what the request or the policy wants.";
+        RoutesNobodyAvailable = "routes_nobody_available", "Decisions with nobody eligible because nobody is there, or those who are drain, are down or back off.";
+        RoutesUnmatchable = "routes_unmatchable", "Decisions whose prompt could not be matched soundly.";
+        RoutesSchemeUnknown = "routes_scheme_unknown", "Decisions made by load alone because the space's hash scheme is unknown.";
+        RoutesAllDown = "routes_all_down", "Decisions among workers that were all down.";
+        RequestsSchemeMismatch = "requests_scheme_mismatch", "Requests refused because their local hashes are of another block size or window than the space's.";
+        RoutesContended = "routes_contended", "Decisions whose index read was contended.";
+        RoutesDecidedAgain = "routes_decided_again", "Decisions made once more because the chosen worker's load had moved.";
+        Bookings = "bookings", "Bookings made.";
+        BookingsSuperseded = "bookings_superseded", "Bookings taken over by a later attempt.";
+        BookingsUnshared = "bookings_unshared", "Bookings whose blocks were counted in full, as there was no room to share them with those of other requests.";
+        ActiveReadsLocked = "active_reads_locked", "Decisions that waited for bookings, which came too fast to read beside them what workers run.";
+        BookingsMoved = "bookings_moved", "Bookings moved to another worker, which their gateway had chosen.";
+        LoadsReported = "loads_reported", "Loads that were reported of workers.";
+        FailuresReported = "failures_reported", "Failures that gateways reported of workers.";
+        FailureReportsRefusedUser = "failure_reports_refused_user", "Reports of failure that did not take a worker, or not every rank of it, out of the running, because those of the same user did so to as many workers of the space as one user may while others have sessions.";
+        LoadReportsRefusedUser = "load_reports_refused_user", "Reported loads that were not taken because those of the same user were in force for as many workers of the space as one user may have while others have sessions.";
+        WatchesTold = "watches_told", "Changes of the fleet that watching connections were told.";
+        WatchPages = "watch_pages", "Pages of the fleet that watching connections were sent behind the first.";
+        BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
+        BookingsUnknown = "bookings_unknown", "Reports about bookings nobody holds.";
+        PredictionsDropped = "predictions_dropped", "Bookings from which nothing is predicted because too many waited for the predictor.";
+        JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
+        AffinityNew = "affinity_new", "Bookings that bound a session which was bound to nobody.";
+        AffinityKept = "affinity_kept", "Bookings for a session on the worker that it was bound to.";
+        AffinityMovedIneligible = "affinity_moved_ineligible", "Bookings that bound a session elsewhere because its worker could not be chosen.";
+        AffinityMovedOverloaded = "affinity_moved_overloaded", "Bookings that bound a session elsewhere because its worker had too many requests in flight.";
+        AffinityMovedOutweighed = "affinity_moved_outweighed", "Bookings that bound a session elsewhere because another worker was cheaper in spite of the factor.";
+        AffinityMovedPinned = "affinity_moved_pinned", "Bookings that bound a session elsewhere because the request was pinned to another worker.";
+        AffinityEvicted = "affinity_evicted", "Sessions that lost their binding to another because there was no room for more.";
+        AffinitySkipped = "affinity_skipped", "Bookings whose session stayed bound as it was because others were binding theirs.";
+        Pairs = "pairs", "Decisions that chose a worker to prefill and one to decode.";
+        PairsLocal = "pairs_local", "Decisions that were to choose a pair and had one worker do both, as the policy wants.";
+        PairsNobody = "pairs_nobody", "Decisions that were to choose a pair and found nobody to prefill.";
+        RequestBlocks = "request_blocks", "Prompt blocks looked up.";
+        ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks the chosen workers held, every tier.";
+    }
+}
 
-pub use core::CoreCounter;
-pub use http::HttpCounter;
-pub use journal::JournalCounter;
-pub use lane::LaneCounter;
-pub use load_report::LoadReportCounter;
-pub use page::PageCounter;
-pub use queue::QueueCounter;
-pub use relay::RelayCounter;
-pub use snapshot::SnapshotCounter;
+counters! {
+    /// Once per daemon, counted by the thread of the HTTP port.
+    HttpCounter {
+        Connections = "http_connections", "Connections to the HTTP port accepted.";
+        ConnectionsFailed = "http_connections_failed", "Connections to the HTTP port that broke, or whose request was no HTTP or not there in time.";
+        ConnectionsStalled = "http_connections_stalled", "Connections to the HTTP port closed because the response was not read, or too slowly.";
+        ConnectionsDisplaced = "http_connections_displaced", "Connections to the HTTP port closed in favour of new ones: the port was full, and they waited for their peer.";
+        Requests = "http_requests", "Requests answered on the HTTP port, whatever the answer.";
+        Refused = "http_refused", "Requests answered on the HTTP port with a status of 400 to 499.";
+        Failed = "http_failed", "Requests answered on the HTTP port with a status of 500 to 599.";
+        RepliesCrowded = "http_replies_crowded", "Replies refused because replies that others do not read took all the memory there is for them.";
+        EndpointsRefused = "http_endpoints_refused", "Requests to register workers refused because http.worker_hosts does not allow the host of an endpoint.";
+        BodiesOversized = "http_bodies_oversized", "Requests refused because their body was larger than the bound.";
+        BodiesLate = "http_bodies_late", "Requests refused because their body did not come in time.";
+        BodiesCrowded = "http_bodies_crowded", "Requests refused because the bodies of others took all the memory there is for them.";
+        BodiesUnusable = "http_bodies_unusable", "Requests refused because their body was not the JSON that was expected.";
+        AdministrationRefused = "http_administration_refused", "Requests to change or dump workers refused because http.administer is false.";
+        PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that could lead a page here and that http.hosts does not say.";
+        SelectionsEvicted = "http_selections_evicted", "Selections forgotten before anybody booked them, for want of room.";
+        SelectionsExpired = "http_selections_expired", "Selections forgotten because nobody booked them in time.";
+        Unwanted = "http_unwanted", "Requests whose client had gone before they were decided.";
+        Dumps = "http_dumps", "Dumps begun.";
+        DumpsIncomplete = "http_dumps_incomplete", "Dumps in which blocks of a worker were left out, or that nobody read to the end.";
+        DumpsSlow = "http_dumps_slow", "Dumps ended, with their connection, because they were read too slowly.";
+        DumpsRefused = "http_dumps_refused", "Dumps refused because another was under way.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the journal's writer.
+    JournalCounter {
+        Records = "journal_records", "Decisions written to the journal.";
+        Bytes = "journal_bytes", "Bytes written to the journal.";
+        Files = "journal_files", "Files of the journal begun.";
+        FilesRemoved = "journal_files_removed", "Files of the journal removed because there were too many.";
+        Gaps = "journal_gaps", "Places in the journal where decisions are missing because too many waited to be written.";
+        WritesFailed = "journal_writes_failed", "Times the journal could not be written: the file system refused.";
+        Unwritten = "journal_unwritten", "Decisions left out of the journal because it could not be written.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by whichever core it happens on: lanes.
+    LaneCounter {
+        Opened = "lanes_opened", "Lanes opened.";
+        BellsHeard = "lane_bells_heard", "Times a core slept for a lane and was woken by its bell.";
+        RefusedOff = "lanes_refused_off", "Lanes refused because there are to be none.";
+        RefusedFull = "lanes_refused_full", "Lanes refused because as many are open as may be.";
+        RefusedUser = "lanes_refused_user", "Lanes refused because their user has as many open as one user may have.";
+        RefusedSizes = "lanes_refused_sizes", "Lanes refused because rings of their sizes cannot be had.";
+        RefusedSecond = "lanes_refused_second", "Lanes refused because the connection has one, or is one.";
+        RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they began, because the kernel gave no memory or descriptors.";
+        ClosedWithConnection = "lanes_closed_with_connection", "Lanes closed with their connection, whoever ended that, or because the gateway let go of the bell.";
+        ClosedPositions = "lanes_closed_positions", "Lanes closed, with their connection, because a position in a ring cannot be.";
+        ClosedHeader = "lanes_closed_header", "Lanes closed, with their connection, because a frame header could not be trusted.";
+        ClosedUnread = "lanes_closed_unread", "Lanes closed, with their connection, because replies were left unread.";
+        ClosedPanic = "lanes_closed_panic", "Lanes closed, with their connection, because answering a request panicked.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the thread that hears what engines say of their load.
+    LoadReportCounter {
+        Reports = "load_reports", "Readings of an engine's load that were taken.";
+        ReportsOvertaken = "load_reports_overtaken", "Readings of an engine's load not used because a newer one was there.";
+        ReportsUndecodable = "load_reports_undecodable", "Readings of an engine's load that could not be decoded.";
+        ReportsMisframed = "load_reports_misframed", "Messages on a load socket without an 8-byte sequence and a payload, skipped.";
+        ReportsUnknownWorker = "load_reports_unknown_worker", "Readings of the load of a worker that has just left.";
+        SourcesSilent = "load_sources_silent", "Times an engine had not said how busy it is for too long; bookings alone told.";
+        SourcesRefused = "load_sources_refused", "Load sockets that could not be opened.";
+        ConnectionsCut = "load_connections_cut", "Connections to load sockets cut because what came over them was not ZMTP or broke a bound.";
+    }
+}
+
+counters! {
+    /// Once per process, whichever port was asked.
+    PageCounter {
+        Scrapes = "metrics_scrapes", "Requests for the metrics page.";
+        Pages = "metrics_pages", "Metrics pages made. Scrapes that come together share one.";
+        PagesStale = "metrics_pages_stale", "Times the last metrics page was served once more because slow readers held as many pages as there may be.";
+        ScrapesCrowded = "metrics_scrapes_crowded", "Requests for the metrics page refused because too many waited, or slow readers held all pages.";
+        ScrapesRefused = "metrics_scrapes_refused", "Requests to the metrics port refused because a web page sent them, or because metrics.hosts does not name their Host.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by whichever thread it happens on: requests that waited for a worker.
+    QueueCounter {
+        Queued = "queue_queued", "Requests that found every worker busy and began to wait.";
+        Woken = "queue_woken", "Requests that had waited and were answered: by a decision, or by an error of deciding.";
+        FoundByLook = "queue_found_by_look", "Requests that had waited and were decided at the look once in 100 ms: of their room nobody had told, as of a prefill reckoned done.";
+        PutBack = "queue_put_back", "Times a request was to be decided, found every worker busy again and waited on.";
+        Expired = "queue_expired", "Requests given up because no worker had room by their deadline.";
+        Cancelled = "queue_cancelled", "Requests that waited when their connection ended.";
+        Undelivered = "queue_undelivered", "Decisions about requests that had waited whose connection had just ended; what they booked was freed.";
+        Drained = "queue_drained", "Requests that waited when the daemon began to drain, and were told so.";
+        RefusedRequests = "queue_refused_requests", "Requests refused because every worker was busy and as many waited as may.";
+        RefusedMemory = "queue_refused_memory", "Requests refused because every worker was busy and those that waited took as much memory as they may.";
+        RefusedSets = "queue_refused_sets", "Requests refused because every worker was busy and requests waited for too many different sets of workers.";
+        RefusedUser = "queue_refused_user", "Requests refused because every worker was busy and those of the same user that waited were as many, took as much memory, or waited for as many different sets of workers, as those of one user may.";
+        RepliesUnread = "queue_replies_unread", "Connections closed because they left too many replies to requests that had waited unread.";
+    }
+}
+
+counters! {
+    /// Once per relay.
+    RelayCounter {
+        Batches = "relay_batches", "Batches sent.";
+        BatchBytes = "relay_batch_bytes", "Bytes of their payloads.";
+        Heartbeats = "relay_heartbeats", "Heartbeats sent.";
+        SendsFailed = "relay_sends_failed", "Batches and heartbeats not sent to anybody because too many waited for the sending thread.";
+        MessagesDropped = "relay_messages_dropped", "Messages that one subscriber did not get because too much waited for it; it asks for them.";
+        PeersRefused = "relay_peers_refused", "Connections refused because too many were open, over all or from one address.";
+        PeersCut = "relay_peers_cut", "Connections cut because of what came over them, or because the handshake took too long.";
+        PeersStalled = "relay_peers_stalled", "Connections cut because their peer read nothing for too long, or fell too far behind the stream.";
+        Generations = "relay_generations", "Times a new generation began because no batch could say what changed.";
+        BatchesForgotten = "relay_batches_forgotten", "Batches dropped from the replay buffer because it was full.";
+        Questions = "relay_questions", "Replays asked for.";
+        QuestionsMisframed = "relay_questions_misframed", "Messages to the replay socket that are no question, ignored.";
+        QuestionsRefused = "relay_questions_refused", "Replays not answered because too many were being answered.";
+        Answers = "relay_answers", "Replays answered to the end.";
+        AnswersStalled = "relay_answers_stalled", "Replays given up because whoever asked took nothing for too long.";
+        AnswersUnreachable = "relay_answers_unreachable", "Replays given up because whoever asked was gone.";
+        AnswersWithoutSnapshot = "relay_answers_without_snapshot", "Replays given up because the snapshot they needed failed.";
+        Snapshots = "relay_snapshots", "Snapshots taken to the end.";
+        SnapshotsFailed = "relay_snapshots_failed", "Snapshots that came to no end; the log names the reason.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the threads that write and load snapshots.
+    SnapshotCounter {
+        SnapshotsWritten = "snapshots_written", "Snapshots of a worker written and put in place.";
+        SnapshotsUnchanged = "snapshots_unchanged", "Snapshots not written again because nothing had come of the worker since.";
+        SnapshotsFailed = "snapshots_failed", "Snapshots that could not be written: the file system refused.";
+        SnapshotsBrokenOff = "snapshots_broken_off", "Snapshots given up because the dump of the worker was broken off.";
+        SnapshotsOvertaken = "snapshots_overtaken", "Snapshots given up because a reset came before they were in place.";
+        SnapshotsLate = "snapshots_late", "Snapshots that a stop of the daemon did not wait for.";
+        SnapshotsLoaded = "snapshots_loaded", "Snapshots loaded into their workers.";
+        SnapshotsExpired = "snapshots_expired", "Snapshots removed because their worker had long been gone.";
+        SnapshotsReset = "snapshots_reset", "Snapshots removed because somebody asked for it.";
+        SnapshotWrittenBytes = "snapshot_written_bytes", "Bytes of the snapshots written.";
+        SnapshotLoadedBytes = "snapshot_loaded_bytes", "Bytes of the snapshots loaded.";
+        SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
+    }
+}
 
 counters! {
     /// Per worker and serving core: what decisions show of the worker.

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::check;
+use super::document::{self, Draft, Entry};
 use super::field::Section;
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, Problems};
-use super::walk::{self, Draft, Entry};
 use super::{Config, SpaceConfig};
+use crate::route::{Mode, Policy};
 
 /// One field set on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
 /// Everything that is wrong with them, in the order of the lines.
 pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
     let mut problems = Vec::new();
-    let draft = walk::read(text, &mut problems);
+    let draft = document::read(text, &mut problems);
     finish(source, draft, problems, flags)
 }
 
@@ -144,7 +145,7 @@ pub(super) fn set<T>(
             let outcome = field.kind.set_text(&mut entry.value, text);
             entry.note(field, place, outcome, problems);
         }
-        None => problems.push(walk::unknown_field(section, &entry.path, name, place)),
+        None => problems.push(document::unknown_field(section, &entry.path, name, place)),
     }
 }
 
@@ -166,4 +167,59 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> Entry<WorkerDra
     }
     entry.note_missing(&fields::WORKER, problems);
     entry
+}
+
+/// `base` with what `settings` say, each `field=value` with a field of `[policy]`; `source` names them in problems.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
+    let mut problems = Vec::new();
+    let mut entry = Entry::preset(&fields::POLICY, "policy".to_owned(), Place::Document);
+    entry.value.weights = *base;
+    for setting in settings {
+        let setting = setting.as_ref();
+        let place = Place::Flag(setting.to_owned());
+        match setting.split_once('=') {
+            None => problems.push(Problem::new(place, "policy", "expected field=value")),
+            Some(("seed", _)) => {
+                problems.push(Problem::new(place, "policy.seed", "is one for all policies and belongs to [policy]"));
+            }
+            Some((name, value)) => {
+                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), place.clone(), &mut problems);
+                if name.trim() == "mode" && entry.value.weights.mode == Mode::Approximate {
+                    let message =
+                        "approximate judges by what would have been predicted, which no decision that was made says";
+                    problems.push(Problem::new(place, "policy.mode", message));
+                }
+            }
+        }
+    }
+    match problems.is_empty() {
+        true => Ok(entry.value.weights),
+        false => Err(Problems { source: source.to_owned(), list: problems }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_set_over_what_is_there() {
+        let base = Policy { device_credit: 2.0, credit_decay: 0.5, ..Policy::default() };
+        let policy = policy_with(&base, "t", &["device_credit = 0.25", "track_active_blocks=false"]).unwrap();
+        assert_eq!(policy, Policy { device_credit: 0.25, track_active_blocks: false, ..base });
+        assert_eq!(policy_with(&base, "t", &[""; 0]).unwrap(), base);
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_named() {
+        let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing", "mode=approximate"];
+        let problems = policy_with(&Policy::default(), "t", &wrong).unwrap_err();
+        assert_eq!(problems.list.len(), wrong.len(), "{problems}");
+        let approximate = Policy { mode: Mode::Approximate, ..Policy::default() };
+        assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "what is decided by is not in question");
+        assert_eq!(problems.list[0].nearest.as_deref(), Some("device_credit"));
+    }
 }

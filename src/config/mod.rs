@@ -5,20 +5,16 @@
 //! checks the draft as a whole and makes the [`Config`] the daemon runs on. Both steps list everything they
 //! find wrong before anything is refused.
 
-mod access;
 mod check;
-mod endpoint;
+mod document;
 mod example;
 mod field;
 mod fields;
-mod hosts;
 mod load;
-mod named;
 mod problem;
 mod reload;
-mod settings;
-mod walk;
-mod workers;
+mod values;
+mod worker_files;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -30,14 +26,12 @@ use crate::load::{PrefillFigures, PrefillModel};
 
 use crate::route::Policy;
 
-pub use access::{AccessConfig, AdminConfig};
 pub use check::admin_socket_beside;
 pub use example::example;
-pub use hosts::HostRule;
-pub use load::{Flags, Setting, load, parse, socket_default};
-pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
+pub use load::{Flags, Setting, load, parse, policy_with, socket_default};
 pub use problem::{Place, Problem, Problems, nearest};
-pub use settings::policy_with;
+pub use values::HostRule;
+pub use worker_files::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
 
 /// Everything the daemon is told at its start, validated.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -186,6 +180,25 @@ impl ServeConfig {
             cores => usize::from(cores),
         }
     }
+}
+
+/// Which users may connect to a socket, beside what the mode of its file says. With both lists empty that mode decides
+/// alone; else a peer has to be named in one of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// Users, each a number or a name.
+    pub uids: Vec<String>,
+    /// Groups, each a number or a name; a peer is in its own group and in its supplementary ones.
+    pub gids: Vec<String>,
+}
+
+/// `[admin]`: who may administer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Permission bits of the admin socket.
+    pub socket_mode: u32,
+    /// Who may administer, beside what those bits say.
+    pub access: AccessConfig,
 }
 
 /// `[metrics]`: the metrics page.

@@ -1,191 +1,20 @@
-//! The tables that say how the daemon runs and decides.
+//! The tables that say how the daemon and a relay run.
 
 use std::path::PathBuf;
 
-use super::access::{allow_gids, allow_uids};
 use super::field;
-use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
+use crate::config::values;
 use crate::config::{
-    BookingConfig, DiscoveryConfig, IngestConfig, IoEngine, LogConfig, LogFormat, MetricsConfig, PrefillModelName,
-    ServeConfig, SnapshotConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, RelayConfig,
+    ShadowConfig, SnapshotConfig,
 };
 use crate::limits;
 
-use Kind::{Choice, Flag, Integer, List, Parsed, Text};
+use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
 use Preset::{Absent, Value};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
-    name: "serve",
-    reload: Reload::Only(super::access::ACCESS_FIELDS),
-    repeated: false,
-    doc: "How gateways reach the daemon.",
-    fields: &[
-        field(
-            "socket",
-            "",
-            Value("/run/kvrouted/kvrouted.sock"),
-            Parsed {
-                what: "a path of at most 107 bytes",
-                set: |c, text| {
-                    endpoint::check_socket(text)?;
-                    c.socket = PathBuf::from(text);
-                    Ok(())
-                },
-            },
-            "The Unix socket gateways connect to. Its folder must exist; a stale file is replaced, a live one never.",
-        ),
-        field(
-            "admin_socket",
-            "",
-            Absent("/run/kvrouted/kvrouted.sock.admin"),
-            Parsed {
-                what: "a path of at most 107 bytes",
-                set: |c, text| {
-                    endpoint::check_socket(text)?;
-                    c.admin_socket = PathBuf::from(text);
-                    Ok(())
-                },
-            },
-            "The Unix socket that answers `kvrouted status`. Absent: the socket's path with `.admin` appended.",
-        ),
-        field(
-            "socket_mode",
-            "octal",
-            Value("0660"),
-            Parsed {
-                what: "an octal mode in quotes, such as \"0660\"",
-                set: |c, text| {
-                    c.socket_mode = endpoint::socket_mode(text)?;
-                    Ok(())
-                },
-            },
-            "Permission bits of the routing socket: who may write to it may route and book. The other is [admin]'s.",
-        ),
-        allow_uids(
-            "Users, each a number or a name of /etc/passwd, that may route. With this or allow_gids set nobody else may, root neither.",
-        ),
-        allow_gids(
-            "Groups, each a number or a name of /etc/group, that may too: as the peer's process was when it connected. Open connections stay.",
-        ),
-        field(
-            "frame_timeout_ms",
-            "milliseconds",
-            Value("10000"),
-            Integer { min: 0, max: limits::FRAME_TIMEOUT_MS_CEILING, set: |c, v| c.frame_timeout_ms = v },
-            "A connection that leaves a frame unfinished, or hello unsaid, for so long is told so and closed. 0: never.",
-        ),
-        field(
-            "io",
-            "",
-            Value("auto"),
-            Choice {
-                names: &IoEngine::NAMES,
-                set: |c, at| c.io = [IoEngine::Auto, IoEngine::Uring, IoEngine::Epoll][at],
-            },
-            "The kernel interface under the connections: epoll or uring. auto: epoll, which was measured to cost less.",
-        ),
-        field(
-            "cores",
-            "threads",
-            Value("0"),
-            Integer { min: 0, max: limits::CORES_MAX as u64, set: |c, v| c.cores = v as u16 },
-            "Serving threads. 0: as many as the process has processors, less the ingest shards; from 1 to 8.",
-        ),
-        field(
-            "pin",
-            "",
-            Value("false"),
-            Flag { set: |c, v| c.pin = v },
-            "Keep each serving thread on one processor. Pays on machines with processors to spare, costs elsewhere.",
-        ),
-        field(
-            "frame_body_bytes_max",
-            "bytes",
-            Value("8388608"),
-            Integer {
-                min: 4096,
-                max: limits::FRAME_BODY_BYTES_CEILING as u64,
-                set: |c, v| c.frame_body_bytes_max = v as u32,
-            },
-            "Largest request body answered; a token takes 4 bytes. Each connection may need that much memory.",
-        ),
-        field(
-            "spin_us_max",
-            "microseconds",
-            Value("0"),
-            Integer { min: 0, max: limits::SPIN_US_CEILING as u64, set: |c, v| c.spin_us_max = v as u32 },
-            "How long a serving thread looks for requests before it sleeps, where they come that fast. Costs a processor. Not with io = \"uring\".",
-        ),
-        field(
-            "unread_ms_max",
-            "milliseconds",
-            Value("30000"),
-            Integer { min: 0, max: limits::UNREAD_MS_CEILING, set: |c, v| c.unread_ms_max = v },
-            "A gateway that leaves its replies unread this long is disconnected. 0: never.",
-        ),
-        field(
-            "lanes_max",
-            "lanes",
-            Value("64"),
-            Integer { min: 0, max: limits::LANES_CEILING, set: |c, v| c.lanes_max = v as usize },
-            "Gateways that may share memory with the daemon instead of writing to its socket. Pays with spin_us_max. 0: none.",
-        ),
-        field(
-            "lane_ring_bytes_max",
-            "bytes",
-            Value("1048576"),
-            Integer {
-                min: limits::LANE_RING_BYTES_MIN as u64,
-                max: limits::LANE_RING_BYTES_CEILING as u64,
-                set: |c, v| c.lane_ring_bytes_max = v as u32,
-            },
-            "Largest ring that a gateway may ask for, rounded down to a power of two; a lane has two. 256 KiB each unless it asks.",
-        ),
-        field(
-            "user_share_percent",
-            "percent",
-            Value("75"),
-            Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
-            "How much of everything that clients can hold (connections, memory for large frames, lanes, requests that wait, sessions, bookings)\n\
-             # the processes of one user may take, so that something is left for others. 100: all. All who ask by HTTP are one user.\n\
-             # While another user has sessions, one user's reports of failure, and of load, hold for at most this share of a space's\n\
-             # workers at a time, rounded down, at least one.",
-        ),
-        field(
-            "drain_ms_max",
-            "milliseconds",
-            Value("5000"),
-            Integer { min: 0, max: limits::DRAIN_MS_CEILING, set: |c, v| c.drain_ms_max = v },
-            "How long a stop waits for replies under way before it closes what is left.",
-        ),
-    ],
-};
-
-pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
-    name: "metrics",
-    reload: Reload::Never,
-    repeated: false,
-    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` has one as well.",
-    fields: &[
-        field(
-            "port",
-            "TCP port",
-            Value("0"),
-            Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
-            "Where the page is served, on the loopback interface only. 0: nowhere.",
-        ),
-        field(
-            "hosts",
-            "",
-            Value(""),
-            List { items_max: limits::METRICS_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
-            "Names, without a port, by which it may be asked beside IP addresses and localhost, as hosts under [http].",
-        ),
-    ],
-};
 
 pub(in crate::config) static LOG: Section<LogConfig> = Section {
     name: "log",
@@ -368,6 +197,79 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
     ],
 };
 
+pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
+    name: "journal",
+    reload: Reload::Never,
+    repeated: false,
+    doc: "Decisions with all they were made from, for `kvrouted replay`, `what-if` and `tune`. No prompts, no tokens.",
+    fields: &[
+        field(
+            "dir",
+            "",
+            Absent("/var/lib/kvrouted-journal"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.dir = Some(PathBuf::from(text)) },
+            "The directory of its files, of mode 0700; it is made if its parent exists. Absent: no journal.",
+        ),
+        field(
+            "sample",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.sample = v },
+            "The share of decisions that are kept, drawn by chance. About 45 bytes a worker and decision.",
+        ),
+        field(
+            "file_bytes_max",
+            "bytes",
+            Value("67108864"),
+            Integer {
+                min: limits::JOURNAL_FILE_BYTES_MIN,
+                max: limits::JOURNAL_FILE_BYTES_CEILING,
+                set: |c, v| {
+                    c.file_bytes_max = v;
+                },
+            },
+            "A file that has reached this size is ended, and another is begun.",
+        ),
+        field(
+            "files_max",
+            "files",
+            Value("16"),
+            Integer { min: 1, max: limits::JOURNAL_FILES_CEILING, set: |c, v| c.files_max = v as usize },
+            "Files kept, those of runs before included; beyond it the oldest are removed.",
+        ),
+        field(
+            "ring_records_max",
+            "decisions",
+            Value("1024"),
+            Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
+            "Decisions of one core that wait to be written. Beyond it they are left out, counted, and the gap is marked.",
+        ),
+    ],
+};
+
+pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
+    name: "shadow",
+    reload: Reload::Always,
+    repeated: false,
+    doc: "A second policy that judges decisions after they were made and decides nothing. `kvrouted tune` sets it, too.",
+    fields: &[
+        field(
+            "share",
+            "",
+            Value("0.0"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.share = v },
+            "The share of decisions that it judges, drawn by chance. 0: none.",
+        ),
+        field(
+            "policy",
+            "",
+            Absent("device_credit=0.5+mode=kv"),
+            List { items_max: limits::POLICY_SETTINGS_MAX, bytes_max: 128, set: |c, v| c.policy = v },
+            "What differs from each space's policy, `field=value` each. Absent: it is the policy, and never disagrees.",
+        ),
+    ],
+};
+
 pub(in crate::config) static DISCOVERY: Section<DiscoveryConfig> = Section {
     name: "discovery",
     reload: Reload::Only(&["grace_ms"]),
@@ -394,6 +296,64 @@ pub(in crate::config) static DISCOVERY: Section<DiscoveryConfig> = Section {
             Value("10000"),
             Integer { min: 50, max: limits::DISCOVERY_MS_CEILING, set: |c, v| c.rescan_ms = v },
             "The files are looked at this often even if nothing tells of a change, as network file systems may not.",
+        ),
+    ],
+};
+
+pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
+    name: "relay",
+    reload: Reload::Never,
+    repeated: false,
+    doc: "`kvrouted relay` only: what is said once more of the file's one worker. Routers name these endpoints.",
+    fields: &[
+        field(
+            "endpoint",
+            "",
+            Value("tcp://*:5567"),
+            Parsed {
+                what: "a string: tcp://*:port, tcp://address:port or ipc://path",
+                set: |c, text| {
+                    values::check_bound(text)?;
+                    text.clone_into(&mut c.endpoint);
+                    Ok(())
+                },
+            },
+            "Where the relay publishes. Port 0: a free one, which the log names.",
+        ),
+        field(
+            "replay",
+            "",
+            Value("tcp://*:5667"),
+            Parsed {
+                what: "a string: tcp://*:port, tcp://address:port or ipc://path",
+                set: |c, text| {
+                    values::check_bound(text)?;
+                    text.clone_into(&mut c.replay);
+                    Ok(())
+                },
+            },
+            "Where it replays lost batches and sends snapshots.",
+        ),
+        field(
+            "heartbeat_ms",
+            "milliseconds",
+            Value("1000"),
+            Integer { min: 200, max: limits::RELAY_SILENT_MS_MAX / 2, set: |c, v| c.heartbeat_ms = v },
+            "How long it may say nothing. A router that hears nothing for 5 s believes the worker no more.",
+        ),
+        field(
+            "buffer_batches_max",
+            "batches",
+            Value("16384"),
+            Integer { min: 1, max: 1 << 32, set: |c, v| c.buffer_batches_max = v as usize },
+            "Batches kept for replays. Who asks for an older one gets a snapshot.",
+        ),
+        field(
+            "buffer_bytes_max",
+            "bytes",
+            Value("268435456"),
+            Integer { min: 1, max: 1 << 40, set: |c, v| c.buffer_bytes_max = v as usize },
+            "Bytes of those batches.",
         ),
     ],
 };

@@ -1,8 +1,8 @@
 //! The tables that say who there is: spaces and workers.
 
 use super::field;
-use crate::config::endpoint;
 use crate::config::field::{Kind, Preset, Reload, Section};
+use crate::config::values;
 use crate::config::{FullReports, Salts, SpaceConfig};
 use crate::endpoint::Endpoint;
 use crate::fleet::{DeviceClass, PoolRole};
@@ -178,7 +178,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: http://host:port",
                 set: |c, text| {
-                    c.url = Some(endpoint::url(text)?);
+                    c.url = Some(values::url(text)?);
                     Ok(())
                 },
             },
@@ -219,7 +219,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    c.endpoint = Some(endpoint::endpoint(text)?);
+                    c.endpoint = Some(values::endpoint(text)?);
                     Ok(())
                 },
             },
@@ -232,7 +232,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    c.replay = Some(endpoint::endpoint(text)?);
+                    c.replay = Some(values::endpoint(text)?);
                     Ok(())
                 },
             },
@@ -245,7 +245,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string of at most 256 bytes without control characters",
                 set: |c, text| {
-                    endpoint::check_topic(text)?;
+                    values::check_topic(text)?;
                     text.clone_into(&mut c.topic);
                     Ok(())
                 },
@@ -259,7 +259,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Parsed {
                 what: "a string: tcp://host:port or ipc://path",
                 set: |c, text| {
-                    c.load = Some(endpoint::endpoint(text)?);
+                    c.load = Some(values::endpoint(text)?);
                     Ok(())
                 },
             },

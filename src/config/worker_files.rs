@@ -3,10 +3,10 @@
 use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
 
+use super::check;
+use super::document::{self, Draft, Entry};
 use super::fields::{self, WorkerDraft};
 use super::problem::{Place, Problem, Problems};
-use super::walk::{self, Draft, Entry};
-use super::workers;
 use super::{Named, SpaceConfig, WorkerConfig};
 use crate::ids::Worker;
 use crate::limits;
@@ -47,15 +47,15 @@ pub fn parse_workers(source: &str, text: &str, format: FileFormat, spaces: &[Spa
     }
     let mut problems = Vec::new();
     let draft = match format {
-        FileFormat::Toml => walk::read(text, &mut problems),
+        FileFormat::Toml => document::read(text, &mut problems),
         FileFormat::Json => match json_as_toml(text) {
-            Ok(document) => Some(walk::read_document(&document, &mut problems)),
+            Ok(document) => Some(document::read_document(&document, &mut problems)),
             Err(problem) => return fail(vec![problem]),
         },
     };
     let named = draft.map(|draft| {
         only_workers(&draft, &mut problems);
-        workers::workers(&draft.workers, &as_entries(spaces), &mut problems)
+        check::workers(&draft.workers, &as_entries(spaces), &mut problems)
     });
     match named {
         Some(named) if problems.is_empty() => Ok(named),
@@ -71,7 +71,7 @@ pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConf
     let mut problems = Vec::new();
     let entry = entry(said, &mut problems);
     entry.note_missing(&fields::WORKER, &mut problems);
-    let named = workers::workers(&[entry], &as_entries(spaces), &mut problems);
+    let named = check::workers(&[entry], &as_entries(spaces), &mut problems);
     if problems.is_empty() { Ok(named) } else { Err(Problems { source: source.to_owned(), list: problems }) }
 }
 
@@ -112,15 +112,15 @@ impl WorkerPatch {
         let draft = &self.draft;
         for name in &self.written {
             match *name {
-                "draining" => worker.state = workers::state(draft),
-                "weight" => worker.weight = workers::weight(draft),
+                "draining" => worker.state = check::state(draft),
+                "weight" => worker.weight = check::weight(draft),
                 "taints" => worker.taints.clone_from(&draft.taints),
                 "loras" => worker.loras.clone_from(&draft.loras),
                 "name" => worker.name = draft.name.clone().unwrap_or_default(),
                 "capacity_blocks" => worker.capacity_blocks = draft.capacity_blocks,
                 "blocks_max" => worker.blocks_max = draft.blocks_max,
                 "batched_tokens_max" => worker.batched_tokens_max = draft.batched_tokens_max,
-                "prefill_base_us" => worker.prefill.base_ns = workers::prefill(draft).base_ns,
+                "prefill_base_us" => worker.prefill.base_ns = check::prefill(draft).base_ns,
                 "prefill_token_ns" => worker.prefill.token_ns = draft.prefill_token_ns,
                 "prefill_cached_token_ns" => worker.prefill.cached_token_ns = draft.prefill_cached_token_ns,
                 "device" => worker.device_class = draft.device,
@@ -151,7 +151,7 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
 /// The worker of an engine's rank that comes `rank` ranks after `first`. `None` where its numbers or ports end.
 #[must_use]
 pub fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
-    workers::of_rank(first, rank)
+    check::of_rank(first, rank)
 }
 
 fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {

@@ -273,9 +273,10 @@ impl Walk<'_> {
         let Some(item) = space.get(SPACE_POLICY.1) else { return entry };
         let place = self.key_place(space, SPACE_POLICY.1);
         self.single(&fields::POLICY, item, place, &mut entry);
-        for name in ["seed", "queue_requests_max", "affinity_sessions_max"] {
-            if entry.written(name).is_some() {
-                self.problems.push(entry.problem(name, "is one for all spaces and belongs to [policy]"));
+        // What the daemon sets up once for all spaces is also what needs a restart.
+        for field in fields::POLICY.fields.iter().filter(|field| !field.is_live()) {
+            if entry.written(field.name).is_some() {
+                self.problems.push(entry.problem(field.name, "is one for all spaces and belongs to [policy]"));
             }
         }
         entry

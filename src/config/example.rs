@@ -53,7 +53,7 @@ fn section<T>(text: &mut String, section: &Section<T>) {
     for field in section.fields {
         let _ = writeln!(text, "# {}", field.doc);
         let unit = if field.unit.is_empty() { String::new() } else { format!("Unit: {}. ", field.unit) };
-        let reload = if section.reloads(field.name) { " Reload: yes." } else { "" };
+        let reload = if field.is_live() { " Reload: yes." } else { "" };
         let _ = writeln!(text, "# {unit}Values: {}.{reload}", field.kind.bounds());
         let _ = match field.preset {
             Preset::Value(value) => writeln!(text, "{} = {}", field.name, render(field, value)),

@@ -24,34 +24,38 @@ pub(super) enum Kind<T> {
     Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), Fault> },
 }
 
-/// One field.
+/// One field of a table.
 pub(super) struct Field<T: 'static> {
     pub(super) name: &'static str,
-    /// What it counts in; empty where that means nothing.
+    /// The unit of its value; empty if it has none.
     pub(super) unit: &'static str,
     pub(super) preset: Preset,
     pub(super) kind: Kind<T>,
-    /// What it is, and what follows from it.
+    pub(super) reload: Reload<T>,
+    /// For operators: what the field does, and what follows from its value.
     pub(super) doc: &'static str,
 }
 
-/// Which fields of a table are taken over when the file is read again while the daemon runs.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Reload {
-    /// None: a change waits for the next start.
-    Never,
-    /// All of them.
-    Always,
-    /// These.
-    Only(&'static [&'static str]),
-    /// All but these.
-    AllBut(&'static [&'static str]),
+/// When a changed field takes effect.
+pub(super) enum Reload<T> {
+    /// When a running daemon reads the file again, on SIGHUP.
+    Live,
+    /// At the next start. `path` is `table.field`; `differs` compares the field in two configurations.
+    Restart { path: &'static str, differs: fn(&T, &T) -> bool },
+    /// At the next start. No single field of the table is compared: see `reload`.
+    AtStart,
+}
+
+impl<T> Field<T> {
+    /// Whether a running daemon takes over a change of the field.
+    pub(super) const fn is_live(&self) -> bool {
+        matches!(self.reload, Reload::Live)
+    }
 }
 
 /// One table of the document, and all its fields.
 pub(super) struct Section<T: 'static> {
     pub(super) name: &'static str,
-    pub(super) reload: Reload,
     /// Whether it is written `[[name]]`, once for each.
     pub(super) repeated: bool,
     pub(super) doc: &'static str,
@@ -61,16 +65,6 @@ pub(super) struct Section<T: 'static> {
 impl<T> Section<T> {
     pub(super) fn field(&self, name: &str) -> Option<&'static Field<T>> {
         self.fields.iter().find(|field| field.name == name)
-    }
-
-    /// Whether a change of a field is taken over without a restart.
-    pub(super) fn reloads(&self, field: &str) -> bool {
-        match self.reload {
-            Reload::Never => false,
-            Reload::Always => true,
-            Reload::Only(fields) => fields.contains(&field),
-            Reload::AllBut(fields) => !fields.contains(&field),
-        }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::field;
-use crate::config::field::{Kind, Preset, Reload, Section};
+use super::{at_start, live};
+use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{
     BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, RelayConfig,
@@ -18,19 +18,18 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 pub(in crate::config) static LOG: Section<LogConfig> = Section {
     name: "log",
-    reload: Reload::Never,
     repeated: false,
     doc: "The log, on standard error. The environment variable RUST_LOG wins over `level`.",
     fields: &[
-        field(
-            "level",
+        restart!(
+            log.level,
             "",
             Value("info"),
             Choice { names: &LEVELS, set: |c, at| c.level = LEVELS[at] },
             "The least severe level written. debug and trace cost time on every event.",
         ),
-        field(
-            "format",
+        restart!(
+            log.format,
             "",
             Value("text"),
             Choice { names: &["text", "json"], set: |c, at| c.format = [LogFormat::Text, LogFormat::Json][at] },
@@ -41,40 +40,39 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
 
 pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
     name: "ingest",
-    reload: Reload::Never,
     repeated: false,
     doc: "How the engines' events are taken in.",
     fields: &[
-        field(
-            "shards",
+        restart!(
+            ingest.shards,
             "threads",
             Value("1"),
             Integer { min: 1, max: limits::SHARDS_MAX as u64, set: |c, v| c.shards = v as u16 },
             "Ingest threads, each with its share of the workers. More take more events; every query visits all.",
         ),
-        field(
-            "down_after_ms",
+        restart!(
+            ingest.down_after_ms,
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.down_after_ms = v },
             "A worker whose publisher is gone, or was never reached, this long is `down` until it connects. 0: never.",
         ),
-        field(
-            "silence_ms_max",
+        restart!(
+            ingest.silence_ms_max,
             "milliseconds",
             Value("0"),
             Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.silence_ms_max = v },
             "A worker that sends nothing for longer is `unproven`. Idle engines are silent too. 0: never.",
         ),
-        field(
-            "probe_after_ms",
+        restart!(
+            ingest.probe_after_ms,
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::EVENTS_MS_CEILING, set: |c, v| c.probe_after_ms = v },
             "A worker with a replay endpoint that is quiet this long is asked whether its last events were lost. 0: never.",
         ),
-        field(
-            "receive_messages_max",
+        restart!(
+            ingest.receive_messages_max,
             "messages",
             Value("100000"),
             Integer { min: 1, max: i32::MAX as u64, set: |c, v| c.receive_messages_max = v as i32 },
@@ -85,54 +83,53 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
 
 pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
     name: "booking",
-    reload: Reload::Never,
     repeated: false,
     doc: "How long the daemon counts a request that its gateway has booked.",
     fields: &[
-        field(
-            "age_s_max",
+        restart!(
+            booking.age_s_max,
             "seconds",
             Value("300"),
             Integer { min: 1, max: limits::BOOKING_S_CEILING, set: |c, v| c.age_s_max = v },
             "A booking that nobody frees is dropped at this age. Below the longest request, load is under-counted.",
         ),
-        field(
-            "session_grace_s",
+        restart!(
+            booking.session_grace_s,
             "seconds",
             Value("10"),
             Integer { min: 0, max: limits::BOOKING_S_CEILING, set: |c, v| c.session_grace_s = v },
             "A gateway's bookings outlive its last connection by this, so that it may reconnect.",
         ),
-        field(
-            "track_output_blocks",
+        restart!(
+            booking.track_output_blocks,
             "",
             Value("false"),
             Flag { set: |c, v| c.track_output_blocks = v },
             "Count the output that gateways report as decode blocks, which weigh less towards the end that was expected.",
         ),
-        field(
-            "back_off_ms",
+        restart!(
+            booking.back_off_ms,
             "milliseconds",
             Value("500"),
             Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.back_off_ms = v },
             "A worker that a gateway reports to have failed a request gets none for this long while others can. 0: never.",
         ),
-        field(
-            "back_off_ms_max",
+        restart!(
+            booking.back_off_ms_max,
             "milliseconds",
             Value("30000"),
             Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.back_off_ms_max = v },
             "Each failure after that doubles the time up to this; this long without one takes a doubling back.",
         ),
-        field(
-            "reported_load_ms_max",
+        restart!(
+            booking.reported_load_ms_max,
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.reported_load_ms_max = v },
             "A load that was reported of a worker is forgotten at this age.",
         ),
-        field(
-            "prefill_model",
+        restart!(
+            booking.prefill_model,
             "",
             Value("off"),
             Choice {
@@ -143,22 +140,22 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             },
             "Whether a worker's prefill backlog falls with time: by the figures below, or by its own last prefills. off: only by reports.",
         ),
-        field(
-            "prefill_base_us",
+        restart!(
+            booking.prefill_base_us,
             "microseconds",
             Value("5000"),
             Integer { min: 0, max: limits::PREFILL_NS_CEILING / 1000, set: |c, v| c.prefill_base_us = v },
             "What every prefill takes, with the fixed model.",
         ),
-        field(
-            "prefill_token_ns",
+        restart!(
+            booking.prefill_token_ns,
             "nanoseconds",
             Value("50000"),
             Integer { min: 0, max: limits::PREFILL_NS_CEILING, set: |c, v| c.prefill_token_ns = v },
             "What a token that is not cached adds, with the fixed model. Too low: busy workers look idle. Measure it.",
         ),
-        field(
-            "prefill_cached_token_ns",
+        restart!(
+            booking.prefill_cached_token_ns,
             "nanoseconds",
             Value("0"),
             Integer { min: 0, max: limits::PREFILL_NS_CEILING, set: |c, v| c.prefill_cached_token_ns = v },
@@ -168,27 +165,26 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
 };
 
 pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
-    reload: Reload::Never,
     name: "snapshot",
     repeated: false,
     doc: "What a restart need not forget: each worker's blocks in a file. Only workers with a replay endpoint use them.",
     fields: &[
-        field(
-            "dir",
+        restart!(
+            snapshot.dir,
             "",
             Absent("/var/lib/kvrouted"),
             Kind::Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.dir = Some(PathBuf::from(text)) },
             "The directory, of mode 0700 and this daemon's alone; it is made if its parent exists. Absent: no snapshots.",
         ),
-        field(
-            "every_s",
+        restart!(
+            snapshot.every_s,
             "seconds",
             Value("60"),
             Integer { min: 1, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.every_s = v },
             "Time from one round of snapshots to the next; one more is taken at a stop. Only what has changed is written.",
         ),
-        field(
-            "keep_s",
+        restart!(
+            snapshot.keep_s,
             "seconds",
             Value("86400"),
             Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
@@ -199,26 +195,25 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
 
 pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
     name: "journal",
-    reload: Reload::Never,
     repeated: false,
     doc: "Decisions with all they were made from, for `kvrouted replay`, `what-if` and `tune`. No prompts, no tokens.",
     fields: &[
-        field(
-            "dir",
+        restart!(
+            journal.dir,
             "",
             Absent("/var/lib/kvrouted-journal"),
             Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.dir = Some(PathBuf::from(text)) },
             "The directory of its files, of mode 0700; it is made if its parent exists. Absent: no journal.",
         ),
-        field(
-            "sample",
+        restart!(
+            journal.sample,
             "",
             Value("1.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.sample = v },
             "The share of decisions that are kept, drawn by chance. About 45 bytes a worker and decision.",
         ),
-        field(
-            "file_bytes_max",
+        restart!(
+            journal.file_bytes_max,
             "bytes",
             Value("67108864"),
             Integer {
@@ -230,15 +225,15 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             },
             "A file that has reached this size is ended, and another is begun.",
         ),
-        field(
-            "files_max",
+        restart!(
+            journal.files_max,
             "files",
             Value("16"),
             Integer { min: 1, max: limits::JOURNAL_FILES_CEILING, set: |c, v| c.files_max = v as usize },
             "Files kept, those of runs before included; beyond it the oldest are removed.",
         ),
-        field(
-            "ring_records_max",
+        restart!(
+            journal.ring_records_max,
             "decisions",
             Value("1024"),
             Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
@@ -249,18 +244,17 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
 
 pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
     name: "shadow",
-    reload: Reload::Always,
     repeated: false,
     doc: "A second policy that judges decisions after they were made and decides nothing. `kvrouted tune` sets it, too.",
     fields: &[
-        field(
+        live(
             "share",
             "",
             Value("0.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.share = v },
             "The share of decisions that it judges, drawn by chance. 0: none.",
         ),
-        field(
+        live(
             "policy",
             "",
             Absent("device_credit=0.5+mode=kv"),
@@ -272,26 +266,25 @@ pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
 
 pub(in crate::config) static DISCOVERY: Section<DiscoveryConfig> = Section {
     name: "discovery",
-    reload: Reload::Only(&["grace_ms"]),
     repeated: false,
     doc: "Workers that files name while the daemon runs, beside those of this file and of `kvrouted worker`.",
     fields: &[
-        field(
-            "path",
+        restart!(
+            discovery.path,
             "",
             Absent("/etc/kvrouted/workers"),
             Text { bytes_min: 1, bytes_max: 4096, set: |c, v| c.path = Some(v.into()) },
             "A file of workers, or a folder of such files: .toml with [[worker]], or .json. Replace them by renaming.",
         ),
-        field(
+        live(
             "grace_ms",
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::DISCOVERY_MS_CEILING, set: |c, v| c.grace_ms = v },
             "The workers of a file that has gone stay this long, so that one that is written anew harms nobody.",
         ),
-        field(
-            "rescan_ms",
+        restart!(
+            discovery.rescan_ms,
             "milliseconds",
             Value("10000"),
             Integer { min: 50, max: limits::DISCOVERY_MS_CEILING, set: |c, v| c.rescan_ms = v },
@@ -302,11 +295,10 @@ pub(in crate::config) static DISCOVERY: Section<DiscoveryConfig> = Section {
 
 pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
     name: "relay",
-    reload: Reload::Never,
     repeated: false,
     doc: "`kvrouted relay` only: what is said once more of the file's one worker. Routers name these endpoints.",
     fields: &[
-        field(
+        at_start(
             "endpoint",
             "",
             Value("tcp://*:5567"),
@@ -320,7 +312,7 @@ pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
             },
             "Where the relay publishes. Port 0: a free one, which the log names.",
         ),
-        field(
+        at_start(
             "replay",
             "",
             Value("tcp://*:5667"),
@@ -334,21 +326,21 @@ pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
             },
             "Where it replays lost batches and sends snapshots.",
         ),
-        field(
+        at_start(
             "heartbeat_ms",
             "milliseconds",
             Value("1000"),
             Integer { min: 200, max: limits::RELAY_SILENT_MS_MAX / 2, set: |c, v| c.heartbeat_ms = v },
             "How long it may say nothing. A router that hears nothing for 5 s believes the worker no more.",
         ),
-        field(
+        at_start(
             "buffer_batches_max",
             "batches",
             Value("16384"),
             Integer { min: 1, max: 1 << 32, set: |c, v| c.buffer_batches_max = v as usize },
             "Batches kept for replays. Who asks for an older one gets a snapshot.",
         ),
-        field(
+        at_start(
             "buffer_bytes_max",
             "bytes",
             Value("268435456"),

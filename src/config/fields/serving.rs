@@ -2,17 +2,14 @@
 
 use std::path::PathBuf;
 
-use super::field;
-use crate::config::field::{Fault, Field, Kind, Preset, Reload, Section};
+use super::live;
+use crate::config::field::{Fault, Field, Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{AccessConfig, AdminConfig, HttpConfig, IoEngine, MetricsConfig, ServeConfig};
 use crate::limits;
 
 use Kind::{Choice, Flag, Integer, List, Parsed};
 use Preset::{Absent, Value};
-
-/// Their names: a running daemon takes them over.
-pub(super) const ACCESS_FIELDS: &[&str] = &["allow_uids", "allow_gids"];
 
 /// A table with lists of those who may connect.
 pub(super) trait Admits {
@@ -34,27 +31,26 @@ impl Admits for AdminConfig {
 
 /// The users that may connect.
 pub(super) const fn allow_uids<T: Admits>(doc: &'static str) -> Field<T> {
-    accounts(ACCESS_FIELDS[0], |c, v| c.access().uids = v, doc)
+    accounts("allow_uids", |c, v| c.access().uids = v, doc)
 }
 
 /// The groups that may connect.
 pub(super) const fn allow_gids<T: Admits>(doc: &'static str) -> Field<T> {
-    accounts(ACCESS_FIELDS[1], |c, v| c.access().gids = v, doc)
+    accounts("allow_gids", |c, v| c.access().gids = v, doc)
 }
 
 const fn accounts<T>(name: &'static str, set: fn(&mut T, Vec<String>), doc: &'static str) -> Field<T> {
     let kind = Kind::List { items_max: limits::ALLOWED_ACCOUNTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set };
-    field(name, "", Value(""), kind, doc)
+    live(name, "", Value(""), kind, doc)
 }
 
 pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
     name: "serve",
-    reload: Reload::Only(ACCESS_FIELDS),
     repeated: false,
     doc: "How gateways reach the daemon.",
     fields: &[
-        field(
-            "socket",
+        restart!(
+            serve.socket,
             "",
             Value("/run/kvrouted/kvrouted.sock"),
             Parsed {
@@ -67,8 +63,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "The Unix socket gateways connect to. Its folder must exist; a stale file is replaced, a live one never.",
         ),
-        field(
-            "admin_socket",
+        restart!(
+            serve.admin_socket,
             "",
             Absent("/run/kvrouted/kvrouted.sock.admin"),
             Parsed {
@@ -81,8 +77,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "The Unix socket that answers `kvrouted status`. Absent: the socket's path with `.admin` appended.",
         ),
-        field(
-            "socket_mode",
+        restart!(
+            serve.socket_mode,
             "octal",
             Value("0660"),
             Parsed {
@@ -100,15 +96,15 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
         allow_gids(
             "Groups, each a number or a name of /etc/group, that may too: as the peer's process was when it connected. Open connections stay.",
         ),
-        field(
-            "frame_timeout_ms",
+        restart!(
+            serve.frame_timeout_ms,
             "milliseconds",
             Value("10000"),
             Integer { min: 0, max: limits::FRAME_TIMEOUT_MS_CEILING, set: |c, v| c.frame_timeout_ms = v },
             "A connection that leaves a frame unfinished, or hello unsaid, for so long is told so and closed. 0: never.",
         ),
-        field(
-            "io",
+        restart!(
+            serve.io,
             "",
             Value("auto"),
             Choice {
@@ -117,22 +113,22 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "The kernel interface under the connections: epoll or uring. auto: epoll, which was measured to cost less.",
         ),
-        field(
-            "cores",
+        restart!(
+            serve.cores,
             "threads",
             Value("0"),
             Integer { min: 0, max: limits::CORES_MAX as u64, set: |c, v| c.cores = v as u16 },
             "Serving threads. 0: as many as the process has processors, less the ingest shards; from 1 to 8.",
         ),
-        field(
-            "pin",
+        restart!(
+            serve.pin,
             "",
             Value("false"),
             Flag { set: |c, v| c.pin = v },
             "Keep each serving thread on one processor. Pays on machines with processors to spare, costs elsewhere.",
         ),
-        field(
-            "frame_body_bytes_max",
+        restart!(
+            serve.frame_body_bytes_max,
             "bytes",
             Value("8388608"),
             Integer {
@@ -142,29 +138,29 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "Largest request body answered; a token takes 4 bytes. Each connection may need that much memory.",
         ),
-        field(
-            "spin_us_max",
+        restart!(
+            serve.spin_us_max,
             "microseconds",
             Value("0"),
             Integer { min: 0, max: limits::SPIN_US_CEILING as u64, set: |c, v| c.spin_us_max = v as u32 },
             "How long a serving thread looks for requests before it sleeps, where they come that fast. Costs a processor. Not with io = \"uring\".",
         ),
-        field(
-            "unread_ms_max",
+        restart!(
+            serve.unread_ms_max,
             "milliseconds",
             Value("30000"),
             Integer { min: 0, max: limits::UNREAD_MS_CEILING, set: |c, v| c.unread_ms_max = v },
             "A gateway that leaves its replies unread this long is disconnected. 0: never.",
         ),
-        field(
-            "lanes_max",
+        restart!(
+            serve.lanes_max,
             "lanes",
             Value("64"),
             Integer { min: 0, max: limits::LANES_CEILING, set: |c, v| c.lanes_max = v as usize },
             "Gateways that may share memory with the daemon instead of writing to its socket. Pays with spin_us_max. 0: none.",
         ),
-        field(
-            "lane_ring_bytes_max",
+        restart!(
+            serve.lane_ring_bytes_max,
             "bytes",
             Value("1048576"),
             Integer {
@@ -174,8 +170,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             },
             "Largest ring that a gateway may ask for, rounded down to a power of two; a lane has two. 256 KiB each unless it asks.",
         ),
-        field(
-            "user_share_percent",
+        restart!(
+            serve.user_share_percent,
             "percent",
             Value("75"),
             Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
@@ -184,8 +180,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
              # While another user has sessions, one user's reports of failure, and of load, hold for at most this share of a space's\n\
              # workers at a time, rounded down, at least one.",
         ),
-        field(
-            "drain_ms_max",
+        restart!(
+            serve.drain_ms_max,
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::DRAIN_MS_CEILING, set: |c, v| c.drain_ms_max = v },
@@ -199,12 +195,11 @@ pub(in crate::config) const ADMIN_SOCKET_MODE_PRESET: u32 = 0o600;
 
 pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
     name: "admin",
-    reload: Reload::Only(ACCESS_FIELDS),
     repeated: false,
     doc: "Who may administer: status, adding and removing workers, resets, policies.",
     fields: &[
-        field(
-            "socket_mode",
+        restart!(
+            admin.socket_mode,
             "octal",
             Value("0600"),
             Parsed {
@@ -223,19 +218,18 @@ pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
 
 pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     name: "metrics",
-    reload: Reload::Never,
     repeated: false,
     doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` has one as well.",
     fields: &[
-        field(
-            "port",
+        restart!(
+            metrics.port,
             "TCP port",
             Value("0"),
             Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
             "Where the page is served, on the loopback interface only. 0: nowhere.",
         ),
-        field(
-            "hosts",
+        restart!(
+            metrics.hosts,
             "",
             Value(""),
             List { items_max: limits::METRICS_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
@@ -246,20 +240,19 @@ pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
 
 pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
     name: "http",
-    reload: Reload::Never,
     repeated: false,
     doc: "A port with the HTTP endpoints of Dynamo's standalone indexer and selection service, and /metrics. It asks for\n\
           # no credentials.",
     fields: &[
-        field(
-            "port",
+        restart!(
+            http.port,
             "TCP port",
             Value("0"),
             Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
             "Where it is served, by a thread of its own. 0: nowhere.",
         ),
-        field(
-            "listen",
+        restart!(
+            http.listen,
             "",
             Value("127.0.0.1"),
             Parsed {
@@ -271,8 +264,8 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             },
             "The address it is bound to. On another than the loopback interface whoever reaches it may route and book.",
         ),
-        field(
-            "administer",
+        restart!(
+            http.administer,
             "",
             Absent("true"),
             Flag { set: |c, v| c.administer = v },
@@ -280,16 +273,16 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
              # and beside lists of who may connect in [serve] or [admin] or another admin.socket_mode: the port knows none of\n\
              # them.",
         ),
-        field(
-            "hosts",
+        restart!(
+            http.hosts,
             "",
             Value(""),
             List { items_max: limits::HTTP_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
             "Names, without a port, by which it may be asked beside IP addresses and localhost. A Host that is another name is refused:\n\
              # the author of a web page can have a name lead here. \"*\": any name, where something before it checks the host.",
         ),
-        field(
-            "worker_hosts",
+        restart!(
+            http.worker_hosts,
             "",
             Value(""),
             List {
@@ -301,15 +294,15 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
              # \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to them, and GET /workers says whether somebody\n\
              # answered. Empty: anywhere for callers on the loopback interface; for others their own IP address only.",
         ),
-        field(
-            "body_bytes_max",
+        restart!(
+            http.body_bytes_max,
             "bytes",
             Value("8388608"),
             Integer { min: 4096, max: limits::HTTP_BODY_BYTES_CEILING, set: |c, v| c.body_bytes_max = v },
             "Largest request body answered; a token takes some 7 bytes of JSON.",
         ),
-        field(
-            "dump_worker_ms_max",
+        restart!(
+            http.dump_worker_ms_max,
             "milliseconds",
             Value("30000"),
             Integer { min: 1, max: limits::HTTP_DUMP_WORKER_MS_CEILING, set: |c, v| c.dump_worker_ms_max = v },

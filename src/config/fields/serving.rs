@@ -1,4 +1,4 @@
-//! The tables that say how gateways, operators and scrapers reach the daemon.
+//! The tables about sockets and ports: for gateways, administration, metrics and HTTP clients.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,8 @@ use crate::limits;
 use Kind::{Choice, Flag, Integer, List, Parsed};
 use Preset::{Absent, Value};
 
-/// A table with lists of those who may connect.
+/// A table with `allow_uids` and `allow_gids`.
 pub(super) trait Admits {
-    /// The lists.
     fn access(&mut self) -> &mut AccessConfig;
 }
 
@@ -29,12 +28,10 @@ impl Admits for AdminConfig {
     }
 }
 
-/// The users that may connect.
 pub(super) const fn allow_uids<T: Admits>(doc: &'static str) -> Field<T> {
     accounts("allow_uids", |c, v| c.access().uids = v, doc)
 }
 
-/// The groups that may connect.
 pub(super) const fn allow_gids<T: Admits>(doc: &'static str) -> Field<T> {
     accounts("allow_gids", |c, v| c.access().gids = v, doc)
 }
@@ -61,7 +58,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                     Ok(())
                 },
             },
-            "The Unix socket gateways connect to. Its folder must exist; a stale file is replaced, a live one never.",
+            "The Unix socket to which gateways connect. Its folder must exist. The daemon replaces a stale socket file, never one in use.",
         ),
         restart!(
             serve.admin_socket,
@@ -75,7 +72,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                     Ok(())
                 },
             },
-            "The Unix socket that answers `kvrouted status`. Absent: the socket's path with `.admin` appended.",
+            "The Unix socket for `kvrouted status` and other administration. Absent: the path of socket with `.admin` appended.",
         ),
         restart!(
             serve.socket_mode,
@@ -88,20 +85,21 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                     Ok(())
                 },
             },
-            "Permission bits of the routing socket: who may write to it may route and book. The other is [admin]'s.",
+            "Permission bits of the routing socket. A user who may write to it may route and book. For administration see [admin].",
         ),
         allow_uids(
-            "Users, each a number or a name of /etc/passwd, that may route. With this or allow_gids set nobody else may, root neither.",
+            "Users who may route, each a number or a name of /etc/passwd. If this or allow_gids is set, nobody else may, not even root.",
         ),
         allow_gids(
-            "Groups, each a number or a name of /etc/group, that may too: as the peer's process was when it connected. Open connections stay.",
+            "Groups whose members may also route, each a number or a name of /etc/group. The groups of the peer's process at the time of\n\
+             # its connection count. Open connections stay open.",
         ),
         restart!(
             serve.frame_timeout_ms,
             "milliseconds",
             Value("10000"),
             Integer { min: 0, max: limits::FRAME_TIMEOUT_MS_CEILING, set: |c, v| c.frame_timeout_ms = v },
-            "A connection that leaves a frame unfinished, or hello unsaid, for so long is told so and closed. 0: never.",
+            "A connection that has not sent hello, or has not finished a frame, within this time gets an error and is closed. 0: no limit.",
         ),
         restart!(
             serve.io,
@@ -111,21 +109,21 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                 names: &IoEngine::NAMES,
                 set: |c, at| c.io = [IoEngine::Auto, IoEngine::Uring, IoEngine::Epoll][at],
             },
-            "The kernel interface under the connections: epoll or uring. auto: epoll, which was measured to cost less.",
+            "The kernel interface for connections: epoll or uring. auto: epoll, which costs less processor time in measurements.",
         ),
         restart!(
             serve.cores,
             "threads",
             Value("0"),
             Integer { min: 0, max: limits::CORES_MAX as u64, set: |c, v| c.cores = v as u16 },
-            "Serving threads. 0: as many as the process has processors, less the ingest shards; from 1 to 8.",
+            "Serving threads. 0: one for each processor of the process, less the ingest shards, at least 1 and at most 8.",
         ),
         restart!(
             serve.pin,
             "",
             Value("false"),
             Flag { set: |c, v| c.pin = v },
-            "Keep each serving thread on one processor. Pays on machines with processors to spare, costs elsewhere.",
+            "Pin each serving thread to one processor. Helps on machines with spare processors, hurts on others.",
         ),
         restart!(
             serve.frame_body_bytes_max,
@@ -136,28 +134,29 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                 max: limits::FRAME_BODY_BYTES_CEILING as u64,
                 set: |c, v| c.frame_body_bytes_max = v as u32,
             },
-            "Largest request body answered; a token takes 4 bytes. Each connection may need that much memory.",
+            "Largest request body that the daemon answers. A token takes 4 bytes. Each connection may need this much memory.",
         ),
         restart!(
             serve.spin_us_max,
             "microseconds",
             Value("0"),
             Integer { min: 0, max: limits::SPIN_US_CEILING as u64, set: |c, v| c.spin_us_max = v as u32 },
-            "How long a serving thread looks for requests before it sleeps, where they come that fast. Costs a processor. Not with io = \"uring\".",
+            "How long a serving thread may busy-poll before it sleeps, while requests arrive that close together. Uses a whole processor.\n\
+             # Not with io = \"uring\". 0: never.",
         ),
         restart!(
             serve.unread_ms_max,
             "milliseconds",
             Value("30000"),
             Integer { min: 0, max: limits::UNREAD_MS_CEILING, set: |c, v| c.unread_ms_max = v },
-            "A gateway that leaves its replies unread this long is disconnected. 0: never.",
+            "A gateway that does not read its replies for this long is disconnected. 0: never.",
         ),
         restart!(
             serve.lanes_max,
             "lanes",
             Value("64"),
             Integer { min: 0, max: limits::LANES_CEILING, set: |c, v| c.lanes_max = v as usize },
-            "Gateways that may share memory with the daemon instead of writing to its socket. Pays with spin_us_max. 0: none.",
+            "Gateways that may use shared memory instead of the socket, each over a shm lane. Worthwhile with spin_us_max. 0: none.",
         ),
         restart!(
             serve.lane_ring_bytes_max,
@@ -168,29 +167,30 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                 max: limits::LANE_RING_BYTES_CEILING as u64,
                 set: |c, v| c.lane_ring_bytes_max = v as u32,
             },
-            "Largest ring that a gateway may ask for, rounded down to a power of two; a lane has two. 256 KiB each unless it asks.",
+            "Largest ring that a gateway may request for a shm lane, rounded down to a power of two. A lane has two rings.\n\
+             # Default of a request: 256 KiB for each.",
         ),
         restart!(
             serve.user_share_percent,
             "percent",
             Value("75"),
             Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
-            "How much of everything that clients can hold (connections, memory for large frames, lanes, requests that wait, sessions, bookings)\n\
-             # the processes of one user may take, so that something is left for others. 100: all. All who ask by HTTP are one user.\n\
-             # While another user has sessions, one user's reports of failure, and of load, hold for at most this share of a space's\n\
-             # workers at a time, rounded down, at least one.",
+            "The share of everything clients can hold (connections, memory for large frames, lanes, queued requests, sessions, bookings)\n\
+             # that the processes of one user may take. The rest stays free for other users. 100: all. All HTTP clients are one user.\n\
+             # While another user has sessions, one user's reports of failure and of load apply to at most this share of a space's\n\
+             # workers at a time, rounded down, but to at least one.",
         ),
         restart!(
             serve.drain_ms_max,
             "milliseconds",
             Value("5000"),
             Integer { min: 0, max: limits::DRAIN_MS_CEILING, set: |c, v| c.drain_ms_max = v },
-            "How long a stop waits for replies under way before it closes what is left.",
+            "How long a stopping daemon waits for pending replies before it closes the remaining connections.",
         ),
     ],
 };
 
-/// The preset of the admin socket's mode, as a number.
+/// The default of `admin.socket_mode`, as a number.
 pub(in crate::config) const ADMIN_SOCKET_MODE_PRESET: u32 = 0o600;
 
 pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
@@ -209,31 +209,31 @@ pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
                     Ok(())
                 },
             },
-            "Permission bits of the admin socket. 0600: only the daemon's own user, and root, whatever the lists say.",
+            "Permission bits of the admin socket. 0600: only the daemon's own user and root, whatever the lists allow.",
         ),
-        allow_uids("As serve.allow_uids, for those who administer. The two lists know nothing of each other."),
-        allow_gids("As serve.allow_gids, for those who administer."),
+        allow_uids("As serve.allow_uids, for administration. Neither list affects the other."),
+        allow_gids("As serve.allow_gids, for administration."),
     ],
 };
 
 pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     name: "metrics",
     repeated: false,
-    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` has one as well.",
+    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` also has one.",
     fields: &[
         restart!(
             metrics.port,
             "TCP port",
             Value("0"),
             Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
-            "Where the page is served, on the loopback interface only. 0: nowhere.",
+            "The port of the metrics page, on the loopback interface only. 0: no metrics page.",
         ),
         restart!(
             metrics.hosts,
             "",
             Value(""),
             List { items_max: limits::METRICS_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
-            "Names, without a port, by which it may be asked beside IP addresses and localhost, as hosts under [http].",
+            "Host names, without a port, that a request may use besides IP addresses and localhost. See hosts under [http].",
         ),
     ],
 };
@@ -249,7 +249,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             "TCP port",
             Value("0"),
             Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
-            "Where it is served, by a thread of its own. 0: nowhere.",
+            "The port. One thread of its own serves it. 0: no HTTP port.",
         ),
         restart!(
             http.listen,
@@ -262,24 +262,25 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
                     Ok(())
                 },
             },
-            "The address it is bound to. On another than the loopback interface whoever reaches it may route and book.",
+            "The address to bind. On an address other than the loopback interface, everyone who can reach it may route and book.",
         ),
         restart!(
             http.administer,
             "",
             Absent("true"),
             Flag { set: |c, v| c.administer = v },
-            "Whether workers may be registered, removed and dumped by it. Absent: on the loopback interface. It must be said on another,\n\
-             # and beside lists of who may connect in [serve] or [admin] or another admin.socket_mode: the port knows none of\n\
-             # them.",
+            "Whether HTTP clients may register, remove and dump workers. Absent: only if the port is on the loopback interface.\n\
+             # Required on another address, and if [serve] or [admin] restricts access by allow_uids, allow_gids or admin.socket_mode:\n\
+             # the port applies none of these.",
         ),
         restart!(
             http.hosts,
             "",
             Value(""),
             List { items_max: limits::HTTP_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
-            "Names, without a port, by which it may be asked beside IP addresses and localhost. A Host that is another name is refused:\n\
-             # the author of a web page can have a name lead here. \"*\": any name, where something before it checks the host.",
+            "Host names, without a port, that a request may use besides IP addresses and localhost. The port refuses any other name in a\n\
+             # Host header, because the author of a web page can make a name resolve to this port. \"*\": any name; use it behind a proxy\n\
+             # that checks the host.",
         ),
         restart!(
             http.worker_hosts,
@@ -290,23 +291,23 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
                 bytes_max: limits::NAME_BYTES_MAX,
                 set: |c, v| c.worker_hosts = v,
             },
-            "Where the endpoints of a worker that is registered by HTTP may be: host names, IP addresses, networks (\"10.0.0.0/8\"),\n\
-             # \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to them, and GET /workers says whether somebody\n\
-             # answered. Empty: anywhere for callers on the loopback interface; for others their own IP address only.",
+            "Allowed hosts in the endpoints of workers registered by HTTP: host names, IP addresses, networks (\"10.0.0.0/8\"),\n\
+             # \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to these endpoints, and GET /workers shows whether they\n\
+             # answer. Empty: any host for clients on the loopback interface; for other clients only their own IP address.",
         ),
         restart!(
             http.body_bytes_max,
             "bytes",
             Value("8388608"),
             Integer { min: 4096, max: limits::HTTP_BODY_BYTES_CEILING, set: |c, v| c.body_bytes_max = v },
-            "Largest request body answered; a token takes some 7 bytes of JSON.",
+            "Largest request body that the port answers. A token takes about 7 bytes of JSON.",
         ),
         restart!(
             http.dump_worker_ms_max,
             "milliseconds",
             Value("30000"),
             Integer { min: 1, max: limits::HTTP_DUMP_WORKER_MS_CEILING, set: |c, v| c.dump_worker_ms_max = v },
-            "How long /dump may read one worker's blocks, whose own events wait meanwhile; what is not read by then is left out.",
+            "How long /dump may read one worker's blocks. The worker's events wait meanwhile. Blocks not read by then are left out.",
         ),
     ],
 };

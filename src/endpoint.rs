@@ -33,28 +33,28 @@ const WILDCARD_HOSTS: [&str; 3] = ["*", "0.0.0.0", "[::]"];
 
 /// Why a text is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointFault {
+pub struct EndpointError {
     /// What is wrong, fit for a log line: nothing of the text that a terminal would obey.
     pub message: String,
     /// What was probably meant.
     pub nearest: Option<String>,
 }
 
-impl EndpointFault {
+impl EndpointError {
     fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), nearest: None }
     }
 }
 
-impl fmt::Display for EndpointFault {
+impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for EndpointFault {}
+impl std::error::Error for EndpointError {}
 
-type Parsed<T> = Result<T, EndpointFault>;
+type Parsed<T> = Result<T, EndpointError>;
 
 /// A ZeroMQ endpoint that can be connected to: `tcp://host:port` or `ipc://path`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,7 +104,7 @@ impl Endpoint {
 }
 
 impl FromStr for Endpoint {
-    type Err = EndpointFault;
+    type Err = EndpointError;
 
     fn from_str(text: &str) -> Parsed<Self> {
         Self::parse(text)
@@ -173,11 +173,11 @@ pub fn server_url(text: &str) -> Parsed<String> {
     refuse_control(text)?;
     let Some((scheme, rest)) = text.split_once("://") else {
         let nearest = Some(format!("http://{}", shown(text)));
-        return Err(EndpointFault { message: format!("`{}` is not http://host:port", shown(text)), nearest });
+        return Err(EndpointError { message: format!("`{}` is not http://host:port", shown(text)), nearest });
     };
     if scheme != "http" {
         let message = format!("`{}` is not spoken here, only http is", shown(scheme));
-        return Err(EndpointFault { message, nearest: Some(format!("http://{}", shown(rest))) });
+        return Err(EndpointError { message, nearest: Some(format!("http://{}", shown(rest))) });
     }
     let address = rest.trim_end_matches('/');
     check_tcp(text, address)?;
@@ -191,7 +191,7 @@ pub fn server_url(text: &str) -> Parsed<String> {
 pub fn check_topic(text: &str) -> Parsed<()> {
     if text.len() > NAME_BYTES_MAX {
         let message = format!("is {} bytes, at most {NAME_BYTES_MAX} are allowed", text.len());
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     refuse_control(text)
 }
@@ -203,7 +203,7 @@ pub fn check_topic(text: &str) -> Parsed<()> {
 pub fn check_socket_path(path: &str) -> Parsed<()> {
     refuse_control(path)?;
     if path.is_empty() || path.ends_with('/') {
-        return Err(EndpointFault::new(format!("`{}` does not name a file", shown(path))));
+        return Err(EndpointError::new(format!("`{}` does not name a file", shown(path))));
     }
     check_path_length(path)
 }
@@ -212,40 +212,40 @@ pub fn check_socket_path(path: &str) -> Parsed<()> {
 fn transport(text: &str) -> Parsed<(&str, &str)> {
     refuse_control(text)?;
     let Some((transport, address)) = text.split_once("://") else {
-        return Err(EndpointFault::new(format!("`{}` is neither tcp://host:port nor ipc://path", shown(text))));
+        return Err(EndpointError::new(format!("`{}` is neither tcp://host:port nor ipc://path", shown(text))));
     };
     if TRANSPORTS.contains(&transport) {
         return Ok((transport, address));
     }
     let near = TRANSPORTS.into_iter().find(|known| strsim::damerau_levenshtein(known, transport) <= 1);
     let message = format!("transport `{}` is not served, only tcp and ipc are", shown(transport));
-    Err(EndpointFault { message, nearest: near.map(str::to_owned) })
+    Err(EndpointError { message, nearest: near.map(str::to_owned) })
 }
 
 /// NUL ends a C string early or panics on the way to one; the others forge lines of a log.
 fn refuse_control(text: &str) -> Parsed<()> {
     match text.chars().find(|c| c.is_control()) {
-        Some('\0') => Err(EndpointFault::new(format!("`{}` has a zero byte in it", shown(text)))),
-        Some(_) => Err(EndpointFault::new(format!("`{}` has a control character in it", shown(text)))),
+        Some('\0') => Err(EndpointError::new(format!("`{}` has a zero byte in it", shown(text)))),
+        Some(_) => Err(EndpointError::new(format!("`{}` has a control character in it", shown(text)))),
         None => Ok(()),
     }
 }
 
 fn check_tcp(text: &str, address: &str) -> Parsed<()> {
     let Some((host, port)) = address.rsplit_once(':') else {
-        return Err(EndpointFault::new(format!("`{}` has no port", shown(text))));
+        return Err(EndpointError::new(format!("`{}` has no port", shown(text))));
     };
     if WILDCARD_HOSTS.contains(&host) {
         let message = format!("`{host}` is where an engine binds, not where it can be reached; name its host");
-        return Err(EndpointFault { message, nearest: Some(format!("tcp://127.0.0.1:{}", shown(port))) });
+        return Err(EndpointError { message, nearest: Some(format!("tcp://127.0.0.1:{}", shown(port))) });
     }
     if !is_host(host) {
         let message = format!("`{}` is not a host name or address (IPv6 goes in brackets)", shown(host));
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     match port.parse::<u16>() {
         Ok(1..) if port.bytes().all(|byte| byte.is_ascii_digit()) => Ok(()),
-        _ => Err(EndpointFault::new(format!("port `{}` is not in 1 to 65535", shown(port)))),
+        _ => Err(EndpointError::new(format!("port `{}` is not in 1 to 65535", shown(port)))),
     }
 }
 
@@ -271,8 +271,8 @@ fn is_label(label: &str) -> bool {
 
 fn check_ipc(path: &str) -> Parsed<()> {
     match path {
-        "" | "@" => Err(EndpointFault::new("ipc:// needs a path")),
-        "*" => Err(EndpointFault::new("`*` is where an engine binds, not where it can be reached; name the path")),
+        "" | "@" => Err(EndpointError::new("ipc:// needs a path")),
+        "*" => Err(EndpointError::new("`*` is where an engine binds, not where it can be reached; name the path")),
         _ => check_path_length(path),
     }
 }
@@ -280,7 +280,7 @@ fn check_ipc(path: &str) -> Parsed<()> {
 fn check_path_length(path: &str) -> Parsed<()> {
     if path.len() > SOCKET_PATH_BYTES_MAX {
         let message = format!("the path is {} bytes, a Unix socket's has at most {SOCKET_PATH_BYTES_MAX}", path.len());
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use kvrouted::cli::{self, Cli, Exit, Failure, Prepared, ServeArgs};
-use kvrouted::config::{Config, FullReports, IoEngine, Salts};
+use kvrouted::config::{Config, FullReports, IoSetting, Salts};
 use kvrouted::ids::{Scheme, Window, Worker};
 
 fn kvrouted(args: &[&str]) -> Output {
@@ -147,7 +147,7 @@ fn the_help_of_serve_says_the_defaults_there_are() {
     let output = kvrouted(&["serve", "--help"]);
     let config = prepared(&["--model", "m"]);
     let salts = if config.spaces[0].salts == Salts::Possible { "possible" } else { "none" };
-    let io = IoEngine::NAMES[config.serve.io as usize];
+    let io = IoSetting::NAMES[config.serve.io as usize];
     for (flag, default) in [
         ("--socket ", config.serve.socket.to_str().expect("UTF-8")),
         ("--salts ", salts),

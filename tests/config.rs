@@ -3,7 +3,7 @@
 
 #![cfg(feature = "daemon")]
 
-use kvrouted::config::{self, Config, Flags, IoEngine, LogFormat, Place, Problems, Salts, Setting};
+use kvrouted::config::{self, Config, Flags, IoSetting, LogFormat, Location, Problems, Salts, Setting};
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, Window, Worker};
 use kvrouted::limits;
@@ -37,7 +37,7 @@ fn the_example_says_the_defaults() {
     assert_eq!(good(&config::example()), bare);
     assert_eq!(bare.serve.socket.to_str(), Some("/run/kvrouted/kvrouted.sock"));
     assert_eq!(bare.serve.admin_socket.to_str(), Some("/run/kvrouted/kvrouted.sock.admin"));
-    assert_eq!((bare.serve.socket_mode, bare.serve.io, bare.serve.cores), (0o660, IoEngine::Auto, 0));
+    assert_eq!((bare.serve.socket_mode, bare.serve.io, bare.serve.cores), (0o660, IoSetting::Auto, 0));
     assert_eq!(bare.serve.frame_body_bytes_max, limits::FRAME_BODY_BYTES_MAX_DEFAULT);
     assert_eq!((bare.log.level, bare.log.format, bare.metrics.port), ("info", LogFormat::Text, 0));
     assert_eq!(bare.ingest.receive_messages_max, limits::ZMQ_RECEIVE_MESSAGES_MAX);
@@ -157,7 +157,7 @@ fn a_full_file_is_read_in_full() {
         topic = "kv"
         "#,
     );
-    assert_eq!((config.serve.socket_mode, config.serve.io, config.serve.cores), (0o600, IoEngine::Epoll, 3));
+    assert_eq!((config.serve.socket_mode, config.serve.io, config.serve.cores), (0o600, IoSetting::Epoll, 3));
     assert_eq!((config.policy.weights.device_credit, config.policy.seed), (2.0, u64::MAX));
     assert_eq!(config.spaces[0].scheme(), Some(Scheme { block_size: 16, window: Window::Bigram }));
     assert_eq!((config.spaces[0].salts, config.spaces[1].role), (Salts::None, PoolRole::Decode));
@@ -299,7 +299,7 @@ fn syntax_errors_have_a_place_and_do_not_hide_the_rest() {
         "{problems}"
     );
     assert!(problems.list[1].message.contains("duplicate key"), "{problems}");
-    let Place::Line { line: 2, column } = problems.list[0].place else { panic!("{problems}") };
+    let Location::Line { line: 2, column } = problems.list[0].location else { panic!("{problems}") };
     assert_eq!(column, 10, "{problems}");
 }
 
@@ -350,7 +350,7 @@ fn tables_of_the_wrong_shape_say_how_they_are_written() {
     );
     let problems = bad("");
     assert_eq!(problems.list.len(), 1);
-    assert_eq!((problems.list[0].path.as_str(), &problems.list[0].place), ("space", &Place::Document));
+    assert_eq!((problems.list[0].path.as_str(), &problems.list[0].location), ("space", &Location::Document));
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn flags_win_over_the_file_and_are_checked_like_it() {
     assert_eq!(problems.list.len(), 1, "{problems}");
     assert_eq!(problems.list[0].line(), Some(3));
     let config = config::parse("k.toml", &text.replace("quick", "uring"), &flags).expect("a good file");
-    assert_eq!((config.serve.cores, config.serve.io), (4, IoEngine::Epoll));
+    assert_eq!((config.serve.cores, config.serve.io), (4, IoSetting::Epoll));
     let added = &config.workers[1];
     assert_eq!((added.worker, added.weight, added.device_class), (Worker::new(2, 0), 2.5, DeviceClass::Cpu));
     assert_eq!(added.taints, ["a", "b"]);
@@ -403,7 +403,7 @@ fn flags_win_over_the_file_and_are_checked_like_it() {
     ] {
         assert!(found.contains(&wanted), "{wanted:?} in {problems}");
     }
-    assert!(problems.list.iter().all(|problem| matches!(problem.place, Place::Flag(_))), "{problems}");
+    assert!(problems.list.iter().all(|problem| matches!(problem.location, Location::Flag(_))), "{problems}");
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::ffi::OsString;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-use super::document::{Draft, Entry};
+use super::document::{Draft, TableDraft};
 use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft};
-use super::problem::{Place, Problem, nearest};
+use super::problem::{Location, Problem, nearest};
 use super::{
-    AccessConfig, Config, HostRule, HttpConfig, IoEngine, MetricsConfig, Named, PolicyConfig, ServeConfig,
+    AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ServeConfig,
     ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
 use crate::fleet::{DeviceClass, EventSource, WorkerState};
@@ -33,7 +33,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
     check_approximate(&draft.spaces, problems);
-    let Named { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
+    let NamedWorkers { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
         serve: serve(&draft.serve, problems),
         admin: draft.admin.value.clone(),
@@ -54,7 +54,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     }
 }
 
-fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig {
+fn serve(entry: &TableDraft<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig {
     let mut serve = entry.value.clone();
     if entry.written("admin_socket").is_none() {
         serve.admin_socket = admin_socket_beside(&serve.socket);
@@ -70,7 +70,7 @@ fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig
     } else if serve.admin_socket == serve.socket && !entry.is_refused("admin_socket") {
         problems.push(entry.problem("admin_socket", "is the same path as socket; the two are separate sockets"));
     }
-    if serve.io == IoEngine::Uring && serve.spin_us_max > 0 {
+    if serve.io == IoSetting::Uring && serve.spin_us_max > 0 {
         let message = "threads on io_uring cannot look for requests instead of sleeping; set io to auto or epoll";
         problems.push(entry.problem("spin_us_max", message));
     }
@@ -144,31 +144,31 @@ fn restriction(draft: &Draft) -> Option<&'static str> {
     }
 }
 
-fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
+fn check_spaces(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
     // Not where a space was written in a way that could not be read: that is listed already.
     let misread = |problem: &Problem| {
         problem.path.is_empty() || problem.path == "space" || problem.nearest.as_deref() == Some("space")
     };
     if spaces.is_empty() && !problems.iter().any(misread) {
         let message = "there is none: name at least one model, [[space]] with model = \"...\"";
-        problems.push(Problem::new(Place::Document, "space", message));
+        problems.push(Problem::new(Location::Document, "space", message));
     }
     too_many(spaces, limits::SPACES_MAX, problems);
-    let mut seen = FirstPlace::default();
+    let mut seen = FirstUse::default();
     for entry in spaces {
         if entry.value.model.is_empty() || ["namespace", "role"].iter().any(|field| entry.is_refused(field)) {
             continue;
         }
         let space = &entry.value;
-        let place = entry.place("model");
-        if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &place) {
+        let location = entry.location("model");
+        if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &location) {
             let message = format!("space {} is already defined at {first}", describe(space));
             problems.push(entry.problem("model", message));
         }
     }
 }
 
-fn check_memory(spaces: &[Entry<SpaceConfig>], shards: u16, problems: &mut Vec<Problem>) {
+fn check_memory(spaces: &[TableDraft<SpaceConfig>], shards: u16, problems: &mut Vec<Problem>) {
     let min = limits::SHARD_MEMORY_BYTES_MIN * u64::from(shards.max(1));
     for entry in spaces {
         let ceiling = entry.value.memory_bytes_max;
@@ -201,14 +201,14 @@ fn shadow(draft: &Draft, problems: &mut Vec<Problem>) -> ShadowConfig {
     let entry = &draft.shadow;
     if let Err(refused) = policy_with(&Policy::default(), "shadow", &entry.value.policy) {
         problems.extend(refused.list.into_iter().map(|problem| {
-            let Problem { place, path, message, nearest } = problem;
-            entry.problem("policy", format!("{place}: {path}: {message}")).suggest(nearest.as_deref())
+            let Problem { location, path, message, nearest } = problem;
+            entry.problem("policy", format!("{location}: {path}: {message}")).suggest(nearest.as_deref())
         }));
     }
     entry.value.clone()
 }
 
-fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
+fn check_approximate(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
     for entry in spaces.iter().filter(|entry| entry.value.approximate) {
         if entry.value.block_size == 0 && !entry.is_refused("block_size") {
             let message = "needs block_size: workers without events do not show theirs";
@@ -217,7 +217,7 @@ fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>)
     }
 }
 
-pub(super) fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<Problem>) {
+pub(super) fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut Vec<Problem>) {
     if let Some(entry) = entries.get(max) {
         let message = format!("there are {}, at most {max} are allowed", entries.len());
         problems.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
@@ -227,8 +227,8 @@ pub(super) fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<P
 /// The space a worker means by whatever it says of model, namespace and role. Where nothing sensible can be
 /// said because another problem is in the way, the error is empty.
 pub(super) fn find_space(
-    entry: &Entry<WorkerDraft>,
-    spaces: &[Entry<SpaceConfig>],
+    entry: &TableDraft<WorkerDraft>,
+    spaces: &[TableDraft<SpaceConfig>],
 ) -> Result<SpaceId, Option<Problem>> {
     let draft = &entry.value;
     let unclear = ["model", "namespace", "role"].iter().any(|field| entry.is_refused(field))
@@ -258,7 +258,7 @@ pub(super) fn find_space(
     }
 }
 
-fn no_such_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> Problem {
+fn no_such_space(entry: &TableDraft<WorkerDraft>, spaces: &[TableDraft<SpaceConfig>]) -> Problem {
     let draft = &entry.value;
     if let Some(model) = &draft.model
         && spaces.iter().all(|space| space.value.model != *model)
@@ -266,7 +266,7 @@ fn no_such_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> P
         let near = nearest(model, spaces.iter().map(|space| space.value.model.as_str()));
         return entry.problem("model", format!("no [[space]] has model `{model}`")).suggest(near);
     }
-    let same_model = |space: &&Entry<SpaceConfig>| draft.model.as_ref().is_none_or(|m| *m == space.value.model);
+    let same_model = |space: &&TableDraft<SpaceConfig>| draft.model.as_ref().is_none_or(|m| *m == space.value.model);
     if let Some(namespace) = &draft.namespace {
         let namespaces = || spaces.iter().filter(same_model).map(|space| space.value.namespace.as_str());
         if namespaces().all(|other| other != namespace) {
@@ -287,21 +287,21 @@ fn describe(space: &SpaceConfig) -> String {
 }
 
 /// Where each value was first written.
-pub(super) struct FirstPlace<K>(HashMap<K, Place>);
+pub(super) struct FirstUse<K>(HashMap<K, Location>);
 
-impl<K> Default for FirstPlace<K> {
+impl<K> Default for FirstUse<K> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<K: Hash + Eq> FirstPlace<K> {
+impl<K: Hash + Eq> FirstUse<K> {
     /// Where `key` was written before, if it was; else notes that it is written at `place`.
-    pub(super) fn repeats(&mut self, key: K, place: &Place) -> Option<Place> {
+    pub(super) fn repeats(&mut self, key: K, location: &Location) -> Option<Location> {
         if let Some(first) = self.0.get(&key) {
             return Some(first.clone());
         }
-        self.0.insert(key, place.clone());
+        self.0.insert(key, location.clone());
         None
     }
 }
@@ -311,13 +311,13 @@ const GPU_WEIGHT_DEFAULT: f64 = 8.0;
 
 /// The workers of these records. They are only to be used if no problem was added.
 pub(super) fn workers(
-    entries: &[Entry<WorkerDraft>],
-    spaces: &[Entry<SpaceConfig>],
+    entries: &[TableDraft<WorkerDraft>],
+    spaces: &[TableDraft<SpaceConfig>],
     problems: &mut Vec<Problem>,
-) -> Named {
+) -> NamedWorkers {
     too_many(entries, limits::WORKERS_MAX, problems);
     let mut checks = Checks::default();
-    let mut named = Named::default();
+    let mut named = NamedWorkers::default();
     for entry in entries {
         checks.record(entry, problems);
         let worker = worker(entry, spaces, problems);
@@ -340,13 +340,13 @@ pub(super) fn workers(
 /// What no two records may share.
 #[derive(Default)]
 struct Checks {
-    identities: FirstPlace<Worker>,
-    endpoints: FirstPlace<String>,
+    identities: FirstUse<Worker>,
+    endpoints: FirstUse<String>,
 }
 
 impl Checks {
     /// What a record says that goes against itself.
-    fn record(&self, entry: &Entry<WorkerDraft>, problems: &mut Vec<Problem>) {
+    fn record(&self, entry: &TableDraft<WorkerDraft>, problems: &mut Vec<Problem>) {
         let draft = &entry.value;
         let told_by_url = draft.url.is_some();
         if told_by_url && draft.load.is_some() {
@@ -371,7 +371,7 @@ impl Checks {
         }
     }
 
-    fn url(&mut self, entry: &Entry<WorkerDraft>, url: &str, problems: &mut Vec<Problem>) {
+    fn url(&mut self, entry: &TableDraft<WorkerDraft>, url: &str, problems: &mut Vec<Problem>) {
         self.identity(entry, Worker::new(entry.value.id, entry.value.dp_rank), problems);
         self.endpoint(entry, "url", url, problems);
     }
@@ -379,7 +379,7 @@ impl Checks {
     /// Adds a worker for each rank.
     fn ranks(
         &mut self,
-        entry: &Entry<WorkerDraft>,
+        entry: &TableDraft<WorkerDraft>,
         first: &WorkerConfig,
         into: &mut Vec<WorkerConfig>,
         problems: &mut Vec<Problem>,
@@ -404,18 +404,18 @@ impl Checks {
         }
     }
 
-    fn identity(&mut self, entry: &Entry<WorkerDraft>, worker: Worker, problems: &mut Vec<Problem>) {
+    fn identity(&mut self, entry: &TableDraft<WorkerDraft>, worker: Worker, problems: &mut Vec<Problem>) {
         if entry.written("id").is_none() || entry.is_refused("id") || entry.is_refused("dp_rank") {
             return;
         }
-        if let Some(first) = self.identities.repeats(worker, &entry.place("id")) {
+        if let Some(first) = self.identities.repeats(worker, &entry.location("id")) {
             let message = format!("worker {} with dp_rank {} is already defined at {first}", worker.id, worker.rank);
             problems.push(entry.problem("id", message));
         }
     }
 
-    fn endpoint(&mut self, entry: &Entry<WorkerDraft>, field: &str, value: &str, problems: &mut Vec<Problem>) {
-        if let Some(first) = self.endpoints.repeats(value.to_ascii_lowercase(), &entry.place(field)) {
+    fn endpoint(&mut self, entry: &TableDraft<WorkerDraft>, field: &str, value: &str, problems: &mut Vec<Problem>) {
+        if let Some(first) = self.endpoints.repeats(value.to_ascii_lowercase(), &entry.location(field)) {
             let message = format!("`{value}` is already used at {first}; every rank has sockets of its own");
             problems.push(entry.problem(field, message));
         }
@@ -459,7 +459,11 @@ fn preset_name(worker: Worker) -> String {
     }
 }
 
-fn worker(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) -> WorkerConfig {
+fn worker(
+    entry: &TableDraft<WorkerDraft>,
+    spaces: &[TableDraft<SpaceConfig>],
+    problems: &mut Vec<Problem>,
+) -> WorkerConfig {
     let draft = &entry.value;
     let space = match find_space(entry, spaces) {
         Ok(space) => space,

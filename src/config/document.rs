@@ -5,9 +5,9 @@
 
 use toml_edit::{Document, DocumentMut, Item, TableLike, Value};
 
-use super::field::{Fault, Field, Preset, Section, Written};
+use super::field::{Field, Preset, Section, ValueError, Written};
 use super::fields::{self, WorkerDraft};
-use super::problem::{Place, Problem, nearest};
+use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
     PolicyConfig, RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
@@ -23,19 +23,19 @@ const LOST_HEADER: &str = "unreadable header ";
 
 /// One table of the document: its values, and where each was written.
 #[derive(Debug)]
-pub(super) struct Entry<T> {
+pub(super) struct TableDraft<T> {
     pub(super) value: T,
     /// How its fields are named in problems: `serve`, `worker[2]`.
     pub(super) path: String,
     /// Where the table starts.
-    pub(super) head: Place,
-    places: Vec<(&'static str, Place)>,
+    pub(super) head: Location,
+    locations: Vec<(&'static str, Location)>,
     refused: Vec<&'static str>,
 }
 
-impl<T: Default> Entry<T> {
+impl<T: Default> TableDraft<T> {
     /// A table that nobody has written: every field at its preset.
-    pub(super) fn preset(section: &Section<T>, path: String, head: Place) -> Self {
+    pub(super) fn preset(section: &Section<T>, path: String, head: Location) -> Self {
         let mut value = T::default();
         for field in section.fields {
             if let Preset::Value(text) = field.preset {
@@ -43,19 +43,19 @@ impl<T: Default> Entry<T> {
                 debug_assert!(set.is_ok(), "the preset of {}.{} is refused: {set:?}", section.name, field.name);
             }
         }
-        Self { value, path, head, places: Vec::new(), refused: Vec::new() }
+        Self { value, path, head, locations: Vec::new(), refused: Vec::new() }
     }
 }
 
-impl<T> Entry<T> {
+impl<T> TableDraft<T> {
     /// Where a field was written, else where its table starts.
-    pub(super) fn place(&self, field: &str) -> Place {
+    pub(super) fn location(&self, field: &str) -> Location {
         self.written(field).unwrap_or(&self.head).clone()
     }
 
     /// Where a field was written, if it was.
-    pub(super) fn written(&self, field: &str) -> Option<&Place> {
-        self.places.iter().find(|(name, _)| *name == field).map(|(_, place)| place)
+    pub(super) fn written(&self, field: &str) -> Option<&Location> {
+        self.locations.iter().find(|(name, _)| *name == field).map(|(_, location)| location)
     }
 
     /// Whether a field was written with a value that was refused, so that nothing follows from it.
@@ -69,23 +69,23 @@ impl<T> Entry<T> {
 
     /// A problem with one field's value.
     pub(super) fn problem(&self, field: &str, message: impl Into<String>) -> Problem {
-        Problem::new(self.place(field), self.path_of(field), message)
+        Problem::new(self.location(field), self.path_of(field), message)
     }
 
     /// Notes what came of setting a field.
     pub(super) fn note(
         &mut self,
         field: &Field<T>,
-        place: Place,
-        outcome: Result<(), Fault>,
+        location: Location,
+        outcome: Result<(), ValueError>,
         problems: &mut Vec<Problem>,
     ) {
-        self.places.retain(|(name, _)| *name != field.name);
-        self.places.push((field.name, place.clone()));
+        self.locations.retain(|(name, _)| *name != field.name);
+        self.locations.push((field.name, location.clone()));
         self.refused.retain(|name| *name != field.name);
         if let Err(fault) = outcome {
             self.refused.push(field.name);
-            let problem = Problem::new(place, self.path_of(field.name), fault.message);
+            let problem = Problem::new(location, self.path_of(field.name), fault.message);
             problems.push(problem.suggest(fault.nearest.as_deref()));
         }
     }
@@ -106,30 +106,30 @@ impl<T> Entry<T> {
 /// The whole document, every field accepted or at its preset.
 #[derive(Debug)]
 pub(super) struct Draft {
-    pub(super) serve: Entry<ServeConfig>,
-    pub(super) admin: Entry<AdminConfig>,
-    pub(super) metrics: Entry<MetricsConfig>,
-    pub(super) http: Entry<HttpConfig>,
-    pub(super) log: Entry<LogConfig>,
-    pub(super) ingest: Entry<IngestConfig>,
-    pub(super) booking: Entry<BookingConfig>,
-    pub(super) snapshot: Entry<SnapshotConfig>,
-    pub(super) journal: Entry<JournalConfig>,
-    pub(super) shadow: Entry<ShadowConfig>,
-    pub(super) policy: Entry<PolicyConfig>,
-    pub(super) discovery: Entry<DiscoveryConfig>,
-    pub(super) relay: Entry<RelayConfig>,
-    pub(super) spaces: Vec<Entry<SpaceConfig>>,
+    pub(super) serve: TableDraft<ServeConfig>,
+    pub(super) admin: TableDraft<AdminConfig>,
+    pub(super) metrics: TableDraft<MetricsConfig>,
+    pub(super) http: TableDraft<HttpConfig>,
+    pub(super) log: TableDraft<LogConfig>,
+    pub(super) ingest: TableDraft<IngestConfig>,
+    pub(super) booking: TableDraft<BookingConfig>,
+    pub(super) snapshot: TableDraft<SnapshotConfig>,
+    pub(super) journal: TableDraft<JournalConfig>,
+    pub(super) shadow: TableDraft<ShadowConfig>,
+    pub(super) policy: TableDraft<PolicyConfig>,
+    pub(super) discovery: TableDraft<DiscoveryConfig>,
+    pub(super) relay: TableDraft<RelayConfig>,
+    pub(super) spaces: Vec<TableDraft<SpaceConfig>>,
     /// `[space.policy]`, by space as far as they are listed: what stands there over what stands in `[policy]`.
-    pub(super) space_policies: Vec<Entry<PolicyConfig>>,
-    pub(super) workers: Vec<Entry<WorkerDraft>>,
+    pub(super) space_policies: Vec<TableDraft<PolicyConfig>>,
+    pub(super) workers: Vec<TableDraft<WorkerDraft>>,
 }
 
 /// The one table within a table: of a space, what differs for it.
 const SPACE_POLICY: (&str, &str) = ("space", "policy");
 
-fn preset<T: Default>(section: &Section<T>) -> Entry<T> {
-    Entry::preset(section, section.name.to_owned(), Place::Document)
+fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
+    TableDraft::preset(section, section.name.to_owned(), Location::Document)
 }
 
 impl Draft {
@@ -192,7 +192,7 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
         };
         let offset = floor_char(&readable, error.span().map_or(0, |span| span.start));
         let message = format!("syntax: {}", one_line(error.message()));
-        problems.push(Problem::new(place_at(&readable, offset), "", message));
+        problems.push(Problem::new(location_at(&readable, offset), "", message));
         let line = line_around(&readable, offset);
         let written = readable[line.clone()].trim_start();
         // What is reported at a line that was already replaced cannot be cured by replacing it again.
@@ -210,51 +210,51 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
         };
         readable.replace_range(line, &instead);
     };
-    let mut walk = Walk { text: &readable, syntax_is_whole: problems.is_empty(), problems };
+    let mut walk = Reader { text: &readable, syntax_is_whole: problems.is_empty(), problems };
     let draft = walk.document(document.as_table());
     (lost_headers == 0).then_some(draft)
 }
 
 /// Reads a document that was made and not written, so that nothing in it has a place.
 pub(super) fn read_document(document: &DocumentMut, problems: &mut Vec<Problem>) -> Draft {
-    Walk { text: "", syntax_is_whole: true, problems }.document(document.as_table())
+    Reader { text: "", syntax_is_whole: true, problems }.document(document.as_table())
 }
 
 /// A table and the bytes it takes.
 type Spanned<'a> = (&'a dyn TableLike, Option<std::ops::Range<usize>>);
 
-struct Walk<'a> {
+struct Reader<'a> {
     text: &'a str,
     /// Whether every line could be read; where not, a missing field may stand on one that could not.
     syntax_is_whole: bool,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Walk<'_> {
+impl Reader<'_> {
     fn document(&mut self, root: &dyn TableLike) -> Draft {
         let mut draft = Draft::preset();
         for (name, item) in root.iter() {
             if name.starts_with(LOST_HEADER) {
                 continue;
             }
-            let place = self.key_place(root, name);
+            let location = self.key_location(root, name);
             match name {
-                "serve" => self.single(&fields::SERVE, item, place, &mut draft.serve),
-                "admin" => self.single(&fields::ADMIN, item, place, &mut draft.admin),
-                "metrics" => self.single(&fields::METRICS, item, place, &mut draft.metrics),
-                "http" => self.single(&fields::HTTP, item, place, &mut draft.http),
-                "log" => self.single(&fields::LOG, item, place, &mut draft.log),
-                "ingest" => self.single(&fields::INGEST, item, place, &mut draft.ingest),
-                "booking" => self.single(&fields::BOOKING, item, place, &mut draft.booking),
-                "snapshot" => self.single(&fields::SNAPSHOT, item, place, &mut draft.snapshot),
-                "journal" => self.single(&fields::JOURNAL, item, place, &mut draft.journal),
-                "shadow" => self.single(&fields::SHADOW, item, place, &mut draft.shadow),
-                "policy" => self.single(&fields::POLICY, item, place, &mut draft.policy),
-                "relay" => self.single(&fields::RELAY, item, place, &mut draft.relay),
-                "discovery" => self.single(&fields::DISCOVERY, item, place, &mut draft.discovery),
-                "space" => draft.spaces = self.repeated(&fields::SPACE, item, place),
-                "worker" => draft.workers = self.repeated(&fields::WORKER, item, place),
-                _ => self.unknown_section(name, item, place),
+                "serve" => self.single(&fields::SERVE, item, location, &mut draft.serve),
+                "admin" => self.single(&fields::ADMIN, item, location, &mut draft.admin),
+                "metrics" => self.single(&fields::METRICS, item, location, &mut draft.metrics),
+                "http" => self.single(&fields::HTTP, item, location, &mut draft.http),
+                "log" => self.single(&fields::LOG, item, location, &mut draft.log),
+                "ingest" => self.single(&fields::INGEST, item, location, &mut draft.ingest),
+                "booking" => self.single(&fields::BOOKING, item, location, &mut draft.booking),
+                "snapshot" => self.single(&fields::SNAPSHOT, item, location, &mut draft.snapshot),
+                "journal" => self.single(&fields::JOURNAL, item, location, &mut draft.journal),
+                "shadow" => self.single(&fields::SHADOW, item, location, &mut draft.shadow),
+                "policy" => self.single(&fields::POLICY, item, location, &mut draft.policy),
+                "relay" => self.single(&fields::RELAY, item, location, &mut draft.relay),
+                "discovery" => self.single(&fields::DISCOVERY, item, location, &mut draft.discovery),
+                "space" => draft.spaces = self.repeated(&fields::SPACE, item, location),
+                "worker" => draft.workers = self.repeated(&fields::WORKER, item, location),
+                _ => self.unknown_section(name, item, location),
             }
         }
         // Last, as it starts from what [policy] says, wherever that stands.
@@ -267,12 +267,12 @@ impl Walk<'_> {
     }
 
     /// What a space says over `[policy]`.
-    fn space_policy(&mut self, at: usize, space: &dyn TableLike, over: &PolicyConfig) -> Entry<PolicyConfig> {
-        let mut entry = Entry::preset(&fields::POLICY, format!("space[{at}].policy"), Place::Document);
+    fn space_policy(&mut self, at: usize, space: &dyn TableLike, over: &PolicyConfig) -> TableDraft<PolicyConfig> {
+        let mut entry = TableDraft::preset(&fields::POLICY, format!("space[{at}].policy"), Location::Document);
         entry.value = over.clone();
         let Some(item) = space.get(SPACE_POLICY.1) else { return entry };
-        let place = self.key_place(space, SPACE_POLICY.1);
-        self.single(&fields::POLICY, item, place, &mut entry);
+        let location = self.key_location(space, SPACE_POLICY.1);
+        self.single(&fields::POLICY, item, location, &mut entry);
         // What the daemon sets up once for all spaces is also what needs a restart.
         for field in fields::POLICY.fields.iter().filter(|field| !field.is_live()) {
             if entry.written(field.name).is_some() {
@@ -282,24 +282,24 @@ impl Walk<'_> {
         entry
     }
 
-    fn single<T: Default>(&mut self, section: &Section<T>, item: &Item, place: Place, entry: &mut Entry<T>) {
+    fn single<T: Default>(&mut self, section: &Section<T>, item: &Item, location: Location, entry: &mut TableDraft<T>) {
         match item.as_table_like() {
             Some(table) => {
-                entry.head = place;
+                entry.head = location;
                 self.table(section, table, entry);
             }
             None => {
                 let message = format!("expected a table, written [{}], found {}", section.name, type_name(item));
-                self.problems.push(Problem::new(place, section.name, message));
+                self.problems.push(Problem::new(location, section.name, message));
             }
         }
     }
 
-    fn repeated<T: Default>(&mut self, section: &Section<T>, item: &Item, place: Place) -> Vec<Entry<T>> {
+    fn repeated<T: Default>(&mut self, section: &Section<T>, item: &Item, location: Location) -> Vec<TableDraft<T>> {
         let Some(tables) = tables(item) else {
             let message =
                 format!("expected one table for each, written [[{}]], found {}", section.name, type_name(item));
-            self.problems.push(Problem::new(place, section.name, message));
+            self.problems.push(Problem::new(location, section.name, message));
             return Vec::new();
         };
         let mut entries = Vec::with_capacity(tables.len());
@@ -308,29 +308,29 @@ impl Walk<'_> {
             if self.problems.len() >= PROBLEMS_MAX || at > WORKERS_MAX {
                 break;
             }
-            let head = span.map_or_else(|| place.clone(), |span| place_at(self.text, span.start));
-            let mut entry = Entry::preset(section, format!("{}[{at}]", section.name), head);
+            let head = span.map_or_else(|| location.clone(), |span| location_at(self.text, span.start));
+            let mut entry = TableDraft::preset(section, format!("{}[{at}]", section.name), head);
             self.table(section, table, &mut entry);
             entries.push(entry);
         }
         entries
     }
 
-    fn table<T: Default>(&mut self, section: &Section<T>, table: &dyn TableLike, entry: &mut Entry<T>) {
+    fn table<T: Default>(&mut self, section: &Section<T>, table: &dyn TableLike, entry: &mut TableDraft<T>) {
         for (name, item) in table.iter().filter(|(name, _)| (section.name, *name) != SPACE_POLICY) {
             if self.problems.len() >= PROBLEMS_MAX {
                 return;
             }
             match section.field(name) {
                 Some(field) => {
-                    let place = item.span().map(|span| place_at(self.text, span.start));
-                    let place = place.unwrap_or_else(|| self.key_place(table, name));
+                    let location = item.span().map(|span| location_at(self.text, span.start));
+                    let location = location.unwrap_or_else(|| self.key_location(table, name));
                     let outcome = field.kind.set(&mut entry.value, written(item));
-                    entry.note(field, place, outcome, self.problems);
+                    entry.note(field, location, outcome, self.problems);
                 }
                 None => {
-                    let place = self.key_place(table, name);
-                    self.problems.push(unknown_field(section, &entry.path, name, place));
+                    let location = self.key_location(table, name);
+                    self.problems.push(unknown_field(section, &entry.path, name, location));
                 }
             }
         }
@@ -339,35 +339,35 @@ impl Walk<'_> {
         }
     }
 
-    fn unknown_section(&mut self, name: &str, item: &Item, place: Place) {
+    fn unknown_section(&mut self, name: &str, item: &Item, location: Location) {
         let sections = sections();
         let problem = if item.is_table_like() || item.is_array_of_tables() {
             let near = nearest(name, sections.iter().map(|(name, _)| *name));
-            Problem::new(place, name, "unknown table").suggest(near)
+            Problem::new(location, name, "unknown table").suggest(near)
         } else if let Some((section, _)) = sections.iter().find(|(_, fields)| fields.contains(&name)) {
-            Problem::new(place, name, format!("stands outside every table; `{name}` belongs to [{section}]"))
+            Problem::new(location, name, format!("stands outside every table; `{name}` belongs to [{section}]"))
         } else {
             let near = nearest(name, sections.iter().flat_map(|(_, fields)| fields.iter().copied()));
-            Problem::new(place, name, "unknown field outside every table").suggest(near)
+            Problem::new(location, name, "unknown field outside every table").suggest(near)
         };
         self.problems.push(problem);
     }
 
-    fn key_place(&self, table: &dyn TableLike, name: &str) -> Place {
+    fn key_location(&self, table: &dyn TableLike, name: &str) -> Location {
         let span = table.key(name).and_then(toml_edit::Key::span);
-        span.map_or(Place::Document, |span| place_at(self.text, span.start))
+        span.map_or(Location::Document, |span| location_at(self.text, span.start))
     }
 }
 
 /// The problem of a name that its table does not have.
-pub(super) fn unknown_field<T>(section: &Section<T>, path: &str, name: &str, place: Place) -> Problem {
+pub(super) fn unknown_field<T>(section: &Section<T>, path: &str, name: &str, location: Location) -> Problem {
     let path = format!("{path}.{name}");
     if let Some(near) = nearest(name, section.names()) {
-        return Problem::new(place, path, "unknown field").suggest(Some(near));
+        return Problem::new(location, path, "unknown field").suggest(Some(near));
     }
     match sections().iter().find(|(_, fields)| fields.contains(&name)) {
-        Some((owner, _)) => Problem::new(place, path, format!("unknown field; `{name}` belongs to [{owner}]")),
-        None => Problem::new(place, path, "unknown field"),
+        Some((owner, _)) => Problem::new(location, path, format!("unknown field; `{name}` belongs to [{owner}]")),
+        None => Problem::new(location, path, "unknown field"),
     }
 }
 
@@ -414,11 +414,11 @@ fn type_name(item: &Item) -> &'static str {
 }
 
 /// Line and column, from 1, of a byte of the document.
-fn place_at(text: &str, offset: usize) -> Place {
+fn location_at(text: &str, offset: usize) -> Location {
     let before = &text[..floor_char(text, offset)];
     let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    Place::Line { line: line as u32, column: column as u32 }
+    Location::Line { line: line as u32, column: column as u32 }
 }
 
 fn floor_char(text: &str, offset: usize) -> usize {

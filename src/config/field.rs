@@ -21,7 +21,7 @@ pub(super) enum Kind<T> {
     Choice { names: &'static [&'static str], set: fn(&mut T, usize) },
     Text { bytes_min: usize, bytes_max: usize, set: fn(&mut T, &str) },
     List { items_max: usize, bytes_max: usize, set: fn(&mut T, Vec<String>) },
-    Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), Fault> },
+    Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), ValueError> },
 }
 
 /// One field of a table.
@@ -74,12 +74,12 @@ impl<T> Section<T> {
 
 /// Why a value was not accepted.
 #[derive(Debug, PartialEq)]
-pub(super) struct Fault {
+pub(super) struct ValueError {
     pub(super) message: String,
     pub(super) nearest: Option<String>,
 }
 
-impl Fault {
+impl ValueError {
     pub(super) fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), nearest: None }
     }
@@ -146,7 +146,7 @@ impl<T> Kind<T> {
     }
 
     /// Sets the field to what the document says.
-    pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), Fault> {
+    pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), ValueError> {
         match (self, written) {
             (Self::Integer { set, .. }, Written::Integer(value)) => {
                 let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
@@ -166,17 +166,17 @@ impl<T> Kind<T> {
             (Self::Integer { .. } | Self::Number { .. } | Self::Flag { .. }, Written::Text(text)) => {
                 // Suggest the bare value only if it would have been accepted.
                 let bare = self.set_text(target, text).is_ok().then_some(text);
-                return Err(Fault::near(format!("expected {}, found a string", self.expected()), bare));
+                return Err(ValueError::near(format!("expected {}, found a string", self.expected()), bare));
             }
             (_, written) => {
-                return Err(Fault::new(format!("expected {}, found {}", self.expected(), written.type_name())));
+                return Err(ValueError::new(format!("expected {}, found {}", self.expected(), written.type_name())));
             }
         }
         Ok(())
     }
 
     /// Sets the field to a value as a default or a flag says it: without quotes, lists joined by `+`.
-    pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), Fault> {
+    pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), ValueError> {
         match self {
             Self::Integer { set, .. } => {
                 // Wider than any field, so that what is an integer and does not fit is told its bounds.
@@ -190,15 +190,15 @@ impl<T> Kind<T> {
                 Some(at) => set(target, at),
                 None => {
                     let near = nearest(text, names.iter().copied());
-                    return Err(Fault::near(format!("`{text}` is none of {}", names.join(", ")), near));
+                    return Err(ValueError::near(format!("`{text}` is none of {}", names.join(", ")), near));
                 }
             },
             Self::Text { bytes_min, bytes_max, set } => {
                 if text.len() < *bytes_min {
-                    return Err(Fault::new("must not be empty"));
+                    return Err(ValueError::new("must not be empty"));
                 }
                 if text.len() > *bytes_max {
-                    return Err(Fault::new(format!("is {} bytes, at most {bytes_max} are allowed", text.len())));
+                    return Err(ValueError::new(format!("is {} bytes, at most {bytes_max} are allowed", text.len())));
                 }
                 set(target, text);
             }
@@ -210,7 +210,7 @@ impl<T> Kind<T> {
         Ok(())
     }
 
-    fn set_number(&self, target: &mut T, value: f64) -> Result<(), Fault> {
+    fn set_number(&self, target: &mut T, value: f64) -> Result<(), ValueError> {
         match self {
             // NaN is in no range.
             Self::Number { min, max, set } if (*min..=*max).contains(&value) => set(target, value),
@@ -219,13 +219,13 @@ impl<T> Kind<T> {
         Ok(())
     }
 
-    fn set_list(&self, target: &mut T, items: Vec<String>) -> Result<(), Fault> {
+    fn set_list(&self, target: &mut T, items: Vec<String>) -> Result<(), ValueError> {
         let Self::List { items_max, bytes_max, set } = self else { return Ok(()) };
         if items.len() > *items_max {
-            return Err(Fault::new(format!("has {} entries, at most {items_max} are allowed", items.len())));
+            return Err(ValueError::new(format!("has {} entries, at most {items_max} are allowed", items.len())));
         }
         if let Some(item) = items.iter().find(|item| item.is_empty() || item.len() > *bytes_max) {
-            return Err(Fault::new(format!("an entry must have 1 to {bytes_max} bytes, one has {}", item.len())));
+            return Err(ValueError::new(format!("an entry must have 1 to {bytes_max} bytes, one has {}", item.len())));
         }
         set(target, items);
         Ok(())
@@ -238,11 +238,11 @@ impl<T> Kind<T> {
         }
     }
 
-    fn out_of_bounds(&self) -> Fault {
-        Fault::new(format!("out of range, must be {}", self.bounds()))
+    fn out_of_bounds(&self) -> ValueError {
+        ValueError::new(format!("out of range, must be {}", self.bounds()))
     }
 
-    fn not_a(&self, text: &str) -> Fault {
-        Fault::new(format!("expected {}, found `{text}`", self.expected()))
+    fn not_a(&self, text: &str) -> ValueError {
+        ValueError::new(format!("expected {}, found `{text}`", self.expected()))
     }
 }

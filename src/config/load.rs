@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::check;
-use super::document::{self, Draft, Entry};
+use super::document::{self, Draft, TableDraft};
 use super::field::Section;
 use super::fields::{self, WorkerDraft};
-use super::problem::{Place, Problem, Problems};
+use super::problem::{Location, Problem, Problems};
 use super::{Config, SpaceConfig};
 use crate::route::{Mode, Policy};
 
@@ -47,11 +47,11 @@ pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = before.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
             let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u32 + 1;
-            let problem = Problem::new(Place::Line { line, column }, "", "syntax: the file is not UTF-8");
+            let problem = Problem::new(Location::Line { line, column }, "", "syntax: the file is not UTF-8");
             Err(Problems { source, list: vec![problem] })
         }
         Err(error) => {
-            let problem = Problem::new(Place::Document, "", format!("cannot be read: {error}"));
+            let problem = Problem::new(Location::Document, "", format!("cannot be read: {error}"));
             Err(Problems { source, list: vec![problem] })
         }
     }
@@ -81,14 +81,14 @@ fn finish(source: &str, draft: Option<Draft>, mut problems: Vec<Problem>, flags:
     match config {
         Some(config) if problems.is_empty() => Ok(config),
         _ => {
-            problems.sort_by(|a, b| a.place.cmp(&b.place));
+            problems.sort_by(|a, b| a.location.cmp(&b.location));
             Err(Problems { source: source.to_owned(), list: problems })
         }
     }
 }
 
 fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
-    let mut space: Option<Entry<SpaceConfig>> = None;
+    let mut space: Option<TableDraft<SpaceConfig>> = None;
     for setting in &flags.settings {
         match setting.section {
             "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
@@ -107,13 +107,13 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "space" => {
                 let entry = space.get_or_insert_with(|| {
                     let path = format!("space[{}]", draft.spaces.len());
-                    Entry::preset(&fields::SPACE, path, Place::Flag(setting.flag.to_owned()))
+                    TableDraft::preset(&fields::SPACE, path, Location::Flag(setting.flag.to_owned()))
                 });
                 apply(&fields::SPACE, entry, setting, problems);
             }
             other => {
-                let place = Place::Flag(setting.flag.to_owned());
-                problems.push(Problem::new(place, format!("{other}.{}", setting.field), "unknown table"));
+                let location = Location::Flag(setting.flag.to_owned());
+                problems.push(Problem::new(location, format!("{other}.{}", setting.field), "unknown table"));
             }
         }
     }
@@ -127,43 +127,43 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
     }
 }
 
-fn apply<T>(section: &Section<T>, entry: &mut Entry<T>, setting: &Setting, problems: &mut Vec<Problem>) {
-    let place = Place::Flag(setting.flag.to_owned());
-    set(section, entry, setting.field, &setting.text, place, problems);
+fn apply<T>(section: &Section<T>, entry: &mut TableDraft<T>, setting: &Setting, problems: &mut Vec<Problem>) {
+    let location = Location::Flag(setting.flag.to_owned());
+    set(section, entry, setting.field, &setting.text, location, problems);
 }
 
 pub(super) fn set<T>(
     section: &Section<T>,
-    entry: &mut Entry<T>,
+    entry: &mut TableDraft<T>,
     name: &str,
     text: &str,
-    place: Place,
+    location: Location,
     problems: &mut Vec<Problem>,
 ) {
     match section.field(name) {
         Some(field) => {
             let outcome = field.kind.set_text(&mut entry.value, text);
-            entry.note(field, place, outcome, problems);
+            entry.note(field, location, outcome, problems);
         }
-        None => problems.push(document::unknown_field(section, &entry.path, name, place)),
+        None => problems.push(document::unknown_field(section, &entry.path, name, location)),
     }
 }
 
 /// Reads one `--worker id=1,endpoint=tcp://host:port`.
-fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {
-    let place = Place::Flag(format!("--worker {text}"));
-    let mut entry = Entry::preset(&fields::WORKER, format!("worker[{at}]"), place.clone());
+fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
+    let location = Location::Flag(format!("--worker {text}"));
+    let mut entry = TableDraft::preset(&fields::WORKER, format!("worker[{at}]"), location.clone());
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
         let Some((name, value)) = pair.split_once('=') else {
-            problems.push(Problem::new(place.clone(), entry.path_of(pair.trim()), "expected field=value"));
+            problems.push(Problem::new(location.clone(), entry.path_of(pair.trim()), "expected field=value"));
             continue;
         };
         let name = name.trim();
         if entry.written(name).is_some() {
-            problems.push(Problem::new(place.clone(), entry.path_of(name), "is said twice"));
+            problems.push(Problem::new(location.clone(), entry.path_of(name), "is said twice"));
             continue;
         }
-        set(&fields::WORKER, &mut entry, name, value.trim(), place.clone(), problems);
+        set(&fields::WORKER, &mut entry, name, value.trim(), location.clone(), problems);
     }
     entry.note_missing(&fields::WORKER, problems);
     entry
@@ -175,22 +175,22 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> Entry<WorkerDra
 /// Everything that is wrong with them.
 pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
     let mut problems = Vec::new();
-    let mut entry = Entry::preset(&fields::POLICY, "policy".to_owned(), Place::Document);
+    let mut entry = TableDraft::preset(&fields::POLICY, "policy".to_owned(), Location::Document);
     entry.value.weights = *base;
     for setting in settings {
         let setting = setting.as_ref();
-        let place = Place::Flag(setting.to_owned());
+        let location = Location::Flag(setting.to_owned());
         match setting.split_once('=') {
-            None => problems.push(Problem::new(place, "policy", "expected field=value")),
+            None => problems.push(Problem::new(location, "policy", "expected field=value")),
             Some(("seed", _)) => {
-                problems.push(Problem::new(place, "policy.seed", "is one for all policies and belongs to [policy]"));
+                problems.push(Problem::new(location, "policy.seed", "is one for all policies and belongs to [policy]"));
             }
             Some((name, value)) => {
-                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), place.clone(), &mut problems);
+                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), location.clone(), &mut problems);
                 if name.trim() == "mode" && entry.value.weights.mode == Mode::Approximate {
                     let message =
                         "approximate judges by what would have been predicted, which no decision that was made says";
-                    problems.push(Problem::new(place, "policy.mode", message));
+                    problems.push(Problem::new(location, "policy.mode", message));
                 }
             }
         }

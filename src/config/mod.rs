@@ -29,7 +29,7 @@ use crate::route::Policy;
 pub use check::admin_socket_beside;
 pub use example::example;
 pub use load::{Flags, Setting, load, parse, policy_with, socket_default};
-pub use problem::{Place, Problem, Problems, nearest};
+pub use problem::{Location, Problem, Problems, nearest};
 pub use values::HostRule;
 pub use worker_files::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
 
@@ -98,7 +98,7 @@ pub struct DiscoveryConfig {
 
 /// The workers that one source names.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Named {
+pub struct NamedWorkers {
     /// By what they publish.
     pub workers: Vec<WorkerConfig>,
     /// By their engine's URL.
@@ -116,7 +116,7 @@ pub struct ServerConfig {
 
 /// Which interface to the kernel carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoEngine {
+pub enum IoSetting {
     /// What costs least: epoll.
     #[default]
     Auto,
@@ -126,7 +126,7 @@ pub enum IoEngine {
     Epoll,
 }
 
-impl IoEngine {
+impl IoSetting {
     /// The names used in the configuration and on the command line.
     pub const NAMES: [&'static str; 3] = ["auto", "uring", "epoll"];
 }
@@ -146,7 +146,7 @@ pub struct ServeConfig {
     /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
     pub frame_timeout_ms: u64,
     /// Which kernel interface carries the connections.
-    pub io: IoEngine,
+    pub io: IoSetting,
     /// Serving threads; 0 = as [`ServeConfig::core_count`] says.
     pub cores: u16,
     /// Keep each serving thread on one processor.

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Where a problem lies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     /// The document as a whole.
     Document,
     /// A line and a column in characters, both from 1.
@@ -18,7 +18,7 @@ pub enum Place {
     Flag(String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Document => f.write_str("the file"),
@@ -32,7 +32,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Where.
-    pub place: Place,
+    pub location: Location,
     /// Which field, as `section.field` or `worker[2].field` (counted from 0); empty for a syntax error.
     pub path: String,
     /// What is wrong and what is expected.
@@ -44,8 +44,8 @@ pub struct Problem {
 impl Problem {
     /// A problem without a suggestion.
     #[must_use]
-    pub fn new(place: Place, path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { place, path: path.into(), message: message.into(), nearest: None }
+    pub fn new(location: Location, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { location, path: path.into(), message: message.into(), nearest: None }
     }
 
     /// The same problem with the name that was probably meant.
@@ -58,9 +58,9 @@ impl Problem {
     /// The line in the file, where there is one.
     #[must_use]
     pub const fn line(&self) -> Option<u32> {
-        match self.place {
-            Place::Line { line, .. } => Some(line),
-            Place::Document | Place::Flag(_) => None,
+        match self.location {
+            Location::Line { line, .. } => Some(line),
+            Location::Document | Location::Flag(_) => None,
         }
     }
 }
@@ -81,10 +81,10 @@ impl fmt::Display for Problems {
             if at > 0 {
                 f.write_str("\n")?;
             }
-            match &problem.place {
-                Place::Document => f.write_str(&self.source)?,
-                Place::Line { line, column } => write!(f, "{}:{line}:{column}", self.source)?,
-                Place::Flag(flag) => f.write_str(flag)?,
+            match &problem.location {
+                Location::Document => f.write_str(&self.source)?,
+                Location::Line { line, column } => write!(f, "{}:{line}:{column}", self.source)?,
+                Location::Flag(flag) => f.write_str(flag)?,
             }
             if !problem.path.is_empty() {
                 write!(f, ": {}", problem.path)?;
@@ -128,8 +128,9 @@ mod tests {
     #[test]
     fn a_listing_names_place_field_and_suggestion() {
         let list = vec![
-            Problem::new(Place::Line { line: 3, column: 1 }, "serve.sokcet", "unknown field").suggest(Some("socket")),
-            Problem::new(Place::Flag("--worker".into()), "worker[0].id", "missing"),
+            Problem::new(Location::Line { line: 3, column: 1 }, "serve.sokcet", "unknown field")
+                .suggest(Some("socket")),
+            Problem::new(Location::Flag("--worker".into()), "worker[0].id", "missing"),
         ];
         let problems = Problems { source: "k.toml".into(), list };
         assert_eq!(

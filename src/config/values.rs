@@ -2,47 +2,47 @@
 
 use std::net::IpAddr;
 
-use super::field::Fault;
-use crate::endpoint::{self, BoundEndpoint, Endpoint, EndpointFault};
+use super::field::ValueError;
+use crate::endpoint::{self, BoundEndpoint, Endpoint, EndpointError};
 
-impl From<EndpointFault> for Fault {
-    fn from(fault: EndpointFault) -> Self {
+impl From<EndpointError> for ValueError {
+    fn from(fault: EndpointError) -> Self {
         Self { message: fault.message, nearest: fault.nearest }
     }
 }
 
 /// Reads an endpoint that we connect to.
-pub(super) fn endpoint(text: &str) -> Result<Endpoint, Fault> {
+pub(super) fn endpoint(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse(text)?)
 }
 
 /// Checks an endpoint that we bind.
-pub(super) fn check_bound(text: &str) -> Result<(), Fault> {
+pub(super) fn check_bound(text: &str) -> Result<(), ValueError> {
     BoundEndpoint::parse(text)?;
     Ok(())
 }
 
 /// Reads the address of an engine's HTTP server.
-pub(super) fn url(text: &str) -> Result<String, Fault> {
+pub(super) fn url(text: &str) -> Result<String, ValueError> {
     Ok(endpoint::server_url(text)?)
 }
 
 /// Checks the prefix of a subscription.
-pub(super) fn check_topic(text: &str) -> Result<(), Fault> {
+pub(super) fn check_topic(text: &str) -> Result<(), ValueError> {
     Ok(endpoint::check_topic(text)?)
 }
 
 /// Checks the path of a Unix socket that we bind.
-pub(super) fn check_socket(path: &str) -> Result<(), Fault> {
+pub(super) fn check_socket(path: &str) -> Result<(), ValueError> {
     Ok(endpoint::check_socket_path(path)?)
 }
 
 /// Reads permission bits written in octal.
-pub(super) fn socket_mode(text: &str) -> Result<u32, Fault> {
+pub(super) fn socket_mode(text: &str) -> Result<u32, ValueError> {
     let octal = text.strip_prefix("0o").unwrap_or(text);
     match u32::from_str_radix(octal, 8) {
         Ok(mode @ 0..=0o777) if octal.bytes().all(|byte| byte.is_ascii_digit()) => Ok(mode),
-        _ => Err(Fault::new(format!("`{text}` is not an octal mode such as 0660"))),
+        _ => Err(ValueError::new(format!("`{text}` is not an octal mode such as 0660"))),
     }
 }
 

@@ -4,10 +4,10 @@ use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
 
 use super::check;
-use super::document::{self, Draft, Entry};
+use super::document::{self, Draft, TableDraft};
 use super::fields::{self, WorkerDraft};
-use super::problem::{Place, Problem, Problems};
-use super::{Named, SpaceConfig, WorkerConfig};
+use super::problem::{Location, Problem, Problems};
+use super::{NamedWorkers, SpaceConfig, WorkerConfig};
 use crate::ids::Worker;
 use crate::limits;
 
@@ -40,7 +40,12 @@ const PATCHABLE: [&str; 12] = [
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn parse_workers(source: &str, text: &str, format: FileFormat, spaces: &[SpaceConfig]) -> Result<Named, Problems> {
+pub fn parse_workers(
+    source: &str,
+    text: &str,
+    format: FileFormat,
+    spaces: &[SpaceConfig],
+) -> Result<NamedWorkers, Problems> {
     let fail = |list| Err(Problems { source: source.to_owned(), list });
     if let Err(problem) = has_bounded_marks(text) {
         return fail(vec![problem]);
@@ -67,7 +72,7 @@ pub fn parse_workers(source: &str, text: &str, format: FileFormat, spaces: &[Spa
 ///
 /// # Errors
 /// Everything that is wrong with them.
-pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConfig]) -> Result<Named, Problems> {
+pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConfig]) -> Result<NamedWorkers, Problems> {
     let mut problems = Vec::new();
     let entry = entry(said, &mut problems);
     entry.note_missing(&fields::WORKER, &mut problems);
@@ -154,21 +159,21 @@ pub fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     check::of_rank(first, rank)
 }
 
-fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {
-    let mut entry = Entry::preset(&fields::WORKER, "worker".to_owned(), Place::Document);
+fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
+    let mut entry = TableDraft::preset(&fields::WORKER, "worker".to_owned(), Location::Document);
     for (name, value) in said {
         if entry.written(name).is_some() {
-            problems.push(Problem::new(Place::Document, entry.path_of(name), "is said twice"));
+            problems.push(Problem::new(Location::Document, entry.path_of(name), "is said twice"));
             continue;
         }
-        super::load::set(&fields::WORKER, &mut entry, name, value, Place::Document, problems);
+        super::load::set(&fields::WORKER, &mut entry, name, value, Location::Document, problems);
     }
     entry
 }
 
-fn as_entries(spaces: &[SpaceConfig]) -> Vec<Entry<SpaceConfig>> {
+fn as_entries(spaces: &[SpaceConfig]) -> Vec<TableDraft<SpaceConfig>> {
     let entry = |(at, space): (usize, &SpaceConfig)| {
-        let mut entry = Entry::preset(&fields::SPACE, format!("space[{at}]"), Place::Document);
+        let mut entry = TableDraft::preset(&fields::SPACE, format!("space[{at}]"), Location::Document);
         entry.value = space.clone();
         entry
     };
@@ -189,9 +194,9 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
         ("discovery", &draft.discovery.head),
         ("relay", &draft.relay.head),
     ];
-    let written = tables.into_iter().filter(|(_, head)| **head != Place::Document);
+    let written = tables.into_iter().filter(|(_, head)| **head != Location::Document);
     let written = written.chain(draft.spaces.iter().map(|space| ("space", &space.head)));
-    let problem = |(name, head): (&str, &Place)| {
+    let problem = |(name, head): (&str, &Location)| {
         Problem::new(head.clone(), name, "belongs to the configuration file; here only [[worker]] is read")
     };
     problems.extend(written.map(problem));
@@ -209,16 +214,16 @@ fn has_bounded_marks(text: &str) -> Result<(), Problem> {
          the file",
         limits::DISCOVERY_FILE_MARKS_MAX
     );
-    Err(Problem::new(Place::Document, "worker", message))
+    Err(Problem::new(Location::Document, "worker", message))
 }
 
 /// The same workers as a TOML document, so that there is one reader. It has no places: lines of it would mean nothing to
 /// who wrote the JSON.
 fn json_as_toml(text: &str) -> Result<DocumentMut, Problem> {
-    let wrong = |message: String| Problem::new(Place::Document, "worker", message);
+    let wrong = |message: String| Problem::new(Location::Document, "worker", message);
     let json: Json = serde_json::from_str(text).map_err(|error| {
-        let place = Place::Line { line: error.line() as u32, column: error.column() as u32 };
-        Problem::new(place, "", format!("syntax: {error}"))
+        let location = Location::Line { line: error.line() as u32, column: error.column() as u32 };
+        Problem::new(location, "", format!("syntax: {error}"))
     })?;
     let list = match json {
         Json::Array(list) => list,
@@ -275,7 +280,7 @@ fn toml_value(value: &Json) -> Option<Value> {
     })
 }
 
-impl Named {
+impl NamedWorkers {
     /// The workers that are named by themselves, and who the servers' first ranks are.
     pub fn identities(&self) -> impl Iterator<Item = Worker> {
         self.workers.iter().map(|worker| worker.worker).chain(self.servers.iter().map(|server| server.worker.worker))

@@ -41,7 +41,7 @@ use core_affinity::CoreId;
 use rand::RngExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, IoEngine, WorkerConfig};
+use crate::config::{Config, IoSetting, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
@@ -189,11 +189,11 @@ impl Doors {
     }
 }
 
-const fn io_choice(io: IoEngine) -> IoChoice {
+const fn io_choice(io: IoSetting) -> IoChoice {
     match io {
-        IoEngine::Auto => IoChoice::Auto,
-        IoEngine::Uring => IoChoice::Uring,
-        IoEngine::Epoll => IoChoice::Epoll,
+        IoSetting::Auto => IoChoice::Auto,
+        IoSetting::Uring => IoChoice::Uring,
+        IoSetting::Epoll => IoChoice::Epoll,
     }
 }
 

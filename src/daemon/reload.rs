@@ -8,7 +8,7 @@ use tokio::signal::unix::Signal;
 
 use super::recording::Recording;
 use super::roster::Roster;
-use crate::config::{Config, Named, Problems, ShadowConfig};
+use crate::config::{Config, NamedWorkers, Problems, ShadowConfig};
 use crate::discovery::Source;
 use crate::error;
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -19,8 +19,8 @@ use crate::serve::Admissions;
 pub type ReadConfig<'a> = &'a dyn Fn() -> Result<Config, Problems>;
 
 /// The workers that a configuration names.
-pub(super) fn named(config: &Config) -> Named {
-    Named { workers: config.workers.clone(), servers: config.servers.clone() }
+pub(super) fn named(config: &Config) -> NamedWorkers {
+    NamedWorkers { workers: config.workers.clone(), servers: config.servers.clone() }
 }
 
 /// The policies that a configuration names.

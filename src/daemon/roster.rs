@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::config::{Named, Problems, SpaceConfig, WorkerPatch, parse_worker};
+use crate::config::{NamedWorkers, Problems, SpaceConfig, WorkerPatch, parse_worker};
 use crate::discovery::{Directory, Refusal, RefusalReason, ServerInfo, Source};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{RankSelection, Worker};
@@ -30,7 +30,7 @@ pub(super) struct Roster {
 
 impl Roster {
     /// A roster of the workers that the configuration names.
-    pub(super) fn new(named: Named, spaces: Vec<SpaceConfig>, counters: Arc<CounterSet<DaemonCounter>>) -> Self {
+    pub(super) fn new(named: NamedWorkers, spaces: Vec<SpaceConfig>, counters: Arc<CounterSet<DaemonCounter>>) -> Self {
         let roster = Self {
             directory: RefCell::default(),
             version: watch::channel(0).0,
@@ -59,7 +59,7 @@ impl Roster {
     }
 
     /// A source says something else than before.
-    pub(super) fn say(&self, source: Source, named: Named) {
+    pub(super) fn say(&self, source: Source, named: NamedWorkers) {
         self.tell(|directory| directory.say(source, named));
     }
 
@@ -146,7 +146,7 @@ impl Roster {
     pub(super) fn change_together(&self, orders: &[WorkerOrder]) -> Result<u32> {
         let mut said = self.directory.borrow().said_by(&Source::Admin);
         let (mut added, mut count) = (Vec::new(), 0);
-        let mut put = |said: &mut Named, order: &WorkerOrder| match order {
+        let mut put = |said: &mut NamedWorkers, order: &WorkerOrder| match order {
             WorkerOrder::Add(fields) => self.add_to(said, fields, &mut added),
             WorkerOrder::Remove(worker) => self.remove_from(said, *worker),
         };
@@ -167,7 +167,7 @@ impl Roster {
     }
 
     /// Puts a worker, or an engine, among those that requests named, in place of the one that was there.
-    fn add_to(&self, said: &mut Named, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
+    fn add_to(&self, said: &mut NamedWorkers, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
         let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
         let replaced = |worker: Worker| new.identities().any(|identity| identity == worker);
         said.workers.retain(|worker| !replaced(worker.worker));
@@ -184,7 +184,7 @@ impl Roster {
     }
 
     /// Says what requests name from now on, unless one of those that they add is not taken.
-    fn say_if_taken(&self, said: Named, added: &[Worker]) -> Result<()> {
+    fn say_if_taken(&self, said: NamedWorkers, added: &[Worker]) -> Result<()> {
         // Tried on a copy: what is refused is not said at all.
         let mut tried = self.directory.borrow().clone();
         tried.say(Source::Admin, said.clone());
@@ -205,7 +205,7 @@ impl Roster {
     }
 
     /// Takes a worker, or all of its ranks, from those that requests named.
-    fn remove_from(&self, said: &mut Named, worker: Worker) -> Result<u32> {
+    fn remove_from(&self, said: &mut NamedWorkers, worker: Worker) -> Result<u32> {
         let is_meant = |is: Worker| worker.selects(is);
         let before = said.workers.len() + said.servers.len();
         said.workers.retain(|worker| !is_meant(worker.worker));
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn orders_that_belong_together_are_one_change_or_none() {
         let spaces = vec![SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
-        let roster = Roster::new(Named::default(), spaces, Arc::default());
+        let roster = Roster::new(NamedWorkers::default(), spaces, Arc::default());
         let (changes, there) = (roster.changes(), || roster.directory().merged().workers.len());
         let version = *changes.borrow();
         let orders: Vec<_> = (0..256).map(|id| add(id, &[])).collect();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::server_info::ServerInfo;
 use super::source::Source;
-use crate::config::{Named, WorkerConfig, WorkerPatch};
+use crate::config::{NamedWorkers, WorkerConfig, WorkerPatch};
 use crate::ids::Worker;
 use crate::limits::WORKERS_MAX;
 
@@ -56,7 +56,7 @@ pub struct Merged {
 /// Everything that sources say.
 #[derive(Clone, Debug, Default)]
 pub struct Directory {
-    said: BTreeMap<Source, Named>,
+    said: BTreeMap<Source, NamedWorkers>,
     /// By URL.
     answers: HashMap<String, ServerInfo>,
     /// What requests set of a worker, until its owner lets go of it.
@@ -66,8 +66,8 @@ pub struct Directory {
 
 impl Directory {
     /// Takes what a source says now in place of what it said before; nothing = it names nobody any more.
-    pub fn say(&mut self, source: Source, named: Named) {
-        if named == Named::default() {
+    pub fn say(&mut self, source: Source, named: NamedWorkers) {
+        if named == NamedWorkers::default() {
             self.said.remove(&source);
         } else {
             self.said.insert(source, named);
@@ -77,7 +77,7 @@ impl Directory {
 
     /// What a source says now.
     #[must_use]
-    pub fn said_by(&self, source: &Source) -> Named {
+    pub fn said_by(&self, source: &Source) -> NamedWorkers {
         self.said.get(source).cloned().unwrap_or_default()
     }
 
@@ -112,7 +112,7 @@ impl Directory {
     #[must_use]
     pub fn workers_of_url(&self, url: &str) -> Vec<Worker> {
         let Some(answer) = self.answers.get(url) else { return Vec::new() };
-        let of_source = |(source, named): (&Source, &Named)| {
+        let of_source = |(source, named): (&Source, &NamedWorkers)| {
             let servers = named.servers.iter().filter(|server| server.url == url);
             let workers = servers.flat_map(|server| answer.workers(&server.worker)).map(|config| config.worker);
             let is_owner = |worker: &Worker| self.merged.workers.get(worker).is_some_and(|(owner, _)| owner == source);
@@ -203,7 +203,7 @@ mod tests {
     use crate::config::{FileFormat, SpaceConfig, parse_workers};
     use crate::fleet::WorkerState;
 
-    fn named(json: &str) -> Named {
+    fn named(json: &str) -> NamedWorkers {
         let spaces = [SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
         parse_workers("t", json, FileFormat::Json, &spaces).expect("valid")
     }
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(state(&directory), Some(WorkerState::Draining));
         directory.say(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
         assert_eq!(state(&directory), Some(WorkerState::Draining), "a reload does not take it back");
-        directory.say(Source::Config, Named::default());
+        directory.say(Source::Config, NamedWorkers::default());
         directory.say(Source::Config, named(r#"[{"id": 1}]"#));
         assert_eq!(state(&directory), Some(WorkerState::Joining));
     }
@@ -294,7 +294,7 @@ mod tests {
         assert!(directory.unanswered().is_empty());
         directory.answered("http://10.0.0.9:30000", &answer(1));
         assert_eq!(directory.merged().workers.len(), 1);
-        directory.say(Source::Config, Named::default());
+        directory.say(Source::Config, NamedWorkers::default());
         assert_eq!((directory.merged().workers.len(), directory.answers.len()), (0, 0));
     }
 

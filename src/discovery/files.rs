@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::Named;
+use crate::config::NamedWorkers;
 
 /// One look at one file.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,7 @@ pub enum Seen {
     /// It is as it was when it was last looked at.
     Unchanged,
     /// What it says now.
-    Read(Named),
+    Read(NamedWorkers),
     /// Why it cannot be used.
     Unusable(String),
 }
@@ -21,7 +21,7 @@ pub enum Seen {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileState {
     /// What it said when it could last be used.
-    pub named: Named,
+    pub named: NamedWorkers,
     /// Why it cannot be used now.
     pub problem: Option<String>,
     /// Since when it has been missing, milliseconds of the caller's clock.
@@ -38,7 +38,7 @@ pub struct Files {
 #[derive(Debug, Default, PartialEq)]
 pub struct FilesChange {
     /// Files that say something else than before, and what; nothing for one that has gone for good.
-    pub said: Vec<(PathBuf, Named)>,
+    pub said: Vec<(PathBuf, NamedWorkers)>,
     /// Files that cannot be used, and were not or for another reason before.
     pub unusable: Vec<(PathBuf, String)>,
     /// Files that went, whose workers stay for the grace.
@@ -80,7 +80,7 @@ impl Files {
         change.gone = self.held.iter().filter(|(_, state)| over(state)).map(|(path, _)| path.clone()).collect();
         for path in &change.gone {
             self.held.remove(path);
-            change.said.push((path.clone(), Named::default()));
+            change.said.push((path.clone(), NamedWorkers::default()));
         }
         change
     }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::config::{FileFormat, SpaceConfig, parse_workers};
 
-    fn named(id: u64) -> Named {
+    fn named(id: u64) -> NamedWorkers {
         let spaces = [SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
         parse_workers("t", &format!(r#"{{"id": {id}}}"#), FileFormat::Json, &spaces).expect("valid")
     }
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(files.next_ms(100), None);
         look(&mut files, None, 200);
         let change = look(&mut files, None, 300);
-        assert_eq!((change.said, change.gone), (vec![("f".into(), Named::default())], vec!["f".into()]));
+        assert_eq!((change.said, change.gone), (vec![("f".into(), NamedWorkers::default())], vec!["f".into()]));
         assert_eq!(files.held().count(), 0);
     }
 }

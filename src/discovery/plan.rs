@@ -49,10 +49,10 @@ pub fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FileFormat, Named, SpaceConfig, parse_workers};
+    use crate::config::{FileFormat, NamedWorkers, SpaceConfig, parse_workers};
     use crate::discovery::{Directory, Source};
 
-    fn named(json: &str) -> Named {
+    fn named(json: &str) -> NamedWorkers {
         let spaces = ["m", "n"].map(|model| SpaceConfig { model: model.into(), ..SpaceConfig::default() });
         parse_workers("t", json, FileFormat::Json, &spaces).expect("valid")
     }

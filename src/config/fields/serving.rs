@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::live;
-use crate::config::field::{Fault, Field, Kind, Preset, Section};
+use crate::config::field::{Field, Kind, Preset, Section, ValueError};
 use crate::config::values;
-use crate::config::{AccessConfig, AdminConfig, HttpConfig, IoEngine, MetricsConfig, ServeConfig};
+use crate::config::{AccessConfig, AdminConfig, HttpConfig, IoSetting, MetricsConfig, ServeConfig};
 use crate::limits;
 
 use Kind::{Choice, Flag, Integer, List, Parsed};
@@ -106,8 +106,8 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             "",
             Value("auto"),
             Choice {
-                names: &IoEngine::NAMES,
-                set: |c, at| c.io = [IoEngine::Auto, IoEngine::Uring, IoEngine::Epoll][at],
+                names: &IoSetting::NAMES,
+                set: |c, at| c.io = [IoSetting::Auto, IoSetting::Uring, IoSetting::Epoll][at],
             },
             "The kernel interface for connections: epoll or uring. auto: epoll, which costs less processor time in measurements.",
         ),
@@ -258,7 +258,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             Parsed {
                 what: "an IP address in quotes, such as \"127.0.0.1\"",
                 set: |c, text| {
-                    c.listen = text.parse().map_err(|_| Fault::new(format!("`{text}` is no IP address")))?;
+                    c.listen = text.parse().map_err(|_| ValueError::new(format!("`{text}` is no IP address")))?;
                     Ok(())
                 },
             },

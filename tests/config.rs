@@ -3,7 +3,7 @@
 
 #![cfg(feature = "daemon")]
 
-use kvrouted::config::{self, Config, Flags, IoSetting, LogFormat, Location, Problems, Salts, Setting};
+use kvrouted::config::{self, Config, Flags, IoSetting, Location, LogFormat, Problems, Salts, Setting};
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, Window, Worker};
 use kvrouted::limits;
@@ -58,12 +58,12 @@ fn the_example_says_the_defaults() {
 }
 
 #[test]
-fn the_example_says_once_when_changes_count() {
+fn the_example_says_once_when_changes_take_effect() {
     assert_eq!(config::example().matches("takes effect at the next start").count(), 1);
 }
 
 #[test]
-fn who_may_administer_by_http_follows_from_the_address_unless_it_is_said() {
+fn without_administer_the_address_decides_who_may_administer_by_http() {
     let http = |lines: &str| good(&format!("[[space]]\nmodel = \"a\"\n[http]\n{lines}")).http;
     let bare = http("");
     assert_eq!((bare.port, bare.listen.is_loopback(), bare.administer), (0, true, true));
@@ -75,20 +75,20 @@ fn who_may_administer_by_http_follows_from_the_address_unless_it_is_said() {
     for restricts in
         ["[admin]\nsocket_mode = \"0660\"", "[admin]\nallow_uids = [\"7\"]", "[serve]\nallow_gids = [\"7\"]"]
     {
-        bad(&format!("port = 1\n{restricts}"), (3, "http.administer", "has to be said", None));
+        bad(&format!("port = 1\n{restricts}"), (3, "http.administer", "is required with", None));
         assert!(http(&format!("port = 1\nadminister = true\n{restricts}")).administer);
         assert!(!http(restricts).administer, "{restricts}");
     }
     assert!(http("port = 1\n[admin]\nsocket_mode = \"0600\"").administer);
     assert_eq!(http("hosts = [\"Router.example\", \"*\"]").hosts, ["router.example", "*"]);
-    bad("hosts = [\"router:80\"]", (4, "http.hosts", "no host's name", None));
+    bad("hosts = [\"router:80\"]", (4, "http.hosts", "not a host name", None));
     bad("port = 1\nlisten = \"here\"", (5, "http.listen", "no IP address", None));
     bad("port = 1\n[metrics]\nport = 1", (4, "http.port", "metrics.port", None));
 }
 
 #[test]
-fn a_space_may_say_something_else_than_the_policy() {
-    // [policy] stands behind the spaces: where it stands does not matter.
+fn a_space_may_override_the_policy() {
+    // [policy] follows the spaces: the order of tables does not matter.
     let text = "[[space]]\nmodel = \"a\"\n[space.policy]\nmode = \"least-loaded\"\nbusy_prefill_tokens = 9\n\
                 [[space]]\nmodel = \"b\"\n[policy]\ndevice_credit = 0.5\ntrust_min = \"lower_bound\"\n";
     let config = good(text);
@@ -101,8 +101,8 @@ fn a_space_may_say_something_else_than_the_policy() {
     for (text, said) in [
         ("[[space]]\nmodel = \"a\"\n[space.policy]\nmdoe = \"kv\"\n", "did you mean"),
         ("[[space]]\nmodel = \"a\"\npolicy = 3\n", "expected a table"),
-        ("[[space]]\nmodel = \"a\"\n[space.policy]\nseed = 3\n", "belongs to [policy]"),
-        ("[policy]\nmode = \"approximate\"\n[[space]]\nmodel = \"a\"\n", "must be true where"),
+        ("[[space]]\nmodel = \"a\"\n[space.policy]\nseed = 3\n", "set it in [policy]"),
+        ("[policy]\nmode = \"approximate\"\n[[space]]\nmodel = \"a\"\n", "must be true if"),
         ("[policy]\nmode = \"kvv\"\n[[space]]\nmodel = \"a\"\n", "kv, load-aware"),
     ] {
         let problems = config::parse("t", text, &Flags::default()).expect_err(text).to_string();
@@ -111,7 +111,7 @@ fn a_space_may_say_something_else_than_the_policy() {
 }
 
 #[test]
-fn the_example_with_its_comments_taken_at_their_word_is_valid_too() {
+fn the_example_with_its_commented_fields_is_valid_too() {
     let text = config::example().replace("# admin_socket", "admin_socket").replace("# endpoint", "endpoint");
     let text = text.replace("# replay =", "replay =").replace("# weight =", "weight =").replace("# name =", "name =");
     let text = text.replace("# model =", "model =").replace("# role =", "role =").replace("# namespace", "namespace");
@@ -228,7 +228,7 @@ fn wrong_types_and_ranges_are_listed_together() {
 }
 
 #[test]
-fn duplicates_name_the_first_place() {
+fn duplicates_name_the_first_location() {
     expect(
         "[[space]]\nmodel = \"m\"\n[[space]]\nmodel = \"m\"\n[[worker]]\nid = 1\nendpoint = \"tcp://h:1\"\n\
          [[worker]]\nid = 1\ndp_rank = 1\nendpoint = \"tcp://H:1\"\n[[worker]]\nid = 1\nreplay = \"tcp://h:2\"\n",
@@ -236,7 +236,7 @@ fn duplicates_name_the_first_place() {
             (4, "space[1].model", "already defined at line 2", None),
             (11, "worker[1].endpoint", "already used at line 7", None),
             (13, "worker[2].id", "already defined at line 6", None),
-            (14, "worker[2].replay", "means nothing without endpoint", None),
+            (14, "worker[2].replay", "has no effect without endpoint", None),
         ],
     );
 }
@@ -250,7 +250,7 @@ fn references_to_spaces_are_checked() {
          model = \"llama\"\nrole = \"decode\"\n",
         &[
             (11, "worker[0].model", "no [[space]] has model `lama`", Some("llama")),
-            (12, "worker[1].model", "not clear", None),
+            (12, "worker[1].model", "ambiguous", None),
             (14, "worker[2].namespace", "`qwen` in `blue`, role both or `qwen` in `green`", None),
             (20, "worker[3].namespace", "no [[space]] of that model has namespace", Some("green")),
             (24, "worker[4].role", "has role `decode`", None),
@@ -275,7 +275,7 @@ fn endpoints_paths_and_relations_are_checked() {
             (8, "worker[0].replay", "transport `tpc`", Some("tcp")),
             (11, "worker[1].endpoint", "1 to 65535", None),
             (14, "worker[2].endpoint", "neither tcp://host:port", None),
-            (15, "worker[2].capacity_blocks", "beyond blocks_max", None),
+            (15, "worker[2].capacity_blocks", "more than blocks_max", None),
             (17, "worker[3].id", "is missing, e.g. id = 1", None),
         ],
     );
@@ -288,7 +288,7 @@ fn endpoints_paths_and_relations_are_checked() {
 }
 
 #[test]
-fn syntax_errors_have_a_place_and_do_not_hide_the_rest() {
+fn syntax_errors_have_a_location_and_do_not_hide_other_problems() {
     let problems = bad(
         "[serve]\nsocket = /tmp/a\ncores = 1\ncores = 2\nsokcet = \"x\"\n[[space]]\nmodel = \"m\"\n[[worker]]\nid = \n",
     );
@@ -321,7 +321,7 @@ fn a_broken_header_does_not_hide_the_other_tables() {
 }
 
 #[test]
-fn documents_broken_beyond_a_line_end_with_a_place() {
+fn hopelessly_broken_documents_still_give_a_location() {
     for (text, line) in [
         ("[serve\nsocket = \"/tmp/a\"\n", 1),
         ("[[space]]\nmodel = \"\"\"\nnever closed\n", 2),
@@ -341,11 +341,11 @@ fn tables_of_the_wrong_shape_say_how_they_are_written() {
     expect(
         "serve = 1\nsocket = \"/tmp/a\"\nsoket = 1\n[space]\nmodel = \"m\"\n[[log]]\nlevel = \"info\"\n",
         &[
-            (1, "serve", "written [serve], found an integer", None),
-            (2, "socket", "belongs to [serve]", None),
+            (1, "serve", "the header [serve], found an integer", None),
+            (2, "socket", "under [serve]", None),
             (3, "soket", "unknown field outside every table", Some("socket")),
-            (4, "space", "written [[space]], found a table", None),
-            (6, "log", "written [log], found a list of tables", None),
+            (4, "space", "the header [[space]], found a table", None),
+            (6, "log", "the header [log], found a list of tables", None),
         ],
     );
     let problems = bad("");
@@ -424,7 +424,7 @@ fn a_memory_ceiling_leaves_room_in_every_shard() {
     let min = limits::SHARD_MEMORY_BYTES_MIN;
     assert_eq!(good(&text(3 * min, 3)).spaces[0].memory_bytes_max, 3 * min);
     assert_eq!(good(&text(0, 3)).spaces[0].memory_bytes_max, 0);
-    expect(&text(3 * min - 1, 3), &[(5, "space[0].memory_bytes_max", "with ingest.shards 3", None)]);
+    expect(&text(3 * min - 1, 3), &[(5, "space[0].memory_bytes_max", "with ingest.shards = 3", None)]);
     let beyond = limits::SPACE_MEMORY_BYTES_CEILING + 1;
     expect(&text(beyond, 1), &[(5, "space[0].memory_bytes_max", "70368744177664", None)]);
 }

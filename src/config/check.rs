@@ -1,5 +1,6 @@
-//! The second step: a draft whose fields are each acceptable is checked as a whole and becomes a
-//! [`Config`].
+//! The second step: checks a draft, whose fields are each valid, as a whole, and makes a [`Config`] of it.
+//!
+//! The lower half does so for workers, from the configuration and from other sources alike.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -19,8 +20,7 @@ use crate::limits;
 use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
 
-/// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
-/// appended.
+/// The admin socket of a daemon whose configuration names none: the path of its socket with `.admin` appended.
 #[must_use]
 pub fn admin_socket_beside(socket: &Path) -> PathBuf {
     let mut path = OsString::from(socket);
@@ -28,7 +28,7 @@ pub fn admin_socket_beside(socket: &Path) -> PathBuf {
     PathBuf::from(path)
 }
 
-/// Makes a configuration of a draft. It is only to be used if no problem was added.
+/// Makes a configuration of a draft. The result is valid only if the call added no problem.
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
@@ -61,24 +61,24 @@ fn serve(entry: &TableDraft<ServeConfig>, problems: &mut Vec<Problem>) -> ServeC
         let bytes = serve.admin_socket.as_os_str().len();
         if bytes > limits::SOCKET_PATH_BYTES_MAX && !entry.is_refused("socket") {
             let message = format!(
-                "with `.admin` appended the path is {bytes} bytes, a Unix socket's has at most {}; shorten it or set \
-                 admin_socket",
+                "the path has {bytes} bytes with `.admin` appended, but a Unix socket's path has at most {}; shorten it or \
+                 set admin_socket",
                 limits::SOCKET_PATH_BYTES_MAX
             );
             problems.push(entry.problem("socket", message));
         }
     } else if serve.admin_socket == serve.socket && !entry.is_refused("admin_socket") {
-        problems.push(entry.problem("admin_socket", "is the same path as socket; the two are separate sockets"));
+        problems.push(entry.problem("admin_socket", "is the same path as socket; use two different paths"));
     }
     if serve.io == IoSetting::Uring && serve.spin_us_max > 0 {
-        let message = "threads on io_uring cannot look for requests instead of sleeping; set io to auto or epoll";
+        let message = "threads on io_uring cannot busy-poll; set io to auto or epoll, or spin_us_max to 0";
         problems.push(entry.problem("spin_us_max", message));
     }
     serve
 }
 
-/// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident. Where
-/// somebody wrote down who may do what on the sockets, nothing follows: the port knows nothing of that.
+/// Without `administer`, the address decides who may administer by HTTP, so that other machines never may by accident.
+/// If the sockets are restricted, `administer` is required: the port does not apply those restrictions.
 fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     let (entry, mut http) = (&draft.http, draft.http.value.clone());
     let is_said = entry.written("administer").is_some();
@@ -88,28 +88,28 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     }
     if let Some(field) = restricts.filter(|_| http.port != 0 && !is_said && http.listen.is_loopback()) {
         let message = format!(
-            "has to be said beside {field}, of which the HTTP port knows nothing: true or false, whether every process of \
-             this machine may register and remove workers by it"
+            "is required with {field}, which the HTTP port does not apply: set it to true if every process of this machine may \
+             register and remove workers by HTTP, else to false"
         );
         problems.push(entry.problem("administer", message));
     }
     if http.port != 0 && !is_said && !http.listen.is_loopback() && !entry.is_refused("listen") {
-        let message = "is not the loopback interface, and the port asks for no credentials: say with administer = true \
-                       or false whether whoever reaches it may register and remove workers";
+        let message = "is not the loopback interface, and the port asks for no credentials: set administer to true if \
+                       everyone who can reach the port may register and remove workers, else to false";
         problems.push(entry.problem("listen", message));
     }
     if let Some(problem) = names(&mut http.hosts) {
         problems.push(entry.problem("hosts", problem));
     }
     if let Some(host) = http.worker_hosts.iter().find(|host| HostRule::parse(host).is_none()) {
-        let message = format!(
-            "`{host}` is no host name, IP address or network, nor ipc or *; it has neither a scheme nor a port"
-        );
+        let message =
+            format!("`{host}` is not a host name, an IP address, a network, ipc or *; leave out scheme and port");
         problems.push(entry.problem("worker_hosts", message));
     }
     let metrics = &draft.metrics;
     if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {
-        let message = "is metrics.port, too; the HTTP port serves /metrics itself, so one of them may go";
+        let message =
+            "is also metrics.port; remove metrics.port, as the HTTP port serves /metrics too, or choose another port";
         problems.push(entry.problem("port", message));
     }
     http
@@ -123,15 +123,15 @@ fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {
     metrics
 }
 
-/// Puts host names into lower case, as they are compared; returns what is wrong with one of them, if anything.
+/// Converts host names to lower case, for comparisons. Returns the problem of the first invalid one.
 fn names(hosts: &mut [String]) -> Option<String> {
     hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
     let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     let host = hosts.iter().find(|host| !is_name(host))?;
-    Some(format!("`{host}` is no host's name; it has neither a scheme nor a port"))
+    Some(format!("`{host}` is not a host name; leave out scheme and port"))
 }
 
-/// What was written about who may connect to the sockets, other than what is preset.
+/// The fields that restrict access to the sockets further than the defaults, if any do.
 fn restriction(draft: &Draft) -> Option<&'static str> {
     let (admin, serve) = (&draft.admin.value, &draft.serve.value);
     let is_listed = |access: &AccessConfig| !access.uids.is_empty() || !access.gids.is_empty();
@@ -145,12 +145,12 @@ fn restriction(draft: &Draft) -> Option<&'static str> {
 }
 
 fn check_spaces(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
-    // Not where a space was written in a way that could not be read: that is listed already.
+    // A space that could not be read is already in the list.
     let misread = |problem: &Problem| {
         problem.path.is_empty() || problem.path == "space" || problem.nearest.as_deref() == Some("space")
     };
     if spaces.is_empty() && !problems.iter().any(misread) {
-        let message = "there is none: name at least one model, [[space]] with model = \"...\"";
+        let message = "is missing: add at least one [[space]] with model = \"...\"";
         problems.push(Problem::new(Location::Document, "space", message));
     }
     too_many(spaces, limits::SPACES_MAX, problems);
@@ -173,22 +173,23 @@ fn check_memory(spaces: &[TableDraft<SpaceConfig>], shards: u16, problems: &mut 
     for entry in spaces {
         let ceiling = entry.value.memory_bytes_max;
         if (1..min).contains(&ceiling) && !entry.is_refused("memory_bytes_max") {
-            let message =
-                format!("leaves no room for a block: at least {min} with ingest.shards {shards}, or 0 for none");
+            let message = format!(
+                "is too small for a single block: set at least {min} with ingest.shards = {shards}, or 0 for no limit"
+            );
             problems.push(entry.problem("memory_bytes_max", message));
         }
     }
 }
 
-/// `[policy]` with what each space says over it.
+/// `[policy]`, and the policy of each space.
 fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
     let general = &draft.policy.value;
     let mut spaces = Vec::new();
     for (at, space) in draft.spaces.iter().enumerate() {
-        // A space that flags make says nothing over it.
+        // A space made by flags has no [space.policy].
         let own = draft.space_policies.get(at).map_or(&draft.policy, |own| own);
         if own.value.weights.mode == Mode::Approximate && !space.value.approximate && !space.is_refused("approximate") {
-            let message = "must be true where the policy's mode is approximate: nothing would be predicted";
+            let message = "must be true if the policy's mode is approximate; without it nothing is predicted";
             problems.push(space.problem("approximate", message));
         }
         spaces.push(own.value.weights);
@@ -196,7 +197,7 @@ fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
     PolicyConfig { spaces, ..general.clone() }
 }
 
-/// `[shadow]`, whose settings any policy has to take.
+/// `[shadow]`, whose settings must be valid for any policy.
 fn shadow(draft: &Draft, problems: &mut Vec<Problem>) -> ShadowConfig {
     let entry = &draft.shadow;
     if let Err(refused) = policy_with(&Policy::default(), "shadow", &entry.value.policy) {
@@ -211,7 +212,7 @@ fn shadow(draft: &Draft, problems: &mut Vec<Problem>) -> ShadowConfig {
 fn check_approximate(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
     for entry in spaces.iter().filter(|entry| entry.value.approximate) {
         if entry.value.block_size == 0 && !entry.is_refused("block_size") {
-            let message = "needs block_size: workers without events do not show theirs";
+            let message = "needs block_size, because workers without events do not show theirs; set it";
             problems.push(entry.problem("approximate", message));
         }
     }
@@ -224,8 +225,8 @@ pub(super) fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut 
     }
 }
 
-/// The space a worker means by whatever it says of model, namespace and role. Where nothing sensible can be
-/// said because another problem is in the way, the error is empty.
+/// The space that a worker's model, namespace and role select. The error is empty if another problem, already listed,
+/// prevents the search.
 pub(super) fn find_space(
     entry: &TableDraft<WorkerDraft>,
     spaces: &[TableDraft<SpaceConfig>],
@@ -246,13 +247,16 @@ pub(super) fn find_space(
         [(at, _)] => Ok(SpaceId(*at as u32)),
         [] => Err(Some(no_such_space(entry, spaces))),
         [(at, first), rest @ ..] if rest.iter().all(|(_, other)| describe(&other.value) == describe(&first.value)) => {
-            // The same space defined twice: that is the problem, and it is listed where it stands.
+            // The same space is defined twice. The list already has that problem.
             Ok(SpaceId(*at as u32))
         }
         several => {
             let listed: Vec<_> = several.iter().map(|(_, space)| describe(&space.value)).collect();
             let field = if draft.model.is_none() { "model" } else { "namespace" };
-            let message = format!("the worker's space is not clear, it could be {}", listed.join(" or "));
+            let message = format!(
+                "the worker's space is ambiguous, it could be {}; set model, namespace or role",
+                listed.join(" or ")
+            );
             Err(Some(entry.problem(field, message)))
         }
     }
@@ -286,7 +290,7 @@ fn describe(space: &SpaceConfig) -> String {
     format!("`{}` in {namespace}, role {}", space.model, space.role.name())
 }
 
-/// Where each value was first written.
+/// Where each value was written first.
 pub(super) struct FirstUse<K>(HashMap<K, Location>);
 
 impl<K> Default for FirstUse<K> {
@@ -296,7 +300,7 @@ impl<K> Default for FirstUse<K> {
 }
 
 impl<K: Hash + Eq> FirstUse<K> {
-    /// Where `key` was written before, if it was; else notes that it is written at `place`.
+    /// The earlier location of `key`, if there is one. Else notes `location` as its first.
     pub(super) fn repeats(&mut self, key: K, location: &Location) -> Option<Location> {
         if let Some(first) = self.0.get(&key) {
             return Some(first.clone());
@@ -306,10 +310,10 @@ impl<K: Hash + Eq> FirstUse<K> {
     }
 }
 
-/// A GPU worker's throughput where its record does not say, relative to a CPU worker's 1.
+/// The default weight of a GPU worker. A CPU worker's is 1.
 const GPU_WEIGHT_DEFAULT: f64 = 8.0;
 
-/// The workers of these records. They are only to be used if no problem was added.
+/// The workers of these records. The result is valid only if the call added no problem.
 pub(super) fn workers(
     entries: &[TableDraft<WorkerDraft>],
     spaces: &[TableDraft<SpaceConfig>],
@@ -330,14 +334,17 @@ pub(super) fn workers(
         }
     }
     if named.workers.len() > limits::WORKERS_MAX && entries.len() <= limits::WORKERS_MAX {
-        let message =
-            format!("there are {} with their ranks, at most {} are allowed", named.workers.len(), limits::WORKERS_MAX);
+        let message = format!(
+            "there are {} workers with all ranks, at most {} are allowed",
+            named.workers.len(),
+            limits::WORKERS_MAX
+        );
         problems.extend(entries.last().map(|last| Problem::new(last.head.clone(), last.path.clone(), message)));
     }
     named
 }
 
-/// What no two records may share.
+/// Identities and endpoints, of which no two records may share one.
 #[derive(Default)]
 struct Checks {
     identities: FirstUse<Worker>,
@@ -345,12 +352,12 @@ struct Checks {
 }
 
 impl Checks {
-    /// What a record says that goes against itself.
+    /// Checks the fields of one record against each other.
     fn record(&self, entry: &TableDraft<WorkerDraft>, problems: &mut Vec<Problem>) {
         let draft = &entry.value;
         let told_by_url = draft.url.is_some();
         if told_by_url && draft.load.is_some() {
-            problems.push(entry.problem("load", "is what the engine at url says"));
+            problems.push(entry.problem("load", "cannot be set with url, because the engine at url gives it"));
         }
         if entry.written("endpoint").is_none() || told_by_url {
             let set = [
@@ -359,14 +366,21 @@ impl Checks {
                 ("topic", !draft.topic.is_empty()),
                 ("ranks", told_by_url && draft.ranks != 1),
             ];
-            let message = if told_by_url { "is what the engine at url says" } else { "means nothing without endpoint" };
+            let message = if told_by_url {
+                "cannot be set with url, because the engine at url gives it"
+            } else {
+                "has no effect without endpoint; set endpoint or remove this field"
+            };
             for (field, _) in set.iter().filter(|(_, is_set)| *is_set) {
                 problems.push(entry.problem(field, message));
             }
         }
         let within = draft.capacity_blocks <= draft.blocks_max;
         if !within && !entry.is_refused("blocks_max") {
-            let message = format!("is beyond blocks_max, {}: its blocks would be refused", draft.blocks_max);
+            let message = format!(
+                "is more than blocks_max = {}, beyond which blocks are refused; raise blocks_max",
+                draft.blocks_max
+            );
             problems.push(entry.problem("capacity_blocks", message));
         }
     }
@@ -386,7 +400,7 @@ impl Checks {
     ) {
         for rank in 0..entry.value.ranks.min(limits::WORKERS_MAX as u32) {
             let Some(worker) = of_rank(first, rank) else {
-                let message = "counts up tcp ports, which end at 65535, and dp_rank; name each rank by itself";
+                let message = "needs tcp ports up to 65535 and dp_ranks that count up; write one [[worker]] for each rank instead";
                 problems.push(entry.problem("ranks", message));
                 return;
             };
@@ -416,13 +430,13 @@ impl Checks {
 
     fn endpoint(&mut self, entry: &TableDraft<WorkerDraft>, field: &str, value: &str, problems: &mut Vec<Problem>) {
         if let Some(first) = self.endpoints.repeats(value.to_ascii_lowercase(), &entry.location(field)) {
-            let message = format!("`{value}` is already used at {first}; every rank has sockets of its own");
+            let message = format!("`{value}` is already used at {first}; every rank needs sockets of its own");
             problems.push(entry.problem(field, message));
         }
     }
 }
 
-/// The worker `rank` ranks after `first`. `None` where its numbers or ports end.
+/// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
 pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     let dp_rank = first.worker.rank.0.checked_add(rank).filter(|rank| *rank < u32::MAX)?;
     let events = match &first.events {
@@ -451,7 +465,7 @@ pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     Some(WorkerConfig { worker, name, events, load, ..first.clone() })
 }
 
-/// What people call a worker that nobody named.
+/// The name of a worker whose record has none.
 fn preset_name(worker: Worker) -> String {
     match worker.rank.0 {
         0 => format!("w{}", worker.id),

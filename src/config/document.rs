@@ -1,7 +1,7 @@
-//! The first step: the document, walked with its spans along the field table, becomes a draft.
+//! The first step: reads a TOML document into a draft, guided by the table of fields.
 //!
-//! `toml_edit` stops at a document's first syntax error. A line that cannot be read is noted, taken out
-//! and the document read again, so that one run lists them all.
+//! `toml_edit` stops at the first syntax error. To list them all in one run, the reader notes the bad line, removes it and
+//! parses the document again.
 
 use toml_edit::{Document, DocumentMut, Item, TableLike, Value};
 
@@ -14,33 +14,32 @@ use super::{
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
-/// A document with more unreadable lines than this is not a configuration; the rest is not listed.
+/// Most syntax errors listed. A document with more is no configuration.
 const SYNTAX_ERRORS_MAX: usize = 64;
 
-/// Stands, with a number, for a header that could not be read, so that the fields under it are not taken for
-/// the table's before.
+/// Replaces, with a number appended, a header that could not be read, so that its fields do not join the table before.
 const LOST_HEADER: &str = "unreadable header ";
 
-/// One table of the document: its values, and where each was written.
+/// One table of the document: its values, and the location of each.
 #[derive(Debug)]
 pub(super) struct TableDraft<T> {
     pub(super) value: T,
-    /// How its fields are named in problems: `serve`, `worker[2]`.
+    /// The prefix of its fields in problems: `serve`, `worker[2]`.
     pub(super) path: String,
-    /// Where the table starts.
+    /// The location of its header.
     pub(super) head: Location,
     locations: Vec<(&'static str, Location)>,
     refused: Vec<&'static str>,
 }
 
 impl<T: Default> TableDraft<T> {
-    /// A table that nobody has written: every field at its preset.
+    /// A table with every field at its default.
     pub(super) fn preset(section: &Section<T>, path: String, head: Location) -> Self {
         let mut value = T::default();
         for field in section.fields {
             if let Preset::Value(text) = field.preset {
                 let set = field.kind.set_text(&mut value, text);
-                debug_assert!(set.is_ok(), "the preset of {}.{} is refused: {set:?}", section.name, field.name);
+                debug_assert!(set.is_ok(), "the default of {}.{} is refused: {set:?}", section.name, field.name);
             }
         }
         Self { value, path, head, locations: Vec::new(), refused: Vec::new() }
@@ -48,17 +47,17 @@ impl<T: Default> TableDraft<T> {
 }
 
 impl<T> TableDraft<T> {
-    /// Where a field was written, else where its table starts.
+    /// The location of a field, or of its table's header if the field was not written.
     pub(super) fn location(&self, field: &str) -> Location {
         self.written(field).unwrap_or(&self.head).clone()
     }
 
-    /// Where a field was written, if it was.
+    /// The location of a field, if it was written.
     pub(super) fn written(&self, field: &str) -> Option<&Location> {
         self.locations.iter().find(|(name, _)| *name == field).map(|(_, location)| location)
     }
 
-    /// Whether a field was written with a value that was refused, so that nothing follows from it.
+    /// Whether a field's value was refused, so that later checks must ignore it.
     pub(super) fn is_refused(&self, field: &str) -> bool {
         self.refused.contains(&field)
     }
@@ -72,7 +71,7 @@ impl<T> TableDraft<T> {
         Problem::new(self.location(field), self.path_of(field), message)
     }
 
-    /// Notes what came of setting a field.
+    /// Notes the location of a field and the result of setting it.
     pub(super) fn note(
         &mut self,
         field: &Field<T>,
@@ -90,7 +89,7 @@ impl<T> TableDraft<T> {
         }
     }
 
-    /// Notes every required field that was not written.
+    /// Lists every required field that was not written.
     pub(super) fn note_missing(&self, section: &Section<T>, problems: &mut Vec<Problem>) {
         for field in section.fields {
             if let Preset::Required(example) = field.preset
@@ -103,7 +102,7 @@ impl<T> TableDraft<T> {
     }
 }
 
-/// The whole document, every field accepted or at its preset.
+/// The whole document: every field at its accepted value or its default.
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) serve: TableDraft<ServeConfig>,
@@ -120,12 +119,12 @@ pub(super) struct Draft {
     pub(super) discovery: TableDraft<DiscoveryConfig>,
     pub(super) relay: TableDraft<RelayConfig>,
     pub(super) spaces: Vec<TableDraft<SpaceConfig>>,
-    /// `[space.policy]`, by space as far as they are listed: what stands there over what stands in `[policy]`.
+    /// The policy of each space in the document: `[policy]` with the fields of `[space.policy]`.
     pub(super) space_policies: Vec<TableDraft<PolicyConfig>>,
     pub(super) workers: Vec<TableDraft<WorkerDraft>>,
 }
 
-/// The one table within a table: of a space, what differs for it.
+/// The one table within a table: a space's own policy.
 const SPACE_POLICY: (&str, &str) = ("space", "policy");
 
 fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
@@ -133,7 +132,7 @@ fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
 }
 
 impl Draft {
-    /// An empty document.
+    /// The draft of an empty document.
     pub(super) fn preset() -> Self {
         Self {
             serve: preset(&fields::SERVE),
@@ -156,7 +155,7 @@ impl Draft {
     }
 }
 
-/// Every table's name, and which fields it has.
+/// The name and the fields of every table.
 fn sections() -> [(&'static str, Vec<&'static str>); 15] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
@@ -180,8 +179,8 @@ fn sections() -> [(&'static str, Vec<&'static str>); 15] {
     ]
 }
 
-/// Reads a document into a draft; what is wrong goes to `problems`. `None` where lines were so broken that the
-/// draft as a whole means nothing; its tables have been looked at where they could be.
+/// Reads a document into a draft and adds what is wrong to `problems`. `None` if lines are so broken that the draft as a
+/// whole has no meaning; the readable tables were still checked.
 pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
     let mut readable = text.to_owned();
     let mut lost_headers = 0;
@@ -195,7 +194,7 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
         problems.push(Problem::new(location_at(&readable, offset), "", message));
         let line = line_around(&readable, offset);
         let written = readable[line.clone()].trim_start();
-        // What is reported at a line that was already replaced cannot be cured by replacing it again.
+        // An error at a line that was already replaced would come again.
         if written.is_empty()
             || written.trim_start_matches(['[', '"']).starts_with(LOST_HEADER)
             || problems.len() >= SYNTAX_ERRORS_MAX
@@ -210,22 +209,22 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
         };
         readable.replace_range(line, &instead);
     };
-    let mut walk = Reader { text: &readable, syntax_is_whole: problems.is_empty(), problems };
-    let draft = walk.document(document.as_table());
+    let mut reader = Reader { text: &readable, syntax_is_whole: problems.is_empty(), problems };
+    let draft = reader.document(document.as_table());
     (lost_headers == 0).then_some(draft)
 }
 
-/// Reads a document that was made and not written, so that nothing in it has a place.
+/// Reads a document that was built in memory, so that nothing in it has a location.
 pub(super) fn read_document(document: &DocumentMut, problems: &mut Vec<Problem>) -> Draft {
     Reader { text: "", syntax_is_whole: true, problems }.document(document.as_table())
 }
 
-/// A table and the bytes it takes.
+/// A table and its byte range.
 type Spanned<'a> = (&'a dyn TableLike, Option<std::ops::Range<usize>>);
 
 struct Reader<'a> {
     text: &'a str,
-    /// Whether every line could be read; where not, a missing field may stand on one that could not.
+    /// Whether every line could be read. If not, a missing field may stand on an unreadable line.
     syntax_is_whole: bool,
     problems: &'a mut Vec<Problem>,
 }
@@ -257,7 +256,7 @@ impl Reader<'_> {
                 _ => self.unknown_section(name, item, location),
             }
         }
-        // Last, as it starts from what [policy] says, wherever that stands.
+        // Last, because it starts from [policy], which may stand anywhere.
         let spaces = root.get(SPACE_POLICY.0).and_then(tables).unwrap_or_default();
         for (at, (space, _)) in spaces.into_iter().enumerate() {
             let entry = self.space_policy(at, space, &draft.policy.value);
@@ -266,7 +265,7 @@ impl Reader<'_> {
         draft
     }
 
-    /// What a space says over `[policy]`.
+    /// A space's policy: `[policy]` with the fields of `[space.policy]`.
     fn space_policy(&mut self, at: usize, space: &dyn TableLike, over: &PolicyConfig) -> TableDraft<PolicyConfig> {
         let mut entry = TableDraft::preset(&fields::POLICY, format!("space[{at}].policy"), Location::Document);
         entry.value = over.clone();
@@ -276,7 +275,7 @@ impl Reader<'_> {
         // What the daemon sets up once for all spaces is also what needs a restart.
         for field in fields::POLICY.fields.iter().filter(|field| !field.is_live()) {
             if entry.written(field.name).is_some() {
-                self.problems.push(entry.problem(field.name, "is one for all spaces and belongs to [policy]"));
+                self.problems.push(entry.problem(field.name, "is the same for all spaces; set it in [policy]"));
             }
         }
         entry
@@ -289,7 +288,7 @@ impl Reader<'_> {
                 self.table(section, table, entry);
             }
             None => {
-                let message = format!("expected a table, written [{}], found {}", section.name, type_name(item));
+                let message = format!("expected a table with the header [{}], found {}", section.name, type_name(item));
                 self.problems.push(Problem::new(location, section.name, message));
             }
         }
@@ -297,14 +296,13 @@ impl Reader<'_> {
 
     fn repeated<T: Default>(&mut self, section: &Section<T>, item: &Item, location: Location) -> Vec<TableDraft<T>> {
         let Some(tables) = tables(item) else {
-            let message =
-                format!("expected one table for each, written [[{}]], found {}", section.name, type_name(item));
+            let message = format!("expected tables with the header [[{}]], found {}", section.name, type_name(item));
             self.problems.push(Problem::new(location, section.name, message));
             return Vec::new();
         };
         let mut entries = Vec::with_capacity(tables.len());
         for (at, (table, span)) in tables.into_iter().enumerate() {
-            // One more than there may be, so that it shows; none of them is looked at further.
+            // Read one more than allowed, so that the check sees that there are too many.
             if self.problems.len() >= PROBLEMS_MAX || at > WORKERS_MAX {
                 break;
             }
@@ -345,7 +343,7 @@ impl Reader<'_> {
             let near = nearest(name, sections.iter().map(|(name, _)| *name));
             Problem::new(location, name, "unknown table").suggest(near)
         } else if let Some((section, _)) = sections.iter().find(|(_, fields)| fields.contains(&name)) {
-            Problem::new(location, name, format!("stands outside every table; `{name}` belongs to [{section}]"))
+            Problem::new(location, name, format!("stands outside every table; put it under [{section}]"))
         } else {
             let near = nearest(name, sections.iter().flat_map(|(_, fields)| fields.iter().copied()));
             Problem::new(location, name, "unknown field outside every table").suggest(near)
@@ -359,19 +357,19 @@ impl Reader<'_> {
     }
 }
 
-/// The problem of a name that its table does not have.
+/// The problem of a field name that the table does not have.
 pub(super) fn unknown_field<T>(section: &Section<T>, path: &str, name: &str, location: Location) -> Problem {
     let path = format!("{path}.{name}");
     if let Some(near) = nearest(name, section.names()) {
         return Problem::new(location, path, "unknown field").suggest(Some(near));
     }
     match sections().iter().find(|(_, fields)| fields.contains(&name)) {
-        Some((owner, _)) => Problem::new(location, path, format!("unknown field; `{name}` belongs to [{owner}]")),
+        Some((owner, _)) => Problem::new(location, path, format!("unknown field here; `{name}` belongs to [{owner}]")),
         None => Problem::new(location, path, "unknown field"),
     }
 }
 
-/// The tables of an array of tables, however it is written.
+/// The tables of an array of tables, in either TOML notation.
 fn tables(item: &Item) -> Option<Vec<Spanned<'_>>> {
     match item {
         Item::ArrayOfTables(tables) => Some(tables.iter().map(|table| (table as _, table.span())).collect()),

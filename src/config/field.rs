@@ -1,19 +1,19 @@
-//! What the field table is made of: a field knows its name, unit, default, bounds, words and place.
+//! A field of the field table: name, unit, default, kind with bounds, reload, and documentation. A kind also parses values.
 
 use super::problem::nearest;
 
-/// What a field has when nobody sets it, as it would be written on the command line.
+/// The value of a field that is not set, written as on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Preset {
-    /// This value.
+    /// A default.
     Value(&'static str),
-    /// Nothing: it must be set, as in this example.
+    /// None: the field must be set. With an example.
     Required(&'static str),
-    /// Nothing, and that means something; an example of a value.
+    /// None: an absent field has a meaning of its own. With an example.
     Absent(&'static str),
 }
 
-/// A field's type with its bounds, and where an accepted value goes.
+/// A field's type and bounds, and the function that stores an accepted value.
 pub(super) enum Kind<T> {
     Integer { min: u64, max: u64, set: fn(&mut T, u64) },
     Number { min: f64, max: f64, set: fn(&mut T, f64) },
@@ -53,10 +53,10 @@ impl<T> Field<T> {
     }
 }
 
-/// One table of the document, and all its fields.
+/// One table of the document and its fields.
 pub(super) struct Section<T: 'static> {
     pub(super) name: &'static str,
-    /// Whether it is written `[[name]]`, once for each.
+    /// Whether its header is `[[name]]` and may occur several times.
     pub(super) repeated: bool,
     pub(super) doc: &'static str,
     pub(super) fields: &'static [Field<T>],
@@ -72,7 +72,7 @@ impl<T> Section<T> {
     }
 }
 
-/// Why a value was not accepted.
+/// Why a value was refused.
 #[derive(Debug, PartialEq)]
 pub(super) struct ValueError {
     pub(super) message: String,
@@ -89,7 +89,7 @@ impl ValueError {
     }
 }
 
-/// A value as it was written, before a field has looked at it.
+/// A value as written, before a field has checked it.
 #[derive(Debug)]
 pub(super) enum Written<'a> {
     Integer(i64),
@@ -97,7 +97,7 @@ pub(super) enum Written<'a> {
     Flag(bool),
     Text(&'a str),
     List(Vec<String>),
-    /// Anything a field cannot be: the name of its type.
+    /// A type that no field has, by name.
     Other(&'static str),
 }
 
@@ -131,7 +131,7 @@ impl<T> Kind<T> {
         matches!(self, Self::Choice { .. } | Self::Text { .. } | Self::Parsed { .. })
     }
 
-    /// The bounds in words, for people.
+    /// The bounds in words.
     pub(super) fn bounds(&self) -> String {
         match self {
             Self::Integer { min, max, .. } => format!("{min} to {max}"),
@@ -145,14 +145,14 @@ impl<T> Kind<T> {
         }
     }
 
-    /// Sets the field to what the document says.
+    /// Sets the field to the document's value.
     pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), ValueError> {
         match (self, written) {
             (Self::Integer { set, .. }, Written::Integer(value)) => {
                 let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
                 set(target, value.ok_or_else(|| self.out_of_bounds())?);
             }
-            // TOML's integers end at 2^63-1; identities and seeds do not. Beyond it they are quoted.
+            // TOML's integers end at 2^63-1, identities and seeds at 2^64-1. Larger ones are written in quotes.
             (Self::Integer { max, .. }, Written::Text(text)) if *max > i64::MAX as u64 => {
                 return self.set_text(target, text);
             }
@@ -164,7 +164,7 @@ impl<T> Kind<T> {
             }
             (Self::List { .. }, Written::List(items)) => self.set_list(target, items)?,
             (Self::Integer { .. } | Self::Number { .. } | Self::Flag { .. }, Written::Text(text)) => {
-                // Suggest the bare value only if it would have been accepted.
+                // Suggest the value without quotes only if it is valid.
                 let bare = self.set_text(target, text).is_ok().then_some(text);
                 return Err(ValueError::near(format!("expected {}, found a string", self.expected()), bare));
             }
@@ -175,11 +175,11 @@ impl<T> Kind<T> {
         Ok(())
     }
 
-    /// Sets the field to a value as a default or a flag says it: without quotes, lists joined by `+`.
+    /// Sets the field to the value of a default or a flag: without quotes, lists joined by `+`.
     pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), ValueError> {
         match self {
             Self::Integer { set, .. } => {
-                // Wider than any field, so that what is an integer and does not fit is told its bounds.
+                // Wider than any field, so that an integer that is too large gets the message with the bounds.
                 let value: i128 = text.parse().map_err(|_| self.not_a(text))?;
                 let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
                 set(target, value.ok_or_else(|| self.out_of_bounds())?);
@@ -212,7 +212,7 @@ impl<T> Kind<T> {
 
     fn set_number(&self, target: &mut T, value: f64) -> Result<(), ValueError> {
         match self {
-            // NaN is in no range.
+            // No range contains NaN.
             Self::Number { min, max, set } if (*min..=*max).contains(&value) => set(target, value),
             _ => return Err(self.out_of_bounds()),
         }

@@ -1,4 +1,5 @@
-//! From a file, from flags, or from both: flags win.
+//! Loads the configuration from a file, from flags, or from both: flags win. Also applies `field=value` settings to a
+//! policy.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +11,12 @@ use super::problem::{Location, Problem, Problems};
 use super::{Config, SpaceConfig};
 use crate::route::{Mode, Policy};
 
-/// One field set on the command line.
+/// One field set by a flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The flag, as written: `--socket`.
     pub flag: &'static str,
-    /// The table the field is in: `serve`, or `space` for the one space that flags can make.
+    /// The field's table: `serve` and so on, or `space` for the one space that flags can make.
     pub section: &'static str,
     /// The field's name in that table.
     pub field: &'static str,
@@ -23,19 +24,19 @@ pub struct Setting {
     pub text: String,
 }
 
-/// What the command line says about the configuration.
+/// The configuration fields that the command line sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Single fields.
     pub settings: Vec<Setting>,
-    /// Workers, each `field=value,field=value` with the fields of a `[[worker]]`; lists are joined by `+`.
+    /// Workers, each `field=value,field=value` with the fields of `[[worker]]`; lists are joined by `+`.
     pub workers: Vec<String>,
 }
 
-/// Reads a configuration from a file, if one is named, and from flags.
+/// Reads a configuration from a file, if there is one, and from flags.
 ///
 /// # Errors
-/// Everything that is wrong with them, in the order of the lines.
+/// Every problem, in the order of the lines.
 pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
     let Some(path) = path else {
         return finish("command line", Some(Draft::preset()), Vec::new(), flags);
@@ -60,14 +61,14 @@ pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
 /// Reads a configuration from the text of a file and from flags. `source` names the file in problems.
 ///
 /// # Errors
-/// Everything that is wrong with them, in the order of the lines.
+/// Every problem, in the order of the lines.
 pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
     let mut problems = Vec::new();
     let draft = document::read(text, &mut problems);
     finish(source, draft, problems, flags)
 }
 
-/// Where a daemon serves that was not told a socket, and where clients look for one.
+/// The default socket, of the daemon and of its clients.
 #[must_use]
 pub fn socket_default() -> PathBuf {
     Draft::preset().serve.value.socket
@@ -160,7 +161,7 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<Work
         };
         let name = name.trim();
         if entry.written(name).is_some() {
-            problems.push(Problem::new(location.clone(), entry.path_of(name), "is said twice"));
+            problems.push(Problem::new(location.clone(), entry.path_of(name), "is set twice"));
             continue;
         }
         set(&fields::WORKER, &mut entry, name, value.trim(), location.clone(), problems);
@@ -169,10 +170,10 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<Work
     entry
 }
 
-/// `base` with what `settings` say, each `field=value` with a field of `[policy]`; `source` names them in problems.
+/// `base` with settings over it, each `field=value` with a field of `[policy]`. `source` names the settings in problems.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// Every problem with the settings.
 pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
     let mut problems = Vec::new();
     let mut entry = TableDraft::preset(&fields::POLICY, "policy".to_owned(), Location::Document);
@@ -183,13 +184,16 @@ pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) ->
         match setting.split_once('=') {
             None => problems.push(Problem::new(location, "policy", "expected field=value")),
             Some(("seed", _)) => {
-                problems.push(Problem::new(location, "policy.seed", "is one for all policies and belongs to [policy]"));
+                problems.push(Problem::new(
+                    location,
+                    "policy.seed",
+                    "is the same for all policies; set it in [policy]",
+                ));
             }
             Some((name, value)) => {
                 set(&fields::POLICY, &mut entry, name.trim(), value.trim(), location.clone(), &mut problems);
                 if name.trim() == "mode" && entry.value.weights.mode == Mode::Approximate {
-                    let message =
-                        "approximate judges by what would have been predicted, which no decision that was made says";
+                    let message = "approximate needs the predictions of its own decisions, which recorded decisions do not have; use another mode";
                     problems.push(Problem::new(location, "policy.mode", message));
                 }
             }
@@ -206,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_set_over_what_is_there() {
+    fn settings_replace_fields_of_the_base_policy() {
         let base = Policy { device_credit: 2.0, credit_decay: 0.5, ..Policy::default() };
         let policy = policy_with(&base, "t", &["device_credit = 0.25", "track_active_blocks=false"]).unwrap();
         assert_eq!(policy, Policy { device_credit: 0.25, track_active_blocks: false, ..base });
@@ -214,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_named() {
+    fn every_wrong_setting_is_named() {
         let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing", "mode=approximate"];
         let problems = policy_with(&Policy::default(), "t", &wrong).unwrap_err();
         assert_eq!(problems.list.len(), wrong.len(), "{problems}");
         let approximate = Policy { mode: Mode::Approximate, ..Policy::default() };
-        assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "what is decided by is not in question");
+        assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "the base policy's mode is not checked");
         assert_eq!(problems.list[0].nearest.as_deref(), Some("device_credit"));
     }
 }

@@ -1,8 +1,8 @@
-//! What is wrong with a configuration, all of it, in words that lead to the line to change.
+//! Problems of a configuration: where each is, what is wrong, and what was probably meant.
 
 use std::fmt;
 
-/// Where a problem lies.
+/// Where a problem is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Location {
     /// The document as a whole.
@@ -28,16 +28,16 @@ impl fmt::Display for Location {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// Where it is.
     pub location: Location,
-    /// Which field, as `section.field` or `worker[2].field` (counted from 0); empty for a syntax error.
+    /// The field, as `table.field` or `worker[2].field` (from 0); empty for a syntax error.
     pub path: String,
-    /// What is wrong and what is expected.
+    /// What is wrong, and what is expected.
     pub message: String,
-    /// The valid name nearest to what was written.
+    /// The valid name most like the written one.
     pub nearest: Option<String>,
 }
 
@@ -48,14 +48,14 @@ impl Problem {
         Self { location, path: path.into(), message: message.into(), nearest: None }
     }
 
-    /// The same problem with the name that was probably meant.
+    /// Adds the name that was probably meant.
     #[must_use]
     pub fn suggest(mut self, nearest: Option<&str>) -> Self {
         self.nearest = nearest.map(str::to_owned);
         self
     }
 
-    /// The line in the file, where there is one.
+    /// The line in the file, if the problem has one.
     #[must_use]
     pub const fn line(&self) -> Option<u32> {
         match self.location {
@@ -65,17 +65,17 @@ impl Problem {
     }
 }
 
-/// Every problem of one configuration, in the order of its lines; never empty.
+/// Every problem of one configuration, in the order of the lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// The file's name, or `command line`.
+    /// The file's path, or `command line`.
     pub source: String,
     /// The problems.
     pub list: Vec<Problem>,
 }
 
 impl fmt::Display for Problems {
-    /// One line a problem, `source:line:column: field: message; did you mean ...?`.
+    /// One line for each problem: `source:line:column: field: message; did you mean ...?`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, problem) in self.list.iter().enumerate() {
             if at > 0 {
@@ -100,8 +100,8 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The candidate that `written` was probably meant to be, if one is near enough: at most a third of its
-/// characters, and one more, may differ.
+/// The candidate that was probably meant by `written`, if any: at most a third of the candidate's characters, and one
+/// more, may differ.
 pub fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.to_lowercase();
     candidates

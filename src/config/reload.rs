@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_restart_is_named() {
+    fn changed_fields_that_need_a_restart_are_named() {
         let plain = read("");
         for (text, fields) in [
             ("", &[][..]),
@@ -68,17 +68,17 @@ mod tests {
         }
     }
 
-    /// Another value of a field than its preset, as the file says it.
+    /// A value of a field other than its default, in TOML.
     fn another<T>(field: &Field<T>) -> String {
         let preset = match field.preset {
-            // A flag that follows from something else is in its example as it is then.
+            // The example of a flag that depends on other fields is the value they give it here.
             Preset::Value(value) | Preset::Absent(value) if matches!(field.kind, Kind::Flag { .. }) => value,
             Preset::Value(value) => value,
             Preset::Required(_) | Preset::Absent(_) => "",
         };
         let value = match &field.kind {
             Kind::Integer { min, max, .. } => {
-                // What is larger TOML does not have.
+                // TOML has no larger integers.
                 let max = (*max).min(i64::MAX as u64);
                 if *min == 0 || preset == min.to_string() { max } else { *min }.to_string()
             }
@@ -90,18 +90,18 @@ mod tests {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
                 "listen" => "::1",
-                other => panic!("what would another {other} be?"),
+                other => panic!("the test needs another value of {other}"),
             }
             .to_owned(),
         };
         render(field, &value)
     }
 
-    /// Every field that does not say that it is reloaded is named when it differs.
+    /// Changes each field that needs a restart, and expects its name.
     fn assert_named<T>(section: &Section<T>) {
         for field in section.fields.iter().filter(|field| !field.is_live()) {
             let table = |lines: &str| match section.name {
-                // Where there is no port nothing else of it counts.
+                // Without a port the other fields have no effect.
                 "http" if field.name != "port" => format!("[http]\nport = 1\n{lines}"),
                 name => format!("[{name}]\n{lines}"),
             };
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn no_field_that_waits_for_a_restart_is_passed_over() {
+    fn no_field_that_needs_a_restart_is_missed() {
         assert_named(&fields::SERVE);
         assert_named(&fields::ADMIN);
         assert_named(&fields::METRICS);

@@ -11,28 +11,23 @@ impl From<EndpointError> for ValueError {
     }
 }
 
-/// Reads an endpoint that we connect to.
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse(text)?)
 }
 
-/// Checks an endpoint that we bind.
 pub(super) fn check_bound(text: &str) -> Result<(), ValueError> {
     BoundEndpoint::parse(text)?;
     Ok(())
 }
 
-/// Reads the address of an engine's HTTP server.
 pub(super) fn url(text: &str) -> Result<String, ValueError> {
     Ok(endpoint::server_url(text)?)
 }
 
-/// Checks the prefix of a subscription.
 pub(super) fn check_topic(text: &str) -> Result<(), ValueError> {
     Ok(endpoint::check_topic(text)?)
 }
 
-/// Checks the path of a Unix socket that we bind.
 pub(super) fn check_socket(path: &str) -> Result<(), ValueError> {
     Ok(endpoint::check_socket_path(path)?)
 }
@@ -46,7 +41,7 @@ pub(super) fn socket_mode(text: &str) -> Result<u32, ValueError> {
     }
 }
 
-/// One of the places that `worker_hosts` under `[http]` names.
+/// One entry of `worker_hosts` in `[http]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostRule {
     /// Every host, `*`.
@@ -55,12 +50,12 @@ pub enum HostRule {
     Ipc,
     /// An address, or a network such as `10.0.0.0/8`.
     Network(IpAddr, u8),
-    /// A host's name, whatever address it has, in lower case.
+    /// A host name in lower case, whatever its address.
     Name(String),
 }
 
 impl HostRule {
-    /// The rule that a text means, if it means one.
+    /// Parses a rule; `None` if the text is none.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -78,7 +73,8 @@ impl HostRule {
         is_name.then(|| Self::Name(text.to_ascii_lowercase()))
     }
 
-    /// Whether the rule allows an endpoint. A name is allowed by name only: whoever owns it chooses its address.
+    /// Whether the rule allows an endpoint. A host name must match a rule by name: its owner can choose any address, so
+    /// address rules never match it.
     #[must_use]
     pub fn allows(&self, endpoint: &str) -> bool {
         match (self, host_of(endpoint)) {
@@ -92,7 +88,7 @@ impl HostRule {
         }
     }
 
-    /// Whether an endpoint is at the address of the caller who names it.
+    /// Whether an endpoint is at the caller's own address.
     #[must_use]
     pub fn is_at(endpoint: &str, caller: IpAddr) -> bool {
         let address = host_of(endpoint).and_then(address_of);
@@ -112,7 +108,7 @@ fn address_of(host: &str) -> Option<IpAddr> {
 
 fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     let same = |a: u128, b: u128, width: u8| {
-        // A shift by the whole width is none.
+        // A shift by the whole width would overflow; it leaves nothing to compare.
         let shift = u32::from(width - bits);
         shift >= u32::from(width) || a >> shift == b >> shift
     };
@@ -138,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_allows_what_it_names() {
+    fn a_rule_allows_only_matching_endpoints() {
         for (rule, endpoint, expected) in [
             ("*", "tcp://anywhere.example:1", true),
             ("*", "ipc:///run/x", false),
@@ -153,7 +149,7 @@ mod tests {
             ("0.0.0.0/0", "tcp://[2001:db8::1]:1", false),
             ("fd00::/8", "tcp://[fd12::1]:1", true),
             ("fd00::/8", "tcp://[fe80::1]:1", false),
-            // A name that a resolver reads as an address is a name here.
+            // A resolver would read these names as addresses; rules for addresses do not match them.
             ("127.0.0.0/8", "tcp://2130706433:1", false),
             ("127.0.0.0/8", "tcp://localhost:1", false),
             ("127.0.0.0/8", "tcp://127.0.0.1;evil.example:1", false),
@@ -169,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_at_its_own_address_and_not_at_a_name() {
+    fn a_caller_is_at_its_own_address_and_never_at_a_name() {
         let caller: IpAddr = [10, 0, 0, 7].into();
         assert!(HostRule::is_at("tcp://10.0.0.7:5557", caller));
         assert!(HostRule::is_at("tcp://10.0.0.7:5557", "::ffff:10.0.0.7".parse().unwrap()));

@@ -1,4 +1,4 @@
-//! Workers named elsewhere than in the configuration file: in a file of their own, or one at a time.
+//! Workers outside the configuration file: files of workers, single workers in requests, and changes of workers.
 
 use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
@@ -11,16 +11,16 @@ use super::{NamedWorkers, SpaceConfig, WorkerConfig};
 use crate::ids::Worker;
 use crate::limits;
 
-/// How a file of workers is written.
+/// The format of a file of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFormat {
     /// `[[worker]]`, as in the configuration file.
     Toml,
-    /// A worker, a list of them, or `{"worker": [...]}`, with the same fields.
+    /// One worker, a list of workers, or `{"worker": [...]}`, with the same fields.
     Json,
 }
 
-/// Fields that [`WorkerPatch`] may set: none of them touches the worker's stream.
+/// Fields that [`WorkerPatch`] may set. None of them affects the worker's event stream.
 const PATCHABLE: [&str; 12] = [
     "draining",
     "weight",
@@ -39,7 +39,7 @@ const PATCHABLE: [&str; 12] = [
 /// Reads a file of workers. `source` names it in problems.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// Every problem of the file.
 pub fn parse_workers(
     source: &str,
     text: &str,
@@ -71,7 +71,7 @@ pub fn parse_workers(
 /// Reads one worker from names and values of fields.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// Every problem of the fields.
 pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConfig]) -> Result<NamedWorkers, Problems> {
     let mut problems = Vec::new();
     let entry = entry(said, &mut problems);
@@ -80,7 +80,7 @@ pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConf
     if problems.is_empty() { Ok(named) } else { Err(Problems { source: source.to_owned(), list: problems }) }
 }
 
-/// Fields of a worker that somebody sets in place of what its source says.
+/// Fields of a worker that a request sets over those of its source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerPatch {
     draft: WorkerDraft,
@@ -91,13 +91,16 @@ impl WorkerPatch {
     /// Reads names and values of fields.
     ///
     /// # Errors
-    /// Everything that is wrong with them, also fields that cannot be set of a worker that stays.
+    /// Every problem of the fields, including fields that cannot change while the worker stays.
     pub fn parse(source: &str, said: &[(String, String)]) -> Result<Self, Problems> {
         let mut problems = Vec::new();
         let entry = entry(said, &mut problems);
         let written: Vec<&'static str> = fields::WORKER.names().filter(|name| entry.written(name).is_some()).collect();
         for name in written.iter().filter(|name| !PATCHABLE.contains(name)) {
-            let message = format!("cannot be set of a worker that stays, only {} can", PATCHABLE.join(", "));
+            let message = format!(
+                "cannot change while the worker stays, only {} can; remove the worker and add it again",
+                PATCHABLE.join(", ")
+            );
             problems.push(entry.problem(name, message));
         }
         if problems.is_empty() {
@@ -106,13 +109,13 @@ impl WorkerPatch {
         Err(Problems { source: source.to_owned(), list: problems })
     }
 
-    /// Sets the fields of `later` too.
+    /// Adds the fields of `later`, which win.
     pub fn add(&mut self, later: &Self) {
         later.written.iter().for_each(|name| copy_draft(name, &later.draft, &mut self.draft));
         self.written.extend(later.written.iter().filter(|name| !self.written.contains(name)).collect::<Vec<_>>());
     }
 
-    /// Sets the fields of a worker.
+    /// Sets the fields of the patch in a worker.
     pub fn apply(&self, worker: &mut WorkerConfig) {
         let draft = &self.draft;
         for name in &self.written {
@@ -153,7 +156,7 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
     }
 }
 
-/// The worker of an engine's rank that comes `rank` ranks after `first`. `None` where its numbers or ports end.
+/// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
 #[must_use]
 pub fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     check::of_rank(first, rank)
@@ -163,7 +166,7 @@ fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> TableDraft<W
     let mut entry = TableDraft::preset(&fields::WORKER, "worker".to_owned(), Location::Document);
     for (name, value) in said {
         if entry.written(name).is_some() {
-            problems.push(Problem::new(Location::Document, entry.path_of(name), "is said twice"));
+            problems.push(Problem::new(Location::Document, entry.path_of(name), "is set twice"));
             continue;
         }
         super::load::set(&fields::WORKER, &mut entry, name, value, Location::Document, problems);
@@ -180,7 +183,7 @@ fn as_entries(spaces: &[SpaceConfig]) -> Vec<TableDraft<SpaceConfig>> {
     spaces.iter().enumerate().map(entry).collect()
 }
 
-/// Refuses every other table: a file of workers configures nothing else.
+/// Refuses other tables: a file of workers has nothing but workers.
 fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
     let tables = [
         ("serve", &draft.serve.head),
@@ -197,28 +200,28 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
     let written = tables.into_iter().filter(|(_, head)| **head != Location::Document);
     let written = written.chain(draft.spaces.iter().map(|space| ("space", &space.head)));
     let problem = |(name, head): (&str, &Location)| {
-        Problem::new(head.clone(), name, "belongs to the configuration file; here only [[worker]] is read")
+        Problem::new(head.clone(), name, "belongs in the configuration file; a file of workers has only [[worker]]")
     };
     problems.extend(written.map(problem));
 }
 
-/// Refuses a text of more entries than workers can have, before a parser makes a tree of them: two bytes of text become
-/// some hundred of a tree. Marks within strings count too, as what a string is only a parser knows.
+/// Refuses a text with more entries than workers can have, before a parser builds a tree: two bytes of text become about a
+/// hundred bytes of tree. Marks within strings count too, because only a parser can tell strings apart.
 fn has_bounded_marks(text: &str) -> Result<(), Problem> {
     let marks = text.bytes().filter(|byte| b"=:,.[{".contains(byte)).count();
     if marks <= limits::DISCOVERY_FILE_MARKS_MAX {
         return Ok(());
     }
     let message = format!(
-        "has {marks} of the characters = : , . [ {{ and so more entries than workers can have, at most {} are read; split \
+        "has {marks} of the characters = : , . [ {{ and so more entries than workers can have; at most {} are allowed: split \
          the file",
         limits::DISCOVERY_FILE_MARKS_MAX
     );
     Err(Problem::new(Location::Document, "worker", message))
 }
 
-/// The same workers as a TOML document, so that there is one reader. It has no places: lines of it would mean nothing to
-/// who wrote the JSON.
+/// Converts workers from JSON to a TOML document, so that one reader serves both. The document has no locations, because
+/// its lines would mean nothing to the author of the JSON.
 fn json_as_toml(text: &str) -> Result<DocumentMut, Problem> {
     let wrong = |message: String| Problem::new(Location::Document, "worker", message);
     let json: Json = serde_json::from_str(text).map_err(|error| {
@@ -251,8 +254,8 @@ fn json_as_toml(text: &str) -> Result<DocumentMut, Problem> {
         }
         let mut table = Table::new();
         for (name, value) in object.into_iter().filter(|(_, value)| !value.is_null()) {
-            let value =
-                toml_value(&value).ok_or_else(|| wrong(format!("worker[{at}].{name} cannot be such a value")))?;
+            let value = toml_value(&value)
+                .ok_or_else(|| wrong(format!("worker[{at}].{name} has a value of an unsupported type")))?;
             table.insert(&name, Item::Value(value));
         }
         tables.push(table);
@@ -266,7 +269,7 @@ fn toml_value(value: &Json) -> Option<Value> {
     Some(match value {
         Json::Bool(flag) => (*flag).into(),
         Json::String(text) => text.into(),
-        // Beyond what TOML's integers hold a number is quoted, as in the configuration file.
+        // Integers too large for TOML become strings, as in the configuration file.
         Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
             (Some(value), ..) => value.into(),
             (None, Some(value), _) => value.to_string().into(),
@@ -281,7 +284,7 @@ fn toml_value(value: &Json) -> Option<Value> {
 }
 
 impl NamedWorkers {
-    /// The workers that are named by themselves, and who the servers' first ranks are.
+    /// Every worker named by its endpoints, and the first rank of every server.
     pub fn identities(&self) -> impl Iterator<Item = Worker> {
         self.workers.iter().map(|worker| worker.worker).chain(self.servers.iter().map(|server| server.worker.worker))
     }
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_says_the_same_in_both_formats() {
+    fn both_formats_give_the_same_workers() {
         let toml = "[[worker]]\nid = 1\nmodel = \"a\"\nendpoint = \"tcp://h:1\"\nranks = 2\ntaints = [\"x\"]\n\
                     [[worker]]\nid = \"18446744073709551615\"\nmodel = \"b\"\nweight = 2.5\ndraining = true\n";
         let json = r#"[{"id": 1, "model": "a", "endpoint": "tcp://h:1", "ranks": 2, "taints": ["x"], "name": null},
@@ -316,21 +319,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn every_problem_is_named() {
         use FileFormat::{Json, Toml};
         for (text, format, said) in [
-            ("[[worker]]\nid = 1\n", Toml, "space is not clear"),
+            ("[[worker]]\nid = 1\n", Toml, "space is ambiguous"),
             ("[[worker]]\nid = 1\nmodel = \"c\"\n", Toml, "no [[space]] has model `c`"),
             ("[[worker]]\nmodel = \"a\"\n", Toml, "is missing"),
-            ("[serve]\nsocket = \"/x\"\n", Toml, "belongs to the configuration file"),
-            ("[[space]]\nmodel = \"x\"\n", Toml, "belongs to the configuration file"),
+            ("[serve]\nsocket = \"/x\"\n", Toml, "belongs in the configuration file"),
+            ("[[space]]\nmodel = \"x\"\n", Toml, "belongs in the configuration file"),
             ("{", Json, "syntax"),
             ("[1]", Json, "worker[0] is not an object"),
             ("7", Json, "expected a worker"),
-            (r#"[{"id": {}, "model": "a"}]"#, Json, "worker[0].id cannot be such a value"),
+            (r#"[{"id": {}, "model": "a"}]"#, Json, "worker[0].id has a value of an unsupported type"),
             (r#"[{"id": 1, "modle": "a"}]"#, Json, "did you mean"),
-            (r#"[{"id": 1, "model": "a", "url": "http://h:1", "ranks": 2}]"#, Json, "is what the engine at url says"),
-            (r#"[{"id": 1, "model": "a", "endpoint": "ipc:///e", "ranks": 2}]"#, Json, "counts up tcp ports"),
+            (r#"[{"id": 1, "model": "a", "url": "http://h:1", "ranks": 2}]"#, Json, "cannot be set with url"),
+            (r#"[{"id": 1, "model": "a", "endpoint": "ipc:///e", "ranks": 2}]"#, Json, "needs tcp ports"),
             (
                 r#"[{"id": 1, "model": "a", "endpoint": "tcp://h:1", "ranks": 2}, {"id": 1, "dp_rank": 1, "model": "a"}]"#,
                 Json,
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_sets_what_it_names_and_nothing_else() {
+    fn a_patch_sets_only_its_own_fields() {
         let said = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
@@ -360,6 +363,6 @@ mod tests {
         let prefill = PrefillFigures { base_ns: Some(3000), ..PrefillFigures::default() };
         assert_eq!(after, WorkerConfig { taints, prefill, name: "n".into(), ..before });
         let refused = WorkerPatch::parse("t", &said(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
-        assert!(refused.contains("cannot be set of a worker that stays"), "{refused}");
+        assert!(refused.contains("cannot change while the worker stays"), "{refused}");
     }
 }

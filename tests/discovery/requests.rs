@@ -63,7 +63,7 @@ fn what_cannot_be_done_is_refused_by_name() {
         (&["remove", "1"], "remove it there (config)"),
         (&["remove", "9"], "there is no worker 9"),
         (&["set", "9", "draining=true"], "there is no worker 9"),
-        (&["set", "1", "endpoint=tcp://127.0.0.1:2"], "cannot be set of a worker that stays"),
+        (&["set", "1", "endpoint=tcp://127.0.0.1:2"], "cannot change while the worker stays"),
     ] {
         let output = daemon.worker(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();

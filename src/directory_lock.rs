@@ -1,4 +1,4 @@
-//! A directory that one process at a time writes to.
+//! A lock on a folder, so that only one process at a time writes to it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -10,21 +10,23 @@ use crate::error::{Error, Kind, Result};
 const NAME: &str = "lock";
 const MODE: u32 = 0o600;
 
-/// Holds a directory until it is dropped, or its process ends however it ends. The file it is held by stays.
+/// Holds the lock of a folder until it is dropped or its process ends in any way. The lock file stays.
 #[derive(Debug)]
 pub(crate) struct DirectoryLock {
     _file: File,
 }
 
 impl DirectoryLock {
-    /// Takes the directory at `path`, in which the daemon keeps `what`, as the field `field` says.
+    /// Locks the folder at `path`. For error messages: the daemon keeps its `what` there, as the configuration's `field`
+    /// says.
     ///
     /// # Errors
-    /// [`Kind::Config`] if another process has it; [`Kind::System`] if it cannot be known.
+    /// [`Kind::Config`] if another process holds the lock; [`Kind::System`] if the lock file cannot be used.
     pub(crate) fn take(path: &Path, what: &str, field: &str) -> Result<Self> {
         let system = |error: io::Error| {
-            let remedy = format!("set {field} to a directory of the daemon's user, on a file system with locks");
-            Error::new(Kind::System, format!("cannot lock the directory {}", path.display()), remedy).caused_by(error)
+            let remedy =
+                format!("set {field} to a folder that the daemon's user owns, on a file system with file locks");
+            Error::new(Kind::System, format!("cannot lock the folder {}", path.display()), remedy).caused_by(error)
         };
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(MODE).open(path.join(NAME));
         let file = file.map_err(system)?;
@@ -32,7 +34,7 @@ impl DirectoryLock {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => {
                 let message = format!("another daemon keeps its {what} in {}", path.display());
-                Err(Error::new(Kind::Config, message, format!("give each daemon a {field} of its own")))
+                Err(Error::new(Kind::Config, message, format!("set a different {field} for each daemon")))
             }
             Err(TryLockError::Error(error)) => Err(system(error)),
         }
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_one_holder_at_a_time() {
+    fn a_folder_has_one_holder_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let take = || DirectoryLock::take(folder.path(), "journal", "journal.dir");
         let held = take().unwrap();

@@ -2,22 +2,16 @@
 //!
 //! Data goes to standard output, everything else to standard error; exit codes are [`Exit`]'s.
 
-mod chart;
+mod admin;
 mod doctor;
 mod exit;
 mod logging;
-mod pipeline;
-mod potential;
-mod prompts;
 mod query;
-mod ranking;
 mod relay;
-mod remote;
 mod replay;
 mod reset;
 mod serve;
 mod status;
-mod terms;
 mod tune;
 mod what_if;
 mod worker;

@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::Worker;
@@ -35,7 +35,7 @@ impl ResetArgs {
     /// A daemon that does not answer, a worker that is not there, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let order = ResetOrder { worker: self.worker, engine_cleared: self.engine_cleared };
-        let done = remote::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
+        let done = admin::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
         let (workers, snapshots) =
             (counted(done.workers as usize, "worker"), counted(done.snapshots as usize, "snapshot"));
         let mut stdout = std::io::stdout().lock();

@@ -8,8 +8,8 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use crate::config::socket_default;
 use crate::finding::Finding;
 use crate::trust::TrustReason;
@@ -35,7 +35,7 @@ impl StatusArgs {
     /// # Errors
     /// A daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let page = remote::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let page = admin::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
         let text = if self.json {
             json(&page).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
         } else {

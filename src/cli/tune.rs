@@ -7,11 +7,10 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::{Map, Value, json};
 
-use super::chart::bars;
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use super::replay::{decisions, journal_files};
-use super::what_if::{ESTIMATE, spread_json, spread_table};
+use super::what_if::{ESTIMATE, bars, spread_json, spread_table};
 use crate::config::socket_default;
 use crate::ids::SpaceId;
 use crate::journal::Record;
@@ -117,7 +116,7 @@ impl TuneArgs {
     }
 
     fn order(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone, Failure> {
-        remote::set_policy(self.admin_socket.as_ref().unwrap_or(&self.socket), order)
+        admin::set_policy(self.admin_socket.as_ref().unwrap_or(&self.socket), order)
     }
 
     /// The decisions that are judged: all, or every n-th.

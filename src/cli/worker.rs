@@ -7,7 +7,7 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 
 use super::exit::{Exit, Failure};
-use super::{remote, status};
+use super::{admin, status};
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::Worker;
@@ -76,13 +76,13 @@ impl WorkerArgs {
     pub fn run(&self) -> Result<Exit, Failure> {
         let socket = self.admin_socket.as_ref().unwrap_or(&self.socket);
         let (op, worker, said) = match &self.action {
-            WorkerAction::List { json } => return list(&remote::status(socket)?, *json),
+            WorkerAction::List { json } => return list(&admin::status(socket)?, *json),
             WorkerAction::Add { fields } => (WorkerOp::Add, None, fields.as_slice()),
             WorkerAction::Remove { worker } => (WorkerOp::Remove, Some(*worker), &[][..]),
             WorkerAction::Set { worker, fields } => (WorkerOp::Set, Some(*worker), fields.as_slice()),
         };
         let fields = pairs(said).map_err(|message| Failure::new(Exit::Usage, message))?;
-        let workers = remote::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
+        let workers = admin::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
         let done = match op {
             WorkerOp::Add => "added",
             WorkerOp::Remove => "removed",

@@ -1,14 +1,16 @@
-//! `kvrouted query`: asks, prints, books nothing.
+//! `kvrouted query`: asks a daemon which worker should run a prompt, and prints the answer. Books nothing.
+
+mod ask;
+mod print;
 
 use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
+use self::print::{Answer, Loads};
 use super::exit::{Exit, Failure};
-use super::potential::{self, Loads};
-use super::prompts::{self, Question};
-use super::ranking::{self, Answer};
 use super::worker::worker;
-use super::{remote, terms};
 use crate::config::socket_default;
 use crate::fleet::PoolRole;
 use crate::ids::Worker;
@@ -79,17 +81,17 @@ impl QueryArgs {
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
         let role = self.role.or(self.disaggregate.then_some(PoolRole::Decode));
-        let pool = remote::Pool { model: &self.model, namespace: self.namespace.as_deref(), role };
+        let pool = ask::Pool { model: &self.model, namespace: self.namespace.as_deref(), role };
         if self.potential_loads {
-            remote::potential_loads(&self.socket, pool, &questions, &mut |place, loads| {
+            ask::potential_loads(&self.socket, pool, &questions, &mut |place, loads| {
                 refused += usize::from(loads.is_err());
                 self.print_loads(&mut out, place, &questions[place], loads)
             })?;
             return self.end(out, refused, questions.len());
         }
         let session = self.session.as_deref();
-        let how = remote::How { mode: self.mode, pin: self.pin, session, disaggregate: self.disaggregate };
-        remote::ask(&self.socket, pool, how, &questions, &mut |place, answer| {
+        let how = ask::How { mode: self.mode, pin: self.pin, session, disaggregate: self.disaggregate };
+        ask::ask(&self.socket, pool, how, &questions, &mut |place, answer| {
             refused += usize::from(matches!(answer, Answer::Refused(_)));
             self.print(&mut out, place, &questions[place], answer)
         })?;
@@ -113,11 +115,11 @@ impl QueryArgs {
         loads: &Loads,
     ) -> Result<(), Failure> {
         if self.json {
-            writeln!(out, "{}", potential::json(loads)?)?;
+            writeln!(out, "{}", print::loads_json(loads)?)?;
             return Ok(());
         }
         self.print_place(out, place)?;
-        out.write_all(potential::text(loads, question.token_count()).as_bytes())?;
+        out.write_all(print::loads_text(loads, question.token_count()).as_bytes())?;
         Ok(())
     }
 
@@ -131,14 +133,14 @@ impl QueryArgs {
 
     fn print(&self, out: &mut dyn Write, place: usize, question: &Question, answer: &Answer) -> Result<(), Failure> {
         if self.json {
-            let line = ranking::json(answer).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+            let line = print::answer_json(answer).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
             writeln!(out, "{line}")?;
             return Ok(());
         }
         self.print_place(out, place)?;
-        out.write_all(ranking::text(answer, question.token_count()).as_bytes())?;
+        out.write_all(print::answer_text(answer, question.token_count()).as_bytes())?;
         if let (Answer::Ranking(ranking), true) = (answer, self.explain) {
-            out.write_all(terms::text(ranking).as_bytes())?;
+            out.write_all(print::terms_text(ranking).as_bytes())?;
         }
         Ok(())
     }
@@ -149,13 +151,13 @@ impl QueryArgs {
             Failure::new(Exit::Usage, lines.join("\n"))
         };
         if let Some(path) = &self.batch {
-            return prompts::batch(&read(path)?).map_err(|complaint| usage(&path.to_string_lossy(), &complaint));
+            return parse_batch(&read(path)?).map_err(|complaint| usage(&path.to_string_lossy(), &complaint));
         }
         let (source, text) = match (&self.tokens_file, &self.tokens) {
             (Some(path), _) => (path.to_string_lossy().into_owned(), read(path)?),
             (None, tokens) => ("--tokens".to_owned(), tokens.clone().unwrap_or_default()),
         };
-        let tokens = prompts::tokens(&text).map_err(|complaint| usage(&source, &complaint))?;
+        let tokens = parse_tokens(&text).map_err(|complaint| usage(&source, &complaint))?;
         Ok(vec![Question { lora: self.lora.clone(), salt: self.salt.clone(), ..Question::of(&tokens) }])
     }
 }
@@ -180,4 +182,137 @@ fn read(path: &Path) -> Result<String, Failure> {
     };
     read.map_err(|error| Failure::new(Exit::Usage, format!("{}: cannot be read: {error}", path.display())))?;
     Ok(text)
+}
+
+/// One prompt to ask about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Question {
+    /// Token ids, little-endian u32 each.
+    tokens: Vec<u8>,
+    /// LoRA adapter; `None` = none.
+    lora: Option<String>,
+    /// Cache salt; `None` = none.
+    salt: Option<String>,
+}
+
+impl Question {
+    /// A question about these tokens.
+    fn of(tokens: &[u32]) -> Self {
+        Self { tokens: tokens.iter().flat_map(|token| token.to_le_bytes()).collect(), ..Self::default() }
+    }
+
+    /// How many tokens the prompt has.
+    const fn token_count(&self) -> usize {
+        self.tokens.len() / 4
+    }
+}
+
+/// Reads token ids: a JSON array, or integers between whitespace or commas.
+///
+/// # Errors
+/// Which entry is not a token id, in words.
+fn parse_tokens(text: &str) -> Result<Vec<u32>, String> {
+    if text.trim_start().starts_with('[') {
+        return serde_json::from_str(text).map_err(|error| format!("not a JSON array of token ids: {error}"));
+    }
+    if text.trim_start().starts_with('{') {
+        return Err(
+            "a JSON object, where a list of token ids is wanted; prompts as objects, one a line, go to --batch"
+                .to_owned(),
+        );
+    }
+    let mut tokens = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        for word in line.split([',', ' ', '\t', '\r']).filter(|word| !word.is_empty()) {
+            let token = word.parse().map_err(|_| {
+                format!("line {}: `{word}`, entry {}, is not a token id (0 to 4294967295)", at + 1, tokens.len() + 1)
+            })?;
+            tokens.push(token);
+        }
+    }
+    Ok(tokens)
+}
+
+/// One line of a batch file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchLine {
+    tokens: Vec<u32>,
+    #[serde(default)]
+    lora: Option<String>,
+    #[serde(default)]
+    salt: Option<String>,
+}
+
+/// Reads a batch: `{"tokens":[...],"lora":...,"salt":...}` a line, absent or null = none. Empty lines are
+/// skipped.
+///
+/// # Errors
+/// Every line that cannot be read, by number.
+fn parse_batch(text: &str) -> Result<Vec<Question>, String> {
+    let mut questions = Vec::new();
+    let mut complaints = Vec::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match serde_json::from_str::<BatchLine>(line) {
+            Ok(line) => questions.push(Question { lora: line.lora, salt: line.salt, ..Question::of(&line.tokens) }),
+            // serde_json counts lines within what it was given, which is always line 1.
+            Err(error) => {
+                complaints.push(format!("line {}: {}", at + 1, error.to_string().replace(" at line 1 ", " at ")))
+            }
+        }
+    }
+    if complaints.is_empty() { Ok(questions) } else { Err(complaints.join("\n")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_as_json_or_as_words() {
+        assert_eq!(parse_tokens("1,2,3").unwrap(), [1, 2, 3]);
+        assert_eq!(parse_tokens(" [1, 2,\n 4294967295]\n").unwrap(), [1, 2, u32::MAX]);
+        assert_eq!(parse_tokens("1 2\r\n\t3\n").unwrap(), [1, 2, 3]);
+        assert_eq!(parse_tokens("").unwrap(), [0_u32; 0]);
+        assert_eq!(Question::of(&[1, 0x0102]).tokens, [1, 0, 0, 0, 2, 1, 0, 0]);
+        assert_eq!(Question::of(&[7, 7]).token_count(), 2);
+    }
+
+    #[test]
+    fn what_is_no_token_is_named() {
+        assert!(parse_tokens("1 2\n3 x").unwrap_err().contains("line 2: `x`, entry 4"));
+        assert!(parse_tokens("1,-2").unwrap_err().contains("`-2`"));
+        assert!(parse_tokens("4294967296").unwrap_err().contains("0 to 4294967295"));
+        assert!(parse_tokens("[1, 2.5]").unwrap_err().contains("JSON array"));
+        assert!(parse_tokens("[1").is_err());
+        assert!(parse_tokens("\n{\"tokens\":[1]}").unwrap_err().contains("--batch"));
+    }
+
+    #[test]
+    fn a_batch_is_one_question_a_line_in_order() {
+        let read = parse_batch(
+            "{\"tokens\":[1]}\n\n{\"tokens\":[2],\"lora\":\"l\",\"salt\":null}\n{\"salt\":\"s\",\"tokens\":[]}",
+        )
+        .unwrap();
+        assert_eq!(read[0], Question::of(&[1]));
+        assert_eq!(read[1], Question { lora: Some("l".into()), ..Question::of(&[2]) });
+        assert_eq!(read[2], Question { salt: Some("s".into()), ..Question::of(&[]) });
+        assert_eq!(read.len(), 3);
+    }
+
+    #[test]
+    fn every_bad_line_of_a_batch_is_named() {
+        let complaints = parse_batch(
+            "{\"tokens\":[1]}\nnonsense\n{\"tokens\":[-1]}\n{\"lora\":\"x\"}\n{\"tokens\":[1],\"slat\":\"s\"}\n",
+        )
+        .unwrap_err();
+        let lines: Vec<_> = complaints.lines().collect();
+        assert_eq!(lines.len(), 4, "{complaints}");
+        for (line, words) in
+            lines.iter().zip(["line 2: ", "line 3: ", "line 4: missing field `tokens`", "line 5: unknown field `slat`"])
+        {
+            assert!(line.starts_with(words), "{line}");
+        }
+        assert!(!complaints.contains("line 1"), "{complaints}");
+    }
 }

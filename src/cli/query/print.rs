@@ -1,13 +1,14 @@
-//! A decision in print: one JSON line, or a table that says why.
+//! Answers in print: a decision as a JSON line or as a table that says why, its cost terms, and potential loads.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
-use crate::error::{Kind, counted};
+use crate::cli::exit::{Exit, Failure};
+use crate::error::{Error, Kind, counted};
 use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker};
-use crate::route::{CostTerms, MatchStatus, Mode, ReplyNotes};
+use crate::route::{CostTerms, MatchStatus, Mode, PotentialLoad, PotentialLoads, ReplyNotes};
 use crate::trust::Trust;
 
 /// What the daemon said to one question.
@@ -69,7 +70,7 @@ impl Row {
 }
 
 #[derive(Serialize)]
-struct RankingLine<'a> {
+struct RankingJson<'a> {
     best: Option<WorkerJson>,
     #[serde(rename = "match")]
     matched: &'static str,
@@ -104,7 +105,7 @@ struct OverlapJson {
 }
 
 #[derive(Serialize)]
-struct RefusalLine<'a> {
+struct RefusalJson<'a> {
     error: &'a str,
 }
 
@@ -124,15 +125,15 @@ fn candidate_json(row: &Row) -> CandidateJson<'_> {
 ///
 /// # Errors
 /// Those of the serializer.
-pub(super) fn json(answer: &Answer) -> serde_json::Result<String> {
+pub(super) fn answer_json(answer: &Answer) -> serde_json::Result<String> {
     match answer {
-        Answer::Ranking(ranking) => serde_json::to_string(&RankingLine {
+        Answer::Ranking(ranking) => serde_json::to_string(&RankingJson {
             best: ranking.best().map(|row| WorkerJson { worker_id: row.worker.id.0, dp_rank: row.worker.rank.0 }),
             matched: ranking.matched.name(),
             candidates: ranking.rows.iter().map(candidate_json).collect(),
             prefill_candidates: ranking.prefill.iter().map(candidate_json).collect(),
         }),
-        Answer::Refused(error) => serde_json::to_string(&RefusalLine { error }),
+        Answer::Refused(error) => serde_json::to_string(&RefusalJson { error }),
     }
 }
 
@@ -153,7 +154,7 @@ const HEADER: [&str; 13] = [
 ];
 
 /// An answer for people: what was asked, the ranking, and remarks.
-pub(super) fn text(answer: &Answer, token_count: usize) -> String {
+pub(super) fn answer_text(answer: &Answer, token_count: usize) -> String {
     let ranking = match answer {
         Answer::Ranking(ranking) => ranking,
         Answer::Refused(error) => return format!("refused: {error}\n"),
@@ -263,6 +264,114 @@ fn dash() -> String {
     "-".to_owned()
 }
 
+/// Candidates beside each other at most: more do not fit a line.
+const COLUMNS_MAX: usize = 8;
+
+/// A term's name, what it counts in, and where it is.
+type Term = (&'static str, &'static str, fn(&CostTerms) -> f64);
+
+/// Every term, in the order in which they are applied.
+const TERMS: [Term; 19] = [
+    ("request_blocks", "blocks", |terms| terms.request_blocks),
+    ("cached_tokens", "tokens", |terms| terms.cached_tokens),
+    ("effective_overlap", "blocks", |terms| terms.effective_overlap),
+    ("active_prefill_tokens", "tokens", |terms| terms.active_prefill_tokens),
+    ("decay", "factor", |terms| terms.decay),
+    ("device_credit", "blocks", |terms| terms.device_credit),
+    ("host_credit", "blocks", |terms| terms.host_credit),
+    ("disk_credit", "blocks", |terms| terms.disk_credit),
+    ("shared_credit", "blocks", |terms| terms.shared_credit),
+    ("prefill", "blocks", |terms| terms.prefill),
+    ("active_decode_blocks", "blocks", |terms| terms.active_decode_blocks),
+    ("additional_decode_blocks", "blocks", |terms| terms.additional_decode_blocks),
+    ("decode", "blocks", |terms| terms.decode),
+    ("active_requests", "requests", |terms| terms.active_requests),
+    ("active_requests_cost", "blocks", |terms| terms.active_requests_cost),
+    ("capability_weight", "divisor", |terms| terms.capability_weight),
+    ("taint_factor", "factor", |terms| terms.taint_factor),
+    ("affinity_factor", "factor", |terms| terms.affinity_factor),
+    ("cost", "", |terms| terms.cost),
+];
+
+/// The terms of the first candidates; empty where none says its terms.
+pub(super) fn terms_text(ranking: &Ranking) -> String {
+    let told = || ranking.rows.iter().filter_map(|row| Some((row, row.terms.as_ref()?))).take(COLUMNS_MAX);
+    if told().next().is_none() {
+        return String::new();
+    }
+    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let mut table = Table::new();
+    let head = [Cell::new("term"), Cell::new("in")].into_iter();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(head.chain(told().map(|(row, _)| right(row.worker.to_string()))));
+    for (name, unit, pick) in TERMS {
+        let values = told().map(|(_, terms)| right(term_number(pick(terms))));
+        table.add_row([Cell::new(name), Cell::new(unit)].into_iter().chain(values));
+    }
+    format!("{table}\n")
+}
+
+/// Whole numbers without a point, others with as many places as tell them apart.
+fn term_number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.4}") }
+}
+
+/// What the daemon said to one question.
+pub(super) type Loads = Result<PotentialLoads, Error>;
+
+#[derive(Serialize)]
+struct LoadsJson {
+    matched: &'static str,
+    workers: Vec<WorkerLoadJson>,
+}
+
+#[derive(Serialize)]
+struct WorkerLoadJson {
+    worker_id: u64,
+    dp_rank: u32,
+    active_requests: u64,
+    prefill_tokens: u64,
+    decode_blocks: u64,
+}
+
+fn load_json(load: &PotentialLoad) -> WorkerLoadJson {
+    let PotentialLoad { worker, active_requests, prefill_tokens, decode_blocks } = *load;
+    WorkerLoadJson { worker_id: worker.id.0, dp_rank: worker.rank.0, active_requests, prefill_tokens, decode_blocks }
+}
+
+/// One answer as a line of JSON, without its end.
+///
+/// # Errors
+/// Those of the serializer.
+pub(super) fn loads_json(answer: &Loads) -> Result<String, Failure> {
+    let written = match answer {
+        Ok(loads) => serde_json::to_string(&LoadsJson {
+            matched: loads.matched.name(),
+            workers: loads.workers.iter().map(load_json).collect(),
+        }),
+        Err(error) => serde_json::to_string(&RefusalJson { error: &error.to_string() }),
+    };
+    written.map_err(|error| Failure::new(Exit::Internal, error.to_string()))
+}
+
+/// One answer as a table, with the end of its last line.
+pub(super) fn loads_text(answer: &Loads, token_count: usize) -> String {
+    let loads = match answer {
+        Ok(loads) => loads,
+        Err(error) => return format!("refused: {error}\n"),
+    };
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["worker", "requests now", "prefill tokens with it", "decode blocks with it"]);
+    let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
+    for load in &loads.workers {
+        let worker = Cell::new(load.worker);
+        table.add_row([worker, number(load.active_requests), number(load.prefill_tokens), number(load.decode_blocks)]);
+    }
+    let (tokens, blocks) = (counted(token_count, "token"), counted(loads.request_blocks as usize, "whole block"));
+    format!("prompt of {tokens}, {blocks}: {}\n{table}\n", loads.matched.name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,7 +419,7 @@ mod tests {
     #[test]
     fn json_has_exactly_the_promised_shape() {
         assert_eq!(
-            json(&Answer::Ranking(ranking())).unwrap(),
+            answer_json(&Answer::Ranking(ranking())).unwrap(),
             concat!(
                 r#"{"best":{"worker_id":7,"dp_rank":1},"match":"matched","candidates":["#,
                 r#"{"worker_id":7,"dp_rank":1,"overlap_blocks":{"device":2,"host":1,"disk":0,"external":0},"#,
@@ -329,16 +438,16 @@ mod tests {
         let mut nobody = ranking();
         nobody.rows.drain(..2);
         nobody.matched = MatchStatus::Unmatchable;
-        let line = json(&Answer::Ranking(nobody)).unwrap();
+        let line = answer_json(&Answer::Ranking(nobody)).unwrap();
         assert!(line.starts_with(r#"{"best":null,"match":"unmatchable","candidates":[{"worker_id":9,"#), "{line}");
-        let empty = json(&Answer::Ranking(Ranking::default())).unwrap();
+        let empty = answer_json(&Answer::Ranking(Ranking::default())).unwrap();
         assert_eq!(empty, r#"{"best":null,"match":"matched","candidates":[]}"#);
-        assert_eq!(json(&Answer::Refused("no \"x\"".into())).unwrap(), r#"{"error":"no \"x\""}"#);
+        assert_eq!(answer_json(&Answer::Refused("no \"x\"".into())).unwrap(), r#"{"error":"no \"x\""}"#);
     }
 
     #[test]
     fn the_table_marks_the_chosen_and_says_why() {
-        let text = text(&Answer::Ranking(ranking()), 90);
+        let text = answer_text(&Answer::Ranking(ranking()), 90);
         assert!(
             text.starts_with("prompt of 90 tokens, 5 whole blocks: matched; 2 of 3 workers in the running\n"),
             "{text}"
@@ -359,9 +468,49 @@ mod tests {
         let mut ranking = ranking();
         ranking.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
         ranking.ties = 2;
-        let said = text(&Answer::Ranking(ranking), 0);
+        let said = answer_text(&Answer::Ranking(ranking), 0);
         assert!(said.contains("block size is not known") && said.contains("share the lowest cost"), "{said}");
-        assert!(text(&Answer::Ranking(Ranking::default()), 0).contains("no workers"));
-        assert_eq!(text(&Answer::Refused("why".into()), 0), "refused: why\n");
+        assert!(answer_text(&Answer::Ranking(Ranking::default()), 0).contains("no workers"));
+        assert_eq!(answer_text(&Answer::Refused("why".into()), 0), "refused: why\n");
+    }
+
+    #[test]
+    fn every_term_of_every_candidate_is_shown_with_its_unit() {
+        let row = |id, terms| Row {
+            worker: Worker::new(id, 0),
+            name: String::new(),
+            state: None,
+            trust: None,
+            overlap: TierBlocks::default(),
+            cost: None,
+            terms,
+            removed_by: None,
+        };
+        assert_eq!(terms_text(&Ranking { rows: vec![row(1, None)], ..Ranking::default() }), "");
+        let terms = CostTerms { prefill: 2.25, cost: 7.0, ..CostTerms::default() };
+        let shown = terms_text(&Ranking { rows: vec![row(1, Some(terms)), row(2, None)], ..Ranking::default() });
+        assert!(shown.contains("1/0") && !shown.contains("2/0"), "{shown}");
+        assert!(TERMS.iter().all(|(name, unit, _)| shown.contains(name) && shown.contains(unit)), "{shown}");
+        assert!(shown.contains("2.2500") && shown.lines().any(|line| line.contains("cost") && line.contains(" 7 ")));
+    }
+
+    #[test]
+    fn loads_are_printed_for_people_and_for_scripts() {
+        let load =
+            PotentialLoad { worker: Worker::new(7, 1), active_requests: 2, prefill_tokens: 300, decode_blocks: 40 };
+        let answer = Ok(PotentialLoads { workers: vec![load], ..PotentialLoads::default() });
+        let said = loads_text(&answer, 64);
+        assert!(said.starts_with("prompt of 64 tokens, 0 whole blocks: matched\n"), "{said}");
+        for cell in ["7/1", "300", "40"] {
+            assert!(said.contains(cell), "{cell}: {said}");
+        }
+        let line = "{\"matched\":\"matched\",\"workers\":[{\"worker_id\":7,\"dp_rank\":1,\"active_requests\":2,\
+                    \"prefill_tokens\":300,\"decode_blocks\":40}]}";
+        assert_eq!(loads_json(&answer).unwrap(), line);
+        let unknown = PotentialLoads { matched: MatchStatus::Unmatchable, ..PotentialLoads::default() };
+        assert!(loads_text(&Ok(unknown), 1).starts_with("prompt of 1 token, 0 whole blocks: unmatchable"));
+        let refused = Err(Error::new(Kind::UnknownSpace, "there is no space 4", "ask hello"));
+        assert!(loads_json(&refused).unwrap().starts_with("{\"error\":\""));
+        assert!(loads_text(&refused, 1).contains("there is no space 4"));
     }
 }

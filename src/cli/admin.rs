@@ -8,7 +8,7 @@ use crate::client::{Client, ClientOptions};
 use crate::error::Error;
 use crate::wire;
 
-/// How long a person at a terminal waits for a daemon that says nothing.
+/// Timeout of a daemon's answer, for a person at a terminal.
 const ANSWER_S_MAX: u64 = 10;
 
 pub(super) fn options() -> ClientOptions {
@@ -16,7 +16,7 @@ pub(super) fn options() -> ClientOptions {
     ClientOptions { name: "kvrouted command line".to_owned(), timeout, ..ClientOptions::default() }
 }
 
-/// Connection failures end with their own code, whatever went wrong underneath.
+/// The failure of a connection: always [`Exit::Unavailable`] in place of [`Exit::System`].
 pub(super) fn unavailable(socket: &Path, error: &Error) -> Failure {
     let exit = match Exit::of(error) {
         Exit::System => Exit::Unavailable,
@@ -26,32 +26,32 @@ pub(super) fn unavailable(socket: &Path, error: &Error) -> Failure {
     Failure::new(exit, if said.contains(&shown) { said } else { format!("{shown}: {said}") })
 }
 
-/// Asks a daemon about every worker, and who names them. `socket` is its administration socket, or its routing socket, which then
-/// says where the other is.
+/// Asks a daemon about every worker and its source. `socket` is its admin socket, or its routing socket, whose hello reply
+/// names the admin socket.
 pub(super) fn status(socket: &Path) -> Result<wire::StatusPage, Failure> {
     examination(socket).map(|(_, page)| page)
 }
 
-/// As [`status`], with the spaces that the daemon says it has.
+/// As [`status`], with the daemon's spaces.
 pub(super) fn examination(socket: &Path) -> Result<(Vec<wire::SpaceInfo>, wire::StatusPage), Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     let page = client.status_all()?;
     Ok((client.hello().spaces.clone(), page))
 }
 
-/// Asks a daemon to add, remove or change a worker. `socket` is as for [`status`].
+/// Adds, removes or changes a worker of a daemon. For `socket` see [`status`].
 pub(super) fn change_worker(socket: &Path, change: &wire::WorkerChange<'_>) -> Result<u32, Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     Ok(client.change_worker(change)?)
 }
 
-/// Asks a daemon to forget the blocks of a worker, or of all. `socket` is as for [`workers`].
+/// Makes a daemon forget the blocks of one worker or of all. For `socket` see [`status`].
 pub(super) fn reset(socket: &Path, order: wire::ResetOrder) -> Result<wire::ResetDone, Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     Ok(client.reset(order)?)
 }
 
-/// Gives a daemon an order about its policy. `socket` is as for [`status`].
+/// Sets, promotes or ends a daemon's shadow policy. For `socket` see [`status`].
 pub(super) fn set_policy(socket: &Path, order: &wire::PolicyOrder<'_>) -> Result<wire::PolicyDone, Failure> {
     let mut client = Client::connect_admin(socket, &options()).map_err(|error| unavailable(socket, &error))?;
     Ok(client.set_policy(order)?)

@@ -23,20 +23,20 @@ use crate::ingest::descriptors::{self, Takers};
 use crate::wire::{SpaceInfo, StatusPage};
 
 const DOCTOR_HELP: &str = "\
-Exit codes: 0 nothing is wrong (notes apart), 1 something is: a finding of level warning or severe, which includes a
-daemon that does not answer. Every finding: schemas/README.md, \"Trust reasons\" and \"Findings\".";
+Exit codes: 0 if nothing is wrong except notes; 1 with a finding of harm warning or severe, also if the daemon does not
+answer. For all findings see schemas/README.md, \"Trust reasons\" and \"Findings\".";
 
-/// Says what is wrong with a running daemon and its fleet, and what to do about it.
+/// Prints what is wrong with a running daemon and its fleet, and what to do about it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = DOCTOR_HELP)]
 pub struct DoctorArgs {
     /// The daemon's Unix socket [default: that of --config, else the daemon's default]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// The daemon's administration socket [default: the one its socket names]
+    /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// Check this configuration file too, and whether the daemon runs on it
+    /// Also check this configuration file, and whether the daemon runs with it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print one JSON object
@@ -45,7 +45,7 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Looks and prints. [`Exit::Refused`] = something is wrong.
+    /// Collects findings and prints them. [`Exit::Refused`] = something is wrong.
     ///
     /// # Errors
     /// A closed standard output.
@@ -79,10 +79,10 @@ impl DoctorArgs {
         findings
     }
 
-    /// What shows at the daemon's sockets and what it says itself.
+    /// The findings at the daemon's sockets, and its own.
     fn ask(&self, config: Option<&Config>) -> Vec<Finding> {
-        let told = self.socket.clone().or_else(|| config.map(|config| config.serve.socket.clone()));
-        let socket = told.unwrap_or_else(socket_default);
+        let given = self.socket.clone().or_else(|| config.map(|config| config.serve.socket.clone()));
+        let socket = given.unwrap_or_else(socket_default);
         let mut findings: Vec<Finding> = check_socket(&socket).into_iter().collect();
         if findings.iter().any(|finding| finding.harm == Harm::Severe) {
             return findings;
@@ -102,18 +102,18 @@ impl DoctorArgs {
     }
 }
 
-/// How long the metrics page may take.
+/// Timeout of the metrics page, seconds.
 const SCRAPE_S_MAX: u64 = 5;
-/// Bytes of the metrics page that are looked at.
+/// Bytes of the metrics page that are read.
 const SCRAPE_BYTES_MAX: u64 = 64 << 10;
-/// Permission of everybody else to write, and so to connect.
+/// Permission of all other users to write, and so to connect.
 const OTHERS_WRITE: u32 = 0o002;
 
-fn says(symptom: Symptom, what: String) -> Finding {
+fn finding_of(symptom: Symptom, what: String) -> Finding {
     Finding { what, ..symptom.finding() }
 }
 
-/// What the routing socket's file and a connection to it show.
+/// Checks the routing socket: its file, a connection, its mode.
 fn check_socket(path: &Path) -> Option<Finding> {
     let shown = path.display();
     let metadata = match std::fs::metadata(path) {
@@ -121,7 +121,7 @@ fn check_socket(path: &Path) -> Option<Finding> {
         Err(error) => return Some(unusable(path, &error)),
     };
     if !metadata.file_type().is_socket() {
-        return Some(says(Symptom::SocketUnreachable, format!("{shown} is no socket.")));
+        return Some(finding_of(Symptom::SocketUnreachable, format!("{shown} is not a socket.")));
     }
     if let Err(error) = UnixStream::connect(path) {
         return Some(unusable(path, &error));
@@ -129,53 +129,58 @@ fn check_socket(path: &Path) -> Option<Finding> {
     let mode = metadata.permissions().mode();
     let is_open = mode & OTHERS_WRITE != 0;
     is_open.then(|| {
-        says(Symptom::SocketOpen, format!("Every user of the host may use {shown} (mode {:o}).", mode & 0o777))
+        finding_of(Symptom::SocketOpen, format!("Every user of the host may use {shown} (mode {:o}).", mode & 0o777))
     })
 }
 
 fn unusable(path: &Path, error: &io::Error) -> Finding {
     let shown = path.display();
     match error.kind() {
-        io::ErrorKind::PermissionDenied => says(Symptom::SocketDenied, format!("{shown} may not be used: {error}.")),
-        io::ErrorKind::ConnectionRefused => {
-            says(Symptom::SocketUnreachable, format!("Nobody listens on {shown}: a daemon that ended left the file."))
+        io::ErrorKind::PermissionDenied => {
+            finding_of(Symptom::SocketDenied, format!("{shown} may not be used: {error}."))
         }
-        _ => says(Symptom::SocketUnreachable, format!("{shown}: {error}.")),
+        io::ErrorKind::ConnectionRefused => finding_of(
+            Symptom::SocketUnreachable,
+            format!("No daemon listens on {shown}: one that ended left the file."),
+        ),
+        _ => finding_of(Symptom::SocketUnreachable, format!("{shown}: {error}.")),
     }
 }
 
-/// Whether daemon and command are of one release. A daemon that does not say is older.
+/// Compares the releases of daemon and command. A daemon without a version is older.
 fn check_version(daemon: &str, own: &str) -> Option<Finding> {
     let daemon = if daemon.is_empty() { "an older release" } else { daemon };
-    (daemon != own).then(|| says(Symptom::VersionDiffers, format!("The daemon is {daemon}, this command {own}.")))
+    (daemon != own).then(|| finding_of(Symptom::VersionDiffers, format!("The daemon is {daemon}, this command {own}.")))
 }
 
-/// Whether the port serves the daemon's metrics; 0 = it is to serve none.
+/// Checks that the port serves the daemon's metrics; 0 = no metrics port.
 fn check_metrics(port: u16, scrape: impl Fn(u16) -> io::Result<String>) -> Option<Finding> {
     if port == 0 {
         return None;
     }
     match scrape(port) {
         Ok(page) if page.contains("kvrouted_") => None,
-        Ok(_) => Some(says(Symptom::MetricsUnreachable, format!("Something else answers on port {port}."))),
-        Err(error) => Some(says(Symptom::MetricsUnreachable, format!("127.0.0.1:{port} does not answer: {error}."))),
+        Ok(_) => Some(finding_of(Symptom::MetricsUnreachable, format!("Something else answers on port {port}."))),
+        Err(error) => {
+            Some(finding_of(Symptom::MetricsUnreachable, format!("127.0.0.1:{port} does not answer: {error}.")))
+        }
     }
 }
 
-/// The beginning of the metrics page.
+/// Reads the beginning of the metrics page.
 fn scrape(port: u16) -> io::Result<String> {
-    let patience = Duration::from_secs(SCRAPE_S_MAX);
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    let timeout = Duration::from_secs(SCRAPE_S_MAX);
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut page = Vec::new();
     stream.take(SCRAPE_BYTES_MAX).read_to_end(&mut page)?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// Whether the daemon runs on what a configuration file says. Workers that the file does not name are no difference:
-/// they may have been added since.
+/// Compares the daemon with a configuration file. Workers that the file does not name are no difference: a request may have
+/// added them.
 fn check_config(config: &Config, spaces: &[SpaceInfo], page: &StatusPage) -> Option<Finding> {
     let mut differences = Vec::new();
     for space in &config.spaces {
@@ -185,7 +190,7 @@ fn check_config(config: &Config, spaces: &[SpaceInfo], page: &StatusPage) -> Opt
         match (of_daemon, space.scheme()) {
             (None, _) => differences.push(format!("it has no space {:?}", space.model)),
             (Some(SpaceInfo { scheme: Some(held), .. }), Some(said)) if *held != said => differences.push(format!(
-                "its blocks of {:?} are of {} tokens, the file's of {}",
+                "its blocks of {:?} have {} tokens, the file's have {}",
                 space.model, held.block_size, said.block_size
             )),
             _ => {}
@@ -196,35 +201,38 @@ fn check_config(config: &Config, spaces: &[SpaceInfo], page: &StatusPage) -> Opt
     differences.extend(unknown.map(|worker| format!("it has no worker {worker}")));
     let (first, more) = (differences.first()?, differences.len() - 1);
     let more = if more == 0 { String::new() } else { format!(", and {more} more differences") };
-    Some(says(Symptom::ConfigDiffers, format!("The daemon does not run on the file: {first}{more}.")))
+    Some(finding_of(Symptom::ConfigDiffers, format!("The daemon does not run with the file: {first}{more}.")))
 }
 
-/// The most open files that a process here can be given; `None` = unlimited.
+/// The hard limit on open files; `None` = unlimited.
 fn open_files_max() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
 }
 
-/// Whether a configuration's publishers fit into so many open files.
+/// Checks that a configuration's publishers fit into `max` open files.
 fn check_open_files(config: &Config, max: Option<u64>) -> Option<Finding> {
     let publishers = config.workers.iter().filter(|worker| worker.events.is_some()).count();
     let (needed, max) = (descriptors::needed(takers(config, publishers)), max?);
     (needed > max).then(|| {
-        says(Symptom::OpenFilesShort, format!("{publishers} publishers need {needed} open files; there may be {max}."))
+        finding_of(
+            Symptom::OpenFilesShort,
+            format!("{publishers} publishers need {needed} open files, but the limit is {max}."),
+        )
     })
 }
 
-/// Who takes descriptors of a daemon with a configuration, as far as that says it.
+/// The users of descriptors in a daemon with this configuration, as far as the configuration fixes them.
 fn takers(config: &Config, publishers: usize) -> Takers {
     let (cores, shards) = (usize::from(config.serve.cores), usize::from(config.ingest.shards));
     Takers { cores: cores.max(1), shards, publishers, lanes: 0 }
 }
 
-/// Workers named in a line before it says how many more there are.
+/// Most workers named in one line.
 const WORKERS_NAMED_MAX: usize = 8;
 
 #[derive(Serialize)]
 struct ReportJson<'a> {
-    /// The worst; null = nothing was found.
+    /// The worst harm; null = no finding.
     harm: Option<&'static str>,
     findings: Vec<FindingJson<'a>>,
 }
@@ -247,10 +255,10 @@ struct WorkerJson {
     dp_rank: u32,
 }
 
-/// One JSON object; `findings` the worst first.
+/// One JSON object with `findings`, worst first.
 fn report_json(findings: &[Finding]) -> serde_json::Result<String> {
     let worker = |worker: &Worker| WorkerJson { worker_id: worker.id.0, dp_rank: worker.rank.0 };
-    let told = findings.iter().map(|of| FindingJson {
+    let listed = findings.iter().map(|of| FindingJson {
         finding: &of.name,
         harm: of.harm.name(),
         since_unix_ms: of.since_unix_ms,
@@ -261,10 +269,10 @@ fn report_json(findings: &[Finding]) -> serde_json::Result<String> {
         remedy: &of.remedy,
     });
     let harm = findings.iter().map(|finding| finding.harm).max().map(|harm| harm.name());
-    serde_json::to_string(&ReportJson { harm, findings: told.collect() })
+    serde_json::to_string(&ReportJson { harm, findings: listed.collect() })
 }
 
-/// A paragraph a finding.
+/// A paragraph for each finding.
 fn report_text(findings: &[Finding], now_unix_ms: u64) -> String {
     if findings.is_empty() {
         return "nothing is wrong".to_owned();
@@ -289,7 +297,7 @@ fn paragraph(finding: &Finding, now_unix_ms: u64) -> String {
     format!("{head}\n  what:  {}\n  why:   {}\n  to do: {}", finding.what, finding.why, finding.remedy)
 }
 
-/// A length of time in its two largest units.
+/// A duration in its two largest units.
 fn lasting(ms: u64) -> String {
     let s = ms / 1000;
     match (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60) {
@@ -317,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_there_stale_or_no_socket_is_told_apart() {
+    fn missing_stale_and_wrong_sockets_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         assert_eq!(name(check_socket(&path)), "socket_unreachable");
         std::fs::write(&path, "").unwrap();
-        assert!(check_socket(&path).unwrap().what.contains("is no socket"));
+        assert!(check_socket(&path).unwrap().what.contains("is not a socket"));
         std::fs::remove_file(&path).unwrap();
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660)).unwrap();
@@ -330,12 +338,12 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
         assert_eq!(name(check_socket(&path)), "socket_open");
         drop(listener);
-        assert!(check_socket(&path).unwrap().what.contains("Nobody listens"));
+        assert!(check_socket(&path).unwrap().what.contains("No daemon listens"));
         assert_eq!(unusable(&path, &io::ErrorKind::PermissionDenied.into()).name, "socket_denied");
     }
 
     #[test]
-    fn release_and_metrics() {
+    fn releases_and_the_metrics_port_are_checked() {
         assert_eq!(check_version("1.0", "1.0"), None);
         assert_eq!(name(check_version("", "1.0")), "version_differs");
         assert_eq!(name(check_version("1.1", "1.0")), "version_differs");
@@ -346,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_on_another_file_is_noticed() {
+    fn a_daemon_with_another_file_is_noticed() {
         let space = |config: &Config| SpaceInfo {
             id: crate::ids::SpaceId(0),
             model: "m".into(),
@@ -360,7 +368,7 @@ mod tests {
         assert!(what(check_config(&config(16, 0), &[], &none)).contains("no space \"m\""));
         assert!(
             what(check_config(&config(16, 0), &[space(&config(32, 0))], &none))
-                .contains("of 32 tokens, the file's of 16")
+                .contains("have 32 tokens, the file's have 16")
         );
         let missing = what(check_config(&config(16, 2), &[space(&config(16, 0))], &none));
         assert!(missing.contains("no worker 1/0, and 1 more"), "{missing}");
@@ -384,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paragraph_says_since_when_who_what_why_and_what_to_do() {
+    fn a_paragraph_has_duration_workers_harm_and_remedy() {
         let said = report_text(&findings(), 63_000);
         assert!(said.starts_with("2 findings\n\nsevere events_off, for 1 min 2 s, workers 1/0 2/0 "), "{said}");
         for words in
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_two_units() {
+    fn durations_have_two_units() {
         for (ms, said) in [(900, "0 s"), (62_000, "1 min 2 s"), (3_720_000, "1 h 2 min"), (90_000_000, "1 d 1 h")] {
             assert_eq!(lasting(ms), said);
         }

@@ -18,7 +18,7 @@ use crate::limits::CANDIDATES_MAX;
 use crate::route::{Mode, Overrides, Prompt, RouteRequest};
 use crate::wire;
 
-/// Asks a daemon every question, several at once, and hands over the answers in the order asked.
+/// Asks a daemon every question, several at once, and delivers the answers in the order of the questions.
 pub(super) fn ask(
     socket: &Path,
     pool: Pool<'_>,
@@ -31,7 +31,7 @@ pub(super) fn ask(
     run(&mut Asking { client, space, how, known: None }, questions, deliver)
 }
 
-/// Asks a daemon what every worker would have to do with each prompt, and hands over the answers in the order asked.
+/// Asks a daemon for the load of every worker with each prompt, and delivers the answers in the order of the prompts.
 pub(super) fn potential_loads(
     socket: &Path,
     pool: Pool<'_>,
@@ -43,7 +43,7 @@ pub(super) fn potential_loads(
     for (place, question) in questions.iter().enumerate() {
         let loads = client.potential_loads(&request(space, How::default(), question));
         match &loads {
-            // No daemon is none to ask the rest.
+            // Without a daemon the remaining questions cannot be asked.
             Err(error) if error.kind() == Kind::Connection => return Err(unavailable(socket, error)),
             _ => deliver(place, &loads)?,
         }
@@ -51,25 +51,25 @@ pub(super) fn potential_loads(
     Ok(())
 }
 
-/// Whose workers are asked about.
+/// The space of the questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pool<'a> {
     pub(super) model: &'a str,
     pub(super) namespace: Option<&'a str>,
-    /// Needed where the model has several.
+    /// Required if the model has several roles.
     pub(super) role: Option<PoolRole>,
 }
 
-/// What every question of a command has in common beside its space.
+/// What all questions of a command have in common, besides their space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct How<'a> {
-    /// How the worker is chosen; `None` = as the space's policy says.
+    /// The mode; `None` = that of the space's policy.
     pub(super) mode: Option<Mode>,
-    /// The only worker that may be.
+    /// The only worker that may be chosen.
     pub(super) pin: Option<Worker>,
-    /// The conversation that the prompts belong to.
+    /// The affinity session of the prompts.
     pub(super) session: Option<&'a str>,
-    /// Whether a worker to prefill is wanted, too.
+    /// Whether to choose a prefill worker too.
     pub(super) disaggregate: bool,
 }
 
@@ -77,7 +77,7 @@ struct Asking<'a> {
     client: Client,
     space: SpaceId,
     how: How<'a>,
-    /// The space's workers, once a reply has named one without saying more of it.
+    /// The space's workers, once a reply has named one without its details.
     known: Option<Vec<wire::WorkerInfo>>,
 }
 
@@ -100,7 +100,7 @@ impl Exchange for Asking<'_> {
         Ok(self.client.send_route(&request(self.space, self.how, question))?)
     }
 
-    /// A route's reply only names the workers that were out of the running; what they hold is asked for apart.
+    /// A reply only names the workers that were not eligible, so a second request asks for their overlap.
     fn complete(&mut self, question: &Question, answer: &mut Answer) -> Result<(), Failure> {
         let Answer::Ranking(ranking) = answer else { return Ok(()) };
         if ranking.rows.iter().all(|row| row.trust.is_some()) {
@@ -108,7 +108,7 @@ impl Exchange for Asking<'_> {
         }
         let overlaps = match self.client.overlap(&request(self.space, self.how, question)) {
             Ok(overlaps) => overlaps,
-            // An older daemon: the rows say "not known", as they do without it.
+            // An older daemon: the rows stay without details.
             Err(error) if error.kind() == Kind::Unsupported => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -138,7 +138,10 @@ impl Exchange for Asking<'_> {
         match reply {
             Reply::Route(reply) => Ok((id, Answer::Ranking(ranking(reply)))),
             Reply::Error(error) => Ok((id, Answer::Refused(Error::from(error).to_string()))),
-            _ => Err(Failure::new(Exit::Internal, format!("the daemon's answer to {id} is not one to a query"))),
+            _ => Err(Failure::new(
+                Exit::Internal,
+                format!("the daemon answered request {id} with another kind of reply than a query has"),
+            )),
         }
     }
 }
@@ -182,11 +185,11 @@ fn candidate(candidate: wire::Candidate) -> Row {
     }
 }
 
-/// Questions sent whose answers have not been delivered.
-const QUESTIONS_UNDER_WAY_MAX: usize = 64;
-/// Bytes of questions that the daemon has not answered.
-const BYTES_UNDER_WAY_MAX: usize = 1 << 20;
-/// What a question takes beside its tokens and names, at most.
+/// Most questions sent and not yet delivered.
+const QUESTIONS_IN_FLIGHT_MAX: usize = 64;
+/// Most bytes of questions that the daemon has not answered.
+const BYTES_IN_FLIGHT_MAX: usize = 1 << 20;
+/// Most bytes of a question besides its tokens and names.
 const QUESTION_OVERHEAD_BYTES: usize = 256;
 
 /// A connection as the pipeline sees it.
@@ -195,9 +198,9 @@ pub(super) trait Exchange {
     fn send(&mut self, question: &Question) -> Result<CorrelationId, Failure>;
     /// Writes everything queued.
     fn flush(&mut self) -> Result<(), Failure>;
-    /// Waits for the next answer, in whatever order the daemon gives them.
+    /// Waits for the next answer, in any order.
     fn receive(&mut self) -> Result<(CorrelationId, Answer), Failure>;
-    /// Asks for what an answer left open.
+    /// Asks for details that an answer lacks.
     fn complete(&mut self, question: &Question, answer: &mut Answer) -> Result<(), Failure>;
 }
 
@@ -206,7 +209,7 @@ fn bytes_of(question: &Question) -> usize {
     question.tokens.len() + names + QUESTION_OVERHEAD_BYTES
 }
 
-/// Asks every question and hands each answer, with its question's place, to `deliver` in the order asked.
+/// Asks every question and passes each answer, with its question's index, to `deliver` in order.
 pub(super) fn run(
     exchange: &mut dyn Exchange,
     questions: &[Question],
@@ -218,7 +221,7 @@ pub(super) fn run(
     while delivered < questions.len() {
         let first_unsent = sent;
         while let Some(question) = questions.get(sent) {
-            let fits = bytes + bytes_of(question) <= BYTES_UNDER_WAY_MAX && sent - delivered < QUESTIONS_UNDER_WAY_MAX;
+            let fits = bytes + bytes_of(question) <= BYTES_IN_FLIGHT_MAX && sent - delivered < QUESTIONS_IN_FLIGHT_MAX;
             if !(asked.is_empty() || fits) {
                 break;
             }
@@ -231,7 +234,7 @@ pub(super) fn run(
         }
         let (id, mut answer) = exchange.receive()?;
         let Some(place) = asked.remove(&id) else {
-            return Err(Failure::new(Exit::Internal, format!("the daemon answered {id}, which was not asked")));
+            return Err(Failure::new(Exit::Internal, format!("the daemon answered request {id}, which was not sent")));
         };
         bytes -= bytes_of(&questions[place]);
         exchange.complete(&questions[place], &mut answer)?;
@@ -248,7 +251,7 @@ pub(super) fn run(
 mod tests {
     use super::*;
 
-    /// Answers the newest question first, and keeps count.
+    /// Answers the newest question first, and counts.
     #[derive(Default)]
     struct Backwards {
         next: u64,
@@ -277,7 +280,7 @@ mod tests {
         }
 
         fn receive(&mut self) -> Result<(CorrelationId, Answer), Failure> {
-            assert!(self.flushed, "waits for what was never written");
+            assert!(self.flushed, "the request was never written");
             let (id, salt, _) = self.waiting.pop().ok_or_else(|| Failure::new(Exit::Internal, "nothing was asked"))?;
             Ok((id, Answer::Refused(salt)))
         }
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_delivered_in_the_order_asked_whatever_the_daemon_does() {
+    fn answers_arrive_in_any_order_and_are_delivered_in_the_order_of_the_questions() {
         let questions: Vec<_> = (0..1000).map(|at| question(at, at % 50)).collect();
         let mut exchange = Backwards::default();
         let mut got = Vec::new();
@@ -308,11 +311,11 @@ mod tests {
         })
         .unwrap();
         assert_eq!(got, (0..1000).map(|at| (at, at.to_string())).collect::<Vec<_>>());
-        assert!(exchange.most > 1 && exchange.most <= QUESTIONS_UNDER_WAY_MAX, "{}", exchange.most);
+        assert!(exchange.most > 1 && exchange.most <= QUESTIONS_IN_FLIGHT_MAX, "{}", exchange.most);
     }
 
     #[test]
-    fn what_is_under_way_is_bounded_in_bytes_and_a_larger_question_goes_alone() {
+    fn bytes_in_flight_are_bounded_and_a_larger_question_goes_alone() {
         let questions: Vec<_> = (0..40).map(|at| question(at, if at % 10 == 0 { 300_000 } else { 30_000 })).collect();
         let mut exchange = Backwards::default();
         let mut count = 0;
@@ -322,11 +325,11 @@ mod tests {
         })
         .unwrap();
         assert_eq!(count, 40);
-        assert!(exchange.most_bytes > 0 && exchange.most_bytes <= BYTES_UNDER_WAY_MAX, "{}", exchange.most_bytes);
+        assert!(exchange.most_bytes > 0 && exchange.most_bytes <= BYTES_IN_FLIGHT_MAX, "{}", exchange.most_bytes);
     }
 
     #[test]
-    fn a_reader_that_has_gone_ends_the_asking() {
+    fn a_closed_output_ends_the_questions() {
         let questions: Vec<_> = (0..10).map(|at| question(at, 1)).collect();
         let stop = run(&mut Backwards::default(), &questions, &mut |_, _| Err(Failure::new(Exit::Done, "")));
         assert_eq!(stop, Err(Failure::new(Exit::Done, "")));

@@ -29,16 +29,16 @@ pub struct QueryArgs {
     /// The namespace of the model's space [default: the default namespace]
     #[arg(long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// The pool of the model's workers, where it has several: prefill, decode or both [default: decode if --disaggregate]
+    /// The role of the space, if the model has several: prefill, decode or both [default: decode if --disaggregate]
     #[arg(long, value_name = "ROLE", value_parser = role)]
     pub role: Option<PoolRole>,
-    /// The prompt's token ids, with commas between
+    /// The prompt's token ids, separated by commas
     #[arg(long, value_name = "1,2,3")]
     pub tokens: Option<String>,
-    /// A file with the prompt's token ids: a JSON array, or integers between whitespace; - = standard input
+    /// A file with the prompt's token ids: a JSON array, or integers separated by whitespace; - = standard input
     #[arg(long, value_name = "FILE")]
     pub tokens_file: Option<PathBuf>,
-    /// A file with many prompts, {"tokens":[...],"lora":...,"salt":...} a line; - = standard input
+    /// A file with many prompts, each line {"tokens":[...],"lora":...,"salt":...}; - = standard input
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["lora", "salt"])]
     pub batch: Option<PathBuf>,
     /// The prompt's LoRA adapter
@@ -47,37 +47,37 @@ pub struct QueryArgs {
     /// The prompt's cache salt
     #[arg(long, value_name = "SALT")]
     pub salt: Option<String>,
-    /// How the worker is chosen [default: as the space's policy says]
+    /// The mode of the decision [default: that of the space's policy]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub mode: Option<Mode>,
     /// The only worker that may be chosen: its id for any rank, or id/rank
     #[arg(long, value_name = "ID[/RANK]", value_parser = worker)]
     pub pin: Option<Worker>,
-    /// The session that the prompt belongs to: whether a worker is kept for it depends on `affinity` in [policy]
+    /// The prompt's session, for `affinity` in [policy]
     #[arg(long, value_name = "NAME")]
     pub session: Option<String>,
-    /// Choose a worker of the model's prefill pool too, and one of its decode pool
+    /// Choose a prefill worker and a decode worker
     #[arg(long)]
     pub disaggregate: bool,
-    /// Print what every cost was made of, term by term
+    /// Print every cost, term by term
     #[arg(long, conflicts_with = "json")]
     pub explain: bool,
-    /// Print what every worker would have to do if it took the prompt, instead of who is chosen
+    /// Print the load of every worker if it took the prompt, instead of a decision
     #[arg(long, conflicts_with_all = ["explain", "mode", "pin", "session", "disaggregate"])]
     pub potential_loads: bool,
-    /// Print one JSON object a prompt instead of a table
+    /// Print one JSON object for each prompt instead of a table
     #[arg(long)]
     pub json: bool,
 }
 
 impl QueryArgs {
-    /// Asks everything and prints the answers in the order of the questions.
+    /// Asks about every prompt and prints the answers in the same order.
     ///
     /// # Errors
     /// Input that cannot be read, a daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let questions = self.questions()?;
-        // Flushed when the last answer is out: `Stdout` itself flushes at every line.
+        // Buffered until the last answer, because `Stdout` flushes at every line.
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
         let role = self.role.or(self.disaggregate.then_some(PoolRole::Decode));
@@ -123,7 +123,7 @@ impl QueryArgs {
         Ok(())
     }
 
-    /// Says which prompt of many comes next.
+    /// Prints the number of the next prompt, if there are many.
     fn print_place(&self, out: &mut dyn Write, place: usize) -> Result<(), Failure> {
         if self.batch.is_some() {
             writeln!(out, "{}query {}:", if place == 0 { "" } else { "\n" }, place + 1)?;
@@ -184,10 +184,10 @@ fn read(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// One prompt to ask about.
+/// One prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Question {
-    /// Token ids, little-endian u32 each.
+    /// Token ids, each a little-endian u32.
     tokens: Vec<u8>,
     /// LoRA adapter; `None` = none.
     lora: Option<String>,
@@ -196,28 +196,26 @@ struct Question {
 }
 
 impl Question {
-    /// A question about these tokens.
     fn of(tokens: &[u32]) -> Self {
         Self { tokens: tokens.iter().flat_map(|token| token.to_le_bytes()).collect(), ..Self::default() }
     }
 
-    /// How many tokens the prompt has.
     const fn token_count(&self) -> usize {
         self.tokens.len() / 4
     }
 }
 
-/// Reads token ids: a JSON array, or integers between whitespace or commas.
+/// Reads token ids: a JSON array, or integers separated by whitespace or commas.
 ///
 /// # Errors
-/// Which entry is not a token id, in words.
+/// A message that names the first entry that is not a token id.
 fn parse_tokens(text: &str) -> Result<Vec<u32>, String> {
     if text.trim_start().starts_with('[') {
         return serde_json::from_str(text).map_err(|error| format!("not a JSON array of token ids: {error}"));
     }
     if text.trim_start().starts_with('{') {
         return Err(
-            "a JSON object, where a list of token ids is wanted; prompts as objects, one a line, go to --batch"
+            "expected a list of token ids, found a JSON object; for prompts as JSON objects, one in each line, use --batch"
                 .to_owned(),
         );
     }
@@ -244,18 +242,18 @@ struct BatchLine {
     salt: Option<String>,
 }
 
-/// Reads a batch: `{"tokens":[...],"lora":...,"salt":...}` a line, absent or null = none. Empty lines are
-/// skipped.
+/// Reads a batch: each line `{"tokens":[...],"lora":...,"salt":...}`; lora and salt may be absent or null. Skips empty
+/// lines.
 ///
 /// # Errors
-/// Every line that cannot be read, by number.
+/// A message that names every line that cannot be read.
 fn parse_batch(text: &str) -> Result<Vec<Question>, String> {
     let mut questions = Vec::new();
     let mut complaints = Vec::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         match serde_json::from_str::<BatchLine>(line) {
             Ok(line) => questions.push(Question { lora: line.lora, salt: line.salt, ..Question::of(&line.tokens) }),
-            // serde_json counts lines within what it was given, which is always line 1.
+            // serde_json sees one line at a time and calls it line 1.
             Err(error) => {
                 complaints.push(format!("line {}: {}", at + 1, error.to_string().replace(" at line 1 ", " at ")))
             }
@@ -269,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_as_json_or_as_words() {
+    fn token_ids_are_json_or_separated_integers() {
         assert_eq!(parse_tokens("1,2,3").unwrap(), [1, 2, 3]);
         assert_eq!(parse_tokens(" [1, 2,\n 4294967295]\n").unwrap(), [1, 2, u32::MAX]);
         assert_eq!(parse_tokens("1 2\r\n\t3\n").unwrap(), [1, 2, 3]);
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_named() {
+    fn an_invalid_token_id_is_named() {
         assert!(parse_tokens("1 2\n3 x").unwrap_err().contains("line 2: `x`, entry 4"));
         assert!(parse_tokens("1,-2").unwrap_err().contains("`-2`"));
         assert!(parse_tokens("4294967296").unwrap_err().contains("0 to 4294967295"));
@@ -289,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_one_question_a_line_in_order() {
+    fn each_line_of_a_batch_is_a_question() {
         let read = parse_batch(
             "{\"tokens\":[1]}\n\n{\"tokens\":[2],\"lora\":\"l\",\"salt\":null}\n{\"salt\":\"s\",\"tokens\":[]}",
         )

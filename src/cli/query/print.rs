@@ -11,12 +11,12 @@ use crate::ids::{TierBlocks, Worker};
 use crate::route::{CostTerms, MatchStatus, Mode, PotentialLoad, PotentialLoads, ReplyNotes};
 use crate::trust::Trust;
 
-/// What the daemon said to one question.
+/// The daemon's answer to one question.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     /// A decision.
     Ranking(Ranking),
-    /// A refusal, in the daemon's words.
+    /// The daemon's error.
     Refused(String),
 }
 
@@ -25,17 +25,17 @@ pub(super) enum Answer {
 pub(super) struct Ranking {
     pub(super) matched: MatchStatus,
     pub(super) notes: ReplyNotes,
-    /// Whole blocks of the prompt that were looked up.
+    /// Whole blocks of the prompt.
     pub(super) request_blocks: u32,
-    /// How many shared the lowest cost.
+    /// The number of workers with the lowest cost.
     pub(super) ties: u32,
-    /// How the first was chosen; `None` = the daemon does not say.
+    /// The mode of the decision; `None` = the daemon does not say.
     pub(super) mode: Option<Mode>,
-    /// Why nobody was.
+    /// Why no worker was chosen.
     pub(super) nobody: Option<Kind>,
-    /// The chosen worker first, if there is one, then by ascending cost; those out of the running last.
+    /// The chosen worker first, then the others by ascending cost, then workers that are not eligible.
     pub(super) rows: Vec<Row>,
-    /// Who prefills where that was asked for, the chosen worker first; empty = who is chosen above does both.
+    /// For a pair: the prefill workers, the chosen one first. Empty = the worker chosen above also does the prefill.
     pub(super) prefill: Vec<Row>,
 }
 
@@ -43,15 +43,15 @@ pub(super) struct Ranking {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) worker: Worker,
-    /// Its short name; empty = not known.
+    /// The worker's name; empty = not known.
     pub(super) name: String,
     pub(super) state: Option<WorkerState>,
     pub(super) trust: Option<Trust>,
     pub(super) overlap: TierBlocks,
-    /// `None` = out of the running.
+    /// `None` = not eligible.
     pub(super) cost: Option<f64>,
     pub(super) terms: Option<CostTerms>,
-    /// The rule that took it out of the running.
+    /// The rule that removed it.
     pub(super) removed_by: Option<String>,
 }
 
@@ -75,7 +75,7 @@ struct RankingJson<'a> {
     #[serde(rename = "match")]
     matched: &'static str,
     candidates: Vec<CandidateJson<'a>>,
-    /// Where a pair was chosen.
+    /// Only for pairs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     prefill_candidates: Vec<CandidateJson<'a>>,
 }
@@ -121,7 +121,7 @@ fn candidate_json(row: &Row) -> CandidateJson<'_> {
     }
 }
 
-/// An answer as one line of JSON, without its end.
+/// An answer as one line of JSON, without line end.
 ///
 /// # Errors
 /// Those of the serializer.
@@ -153,7 +153,7 @@ const HEADER: [&str; 13] = [
     "cost",
 ];
 
-/// An answer for people: what was asked, the ranking, and remarks.
+/// An answer for people: the prompt, the ranking, and remarks.
 pub(super) fn answer_text(answer: &Answer, token_count: usize) -> String {
     let ranking = match answer {
         Answer::Ranking(ranking) => ranking,
@@ -161,7 +161,7 @@ pub(super) fn answer_text(answer: &Answer, token_count: usize) -> String {
     };
     let eligible = ranking.rows.iter().filter(|row| row.cost.is_some()).count();
     let mut text = format!(
-        "prompt of {}, {}: {}; {eligible} of {} in the running{}\n",
+        "prompt of {}, {}: {}; {eligible} of {} eligible{}\n",
         counted(token_count, "token"),
         counted(ranking.request_blocks as usize, "whole block"),
         ranking.matched.name(),
@@ -169,7 +169,7 @@ pub(super) fn answer_text(answer: &Answer, token_count: usize) -> String {
         ranking.mode.map(|mode| format!("; by {}", mode.name())).unwrap_or_default()
     );
     if !ranking.prefill.is_empty() {
-        text.push_str(&format!("to prefill:\n{}\nto decode:\n", table(&ranking.prefill)));
+        text.push_str(&format!("prefill:\n{}\ndecode:\n", table(&ranking.prefill)));
     }
     text.push_str(&table(&ranking.rows).to_string());
     text.push('\n');
@@ -186,38 +186,38 @@ fn remarks(ranking: &Ranking) -> Vec<&'static str> {
         (ranking.rows.is_empty(), "the space has no workers"),
         (
             !ranking.rows.is_empty() && ranking.best().is_none(),
-            "no worker is in the running; the rules that say so are under trust",
+            "no worker is eligible; the column trust shows the rule that removed each",
         ),
-        (ranking.nobody == Some(Kind::AllBusy), "those who could are beyond a busy threshold of [policy]"),
+        (
+            ranking.nobody == Some(Kind::AllBusy),
+            "every worker that could run the prompt is beyond a busy threshold of [policy]",
+        ),
         (
             unmatchable,
-            "unmatchable: the prompt cannot be compared with what workers hold; ranked by load, no overlap is claimed",
+            "unmatchable: the prompt cannot be compared with cached blocks; the ranking is by load, and no overlap counts",
         ),
         (
             ranking.notes.contains(ReplyNotes::SCHEME_UNKNOWN),
-            "the block size is not known yet; ranked by load until an engine shows it or the space's record says it",
+            "the block size is not known yet; the ranking is by load until an engine shows it or [[space]] sets it",
         ),
         (
             ranking.notes.contains(ReplyNotes::READ_CONTENDED),
-            "the index moved while it was read; overlaps may be off by what just changed",
+            "the index changed during the lookup; overlaps may miss the latest changes",
         ),
         (
             ranking.notes.contains(ReplyNotes::ALL_DOWN),
-            "every worker is down, as far as their event streams tell; they are ranked all the same",
+            "every worker is down, according to their event streams; they are ranked all the same",
         ),
-        (
-            ranking.notes.contains(ReplyNotes::AFFINITY_OFF),
-            "the space keeps no sessions with their workers: `affinity` in [policy] is off",
-        ),
+        (ranking.notes.contains(ReplyNotes::AFFINITY_OFF), "the session has no effect: `affinity` in [policy] is off"),
         (
             ranking.notes.contains(ReplyNotes::PREFILL_NOBODY),
-            "the worker chosen to decode prefills too: the model has no prefill pool, or nobody in it is in the running",
+            "the decode worker also does the prefill: the model has no prefill pool, or no worker in it is eligible",
         ),
         (
             ranking.notes.contains(ReplyNotes::PREFILL_LOCAL),
-            "the worker chosen to decode prefills too: by `prefill_bypass` of [policy], the way to another is not worth it",
+            "the decode worker also does the prefill, because `prefill_bypass` in [policy] says so",
         ),
-        (ranking.ties > 1, "several workers share the lowest cost; one of them was drawn"),
+        (ranking.ties > 1, "several workers have the lowest cost; one of them was drawn at random"),
     ];
     remarks.into_iter().filter(|(applies, _)| *applies).map(|(_, remark)| remark).collect()
 }
@@ -264,13 +264,13 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// Candidates beside each other at most: more do not fit a line.
+/// Most candidates in one table: more do not fit a line.
 const COLUMNS_MAX: usize = 8;
 
-/// A term's name, what it counts in, and where it is.
+/// A term's name, its unit, and its value.
 type Term = (&'static str, &'static str, fn(&CostTerms) -> f64);
 
-/// Every term, in the order in which they are applied.
+/// Every term, in the order of the computation.
 const TERMS: [Term; 19] = [
     ("request_blocks", "blocks", |terms| terms.request_blocks),
     ("cached_tokens", "tokens", |terms| terms.cached_tokens),
@@ -293,30 +293,30 @@ const TERMS: [Term; 19] = [
     ("cost", "", |terms| terms.cost),
 ];
 
-/// The terms of the first candidates; empty where none says its terms.
+/// The cost terms of the first candidates; empty if no candidate has terms.
 pub(super) fn terms_text(ranking: &Ranking) -> String {
-    let told = || ranking.rows.iter().filter_map(|row| Some((row, row.terms.as_ref()?))).take(COLUMNS_MAX);
-    if told().next().is_none() {
+    let explained = || ranking.rows.iter().filter_map(|row| Some((row, row.terms.as_ref()?))).take(COLUMNS_MAX);
+    if explained().next().is_none() {
         return String::new();
     }
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let mut table = Table::new();
     let head = [Cell::new("term"), Cell::new("in")].into_iter();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(head.chain(told().map(|(row, _)| right(row.worker.to_string()))));
+    table.set_header(head.chain(explained().map(|(row, _)| right(row.worker.to_string()))));
     for (name, unit, pick) in TERMS {
-        let values = told().map(|(_, terms)| right(term_number(pick(terms))));
+        let values = explained().map(|(_, terms)| right(term_number(pick(terms))));
         table.add_row([Cell::new(name), Cell::new(unit)].into_iter().chain(values));
     }
     format!("{table}\n")
 }
 
-/// Whole numbers without a point, others with as many places as tell them apart.
+/// Whole numbers without a decimal point, others with four decimals.
 fn term_number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.4}") }
 }
 
-/// What the daemon said to one question.
+/// The daemon's answer about one prompt's potential loads.
 pub(super) type Loads = Result<PotentialLoads, Error>;
 
 #[derive(Serialize)]
@@ -339,7 +339,7 @@ fn load_json(load: &PotentialLoad) -> WorkerLoadJson {
     WorkerLoadJson { worker_id: worker.id.0, dp_rank: worker.rank.0, active_requests, prefill_tokens, decode_blocks }
 }
 
-/// One answer as a line of JSON, without its end.
+/// Potential loads as one line of JSON, without line end.
 ///
 /// # Errors
 /// Those of the serializer.
@@ -354,7 +354,7 @@ pub(super) fn loads_json(answer: &Loads) -> Result<String, Failure> {
     written.map_err(|error| Failure::new(Exit::Internal, error.to_string()))
 }
 
-/// One answer as a table, with the end of its last line.
+/// Potential loads as a table, with line end.
 pub(super) fn loads_text(answer: &Loads, token_count: usize) -> String {
     let loads = match answer {
         Ok(loads) => loads,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_exactly_the_promised_shape() {
+    fn json_has_exactly_the_documented_shape() {
         assert_eq!(
             answer_json(&Answer::Ranking(ranking())).unwrap(),
             concat!(
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_when_nobody_can_be_chosen_and_when_nothing_can_be_compared() {
+    fn json_shows_missing_candidates_and_unmatchable_prompts() {
         let mut nobody = ranking();
         nobody.rows.drain(..2);
         nobody.matched = MatchStatus::Unmatchable;
@@ -446,12 +446,9 @@ mod tests {
     }
 
     #[test]
-    fn the_table_marks_the_chosen_and_says_why() {
+    fn the_table_marks_the_chosen_worker_and_says_why() {
         let text = answer_text(&Answer::Ranking(ranking()), 90);
-        assert!(
-            text.starts_with("prompt of 90 tokens, 5 whole blocks: matched; 2 of 3 workers in the running\n"),
-            "{text}"
-        );
+        assert!(text.starts_with("prompt of 90 tokens, 5 whole blocks: matched; 2 of 3 workers eligible\n"), "{text}");
         let line =
             |words: &str| text.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {text}"));
         let chosen = line("w7.1");
@@ -464,12 +461,12 @@ mod tests {
     }
 
     #[test]
-    fn remarks_say_what_the_numbers_do_not() {
+    fn remarks_explain_what_numbers_do_not_show() {
         let mut ranking = ranking();
         ranking.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
         ranking.ties = 2;
         let said = answer_text(&Answer::Ranking(ranking), 0);
-        assert!(said.contains("block size is not known") && said.contains("share the lowest cost"), "{said}");
+        assert!(said.contains("block size is not known") && said.contains("have the lowest cost"), "{said}");
         assert!(answer_text(&Answer::Ranking(Ranking::default()), 0).contains("no workers"));
         assert_eq!(answer_text(&Answer::Refused("why".into()), 0), "refused: why\n");
     }

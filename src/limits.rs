@@ -1,25 +1,13 @@
 //! Every bound of the daemon, units last. What an operator may change lives in `config` and is checked
 //! against these.
 
-mod client;
-mod connections;
-mod descriptors;
+mod events;
 mod http;
-mod journal;
-mod lane;
-mod recovery;
-mod turns;
-mod zmtp;
+mod serving;
 
-pub use client::*;
-pub use connections::*;
-pub use descriptors::*;
+pub use events::*;
 pub use http::*;
-pub use journal::*;
-pub use lane::*;
-pub use recovery::*;
-pub use turns::*;
-pub use zmtp::*;
+pub use serving::*;
 
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;
@@ -487,6 +475,33 @@ pub const BOOKING_S_CEILING: u64 = 86_400;
 /// Longest configurable wait for a worker's events, milliseconds.
 pub const EVENTS_MS_CEILING: u64 = 86_400_000;
 
+/// Decisions of one core that may be configured to wait for the journal.
+pub const JOURNAL_RING_RECORDS_CEILING: u64 = 1 << 20;
+/// Workers that the decisions of one core speak of that wait for the journal.
+pub const JOURNAL_WAITING_WORKERS_MAX: usize = 1 << 17;
+/// Workers that a buffer of the journal keeps room for once it has been written.
+pub const JOURNAL_BUFFER_WORKERS_KEPT: usize = 512;
+/// Smallest configurable size at which a file of the journal is ended, bytes.
+pub const JOURNAL_FILE_BYTES_MIN: u64 = 4 << 10;
+/// Largest configurable size at which a file of the journal is ended, bytes: it is read as a whole.
+pub const JOURNAL_FILE_BYTES_CEILING: u64 = 1 << 30;
+/// Files of the journal that may be configured.
+pub const JOURNAL_FILES_CEILING: u64 = 1 << 16;
+/// Decisions of one core taken for the journal before the next core's are looked at.
+pub const JOURNAL_RECORDS_PER_TURN_MAX: usize = 256;
+/// Bytes of the journal that are written at once.
+pub const JOURNAL_WRITE_BYTES: usize = 256 << 10;
+/// How long the journal's writer rests when it has seen all, milliseconds.
+pub const JOURNAL_REST_MS: u64 = 10;
+/// How long it rests while nothing is noted, milliseconds.
+pub const JOURNAL_OFF_REST_MS: u64 = 1_000;
+/// Turns of the journal's writer until it tries again to write after that failed.
+pub const JOURNAL_RETRY_TURNS: u32 = 100;
+/// Fields of a policy that may be set otherwise for a shadow policy.
+pub const POLICY_SETTINGS_MAX: usize = 64;
+/// Largest load that a journal is believed: sums over a fleet stay exact.
+pub const JOURNAL_NUMBER_MAX: u64 = 1 << 40;
+
 const _: () = assert!(FRAME_HEADER_BYTES.is_multiple_of(FRAME_ALIGN_BYTES));
 const _: () = assert!(FRAME_BODY_BYTES_MAX_DEFAULT < FRAME_BODY_BYTES_CEILING);
 const _: () = assert!(RECEIVE_BUFFER_BYTES_MIN > FRAME_HEADER_BYTES);
@@ -521,3 +536,5 @@ const _: () = assert!(REPEATS_REMEMBERED.is_power_of_two() && REPEAT_AGE_MS_MIN 
 const _: () = assert!(REPEAT_AGE_MS_MAX < RECENT_MS / 2, "a prompt is judged within what is recent");
 const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");
 const _: () = assert!(WORKERS_MAX <= 1 << crate::ids::WORKER_PLACE_BITS, "a worker's index holds its place");
+const _: () = assert!(JOURNAL_NUMBER_MAX * WORKERS_MAX as u64 <= 1 << 53, "a sum is exact as a fraction");
+const _: () = assert!(JOURNAL_WAITING_WORKERS_MAX >= WORKERS_MAX, "a decision about all workers can wait");

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::policy::{POLICIES_DEFAULT, parse_policy};
 use crate::route::Mode;
 
 /// `kvrouted demo`: daemon, simulated engines and gateway, the same requests under one policy after the other.
@@ -96,4 +95,35 @@ pub struct DaemonArgs {
 fn parse_engine(text: &str) -> Result<(u64, PathBuf), String> {
     let (id, path) = text.split_once('=').ok_or("expected ID=PATH")?;
     Ok((id.parse().map_err(|error| format!("{id:?} is no worker id: {error}"))?, path.into()))
+}
+
+/// What is shown unless something else is asked for: nothing known of the caches, and everything.
+const POLICIES_DEFAULT: &str = "round-robin,kv";
+
+/// A mode by its name.
+///
+/// # Errors
+/// What the modes are, if it is none or one that shows nothing here: the demo pins no request, and its engines
+/// publish events, so that nothing has to be predicted.
+fn parse_policy(text: &str) -> Result<Mode, String> {
+    let shown = |mode: &&Mode| !matches!(mode, Mode::Direct | Mode::Approximate);
+    let named = Mode::ALL.iter().filter(shown).find(|mode| mode.name() == text);
+    named.copied().ok_or_else(|| {
+        let names: Vec<_> = Mode::ALL.iter().filter(shown).map(|mode| mode.name()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_go_by_their_names_but_for_those_that_show_nothing() {
+        assert_eq!(parse_policy("lmetric"), Ok(Mode::Lmetric));
+        assert!(POLICIES_DEFAULT.split(',').all(|name| parse_policy(name).is_ok()));
+        for name in ["direct", "approximate", "KV", ""] {
+            assert!(parse_policy(name).unwrap_err().starts_with("expected one of kv, load-aware, least-loaded"));
+        }
+    }
 }

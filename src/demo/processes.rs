@@ -1,6 +1,7 @@
 //! The processes of a demo and the folder they share: started here, ended here.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::args::DaemonArgs;
 use crate::error::{Error, Kind};
 
 /// A Unix socket's path may have 108 bytes; the longest name put into the folder has about this many.
@@ -231,4 +233,42 @@ fn within_bound(folder: PathBuf) -> Result<PathBuf, Error> {
 
 fn system(what: &str) -> Error {
     Error::new(Kind::System, what, "check the limits on processes and the temporary folder, or set TMPDIR")
+}
+
+/// Ends this process when its standard input does.
+///
+/// # Errors
+/// `system` if no thread can be started.
+pub(crate) fn end_with_stdin() -> Result<(), Error> {
+    let watch = || {
+        let (mut stdin, mut ignored) = (std::io::stdin().lock(), [0_u8; 256]);
+        while !matches!(stdin.read(&mut ignored), Ok(0) | Err(_)) {}
+        std::process::exit(0);
+    };
+    std::thread::Builder::new().name("lifetime".to_owned()).spawn(watch).map(drop).map_err(|error| {
+        Error::new(Kind::System, "no thread can be started", "raise the limit on processes").caused_by(error)
+    })
+}
+
+/// Becomes the daemon, to be terminated by the kernel when the demo's process dies. Returns only on failure.
+#[must_use]
+pub fn run_daemon(args: &DaemonArgs) -> Error {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return unusable("the kernel refuses a parent-death signal").caused_by(error);
+    }
+    // The demo may have died before the kernel was asked.
+    if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(args.parent) {
+        return unusable("the demo that wanted a daemon is gone");
+    }
+    match std::env::current_exe() {
+        Ok(program) => {
+            unusable("the daemon cannot be started").caused_by(Command::new(program).args(&args.command).exec())
+        }
+        Err(error) => unusable("this program's own file cannot be found").caused_by(error),
+    }
+}
+
+fn unusable(what: &str) -> Error {
+    Error::new(Kind::System, what, "start the demo again")
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -136,4 +137,15 @@ fn unusable(path: &Path, what: &str) -> Error {
 
 fn unwritable() -> Error {
     Error::new(Kind::System, "a record of the demo cannot be written", "make room in the temporary folder")
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: the same for every process of the machine.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Seconds since 1970, as vLLM stamps its batches.
+pub(crate) fn unix_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::chain::BLOCK_TOKENS;
+use super::engine::BLOCK_TOKENS;
 use crate::error::counted;
 use crate::route::Mode;
 

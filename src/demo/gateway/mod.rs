@@ -2,10 +2,10 @@
 //! request where the daemon says.
 
 mod engines;
-mod scrape;
-mod turnstile;
+mod pacer;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,15 +13,13 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
 use self::engines::EngineLink;
-use self::scrape::Decisions;
-use self::turnstile::Turnstile;
+use self::pacer::Pacer;
 use super::args::GatewayArgs;
-use super::chain::BLOCK_TOKENS;
-use super::clock::monotonic_ns;
+use super::engine::{BLOCK_TOKENS, block_names};
 use super::record::{self, CandidateRecord, RecordWriter, ReplyRecord};
 use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals};
 use super::workload::Workload;
-use super::{MODEL, chain, lifetime, load_workload};
+use super::{MODEL, load_workload, processes};
 use crate::client::{Client, ClientOptions};
 use crate::error::{Error, Kind};
 use crate::ids::SpaceId;
@@ -42,7 +40,7 @@ const PROGRESS_REQUESTS: usize = 10;
 /// # Errors
 /// Whatever daemon, engines or files cannot do, by whose fault it is.
 pub fn run(args: &GatewayArgs) -> Result<(), Error> {
-    lifetime::end_with_stdin()?;
+    processes::end_with_stdin()?;
     let workload = load_workload(args.seed, args.requests, args.trace.as_deref())?;
     let engines: Vec<EngineLink> =
         args.engines.iter().map(|(id, path)| EngineLink::connect(*id, path)).collect::<Result<_, _>>()?;
@@ -86,7 +84,7 @@ impl Gateway<'_> {
     /// Empties every engine's cache and waits until the daemon has applied it.
     fn clear_caches(&self, daemon: &mut Daemon) -> Result<(), Error> {
         let cleared: Vec<u64> = self.engines.iter().map(EngineLink::clear).collect::<Result<_, _>>()?;
-        let deadline = monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
+        let deadline = record::monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
         loop {
             let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, (Mode::Kv, None))?;
             let applied = |engine: &EngineLink| {
@@ -97,7 +95,7 @@ impl Gateway<'_> {
             else {
                 return Ok(());
             };
-            if monotonic_ns() > deadline {
+            if record::monotonic_ns() > deadline {
                 return Err(Error::new(
                     Kind::Connection,
                     format!("the daemon has not applied batch {} of engine {}", late.1, late.0.worker),
@@ -111,16 +109,16 @@ impl Gateway<'_> {
     /// Replays the whole workload with as many requests in flight as there are connections, at most.
     fn run(&self, phase: Phase, daemons: &mut [Daemon]) -> Result<PhaseTotals, Error> {
         let counts = Mutex::new(Counts::new(self.engines.len())?);
-        let turnstile = Turnstile::new(&self.workload.requests);
+        let pacer = Pacer::new(&self.workload.requests);
         let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
-            let (turnstile, counts) = (&turnstile, &counts);
+            let (pacer, counts) = (&pacer, &counts);
             let threads: Vec<_> = daemons
                 .iter_mut()
                 .map(|daemon| {
                     scope.spawn(move || {
-                        let result = self.run_slot(phase, turnstile, daemon, counts);
+                        let result = self.run_slot(phase, pacer, daemon, counts);
                         if result.is_err() {
-                            turnstile.close();
+                            pacer.close();
                         }
                         result
                     })
@@ -137,13 +135,13 @@ impl Gateway<'_> {
     fn run_slot(
         &self,
         phase: Phase,
-        turnstile: &Turnstile<'_>,
+        pacer: &Pacer<'_>,
         daemon: &mut Daemon,
         counts: &Mutex<Counts>,
     ) -> Result<(), Error> {
-        while let Some(index) = turnstile.enter() {
+        while let Some(index) = pacer.enter() {
             self.run_request(phase, index, daemon, counts)?;
-            let done = turnstile.leave(index);
+            let done = pacer.leave(index);
             if done.is_multiple_of(PROGRESS_REQUESTS) {
                 print(&GatewayMessage::Progress(phase.0, done))?;
             }
@@ -165,9 +163,9 @@ impl Gateway<'_> {
         let book = BookingRequest { request_id: &request_id, attempt: 0 };
         let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
         // Nothing but the client's call between the two: what the gateway does for itself is no latency.
-        let left_ns = monotonic_ns();
+        let left_ns = record::monotonic_ns();
         let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, (phase.1, Some(book)))?;
-        let replied_ns = monotonic_ns();
+        let replied_ns = record::monotonic_ns();
         self.write_down(index, left_ns, replied_ns, &prompt, &reply)?;
 
         let chosen = self.chosen(&reply)?;
@@ -230,7 +228,7 @@ impl Gateway<'_> {
                 "see the daemon's log in the folder given by --keep",
             ));
         }
-        let record = ReplyRecord { request, left_ns, replied_ns, chain: chain::of_tokens(prompt), candidates };
+        let record = ReplyRecord { request, left_ns, replied_ns, chain: block_names(prompt), candidates };
         let line = record::line_of(&record)?;
         self.log.lock().write_line(&line)
     }
@@ -298,4 +296,104 @@ fn print(message: &GatewayMessage) -> Result<(), Error> {
     let failed = || Error::new(Kind::System, "the demo does not listen any longer", "start the demo again");
     let line = serde_json::to_string(message).map_err(|error| failed().caused_by(error))?;
     writeln!(std::io::stdout().lock(), "{line}").map_err(|error| failed().caused_by(error))
+}
+
+/// How long connecting, and each read or write, may take.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest response read, in bytes.
+const SCRAPE_BYTES_MAX: u64 = 16 << 20;
+
+/// The daemon's decisions so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Decisions {
+    /// Time spent on them, in seconds.
+    seconds_sum: f64,
+    /// How many there were.
+    count: f64,
+}
+
+impl Decisions {
+    /// Asks the daemon that serves metrics on `port` of the loopback interface. `None` if it cannot be read:
+    /// the demo then shows that the number is not known.
+    fn read(port: u16) -> Option<Self> {
+        let mut stream =
+            TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SCRAPE_TIMEOUT).ok()?;
+        stream.set_read_timeout(Some(SCRAPE_TIMEOUT)).ok()?;
+        stream.set_write_timeout(Some(SCRAPE_TIMEOUT)).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        let mut response = String::new();
+        stream.take(SCRAPE_BYTES_MAX).read_to_string(&mut response).ok()?;
+        Self::parse(&response)
+    }
+
+    /// Picks the sums out of an HTTP response with the Prometheus text format in it.
+    fn parse(response: &str) -> Option<Self> {
+        let (head, body) = response.split_once("\r\n\r\n")?;
+        if head.split(' ').nth(1) != Some("200") {
+            return None;
+        }
+        let value = |name: &str| body.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        Some(Self {
+            seconds_sum: value("kvrouted_decision_seconds_sum ")?,
+            count: value("kvrouted_decision_seconds_count ")?,
+        })
+    }
+
+    /// Mean time of the decisions made since `before`, in microseconds; `None` if there were none.
+    fn mean_us_since(self, before: Self) -> Option<f64> {
+        let count = self.count - before.count;
+        (count > 0.0).then(|| (self.seconds_sum - before.seconds_sum) * 1e6 / count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const BODY: &str = "# TYPE kvrouted_decision_seconds histogram\n\
+                        kvrouted_decision_seconds_sum 0.006\n\
+                        kvrouted_decision_seconds_count 1200\n\
+                        kvrouted_decision_seconds_bucket{le=\"0.1\"} 1200\n# EOF\n";
+
+    fn response(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[test]
+    fn the_mean_is_of_what_came_since() {
+        let after = Decisions::parse(&response("200 OK", BODY)).unwrap();
+        let before = Decisions { seconds_sum: 0.002, count: 200.0 };
+        assert!((after.mean_us_since(before).unwrap() - 4.0).abs() < 1e-9);
+        assert_eq!(after.mean_us_since(after), None);
+    }
+
+    #[test]
+    fn what_does_not_say_it_is_not_known() {
+        assert_eq!(Decisions::parse(&response("503 Service Unavailable", BODY)), None);
+        assert_eq!(Decisions::parse(&response("200 OK", "kvrouted_decision_seconds_sum 0.1\n")), None);
+        assert_eq!(Decisions::parse("HTTP/1.1 200 OK\r\n"), None);
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        assert_eq!(Decisions::read(free), None, "nobody listens");
+    }
+
+    #[test]
+    fn it_is_read_over_a_socket() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            stream.write_all(response("200 OK", BODY).as_bytes()).unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        assert_eq!(Decisions::read(port), Some(Decisions { seconds_sum: 0.006, count: 1200.0 }));
+        assert!(served.join().unwrap().starts_with("GET /metrics HTTP/1.1\r\n"));
+    }
 }

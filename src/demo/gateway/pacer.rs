@@ -7,11 +7,11 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::workload::Request;
 
-/// From making a turnstile to the first arrival: the threads are up by then, and their start delays nobody.
+/// From making a pacer to the first arrival: the threads are up by then, and their start delays nobody.
 const HEAD_START: Duration = Duration::from_millis(100);
 
 /// The order of a workload, shared by the threads that run it.
-pub(super) struct Turnstile<'a> {
+pub(super) struct Pacer<'a> {
     requests: &'a [Request],
     opened: Instant,
     state: Mutex<State>,
@@ -25,7 +25,7 @@ struct State {
     closed: bool,
 }
 
-impl<'a> Turnstile<'a> {
+impl<'a> Pacer<'a> {
     /// Nobody has passed yet; the clock of arrivals starts in a moment.
     pub(super) fn new(requests: &'a [Request]) -> Self {
         let state = State { next: 0, complete: vec![false; requests.len()], complete_count: 0, closed: false };
@@ -92,19 +92,19 @@ mod tests {
     #[test]
     fn everybody_passes_once_in_order_and_nobody_before_the_turn_it_continues() {
         let workload = Workload::generate(1, 300);
-        let turnstile = Turnstile::new(&workload.requests);
+        let pacer = Pacer::new(&workload.requests);
         let complete = Mutex::new(vec![false; 300]);
         let passed = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    while let Some(index) = turnstile.enter() {
+                    while let Some(index) = pacer.enter() {
                         passed.lock().push(index);
                         if let Some(before) = workload.requests[index].after {
                             assert!(complete.lock()[before]);
                         }
                         complete.lock()[index] = true;
-                        turnstile.leave(index);
+                        pacer.leave(index);
                     }
                 });
             }
@@ -117,10 +117,10 @@ mod tests {
     #[test]
     fn closing_wakes_who_waits() {
         let workload = Workload::generate(1, 300);
-        let turnstile = Turnstile::new(&workload.requests);
+        let pacer = Pacer::new(&workload.requests);
         std::thread::scope(|scope| {
-            let all = scope.spawn(|| std::iter::from_fn(|| turnstile.enter()).count());
-            turnstile.close();
+            let all = scope.spawn(|| std::iter::from_fn(|| pacer.enter()).count());
+            pacer.close();
             assert!(all.join().unwrap() < 300, "the second turn of a conversation never comes");
         });
     }

@@ -5,7 +5,9 @@
 //!
 //! Lengths follow the Mooncake conversation trace by its quantiles at a quarter, without the longest, so that
 //! prompts stay near ten thousand tokens. Conversations are longer than the trace's (where only one request
-//! in three continues another), because std::cmp::Reverse;
+//! in three continues another), because multi-turn chat is the point.
+
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
 use serde::Deserialize;

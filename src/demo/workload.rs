@@ -1,4 +1,4 @@
-//! What the gateway replays: multi-turn conversations, repeatable bit for bit by their seed. Pure.
+//! Workloads: generated multi-turn conversations, repeatable bit for bit by their seed, and Mooncake traces. Pure.
 //!
 //! A request is described by segments, each a prefix of one endless pseudo-random token stream, so that a
 //! workload of millions of tokens is a few kilobytes and equal history is equal by construction.
@@ -39,9 +39,9 @@ const SYSTEM_PROMPT: Quantiles = [200, 240, 280, 350, 500, 700, 900, 1000, 1200]
 /// The first `tokens` tokens of stream number `stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Which stream.
+    /// Number of the stream.
     pub(crate) stream: u64,
-    /// How much of it.
+    /// Length of the prefix.
     pub(crate) tokens: u32,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct Segment {
 pub(crate) struct Request {
     /// The prompt, in order.
     pub(crate) prompt: Vec<Segment>,
-    /// What the engine will generate.
+    /// The output that the engine will generate.
     pub(crate) output: Segment,
-    /// When it arrives, from the start of the phase, unless the one it continues is late.
+    /// Arrival after the start of the phase, unless the request it continues is late.
     pub(crate) arrival_us: u64,
-    /// The request whose output is part of this prompt and must be complete before.
+    /// The request whose output is part of this prompt. It must be complete first.
     pub(crate) after: Option<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Request {
         self.prompt.iter().map(|segment| segment.tokens as usize).sum()
     }
 
-    /// Whole blocks of prompt and output together: what the engine's cache holds of it in the end.
+    /// Whole blocks of prompt and output: what the engine's cache holds when the request ends.
     pub(crate) fn blocks(&self) -> usize {
         (self.prompt_tokens() + self.output.tokens as usize) / BLOCK_TOKENS
     }
@@ -87,7 +87,7 @@ impl Workload {
         let mut chance = SplitMix(mix(seed ^ 0x6b76_726f));
         let open = (requests as u64 / 12).clamp(4, CONVERSATIONS_OPEN_MAX);
         let mut conversations: Vec<Conversation> = Vec::new();
-        // Who speaks next: (arrival time in requests times 16, conversation).
+        // The next turns: (arrival time in requests times 16, conversation).
         let mut due = BinaryHeap::new();
         for _ in 0..open {
             due.push(Reverse((chance.below(open * 16), conversations.len())));
@@ -125,8 +125,8 @@ impl Workload {
         tokens
     }
 
-    /// Blocks one engine of `workers` gets: together somewhat more than the working set, so that it does
-    /// not fit one of them and does fit all, and never less than three of the longest request.
+    /// Capacity of each of `workers` engines in blocks. Together they hold somewhat more than the working set, so that it
+    /// does not fit one engine but fits all; each holds at least three of the longest request.
     pub(crate) fn capacity_blocks(&self, workers: usize) -> usize {
         let longest = self.requests.iter().map(Request::blocks).max().unwrap_or(0);
         let share = self.working_set_blocks() * 2 / workers.max(1);
@@ -188,14 +188,14 @@ impl Conversation {
     }
 }
 
-/// What a token stream stands for; keeps the numbers of different kinds apart.
+/// The kind of a token stream; different kinds never share a number.
 #[derive(Clone, Copy)]
 pub(crate) enum StreamKind {
     /// A shared system prompt.
     System = 1,
-    /// What a user says in one turn.
+    /// A user's message in one turn.
     User = 2,
-    /// What an engine generates.
+    /// An engine's output.
     Output = 3,
     /// A block of a trace.
     Trace = 4,
@@ -211,7 +211,7 @@ fn extend_from_stream(tokens: &mut Vec<u32>, seed: u64, segment: Segment) {
     tokens.extend((0..segment.tokens).map(|_| state.below(VOCABULARY) as u32));
 }
 
-/// Steele, Lea and Flood's SplitMix64: written out, so that no library's next version changes a workload.
+/// Steele, Lea and Flood's SplitMix64. Written out, so that no new version of a library changes a workload.
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -244,7 +244,7 @@ const fn mix(mut z: u64) -> u64 {
 
 /// Tokens one hash id stands for.
 const TRACE_BLOCK_TOKENS: u32 = 512;
-/// Mean time between two arrivals, whatever it was when the trace was taken.
+/// Mean time between two arrivals, whatever it is in the trace.
 const TRACE_INTERVAL_US: f64 = 12_000.0;
 /// Requests within which most conversations of the Mooncake conversation trace go on.
 const TRACE_WORKING_SET_REQUESTS: usize = 1024;
@@ -262,7 +262,7 @@ struct TraceLine {
 /// The first `requests` requests of a trace, by time.
 ///
 /// # Errors
-/// `config` with the line's number if a line is no such object or its lengths and ids do not agree.
+/// `config` with the line's number if a line is not such an object or its lengths and ids disagree.
 pub(crate) fn parse_trace(text: &str, seed: u64, requests: usize) -> Result<Workload, Error> {
     let mut lines = Vec::new();
     for (number, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
@@ -336,9 +336,9 @@ mod tests {
         assert_ne!(one.prompt(0)[..16], other.prompt(0)[..16]);
     }
 
-    /// The numbers are this generator's own; a change of them is a change of every published result.
+    /// A change of these numbers changes every published result.
     #[test]
-    fn the_default_workload_stays_what_it_was() {
+    fn the_default_workload_never_changes() {
         let workload = Workload::generate(1, 500);
         let mut digest = 0_u64;
         for index in 0..workload.requests.len() {

@@ -1,5 +1,4 @@
-//! Lets requests through in the workload's order, none before it arrives and none before the one it
-//! continues is complete.
+//! Starts requests in the workload's order, none before its arrival and none before the request it continues is complete.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::workload::Request;
 
-/// From making a pacer to the first arrival: the threads are up by then, and their start delays nobody.
+/// Time from creating a pacer to the first arrival, so that starting the threads delays no request.
 const HEAD_START: Duration = Duration::from_millis(100);
 
 /// The order of a workload, shared by the threads that run it.
@@ -26,17 +25,17 @@ struct State {
 }
 
 impl<'a> Pacer<'a> {
-    /// Nobody has passed yet; the clock of arrivals starts in a moment.
+    /// No request has started; the clock of arrivals starts after [`HEAD_START`].
     pub(super) fn new(requests: &'a [Request]) -> Self {
         let state = State { next: 0, complete: vec![false; requests.len()], complete_count: 0, closed: false };
         Self { requests, opened: Instant::now() + HEAD_START, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for and answers with the next request; `None` when there are no more, or after a failure.
+    /// Waits for the next request and returns it; `None` if there are no more, or after a failure.
     pub(super) fn enter(&self) -> Option<usize> {
         let index = self.take()?;
         let arrival = self.opened + Duration::from_micros(self.requests[index].arrival_us);
-        // Out of the lock: nobody else has to wait for this arrival.
+        // Without the lock, so that other threads need not wait for this arrival.
         std::thread::sleep(arrival.saturating_duration_since(Instant::now()));
         Some(index)
     }
@@ -54,8 +53,8 @@ impl<'a> Pacer<'a> {
         }
     }
 
-    /// Wakes who need not wait any longer. All wait for the same request, so one is woken for it, and wakes
-    /// one for the next: waking all of them each time would take the processors from daemon and engines.
+    /// Wakes a thread that can go on. All wait for the same request, so one thread is woken for it, and wakes one for the
+    /// next. Waking all of them each time would take processor time from daemon and engines.
     fn wake(&self, state: &State) {
         match self.requests.get(state.next) {
             None => {
@@ -68,7 +67,7 @@ impl<'a> Pacer<'a> {
         }
     }
 
-    /// Notes that a request is complete. Answers with how many are.
+    /// Notes that a request is complete. Returns the number of complete requests.
     pub(super) fn leave(&self, index: usize) -> usize {
         let mut state = self.state.lock();
         state.complete[index] = true;
@@ -77,7 +76,7 @@ impl<'a> Pacer<'a> {
         state.complete_count
     }
 
-    /// Lets nobody through any longer.
+    /// Starts no more requests.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_passes_once_in_order_and_nobody_before_the_turn_it_continues() {
+    fn every_request_starts_once_and_after_the_one_it_continues() {
         let workload = Workload::generate(1, 300);
         let pacer = Pacer::new(&workload.requests);
         let complete = Mutex::new(vec![false; 300]);
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_wakes_who_waits() {
+    fn closing_wakes_waiting_threads() {
         let workload = Workload::generate(1, 300);
         let pacer = Pacer::new(&workload.requests);
         std::thread::scope(|scope| {

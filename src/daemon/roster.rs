@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::config::{NamedWorkers, Problems, SpaceConfig, WorkerPatch, parse_worker};
-use crate::discovery::{Directory, Refusal, RefusalReason, ServerInfo, Source};
+use crate::discovery::{SourceMerge, Refusal, RefusalReason, ServerInfo, Source};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{RankSelection, Worker};
 use crate::limits::WORKERS_MAX;
@@ -17,7 +17,7 @@ use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
 
 /// Who there shall be.
 pub(super) struct Roster {
-    directory: RefCell<Directory>,
+    directory: RefCell<SourceMerge>,
     /// Counts changes, for those who act on them.
     version: watch::Sender<u64>,
     /// Why something that names workers cannot be used, by its name.
@@ -54,7 +54,7 @@ impl Roster {
     }
 
     /// What sources say; not to be held across an await.
-    pub(super) fn directory(&self) -> Ref<'_, Directory> {
+    pub(super) fn directory(&self) -> Ref<'_, SourceMerge> {
         self.directory.borrow()
     }
 
@@ -89,7 +89,7 @@ impl Roster {
     }
 
     /// Changes the directory; names and counts whoever is not taken that was before.
-    fn tell(&self, change: impl FnOnce(&mut Directory)) {
+    fn tell(&self, change: impl FnOnce(&mut SourceMerge)) {
         let mut directory = self.directory.borrow_mut();
         let before = directory.merged().refused.clone();
         change(&mut directory);

@@ -1,30 +1,30 @@
-//! What files of workers say over time: what was read last holds while a file cannot be used, and for a grace
-//! after it has gone.
+//! Files of workers over time: the last valid content stays in force while a file is invalid, and for a grace period after
+//! it is deleted.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::config::NamedWorkers;
 
-/// One look at one file.
+/// The result of reading one file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
-    /// It is as it was when it was last looked at.
+    /// The file has not changed since the last check.
     Unchanged,
-    /// What it says now.
+    /// Its current workers.
     Read(NamedWorkers),
-    /// Why it cannot be used.
+    /// Why the file cannot be used.
     Unusable(String),
 }
 
-/// One file, as it is held.
+/// The state of one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileState {
-    /// What it said when it could last be used.
+    /// Its last valid workers.
     pub named: NamedWorkers,
-    /// Why it cannot be used now.
+    /// Why it cannot be used now, if so.
     pub problem: Option<String>,
-    /// Since when it has been missing, milliseconds of the caller's clock.
+    /// When it went missing, milliseconds of the caller's clock.
     pub missing_since_ms: Option<u64>,
 }
 
@@ -34,21 +34,21 @@ pub struct Files {
     held: BTreeMap<PathBuf, FileState>,
 }
 
-/// What one look at the files changed.
+/// The changes found by one check of all files.
 #[derive(Debug, Default, PartialEq)]
 pub struct FilesChange {
-    /// Files that say something else than before, and what; nothing for one that has gone for good.
+    /// Files with changed workers; an empty list for a file whose grace period is over.
     pub said: Vec<(PathBuf, NamedWorkers)>,
-    /// Files that cannot be used, and were not or for another reason before.
+    /// Files with a new problem.
     pub unusable: Vec<(PathBuf, String)>,
-    /// Files that went, whose workers stay for the grace.
+    /// Files that went missing; their workers stay for the grace period.
     pub missing: Vec<PathBuf>,
-    /// Files that have been gone for longer than the grace.
+    /// Files whose grace period is over.
     pub gone: Vec<PathBuf>,
 }
 
 impl Files {
-    /// Takes one look at all files: `seen` are those that are there.
+    /// Applies one check of all files. `seen` has the files that exist.
     pub fn look(&mut self, seen: BTreeMap<PathBuf, Seen>, grace_ms: u64, now_ms: u64) -> FilesChange {
         let mut change = FilesChange::default();
         for (path, state) in &mut self.held {
@@ -85,13 +85,13 @@ impl Files {
         change
     }
 
-    /// When a file that is missing will have gone for good, milliseconds of the caller's clock.
+    /// When the next grace period ends, milliseconds of the caller's clock.
     #[must_use]
     pub fn next_ms(&self, grace_ms: u64) -> Option<u64> {
         self.held.values().filter_map(|state| state.missing_since_ms).min().map(|since| since.saturating_add(grace_ms))
     }
 
-    /// Every file.
+    /// Every file with its state.
     pub fn held(&self) -> impl Iterator<Item = (&PathBuf, &FileState)> {
         self.held.iter()
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_changes_nothing_and_is_named_once() {
+    fn an_invalid_file_changes_nothing_and_is_reported_once() {
         let mut files = Files::default();
         assert_eq!(look(&mut files, Some(Seen::Read(named(1))), 0).said, [("f".into(), named(1))]);
         let change = look(&mut files, Some(Seen::Unusable("torn".into())), 1);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_goes_has_a_grace_to_come_back_in() {
+    fn a_deleted_file_has_a_grace_period() {
         let mut files = Files::default();
         look(&mut files, Some(Seen::Read(named(1))), 0);
         assert_eq!(look(&mut files, None, 10).missing, [PathBuf::from("f")]);

@@ -1,33 +1,54 @@
-//! The directory: what every source says, and who there is when all of it is put together.
+//! The merge of all sources of workers: one owner for each worker, and refusals of the others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::path::PathBuf;
 
 use super::server_info::ServerInfo;
-use super::source::Source;
 use crate::config::{NamedWorkers, WorkerConfig, WorkerPatch};
 use crate::ids::Worker;
 use crate::limits::WORKERS_MAX;
 
-/// Why a worker that a source names is not taken.
+/// A source of workers. The order decides between sources that name a worker without an owner.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The configuration: its file or the command line.
+    Config,
+    /// A file of workers.
+    File(PathBuf),
+    /// Requests on the admin socket or the HTTP port. Their workers are forgotten when the daemon ends.
+    Admin,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config => f.write_str("config"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Admin => f.write_str("admin"),
+        }
+    }
+}
+
+/// Why a worker of a source is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefusalReason {
-    /// Another source names it.
+    /// Another source owns it.
     Owned(Source),
-    /// Its endpoint is this worker's, by another source.
+    /// Its endpoint belongs to this worker of another source.
     EndpointTaken(Worker, Source),
-    /// There are as many workers as there may be.
+    /// The fleet is full.
     Full,
 }
 
-/// A worker that a source names and that is not taken.
+/// A worker that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The worker.
     pub worker: Worker,
-    /// Who names it.
+    /// The source that names it.
     pub source: Source,
-    /// Why it is not taken.
+    /// Why it is refused.
     pub reason: RefusalReason,
 }
 
@@ -35,37 +56,37 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "worker {} of {} is refused: ", self.worker, self.source)?;
         match &self.reason {
-            RefusalReason::Owned(owner) => write!(f, "it is named by {owner}; remove one of them"),
+            RefusalReason::Owned(owner) => write!(f, "{owner} names it too; remove it from one of the two"),
             RefusalReason::EndpointTaken(worker, owner) => {
-                write!(f, "its endpoint is that of worker {worker} of {owner}; every rank has sockets of its own")
+                write!(f, "worker {worker} of {owner} has the same endpoint; every rank needs sockets of its own")
             }
-            RefusalReason::Full => write!(f, "there are {WORKERS_MAX} workers; run a second daemon"),
+            RefusalReason::Full => write!(f, "there are already {WORKERS_MAX} workers; run a second daemon"),
         }
     }
 }
 
-/// Who there is, and who is not taken.
+/// The result of the merge.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Merged {
-    /// Every worker, with its owner.
+    /// Every worker with its owner.
     pub workers: BTreeMap<Worker, (Source, WorkerConfig)>,
-    /// In the order of the sources.
+    /// Refused workers, in the order of the sources.
     pub refused: Vec<Refusal>,
 }
 
-/// Everything that sources say.
+/// The workers of every source, the answers of engines, and the fields set by requests.
 #[derive(Clone, Debug, Default)]
-pub struct Directory {
+pub struct SourceMerge {
     said: BTreeMap<Source, NamedWorkers>,
-    /// By URL.
+    /// Answers of engines, by URL.
     answers: HashMap<String, ServerInfo>,
-    /// What requests set of a worker, until its owner lets go of it.
+    /// Fields that requests set, until the worker's owner no longer names it.
     patches: BTreeMap<Worker, WorkerPatch>,
     merged: Merged,
 }
 
-impl Directory {
-    /// Takes what a source says now in place of what it said before; nothing = it names nobody any more.
+impl SourceMerge {
+    /// Replaces the workers of a source. An empty list = the source names no worker any more.
     pub fn say(&mut self, source: Source, named: NamedWorkers) {
         if named == NamedWorkers::default() {
             self.said.remove(&source);
@@ -75,13 +96,13 @@ impl Directory {
         self.merge();
     }
 
-    /// What a source says now.
+    /// The workers of a source.
     #[must_use]
     pub fn said_by(&self, source: &Source) -> NamedWorkers {
         self.said.get(source).cloned().unwrap_or_default()
     }
 
-    /// An engine said where its ranks publish.
+    /// Notes an engine's answer about where its ranks publish.
     pub fn answered(&mut self, url: &str, answer: &ServerInfo) {
         if self.answers.get(url) != Some(answer) {
             self.answers.insert(url.to_owned(), answer.clone());
@@ -89,26 +110,26 @@ impl Directory {
         }
     }
 
-    /// The engines named by URL that have not answered.
+    /// The URLs of engines that have not answered.
     #[must_use]
     pub fn unanswered(&self) -> Vec<String> {
         let urls = self.said.values().flat_map(|named| &named.servers).map(|server| &server.url);
         urls.filter(|url| !self.answers.contains_key(*url)).cloned().collect()
     }
 
-    /// The engines named by URL that have answered.
+    /// The URLs of engines that have answered.
     #[must_use]
     pub fn answered_urls(&self) -> Vec<String> {
         self.answers.keys().cloned().collect()
     }
 
-    /// Whether an engine is named by this URL and has answered.
+    /// Whether the engine with this URL has answered.
     #[must_use]
     pub fn has_answered(&self, url: &str) -> bool {
         self.answers.contains_key(url)
     }
 
-    /// The workers that an engine named by this URL is.
+    /// The workers of the engine with this URL.
     #[must_use]
     pub fn workers_of_url(&self, url: &str) -> Vec<Worker> {
         let Some(answer) = self.answers.get(url) else { return Vec::new() };
@@ -121,13 +142,13 @@ impl Directory {
         self.said.iter().flat_map(of_source).collect()
     }
 
-    /// Whether some source names an engine by this URL.
+    /// Whether any source names an engine with this URL.
     #[must_use]
     pub fn names_url(&self, url: &str) -> bool {
         self.said.values().any(|named| named.servers.iter().any(|server| server.url == url))
     }
 
-    /// Sets fields of a worker over what its owner says; `false` if there is no such worker.
+    /// Sets fields of a worker over those of its owner; `false` if there is no such worker.
     pub fn set(&mut self, worker: Worker, patch: &WorkerPatch) -> bool {
         if !self.merged.workers.contains_key(&worker) {
             return false;
@@ -137,13 +158,13 @@ impl Directory {
         true
     }
 
-    /// Who there is.
+    /// The result of the merge.
     #[must_use]
     pub const fn merged(&self) -> &Merged {
         &self.merged
     }
 
-    /// Puts everything together. Who owned a worker keeps it; then the order of the sources counts.
+    /// Merges all sources. An owner keeps its workers; for other workers the order of the sources counts.
     fn merge(&mut self) {
         let before = std::mem::take(&mut self.merged.workers);
         let mut claims: Vec<(&Source, WorkerConfig)> = Vec::new();
@@ -158,7 +179,7 @@ impl Directory {
                 owner == claim.0 && endpoint(was) == endpoint(&claim.1)
             })
         };
-        // Stable: within each half the sources stay in their order.
+        // A stable sort: within each half the sources stay in order.
         claims.sort_by_key(|claim| !kept(claim));
         let mut merged = Merged::default();
         let mut endpoints: HashMap<String, Worker> = HashMap::new();
@@ -212,9 +233,9 @@ mod tests {
         Source::File(name.into())
     }
 
-    /// `id:source` of every worker, and `id:source` of every refusal.
-    fn who(directory: &Directory) -> (Vec<String>, Vec<String>) {
-        let merged = directory.merged();
+    /// `id source` of every worker, and of every refusal.
+    fn who(merge: &SourceMerge) -> (Vec<String>, Vec<String>) {
+        let merged = merge.merged();
         let workers = merged.workers.iter().map(|(worker, (source, _))| format!("{} {source}", worker.id)).collect();
         let refused =
             merged.refused.iter().map(|refusal| format!("{} {}", refusal.worker.id, refusal.source)).collect();
@@ -224,31 +245,31 @@ mod tests {
     #[test]
     fn sources_are_merged_and_each_worker_has_one_owner() {
         use Source::{Admin, Config};
-        // Each row: what one source says next, then who there is and who is refused.
+        // Each row: the next workers of one source, then all workers and all refusals.
         type Row = (Source, &'static str, &'static [&'static str], &'static [&'static str]);
         let rows: [Row; 9] = [
             (Admin, r#"[{"id": 3}]"#, &["3 admin"], &[]),
             (Config, r#"[{"id": 1, "endpoint": "tcp://h:1"}, {"id": 3}]"#, &["1 config", "3 admin"], &["3 config"]),
             (file("a"), r#"[{"id": 2}, {"id": 1}]"#, &["1 config", "2 file a", "3 admin"], &["3 config", "1 file a"]),
             (file("b"), r#"[{"id": 2}]"#, &["1 config", "2 file a", "3 admin"], &["3 config", "1 file a", "2 file b"]),
-            // An endpoint belongs to one worker, however it is written.
+            // An endpoint belongs to one worker, in upper or lower case.
             (
                 file("b"),
                 r#"[{"id": 9, "endpoint": "tcp://H:1"}]"#,
                 &["1 config", "2 file a", "3 admin"],
                 &["3 config", "1 file a", "9 file b"],
             ),
-            // Who owns nothing any more makes room for who comes next.
+            // When an owner names a worker no longer, another source takes over.
             (Admin, "[]", &["1 config", "2 file a", "3 config"], &["1 file a", "9 file b"]),
             (Config, r#"[{"id": 3}]"#, &["1 file a", "2 file a", "3 config", "9 file b"], &[]),
-            // Coming back does not take over.
+            // A former owner that returns does not take over.
             (Config, r#"[{"id": 3}, {"id": 1}]"#, &["1 file a", "2 file a", "3 config", "9 file b"], &["1 config"]),
             (file("a"), "[]", &["1 config", "3 config", "9 file b"], &[]),
         ];
-        let mut directory = Directory::default();
+        let mut merge = SourceMerge::default();
         for (at, (source, json, workers, refused)) in rows.into_iter().enumerate() {
-            directory.say(source, named(json));
-            let (is, not) = who(&directory);
+            merge.say(source, named(json));
+            let (is, not) = who(&merge);
             assert_eq!(
                 (is, not),
                 (workers.iter().map(ToString::to_string).collect(), refused.iter().map(ToString::to_string).collect()),
@@ -258,26 +279,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_holds_until_the_owner_lets_go() {
-        let mut directory = Directory::default();
-        let state = |directory: &Directory| directory.merged().workers.values().next().map(|(_, config)| config.state);
+    fn fields_set_by_requests_last_until_the_owner_removes_the_worker() {
+        let mut merge = SourceMerge::default();
+        let state = |merge: &SourceMerge| merge.merged().workers.values().next().map(|(_, config)| config.state);
         let patch = WorkerPatch::parse("t", &[("draining".into(), "true".into())]).expect("valid");
-        assert!(!directory.set(Worker::new(1, 0), &patch), "nobody there");
-        directory.say(Source::Config, named(r#"[{"id": 1}]"#));
-        assert!(directory.set(Worker::new(1, 0), &patch));
-        assert_eq!(state(&directory), Some(WorkerState::Draining));
-        directory.say(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
-        assert_eq!(state(&directory), Some(WorkerState::Draining), "a reload does not take it back");
-        directory.say(Source::Config, NamedWorkers::default());
-        directory.say(Source::Config, named(r#"[{"id": 1}]"#));
-        assert_eq!(state(&directory), Some(WorkerState::Joining));
+        assert!(!merge.set(Worker::new(1, 0), &patch), "there is no such worker");
+        merge.say(Source::Config, named(r#"[{"id": 1}]"#));
+        assert!(merge.set(Worker::new(1, 0), &patch));
+        assert_eq!(state(&merge), Some(WorkerState::Draining));
+        merge.say(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
+        assert_eq!(state(&merge), Some(WorkerState::Draining), "a reload does not undo it");
+        merge.say(Source::Config, NamedWorkers::default());
+        merge.say(Source::Config, named(r#"[{"id": 1}]"#));
+        assert_eq!(state(&merge), Some(WorkerState::Joining));
     }
 
     #[test]
-    fn an_engine_is_a_worker_for_each_rank_once_it_answers() {
-        let mut directory = Directory::default();
-        directory.say(Source::Config, named(r#"[{"id": 1, "url": "http://10.0.0.9:30000", "taints": ["x"]}]"#));
-        assert_eq!((who(&directory).0.len(), directory.unanswered()), (0, vec!["http://10.0.0.9:30000".to_owned()]));
+    fn an_engine_becomes_a_worker_for_each_rank_once_it_answers() {
+        let mut merge = SourceMerge::default();
+        merge.say(Source::Config, named(r#"[{"id": 1, "url": "http://10.0.0.9:30000", "taints": ["x"]}]"#));
+        assert_eq!((who(&merge).0.len(), merge.unanswered()), (0, vec!["http://10.0.0.9:30000".to_owned()]));
         let answer = |dp_size: u32| {
             let json = format!(
                 r#"{{"kv_events": {{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "t",
@@ -286,28 +307,28 @@ mod tests {
             let answer = ServerInfo::of_sglang("http://10.0.0.9:30000", json.as_bytes()).expect("an answer");
             answer.expect("events")
         };
-        directory.answered("http://10.0.0.9:30000", &answer(2));
+        merge.answered("http://10.0.0.9:30000", &answer(2));
         let endpoint =
             |(_, config): &(Source, WorkerConfig)| config.events.clone().expect("a stream").endpoint.to_string();
-        let endpoints: Vec<_> = directory.merged().workers.values().map(endpoint).collect();
+        let endpoints: Vec<_> = merge.merged().workers.values().map(endpoint).collect();
         assert_eq!(endpoints, ["tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558"]);
-        assert!(directory.unanswered().is_empty());
-        directory.answered("http://10.0.0.9:30000", &answer(1));
-        assert_eq!(directory.merged().workers.len(), 1);
-        directory.say(Source::Config, NamedWorkers::default());
-        assert_eq!((directory.merged().workers.len(), directory.answers.len()), (0, 0));
+        assert!(merge.unanswered().is_empty());
+        merge.answered("http://10.0.0.9:30000", &answer(1));
+        assert_eq!(merge.merged().workers.len(), 1);
+        merge.say(Source::Config, NamedWorkers::default());
+        assert_eq!((merge.merged().workers.len(), merge.answers.len()), (0, 0));
     }
 
     #[test]
-    fn there_are_no_more_than_there_may_be() {
+    fn the_number_of_workers_is_limited() {
         let list = |ids: std::ops::Range<usize>| {
             let list: Vec<_> = ids.map(|id| format!(r#"{{"id": {id}}}"#)).collect();
             named(&format!("[{}]", list.join(",")))
         };
-        let mut directory = Directory::default();
-        directory.say(file("a"), list(0..WORKERS_MAX));
-        directory.say(Source::Admin, list(WORKERS_MAX..WORKERS_MAX + 1));
-        assert_eq!(directory.merged().workers.len(), WORKERS_MAX);
-        assert_eq!(directory.merged().refused.last().map(|refusal| &refusal.reason), Some(&RefusalReason::Full));
+        let mut merge = SourceMerge::default();
+        merge.say(file("a"), list(0..WORKERS_MAX));
+        merge.say(Source::Admin, list(WORKERS_MAX..WORKERS_MAX + 1));
+        assert_eq!(merge.merged().workers.len(), WORKERS_MAX);
+        assert_eq!(merge.merged().refused.last().map(|refusal| &refusal.reason), Some(&RefusalReason::Full));
     }
 }

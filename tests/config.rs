@@ -98,7 +98,7 @@ fn a_space_may_override_the_policy() {
     let busy = BusyThresholds { prefill_tokens: Some(9), ..weights.busy };
     assert_eq!(config.policy.spaces[0], Policy { mode: Mode::LeastLoaded, busy, ..*weights });
     assert_eq!(good("space = [{ model = \"a\", policy = { temperature = 1 } }]").policy.spaces[0].temperature, 1.0);
-    for (text, said) in [
+    for (text, words) in [
         ("[[space]]\nmodel = \"a\"\n[space.policy]\nmdoe = \"kv\"\n", "did you mean"),
         ("[[space]]\nmodel = \"a\"\npolicy = 3\n", "expected a table"),
         ("[[space]]\nmodel = \"a\"\n[space.policy]\nseed = 3\n", "set it in [policy]"),
@@ -106,7 +106,7 @@ fn a_space_may_override_the_policy() {
         ("[policy]\nmode = \"kvv\"\n[[space]]\nmodel = \"a\"\n", "kv, load-aware"),
     ] {
         let problems = config::parse("t", text, &Flags::default()).expect_err(text).to_string();
-        assert!(problems.contains(said), "{text}: {problems}");
+        assert!(problems.contains(words), "{text}: {problems}");
     }
 }
 

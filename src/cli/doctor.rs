@@ -189,9 +189,9 @@ fn check_config(config: &Config, spaces: &[SpaceInfo], page: &StatusPage) -> Opt
             .find(|other| (&other.model, &other.namespace, other.role) == (&space.model, &space.namespace, space.role));
         match (of_daemon, space.scheme()) {
             (None, _) => differences.push(format!("it has no space {:?}", space.model)),
-            (Some(SpaceInfo { scheme: Some(held), .. }), Some(said)) if *held != said => differences.push(format!(
+            (Some(SpaceInfo { scheme: Some(held), .. }), Some(wanted)) if *held != wanted => differences.push(format!(
                 "its blocks of {:?} have {} tokens, the file's have {}",
-                space.model, held.block_size, said.block_size
+                space.model, held.block_size, wanted.block_size
             )),
             _ => {}
         }
@@ -393,29 +393,29 @@ mod tests {
 
     #[test]
     fn a_paragraph_has_duration_workers_harm_and_remedy() {
-        let said = report_text(&findings(), 63_000);
-        assert!(said.starts_with("2 findings\n\nsevere events_off, for 1 min 2 s, workers 1/0 2/0 "), "{said}");
+        let shown = report_text(&findings(), 63_000);
+        assert!(shown.starts_with("2 findings\n\nsevere events_off, for 1 min 2 s, workers 1/0 2/0 "), "{shown}");
         for words in
             ["8/0 and 4 more\n", Symptom::EventsOff.why(), Symptom::EventsOff.remedy(), "note version_differs\n"]
         {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(shown.contains(words), "{words}: {shown}");
         }
         assert_eq!(report_text(&[], 0), "nothing is wrong");
     }
 
     #[test]
     fn json_names_the_worst_and_every_field() {
-        let said: serde_json::Value = serde_json::from_str(&report_json(&findings()).unwrap()).unwrap();
-        assert_eq!((&said["harm"], &said["findings"][0]["finding"]), (&"severe".into(), &"events_off".into()));
-        assert_eq!(said["findings"][0]["workers"][0], serde_json::json!({"worker_id": 1, "dp_rank": 0}));
-        assert_eq!(said["findings"][0]["workers_total"], 12);
+        let shown: serde_json::Value = serde_json::from_str(&report_json(&findings()).unwrap()).unwrap();
+        assert_eq!((&shown["harm"], &shown["findings"][0]["finding"]), (&"severe".into(), &"events_off".into()));
+        assert_eq!(shown["findings"][0]["workers"][0], serde_json::json!({"worker_id": 1, "dp_rank": 0}));
+        assert_eq!(shown["findings"][0]["workers_total"], 12);
         assert_eq!(report_json(&[]).unwrap(), r#"{"harm":null,"findings":[]}"#);
     }
 
     #[test]
     fn durations_have_two_units() {
-        for (ms, said) in [(900, "0 s"), (62_000, "1 min 2 s"), (3_720_000, "1 h 2 min"), (90_000_000, "1 d 1 h")] {
-            assert_eq!(lasting(ms), said);
+        for (ms, shown) in [(900, "0 s"), (62_000, "1 min 2 s"), (3_720_000, "1 h 2 min"), (90_000_000, "1 d 1 h")] {
+            assert_eq!(lasting(ms), shown);
         }
     }
 }

@@ -21,20 +21,20 @@ use std::io::Write as _;
 
 use clap::Parser as _;
 
+use self::doctor::DoctorArgs;
+use self::query::QueryArgs;
+use self::replay::ReplayArgs;
+use self::reset::ResetArgs;
+use self::status::StatusArgs;
+use self::tune::TuneArgs;
+use self::what_if::WhatIfArgs;
+use self::worker::WorkerArgs;
 use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
 
-pub use doctor::DoctorArgs;
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
-pub use query::QueryArgs;
 pub use relay::RelayArgs;
-pub use replay::ReplayArgs;
-pub use reset::ResetArgs;
 pub use serve::{Prepared, ServeArgs};
-pub use status::StatusArgs;
-pub use tune::TuneArgs;
-pub use what_if::WhatIfArgs;
-pub use worker::{WorkerAction, WorkerArgs};
 
 /// Tells an LLM gateway which worker should run a prompt.
 #[derive(Debug, clap::Parser)]

@@ -157,14 +157,14 @@ fn text(all: &Replayed) -> String {
 }
 
 fn object(all: &Replayed, files: &[Value]) -> Value {
-    let told = |of: &journal::Difference| json!({"decision": of.decision, "at_ns": of.at_ns, "what": of.what});
+    let difference = |of: &journal::Difference| json!({"decision": of.decision, "at_ns": of.at_ns, "what": of.what});
     json!({
         "decisions": all.decisions,
         "equal": all.equal,
         "different": all.different,
         "gaps": all.gaps,
         "lost": all.lost,
-        "differences": all.differences.iter().map(told).collect::<Vec<_>>(),
+        "differences": all.differences.iter().map(difference).collect::<Vec<_>>(),
         "files": files,
     })
 }

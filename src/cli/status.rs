@@ -238,19 +238,19 @@ mod tests {
         );
         let torn = SourceStatus { name: "file f".into(), workers: 2, problem: Some("torn".into()) };
         let page = StatusPage { sources: vec![torn], ..StatusPage::default() };
-        let said = json(&page).unwrap();
-        assert_eq!(said, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
+        let shown = json(&page).unwrap();
+        assert_eq!(shown, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
         assert!(text(&page).ends_with("file f: torn"));
     }
 
     #[test]
     fn the_table_shows_remedies() {
         let mut lines = lines();
-        let said = text(&page(lines.clone(), &[Symptom::EventsOff]));
-        assert!(said.contains("severe events_off: "), "{said}");
-        assert!(said.contains("unproven: joining, joined_late"), "{said}");
-        assert!(said.contains("1/0: batches 42") && !said.contains("gaps"), "{said}");
-        assert!(said.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{said}");
+        let shown = text(&page(lines.clone(), &[Symptom::EventsOff]));
+        assert!(shown.contains("severe events_off: "), "{shown}");
+        assert!(shown.contains("unproven: joining, joined_late"), "{shown}");
+        assert!(shown.contains("1/0: batches 42") && !shown.contains("gaps"), "{shown}");
+        assert!(shown.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{shown}");
         lines[1].remedy = Some("ask the daemon".into());
         assert!(text(&page(lines, &[])).contains("2/3: to do: ask the daemon"));
     }

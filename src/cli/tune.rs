@@ -81,7 +81,7 @@ impl TuneArgs {
     pub fn run(&self) -> Result<Exit, Failure> {
         if self.promote {
             let PolicyDone { policy_version, .. } = self.order(&PolicyOrder::Promote)?;
-            return self.say(&json!({"policy_version": policy_version}), || {
+            return self.print(&json!({"policy_version": policy_version}), || {
                 format!(
                     "the daemon now decides by the former shadow policy, version {policy_version}\nThe configuration file is \
                      unchanged, and the next start or SIGHUP will apply it. Add the new weights to it."
@@ -90,7 +90,7 @@ impl TuneArgs {
         }
         if self.end_shadow {
             self.order(&PolicyOrder::EndShadow)?;
-            return self.say(&json!({}), || "the shadow policy has ended".into());
+            return self.print(&json!({}), || "the shadow policy has ended".into());
         }
         let mut tape = self.load()?;
         let Some(policy) = tape.records.last().map(|record| record.policy) else {
@@ -105,13 +105,13 @@ impl TuneArgs {
         if let Some(share) = self.shadow {
             self.order(&PolicyOrder::Shadow { settings: &settings(&tuned), share })?;
         }
-        self.say(&object(&tuned, tape.records.len()), || tape.text(&tuned, self.shadow))
+        self.print(&object(&tuned, tape.records.len()), || tape.text(&tuned, self.shadow))
     }
 
-    fn say(&self, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+    fn print(&self, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
         let mut stdout = std::io::stdout().lock();
-        let said = if self.json { json.to_string() } else { text() };
-        writeln!(stdout, "{said}")?;
+        let output = if self.json { json.to_string() } else { text() };
+        writeln!(stdout, "{output}")?;
         stdout.flush()?;
         Ok(Exit::Done)
     }

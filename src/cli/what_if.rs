@@ -234,7 +234,7 @@ pub(super) fn bar(value: f64, most: f64) -> String {
 pub(super) fn bars(lines: &[(String, f64, String)]) -> String {
     let most = lines.iter().map(|(_, value, _)| *value).fold(0.0, f64::max);
     let width = lines.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0);
-    let line = |(name, value, told): &(String, f64, String)| format!("{name:width$} {} {told}", bar(*value, most));
+    let line = |(name, value, label): &(String, f64, String)| format!("{name:width$} {} {label}", bar(*value, most));
     lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 

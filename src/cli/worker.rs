@@ -75,13 +75,13 @@ impl WorkerArgs {
     /// A daemon that does not answer or refuses, invalid fields, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let socket = self.admin_socket.as_ref().unwrap_or(&self.socket);
-        let (op, worker, said) = match &self.action {
+        let (op, worker, fields_text) = match &self.action {
             WorkerAction::List { json } => return list(&admin::status(socket)?, *json),
             WorkerAction::Add { fields } => (WorkerOp::Add, None, fields.as_slice()),
             WorkerAction::Remove { worker } => (WorkerOp::Remove, Some(*worker), &[][..]),
             WorkerAction::Set { worker, fields } => (WorkerOp::Set, Some(*worker), fields.as_slice()),
         };
-        let fields = pairs(said).map_err(|message| Failure::new(Exit::Usage, message))?;
+        let fields = pairs(fields_text).map_err(|message| Failure::new(Exit::Usage, message))?;
         let workers = admin::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
         let done = match op {
             WorkerOp::Add => "added",
@@ -105,8 +105,8 @@ pub(super) fn worker(text: &str) -> Result<Worker, String> {
     Ok(Worker::of_ranks(id.parse().map_err(expected)?, rank))
 }
 
-fn pairs(said: &[String]) -> Result<Vec<(String, String)>, String> {
-    let fields = said.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|field| !field.is_empty());
+fn pairs(fields_text: &[String]) -> Result<Vec<(String, String)>, String> {
+    let fields = fields_text.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|field| !field.is_empty());
     let pair = |field: &str| match field.split_once('=') {
         Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
         None => Err(format!("`{field}` is not field=value")),
@@ -159,9 +159,9 @@ mod tests {
 
     #[test]
     fn fields_are_separated_by_commas_or_spaces() {
-        let said = ["id=1,endpoint=tcp://h:1".to_owned(), "topic=a=b".to_owned()];
+        let fields_text = ["id=1,endpoint=tcp://h:1".to_owned(), "topic=a=b".to_owned()];
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(pairs(&said), Ok(vec![pair("id", "1"), pair("endpoint", "tcp://h:1"), pair("topic", "a=b")]));
+        assert_eq!(pairs(&fields_text), Ok(vec![pair("id", "1"), pair("endpoint", "tcp://h:1"), pair("topic", "a=b")]));
         assert!(pairs(&["weight".to_owned()]).is_err());
     }
 }

@@ -21,8 +21,7 @@ use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
 
 /// The admin socket of a daemon whose configuration names none: the path of its socket with `.admin` appended.
-#[must_use]
-pub fn admin_socket_beside(socket: &Path) -> PathBuf {
+fn admin_socket_beside(socket: &Path) -> PathBuf {
     let mut path = OsString::from(socket);
     path.push(".admin");
     PathBuf::from(path)

@@ -48,9 +48,9 @@ pub(super) fn render<T>(field: &Field<T>, value: &str) -> String {
 fn section<T>(text: &mut String, section: &Section<T>) {
     let (open, close) = if section.repeated { ("[[", "]]") } else { ("[", "]") };
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "\n# {}\n{open}{}{close}", section.doc, section.name);
+    let _ = writeln!(text, "\n{}\n{open}{}{close}", comment(section.doc), section.name);
     for field in section.fields {
-        let _ = writeln!(text, "# {}", field.doc);
+        let _ = writeln!(text, "{}", comment(field.doc));
         let unit = if field.unit.is_empty() { String::new() } else { format!("Unit: {}. ", field.unit) };
         let reload = if field.is_live() { " Reload: yes." } else { "" };
         let _ = writeln!(text, "# {unit}Values: {}.{reload}", field.kind.bounds());
@@ -60,4 +60,9 @@ fn section<T>(text: &mut String, section: &Section<T>) {
             Preset::Absent(value) => writeln!(text, "# {} = {}", field.name, render(field, value)),
         };
     }
+}
+
+/// A description as comment lines.
+fn comment(doc: &str) -> String {
+    format!("# {}", doc.replace('\n', "\n# "))
 }

@@ -70,7 +70,7 @@ pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems
 
 /// The default socket, of the daemon and of its clients.
 #[must_use]
-pub fn socket_default() -> PathBuf {
+pub(crate) fn socket_default() -> PathBuf {
     Draft::preset().serve.value.socket
 }
 
@@ -174,7 +174,7 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<Work
 ///
 /// # Errors
 /// Every problem with the settings.
-pub fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
+pub(crate) fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
     let mut problems = Vec::new();
     let mut entry = TableDraft::preset(&fields::POLICY, "policy".to_owned(), Location::Document);
     entry.value.weights = *base;

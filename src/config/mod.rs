@@ -25,12 +25,13 @@ use crate::load::{PrefillFigures, PrefillModel};
 
 use crate::route::Policy;
 
-pub use check::admin_socket_beside;
 pub use example::example;
-pub use load::{Flags, Setting, load, parse, policy_with, socket_default};
-pub use problem::{Location, Problem, Problems, nearest};
-pub use values::HostRule;
-pub use worker_files::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
+pub use load::{Flags, Setting, load, parse};
+pub(crate) use load::{policy_with, socket_default};
+pub use problem::{Location, Problem, Problems};
+pub(crate) use values::HostRule;
+pub use worker_files::{FileFormat, parse_workers};
+pub(crate) use worker_files::{WorkerPatch, parse_worker, rank_of};
 
 /// The validated configuration.
 #[derive(Clone, Debug, Default, PartialEq)]

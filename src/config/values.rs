@@ -43,7 +43,7 @@ pub(super) fn socket_mode(text: &str) -> Result<u32, ValueError> {
 
 /// One entry of `worker_hosts` in `[http]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HostRule {
+pub(crate) enum HostRule {
     /// Every host, `*`.
     Any,
     /// Unix sockets, `ipc`.
@@ -57,7 +57,7 @@ pub enum HostRule {
 impl HostRule {
     /// Parses a rule; `None` if the text is none.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         match text {
             "*" => return Some(Self::Any),
             "ipc" => return Some(Self::Ipc),
@@ -76,7 +76,7 @@ impl HostRule {
     /// Whether the rule allows an endpoint. A host name must match a rule by name: its owner can choose any address, so
     /// address rules never match it.
     #[must_use]
-    pub fn allows(&self, endpoint: &str) -> bool {
+    pub(crate) fn allows(&self, endpoint: &str) -> bool {
         match (self, host_of(endpoint)) {
             (Self::Any, Some(_)) => true,
             (Self::Ipc, None) => endpoint.starts_with("ipc://"),
@@ -90,7 +90,7 @@ impl HostRule {
 
     /// Whether an endpoint is at the caller's own address.
     #[must_use]
-    pub fn is_at(endpoint: &str, caller: IpAddr) -> bool {
+    pub(crate) fn is_at(endpoint: &str, caller: IpAddr) -> bool {
         let address = host_of(endpoint).and_then(address_of);
         address.is_some_and(|address| address == caller.to_canonical())
     }

@@ -72,9 +72,13 @@ pub fn parse_workers(
 ///
 /// # Errors
 /// Every problem of the fields.
-pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConfig]) -> Result<NamedWorkers, Problems> {
+pub(crate) fn parse_worker(
+    source: &str,
+    pairs: &[(String, String)],
+    spaces: &[SpaceConfig],
+) -> Result<NamedWorkers, Problems> {
     let mut problems = Vec::new();
-    let entry = entry(said, &mut problems);
+    let entry = entry(pairs, &mut problems);
     entry.note_missing(&fields::WORKER, &mut problems);
     let named = check::workers(&[entry], &as_entries(spaces), &mut problems);
     if problems.is_empty() { Ok(named) } else { Err(Problems { source: source.to_owned(), list: problems }) }
@@ -82,7 +86,7 @@ pub fn parse_worker(source: &str, said: &[(String, String)], spaces: &[SpaceConf
 
 /// Fields of a worker that a request sets over those of its source.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct WorkerPatch {
+pub(crate) struct WorkerPatch {
     draft: WorkerDraft,
     written: Vec<&'static str>,
 }
@@ -92,9 +96,9 @@ impl WorkerPatch {
     ///
     /// # Errors
     /// Every problem of the fields, including fields that cannot change while the worker stays.
-    pub fn parse(source: &str, said: &[(String, String)]) -> Result<Self, Problems> {
+    pub(crate) fn parse(source: &str, pairs: &[(String, String)]) -> Result<Self, Problems> {
         let mut problems = Vec::new();
-        let entry = entry(said, &mut problems);
+        let entry = entry(pairs, &mut problems);
         let written: Vec<&'static str> = fields::WORKER.names().filter(|name| entry.written(name).is_some()).collect();
         for name in written.iter().filter(|name| !PATCHABLE.contains(name)) {
             let message = format!(
@@ -110,13 +114,13 @@ impl WorkerPatch {
     }
 
     /// Adds the fields of `later`, which win.
-    pub fn add(&mut self, later: &Self) {
+    pub(crate) fn add(&mut self, later: &Self) {
         later.written.iter().for_each(|name| copy_draft(name, &later.draft, &mut self.draft));
         self.written.extend(later.written.iter().filter(|name| !self.written.contains(name)).collect::<Vec<_>>());
     }
 
     /// Sets the fields of the patch in a worker.
-    pub fn apply(&self, worker: &mut WorkerConfig) {
+    pub(crate) fn apply(&self, worker: &mut WorkerConfig) {
         let draft = &self.draft;
         for name in &self.written {
             match *name {
@@ -158,13 +162,13 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
 
 /// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
 #[must_use]
-pub fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
+pub(crate) fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     check::of_rank(first, rank)
 }
 
-fn entry(said: &[(String, String)], problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
+fn entry(pairs: &[(String, String)], problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
     let mut entry = TableDraft::preset(&fields::WORKER, "worker".to_owned(), Location::Document);
-    for (name, value) in said {
+    for (name, value) in pairs {
         if entry.written(name).is_some() {
             problems.push(Problem::new(Location::Document, entry.path_of(name), "is set twice"));
             continue;
@@ -321,7 +325,7 @@ mod tests {
     #[test]
     fn every_problem_is_named() {
         use FileFormat::{Json, Toml};
-        for (text, format, said) in [
+        for (text, format, words) in [
             ("[[worker]]\nid = 1\n", Toml, "space is ambiguous"),
             ("[[worker]]\nid = 1\nmodel = \"c\"\n", Toml, "no [[space]] has model `c`"),
             ("[[worker]]\nmodel = \"a\"\n", Toml, "is missing"),
@@ -341,28 +345,29 @@ mod tests {
             ),
         ] {
             let problems = parse_workers("f", text, format, &spaces()).expect_err(text).to_string();
-            assert!(problems.contains(said), "{text}: {problems}");
+            assert!(problems.contains(words), "{text}: {problems}");
         }
     }
 
     #[test]
     fn a_patch_sets_only_its_own_fields() {
-        let said = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
         let named =
-            parse_worker("t", &said(&[("id", "1"), ("model", "a"), ("weight", "3")]), &spaces()).expect("valid");
+            parse_worker("t", &pairs(&[("id", "1"), ("model", "a"), ("weight", "3")]), &spaces()).expect("valid");
         let before = named.workers[0].clone();
         let mut patch =
-            WorkerPatch::parse("t", &said(&[("draining", "true"), ("taints", "x+y"), ("prefill_base_us", "3")]))
+            WorkerPatch::parse("t", &pairs(&[("draining", "true"), ("taints", "x+y"), ("prefill_base_us", "3")]))
                 .expect("valid");
-        patch.add(&WorkerPatch::parse("t", &said(&[("draining", "false"), ("name", "n")])).expect("valid"));
+        patch.add(&WorkerPatch::parse("t", &pairs(&[("draining", "false"), ("name", "n")])).expect("valid"));
         let mut after = before.clone();
         patch.apply(&mut after);
         let taints = vec!["x".to_owned(), "y".to_owned()];
         let prefill = PrefillFigures { base_ns: Some(3000), ..PrefillFigures::default() };
         assert_eq!(after, WorkerConfig { taints, prefill, name: "n".into(), ..before });
-        let refused = WorkerPatch::parse("t", &said(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
+        let refused =
+            WorkerPatch::parse("t", &pairs(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
         assert!(refused.contains("cannot change while the worker stays"), "{refused}");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::config::{NamedWorkers, Problems, SpaceConfig, WorkerPatch, parse_worker};
-use crate::discovery::{SourceMerge, Refusal, RefusalReason, ServerInfo, Source};
+use crate::discovery::{Refusal, RefusalReason, ServerInfo, Source, SourceMerge};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{RankSelection, Worker};
 use crate::limits::WORKERS_MAX;
@@ -60,13 +60,13 @@ impl Roster {
 
     /// A source says something else than before.
     pub(super) fn say(&self, source: Source, named: NamedWorkers) {
-        self.tell(|directory| directory.say(source, named));
+        self.tell(|directory| directory.replace(source, named));
     }
 
     /// An engine said where it publishes.
     pub(super) fn answered(&self, url: &str, info: &ServerInfo) {
         self.problems.borrow_mut().remove(url);
-        self.tell(|directory| directory.answered(url, info));
+        self.tell(|directory| directory.set_answer(url, info));
     }
 
     /// Notes why what is called `name` cannot be used; `None` = it can. Answers whether that is new.
@@ -144,7 +144,7 @@ impl Roster {
     /// Adds and removes workers as requests ask for, all of them or none, or says why not. It costs as much as one change,
     /// however many there are.
     pub(super) fn change_together(&self, orders: &[WorkerOrder]) -> Result<u32> {
-        let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let mut said = self.directory.borrow().workers_of(&Source::Admin);
         let (mut added, mut count) = (Vec::new(), 0);
         let mut put = |said: &mut NamedWorkers, order: &WorkerOrder| match order {
             WorkerOrder::Add(fields) => self.add_to(said, fields, &mut added),
@@ -160,7 +160,7 @@ impl Roster {
     }
 
     fn add(&self, fields: &[(String, String)]) -> Result<u32> {
-        let (mut said, mut added) = (self.directory.borrow().said_by(&Source::Admin), Vec::new());
+        let (mut said, mut added) = (self.directory.borrow().workers_of(&Source::Admin), Vec::new());
         let count = self.add_to(&mut said, fields, &mut added)?;
         self.say_if_taken(said, &added)?;
         Ok(count)
@@ -187,7 +187,7 @@ impl Roster {
     fn say_if_taken(&self, said: NamedWorkers, added: &[Worker]) -> Result<()> {
         // Tried on a copy: what is refused is not said at all.
         let mut tried = self.directory.borrow().clone();
-        tried.say(Source::Admin, said.clone());
+        tried.replace(Source::Admin, said.clone());
         let refused = |refusal: &&Refusal| refusal.source == Source::Admin && added.contains(&refusal.worker);
         if let Some(refusal) = tried.merged().refused.iter().find(refused) {
             let remedy = "see `kvrouted worker list` for who names it";
@@ -198,7 +198,7 @@ impl Roster {
     }
 
     fn remove(&self, worker: Worker) -> Result<u32> {
-        let mut said = self.directory.borrow().said_by(&Source::Admin);
+        let mut said = self.directory.borrow().workers_of(&Source::Admin);
         let removed = self.remove_from(&mut said, worker)?;
         self.say(Source::Admin, said);
         Ok(removed)

@@ -47,7 +47,7 @@ pub(super) async fn run(
         match looks.look(&path, roster.spaces()).await {
             Ok(seen) => {
                 roster.note(&name(&path), None);
-                let change = files.look(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
+                let change = files.update(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
                 apply(change, roster, counters, grace_ms.get());
             }
             Err(problem) => refuse(&name(&path), &problem, roster, counters),
@@ -196,7 +196,7 @@ fn apply(change: FilesChange, roster: &Roster, counters: &CounterSet<DaemonCount
     for (path, problem) in &change.unusable {
         refuse(&name(path), problem, roster, counters);
     }
-    for (path, named) in change.said {
+    for (path, named) in change.changed {
         if !change.gone.contains(&path) {
             counters.bump(DaemonCounter::DiscoveryFilesRead);
             roster.note(&name(&path), None);

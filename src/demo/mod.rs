@@ -10,7 +10,7 @@
 //! default first round-robin, then by cached blocks and load. Engines and gateway record what happened. At the end
 //! `verify` compares every overlap that the daemon reported with the engines' own caches.
 
-pub mod args;
+pub(crate) mod args;
 pub mod engine;
 pub mod gateway;
 mod link;

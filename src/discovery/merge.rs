@@ -11,7 +11,7 @@ use crate::limits::WORKERS_MAX;
 
 /// A source of workers. The order decides between sources that name a worker without an owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub(crate) enum Source {
     /// The configuration: its file or the command line.
     Config,
     /// A file of workers.
@@ -32,7 +32,7 @@ impl fmt::Display for Source {
 
 /// Why a worker of a source is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RefusalReason {
+pub(crate) enum RefusalReason {
     /// Another source owns it.
     Owned(Source),
     /// Its endpoint belongs to this worker of another source.
@@ -43,7 +43,7 @@ pub enum RefusalReason {
 
 /// A worker that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub(crate) struct Refusal {
     /// The worker.
     pub worker: Worker,
     /// The source that names it.
@@ -67,7 +67,7 @@ impl fmt::Display for Refusal {
 
 /// The result of the merge.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// Every worker with its owner.
     pub workers: BTreeMap<Worker, (Source, WorkerConfig)>,
     /// Refused workers, in the order of the sources.
@@ -76,8 +76,8 @@ pub struct Merged {
 
 /// The workers of every source, the answers of engines, and the fields set by requests.
 #[derive(Clone, Debug, Default)]
-pub struct SourceMerge {
-    said: BTreeMap<Source, NamedWorkers>,
+pub(crate) struct SourceMerge {
+    sources: BTreeMap<Source, NamedWorkers>,
     /// Answers of engines, by URL.
     answers: HashMap<String, ServerInfo>,
     /// Fields that requests set, until the worker's owner no longer names it.
@@ -87,23 +87,23 @@ pub struct SourceMerge {
 
 impl SourceMerge {
     /// Replaces the workers of a source. An empty list = the source names no worker any more.
-    pub fn say(&mut self, source: Source, named: NamedWorkers) {
+    pub(crate) fn replace(&mut self, source: Source, named: NamedWorkers) {
         if named == NamedWorkers::default() {
-            self.said.remove(&source);
+            self.sources.remove(&source);
         } else {
-            self.said.insert(source, named);
+            self.sources.insert(source, named);
         }
         self.merge();
     }
 
     /// The workers of a source.
     #[must_use]
-    pub fn said_by(&self, source: &Source) -> NamedWorkers {
-        self.said.get(source).cloned().unwrap_or_default()
+    pub(crate) fn workers_of(&self, source: &Source) -> NamedWorkers {
+        self.sources.get(source).cloned().unwrap_or_default()
     }
 
     /// Notes an engine's answer about where its ranks publish.
-    pub fn answered(&mut self, url: &str, answer: &ServerInfo) {
+    pub(crate) fn set_answer(&mut self, url: &str, answer: &ServerInfo) {
         if self.answers.get(url) != Some(answer) {
             self.answers.insert(url.to_owned(), answer.clone());
             self.merge();
@@ -112,26 +112,26 @@ impl SourceMerge {
 
     /// The URLs of engines that have not answered.
     #[must_use]
-    pub fn unanswered(&self) -> Vec<String> {
-        let urls = self.said.values().flat_map(|named| &named.servers).map(|server| &server.url);
+    pub(crate) fn unanswered(&self) -> Vec<String> {
+        let urls = self.sources.values().flat_map(|named| &named.servers).map(|server| &server.url);
         urls.filter(|url| !self.answers.contains_key(*url)).cloned().collect()
     }
 
     /// The URLs of engines that have answered.
     #[must_use]
-    pub fn answered_urls(&self) -> Vec<String> {
+    pub(crate) fn answered_urls(&self) -> Vec<String> {
         self.answers.keys().cloned().collect()
     }
 
     /// Whether the engine with this URL has answered.
     #[must_use]
-    pub fn has_answered(&self, url: &str) -> bool {
+    pub(crate) fn has_answered(&self, url: &str) -> bool {
         self.answers.contains_key(url)
     }
 
     /// The workers of the engine with this URL.
     #[must_use]
-    pub fn workers_of_url(&self, url: &str) -> Vec<Worker> {
+    pub(crate) fn workers_of_url(&self, url: &str) -> Vec<Worker> {
         let Some(answer) = self.answers.get(url) else { return Vec::new() };
         let of_source = |(source, named): (&Source, &NamedWorkers)| {
             let servers = named.servers.iter().filter(|server| server.url == url);
@@ -139,17 +139,17 @@ impl SourceMerge {
             let is_owner = |worker: &Worker| self.merged.workers.get(worker).is_some_and(|(owner, _)| owner == source);
             workers.filter(is_owner).collect::<Vec<_>>()
         };
-        self.said.iter().flat_map(of_source).collect()
+        self.sources.iter().flat_map(of_source).collect()
     }
 
     /// Whether any source names an engine with this URL.
     #[must_use]
-    pub fn names_url(&self, url: &str) -> bool {
-        self.said.values().any(|named| named.servers.iter().any(|server| server.url == url))
+    pub(crate) fn names_url(&self, url: &str) -> bool {
+        self.sources.values().any(|named| named.servers.iter().any(|server| server.url == url))
     }
 
     /// Sets fields of a worker over those of its owner; `false` if there is no such worker.
-    pub fn set(&mut self, worker: Worker, patch: &WorkerPatch) -> bool {
+    pub(crate) fn set(&mut self, worker: Worker, patch: &WorkerPatch) -> bool {
         if !self.merged.workers.contains_key(&worker) {
             return false;
         }
@@ -160,7 +160,7 @@ impl SourceMerge {
 
     /// The result of the merge.
     #[must_use]
-    pub const fn merged(&self) -> &Merged {
+    pub(crate) const fn merged(&self) -> &Merged {
         &self.merged
     }
 
@@ -168,7 +168,7 @@ impl SourceMerge {
     fn merge(&mut self) {
         let before = std::mem::take(&mut self.merged.workers);
         let mut claims: Vec<(&Source, WorkerConfig)> = Vec::new();
-        for (source, named) in &self.said {
+        for (source, named) in &self.sources {
             let asked = named.servers.iter().filter_map(|server| Some((server, self.answers.get(&server.url)?)));
             let asked = asked.flat_map(|(server, answer)| answer.workers(&server.worker));
             claims.extend(named.workers.iter().cloned().chain(asked).map(|worker| (source, worker)));
@@ -200,8 +200,9 @@ impl SourceMerge {
                 patch.apply(config);
             }
         }
-        let said = &self.said;
-        self.answers.retain(|url, _| said.values().any(|named| named.servers.iter().any(|server| server.url == *url)));
+        let sources = &self.sources;
+        self.answers
+            .retain(|url, _| sources.values().any(|named| named.servers.iter().any(|server| server.url == *url)));
         self.merged = merged;
     }
 }
@@ -268,7 +269,7 @@ mod tests {
         ];
         let mut merge = SourceMerge::default();
         for (at, (source, json, workers, refused)) in rows.into_iter().enumerate() {
-            merge.say(source, named(json));
+            merge.replace(source, named(json));
             let (is, not) = who(&merge);
             assert_eq!(
                 (is, not),
@@ -284,20 +285,20 @@ mod tests {
         let state = |merge: &SourceMerge| merge.merged().workers.values().next().map(|(_, config)| config.state);
         let patch = WorkerPatch::parse("t", &[("draining".into(), "true".into())]).expect("valid");
         assert!(!merge.set(Worker::new(1, 0), &patch), "there is no such worker");
-        merge.say(Source::Config, named(r#"[{"id": 1}]"#));
+        merge.replace(Source::Config, named(r#"[{"id": 1}]"#));
         assert!(merge.set(Worker::new(1, 0), &patch));
         assert_eq!(state(&merge), Some(WorkerState::Draining));
-        merge.say(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
+        merge.replace(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
         assert_eq!(state(&merge), Some(WorkerState::Draining), "a reload does not undo it");
-        merge.say(Source::Config, NamedWorkers::default());
-        merge.say(Source::Config, named(r#"[{"id": 1}]"#));
+        merge.replace(Source::Config, NamedWorkers::default());
+        merge.replace(Source::Config, named(r#"[{"id": 1}]"#));
         assert_eq!(state(&merge), Some(WorkerState::Joining));
     }
 
     #[test]
     fn an_engine_becomes_a_worker_for_each_rank_once_it_answers() {
         let mut merge = SourceMerge::default();
-        merge.say(Source::Config, named(r#"[{"id": 1, "url": "http://10.0.0.9:30000", "taints": ["x"]}]"#));
+        merge.replace(Source::Config, named(r#"[{"id": 1, "url": "http://10.0.0.9:30000", "taints": ["x"]}]"#));
         assert_eq!((who(&merge).0.len(), merge.unanswered()), (0, vec!["http://10.0.0.9:30000".to_owned()]));
         let answer = |dp_size: u32| {
             let json = format!(
@@ -307,15 +308,15 @@ mod tests {
             let answer = ServerInfo::of_sglang("http://10.0.0.9:30000", json.as_bytes()).expect("an answer");
             answer.expect("events")
         };
-        merge.answered("http://10.0.0.9:30000", &answer(2));
+        merge.set_answer("http://10.0.0.9:30000", &answer(2));
         let endpoint =
             |(_, config): &(Source, WorkerConfig)| config.events.clone().expect("a stream").endpoint.to_string();
         let endpoints: Vec<_> = merge.merged().workers.values().map(endpoint).collect();
         assert_eq!(endpoints, ["tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558"]);
         assert!(merge.unanswered().is_empty());
-        merge.answered("http://10.0.0.9:30000", &answer(1));
+        merge.set_answer("http://10.0.0.9:30000", &answer(1));
         assert_eq!(merge.merged().workers.len(), 1);
-        merge.say(Source::Config, NamedWorkers::default());
+        merge.replace(Source::Config, NamedWorkers::default());
         assert_eq!((merge.merged().workers.len(), merge.answers.len()), (0, 0));
     }
 
@@ -326,8 +327,8 @@ mod tests {
             named(&format!("[{}]", list.join(",")))
         };
         let mut merge = SourceMerge::default();
-        merge.say(file("a"), list(0..WORKERS_MAX));
-        merge.say(Source::Admin, list(WORKERS_MAX..WORKERS_MAX + 1));
+        merge.replace(file("a"), list(0..WORKERS_MAX));
+        merge.replace(Source::Admin, list(WORKERS_MAX..WORKERS_MAX + 1));
         assert_eq!(merge.merged().workers.len(), WORKERS_MAX);
         assert_eq!(merge.merged().refused.last().map(|refusal| &refusal.reason), Some(&RefusalReason::Full));
     }

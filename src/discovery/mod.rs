@@ -15,7 +15,8 @@ mod plan;
 mod server_info;
 mod worker_files;
 
-pub use merge::{Merged, Refusal, RefusalReason, Source, SourceMerge};
-pub use plan::{Step, plan};
-pub use server_info::{RankInfo, ServerInfo, no_events};
-pub use worker_files::{FileState, Files, FilesChange, Seen};
+pub(crate) use merge::{Refusal, RefusalReason, Source, SourceMerge};
+pub(crate) use plan::{Step, plan};
+pub use server_info::ServerInfo;
+pub(crate) use server_info::no_events;
+pub(crate) use worker_files::{Files, FilesChange, Seen};

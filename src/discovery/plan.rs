@@ -8,7 +8,7 @@ use crate::ids::Worker;
 
 /// One change of the fleet.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Remove a worker.
     Remove(Worker),
     /// Change the record of a worker that stays.
@@ -26,7 +26,7 @@ pub enum Step {
 ///
 /// A worker that changes its space, or that starts or stops publishing events, is removed and added again.
 #[must_use]
-pub fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
+pub(crate) fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
     let (mut removes, mut changes, mut adds) = (Vec::new(), Vec::new(), Vec::new());
     removes.extend(is.keys().filter(|worker| !shall.workers.contains_key(worker)).map(|worker| Step::Remove(*worker)));
     for (worker, (_, config)) in &shall.workers {
@@ -61,13 +61,13 @@ mod tests {
     fn steps(from: &str, to: &str) -> Vec<String> {
         let is = named(from).workers.into_iter().map(|worker| (worker.worker, worker)).collect();
         let mut merge = SourceMerge::default();
-        merge.say(Source::Config, named(to));
-        let said = |step: Step| match step {
+        merge.replace(Source::Config, named(to));
+        let shown = |step: Step| match step {
             Step::Remove(worker) => format!("remove {}", worker.id),
             Step::Change { config, restream } => format!("change {} {restream}", config.worker.id),
             Step::Add(config) => format!("add {}", config.worker.id),
         };
-        plan(&is, merge.merged()).into_iter().map(said).collect()
+        plan(&is, merge.merged()).into_iter().map(shown).collect()
     }
 
     #[test]

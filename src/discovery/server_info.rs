@@ -241,15 +241,15 @@ impl ServerInfo {
             Some(None | Some("zmq")) => {}
             _ => return Err(wrong("names a publisher other than zmq, and only zmq is supported")),
         }
-        let port = |said: &Scalar, field: &str| match said {
+        let port = |value: &Scalar, field: &str| match value {
             Scalar::Absent => Ok(None),
             Scalar::Number(port @ 1..=0xffff) => Ok(Some(*port)),
             _ => Err(wrong(&format!("has a {field} that is not a port"))),
         };
         let base = port(&events.endpoint_port_base, "endpoint_port_base")?;
         let base = base.ok_or_else(|| wrong("has no endpoint_port_base"))?;
-        let said = events.endpoint_host.text().ok_or_else(|| wrong("has an endpoint_host that is not text"))?;
-        let host = host(url, said.unwrap_or_default()).ok_or_else(|| wrong("came from a URL without a host"))?;
+        let bound_host = events.endpoint_host.text().ok_or_else(|| wrong("has an endpoint_host that is not text"))?;
+        let host = host(url, bound_host.unwrap_or_default()).ok_or_else(|| wrong("came from a URL without a host"))?;
         let at = |port: u64| endpoint(path, &format!("tcp://{host}:{port}"));
         let replay = port(&events.replay_endpoint_port_base, "replay_endpoint_port_base")?.map(at).transpose()?;
         let load = port(&events.load_endpoint_port_base, "load_endpoint_port_base")?.map(at).transpose()?;
@@ -274,14 +274,16 @@ impl ServerInfo {
     /// [`Kind::Undecodable`], with the missing or invalid field, or if no rank publishes.
     pub fn of_vllm(url: &str, body: &[u8]) -> Result<Self> {
         let path = "/kv_event_sources";
-        let VllmRanks(said) = serde_json::from_slice(body)
+        let VllmRanks(answer) = serde_json::from_slice(body)
             .map_err(|error| wrong(path, "is not a JSON object by rank").caused_by(error))?;
-        let mut ranks: Vec<RankInfo> = Vec::with_capacity(said.len());
-        for (name, said) in &said {
+        let mut ranks: Vec<RankInfo> = Vec::with_capacity(answer.len());
+        for (name, rank_answer) in &answer {
             let is_rank = |rank: &u32| (*rank as usize) < WORKERS_MAX && rank.to_string() == *name;
             let rank = name.parse().ok().filter(is_rank).ok_or_else(|| wrong(path, "names an invalid rank"))?;
-            let Object::Is(said) = said else { return Err(wrong(path, "has a rank that is not an object")) };
-            ranks.extend(vllm_rank(url, rank, said)?);
+            let Object::Is(rank_answer) = rank_answer else {
+                return Err(wrong(path, "has a rank that is not an object"));
+            };
+            ranks.extend(vllm_rank(url, rank, rank_answer)?);
         }
         ranks.sort_by_key(|info| info.rank);
         if ranks.windows(2).any(|pair| pair[0].rank == pair[1].rank) {
@@ -307,35 +309,35 @@ impl ServerInfo {
 
 /// The error for an engine that answers and publishes no events.
 #[must_use]
-pub fn no_events() -> Error {
+pub(crate) fn no_events() -> Error {
     let remedy = "start the engine with --kv-events-config, or set endpoint instead of url in the worker's record";
     Error::new(Kind::Undecodable, "the engine publishes no KV events", remedy)
 }
 
 /// Where a rank of vLLM publishes; `None` = it publishes no events.
-fn vllm_rank(url: &str, rank: u32, said: &VllmRank) -> Result<Option<RankInfo>> {
+fn vllm_rank(url: &str, rank: u32, answer: &VllmRank) -> Result<Option<RankInfo>> {
     let path = "/kv_event_sources";
     let wrong = |what: &str| wrong(path, what);
-    match said.publisher.text() {
+    match answer.publisher.text() {
         Some(None | Some("zmq")) => {}
         Some(Some("null")) => return Ok(None),
         _ => return Err(wrong("names a publisher other than zmq, and only zmq is supported")),
     }
-    if matches!(said.enable_kv_cache_events, Scalar::Flag(false)) {
+    if matches!(answer.enable_kv_cache_events, Scalar::Flag(false)) {
         return Ok(None);
     }
-    let reached = |said: &str| -> Result<Endpoint> {
-        let bound = said.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    let reached = |text: &str| -> Result<Endpoint> {
+        let bound = text.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
         let Some((bound, port)) = bound.filter(|(bound, _)| WILDCARDS.contains(bound)) else {
-            return endpoint(path, said);
+            return endpoint(path, text);
         };
         let host = host(url, bound).ok_or_else(|| wrong("came from a URL without a host"))?;
         endpoint(path, &format!("tcp://{host}:{port}"))
     };
-    let Some(Some(events)) = said.endpoint.text() else { return Err(wrong("names no endpoint")) };
-    let replay = said.replay_endpoint.text().ok_or_else(|| wrong("has a replay_endpoint that is not text"))?;
+    let Some(Some(events)) = answer.endpoint.text() else { return Err(wrong("names no endpoint")) };
+    let replay = answer.replay_endpoint.text().ok_or_else(|| wrong("has a replay_endpoint that is not text"))?;
     let replay = replay.filter(|replay| !replay.is_empty()).map(reached).transpose()?;
-    let events = EventSource { endpoint: reached(events)?, replay, topic: topic(path, &said.topic)? };
+    let events = EventSource { endpoint: reached(events)?, replay, topic: topic(path, &answer.topic)? };
     Ok(Some(RankInfo { rank, events, load: None }))
 }
 
@@ -353,9 +355,9 @@ fn rank_info(first: &EventSource, load: Option<&Endpoint>, rank: u32) -> Option<
 }
 
 /// The host of a publisher; `None` if it is a wildcard and the URL has no host.
-fn host(url: &str, said: &str) -> Option<String> {
-    if !WILDCARDS.contains(&said) {
-        let bare = said.trim_matches(['[', ']']);
+fn host(url: &str, bound: &str) -> Option<String> {
+    if !WILDCARDS.contains(&bound) {
+        let bare = bound.trim_matches(['[', ']']);
         return Some(if bare.contains(':') { format!("[{bare}]") } else { bare.to_owned() });
     }
     let host = url.strip_prefix("http://").and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
@@ -366,8 +368,8 @@ fn endpoint(path: &str, text: &str) -> Result<Endpoint> {
     Endpoint::parse(text).map_err(|fault| wrong(path, &format!("has an invalid endpoint: {fault}")))
 }
 
-fn topic(path: &str, said: &Scalar) -> Result<String> {
-    let topic = said.text().ok_or_else(|| wrong(path, "has a topic that is not text"))?.unwrap_or_default();
+fn topic(path: &str, value: &Scalar) -> Result<String> {
+    let topic = value.text().ok_or_else(|| wrong(path, "has a topic that is not text"))?.unwrap_or_default();
     check_topic(topic).map_err(|fault| wrong(path, &format!("has an impossible topic: {fault}")))?;
     Ok(topic.to_owned())
 }
@@ -424,7 +426,7 @@ mod tests {
         let host = "a".repeat(300);
         let long_host = format!(r#"{{"endpoint_host": "{host}", "endpoint_port_base": 1}}"#);
         let long_topic = format!(r#"{{"endpoint_port_base": 1, "topic": "{host}"}}"#);
-        for (events, said) in [
+        for (events, words) in [
             ("null", "publishes no KV events"),
             ("7", "publishes no KV events"),
             (r#"[{"endpoint_port_base": 1}]"#, "publishes no KV events"),
@@ -450,7 +452,7 @@ mod tests {
             (long_topic.as_str(), "impossible"),
         ] {
             let error = sglang(URL, events).expect_err(events).to_string();
-            assert!(error.contains(said) && error.len() < 1000, "{events}: {error}");
+            assert!(error.contains(words) && error.len() < 1000, "{events}: {error}");
         }
         for body in ["<html>", "", "[]", "7", "{\"kv_events\":", "\u{0}"] {
             assert!(ServerInfo::of_sglang(URL, body.as_bytes()).is_err(), "{body:?}");
@@ -469,7 +471,7 @@ mod tests {
             "5": {"enable_kv_cache_events": false, "endpoint": "tcp://*:5562"}}"#,
         )
         .expect("an answer");
-        let said: Vec<_> = info
+        let ranks: Vec<_> = info
             .ranks
             .iter()
             .map(|info| (info.rank, info.events.endpoint.as_str(), info.events.replay.as_deref(), &*info.events.topic))
@@ -479,7 +481,7 @@ mod tests {
             (1, "tcp://engine-3:5558", Some("tcp://engine-3:5658"), "kv"),
             (3, "tcp://engine-3:41233", None, ""),
         ];
-        assert_eq!(said, expected);
+        assert_eq!(ranks, expected);
     }
 
     #[test]
@@ -487,7 +489,7 @@ mod tests {
         let many: Vec<_> =
             (0..=WORKERS_MAX).map(|rank| format!("\"{rank}\": {{\"endpoint\": \"tcp://*:1\"}}")).collect();
         let many = format!("{{{}}}", many.join(","));
-        for (body, said) in [
+        for (body, words) in [
             ("{}", "publishes no KV events"),
             (r#"{"0": {"publisher": "null"}}"#, "publishes no KV events"),
             ("[]", "not a JSON object by rank"),
@@ -510,8 +512,8 @@ mod tests {
             (r#"{"": {"endpoint": "tcp://*:1"}}"#, "an invalid rank"),
             (r#"{"0": {"endpoint": "tcp://*:1"}, "0": {"endpoint": "tcp://*:2"}}"#, "a rank twice"),
         ] {
-            let error = vllm(URL, body).expect_err(said).to_string();
-            assert!(error.contains(said), "{said}: {error}");
+            let error = vllm(URL, body).expect_err(words).to_string();
+            assert!(error.contains(words), "{words}: {error}");
         }
     }
 }

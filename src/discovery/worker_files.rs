@@ -1,5 +1,5 @@
-//! Files of workers over time: the last valid content stays in force while a file is invalid, and for a grace period after
-//! it is deleted.
+//! Files of workers over time. The merge keeps a file's last valid workers while the file is invalid, and for a grace period
+//! after it is deleted: no change is reported meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::config::NamedWorkers;
 
 /// The result of reading one file.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// The file has not changed since the last check.
     Unchanged,
     /// Its current workers.
@@ -19,26 +19,24 @@ pub enum Seen {
 
 /// The state of one file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FileState {
-    /// Its last valid workers.
-    pub named: NamedWorkers,
+struct FileState {
     /// Why it cannot be used now, if so.
-    pub problem: Option<String>,
+    problem: Option<String>,
     /// When it went missing, milliseconds of the caller's clock.
-    pub missing_since_ms: Option<u64>,
+    missing_since_ms: Option<u64>,
 }
 
 /// The files, by path.
 #[derive(Debug, Default)]
-pub struct Files {
+pub(crate) struct Files {
     held: BTreeMap<PathBuf, FileState>,
 }
 
 /// The changes found by one check of all files.
 #[derive(Debug, Default, PartialEq)]
-pub struct FilesChange {
+pub(crate) struct FilesChange {
     /// Files with changed workers; an empty list for a file whose grace period is over.
-    pub said: Vec<(PathBuf, NamedWorkers)>,
+    pub changed: Vec<(PathBuf, NamedWorkers)>,
     /// Files with a new problem.
     pub unusable: Vec<(PathBuf, String)>,
     /// Files that went missing; their workers stay for the grace period.
@@ -49,7 +47,7 @@ pub struct FilesChange {
 
 impl Files {
     /// Applies one check of all files. `seen` has the files that exist.
-    pub fn look(&mut self, seen: BTreeMap<PathBuf, Seen>, grace_ms: u64, now_ms: u64) -> FilesChange {
+    pub(crate) fn update(&mut self, seen: BTreeMap<PathBuf, Seen>, grace_ms: u64, now_ms: u64) -> FilesChange {
         let mut change = FilesChange::default();
         for (path, state) in &mut self.held {
             if !seen.contains_key(path) && state.missing_since_ms.is_none() {
@@ -64,8 +62,7 @@ impl Files {
                 Seen::Unchanged => {}
                 Seen::Read(named) => {
                     state.problem = None;
-                    state.named = named.clone();
-                    change.said.push((path, named));
+                    change.changed.push((path, named));
                 }
                 Seen::Unusable(problem) => {
                     if state.problem.as_ref() != Some(&problem) {
@@ -80,20 +77,15 @@ impl Files {
         change.gone = self.held.iter().filter(|(_, state)| over(state)).map(|(path, _)| path.clone()).collect();
         for path in &change.gone {
             self.held.remove(path);
-            change.said.push((path.clone(), NamedWorkers::default()));
+            change.changed.push((path.clone(), NamedWorkers::default()));
         }
         change
     }
 
     /// When the next grace period ends, milliseconds of the caller's clock.
     #[must_use]
-    pub fn next_ms(&self, grace_ms: u64) -> Option<u64> {
+    pub(crate) fn next_ms(&self, grace_ms: u64) -> Option<u64> {
         self.held.values().filter_map(|state| state.missing_since_ms).min().map(|since| since.saturating_add(grace_ms))
-    }
-
-    /// Every file with its state.
-    pub fn held(&self) -> impl Iterator<Item = (&PathBuf, &FileState)> {
-        self.held.iter()
     }
 }
 
@@ -107,35 +99,34 @@ mod tests {
         parse_workers("t", &format!(r#"{{"id": {id}}}"#), FileFormat::Json, &spaces).expect("valid")
     }
 
-    fn look(files: &mut Files, seen: Option<Seen>, now_ms: u64) -> FilesChange {
-        files.look(seen.into_iter().map(|seen| ("f".into(), seen)).collect(), 100, now_ms)
+    fn update(files: &mut Files, seen: Option<Seen>, now_ms: u64) -> FilesChange {
+        files.update(seen.into_iter().map(|seen| ("f".into(), seen)).collect(), 100, now_ms)
     }
 
     #[test]
     fn an_invalid_file_changes_nothing_and_is_reported_once() {
         let mut files = Files::default();
-        assert_eq!(look(&mut files, Some(Seen::Read(named(1))), 0).said, [("f".into(), named(1))]);
-        let change = look(&mut files, Some(Seen::Unusable("torn".into())), 1);
-        assert_eq!((change.said, change.unusable), (vec![], vec![("f".into(), "torn".into())]));
-        assert_eq!(look(&mut files, Some(Seen::Unusable("torn".into())), 2), FilesChange::default());
-        let (_, state) = files.held().next().expect("held");
-        assert_eq!((state.problem.as_deref(), &state.named), (Some("torn"), &named(1)));
-        assert_eq!(look(&mut files, Some(Seen::Read(named(2))), 3).said, [("f".into(), named(2))]);
-        assert!(files.held().all(|(_, state)| state.problem.is_none()));
+        assert_eq!(update(&mut files, Some(Seen::Read(named(1))), 0).changed, [("f".into(), named(1))]);
+        let change = update(&mut files, Some(Seen::Unusable("torn".into())), 1);
+        assert_eq!((change.changed, change.unusable), (vec![], vec![("f".into(), "torn".into())]));
+        assert_eq!(update(&mut files, Some(Seen::Unusable("torn".into())), 2), FilesChange::default());
+        assert!(files.held.values().all(|state| state.problem.as_deref() == Some("torn")));
+        assert_eq!(update(&mut files, Some(Seen::Read(named(2))), 3).changed, [("f".into(), named(2))]);
+        assert!(files.held.values().all(|state| state.problem.is_none()));
     }
 
     #[test]
     fn a_deleted_file_has_a_grace_period() {
         let mut files = Files::default();
-        look(&mut files, Some(Seen::Read(named(1))), 0);
-        assert_eq!(look(&mut files, None, 10).missing, [PathBuf::from("f")]);
+        update(&mut files, Some(Seen::Read(named(1))), 0);
+        assert_eq!(update(&mut files, None, 10).missing, [PathBuf::from("f")]);
         assert_eq!(files.next_ms(100), Some(110));
-        assert_eq!(look(&mut files, None, 109), FilesChange::default());
-        assert_eq!(look(&mut files, Some(Seen::Unchanged), 110), FilesChange::default(), "just in time");
+        assert_eq!(update(&mut files, None, 109), FilesChange::default());
+        assert_eq!(update(&mut files, Some(Seen::Unchanged), 110), FilesChange::default(), "just in time");
         assert_eq!(files.next_ms(100), None);
-        look(&mut files, None, 200);
-        let change = look(&mut files, None, 300);
-        assert_eq!((change.said, change.gone), (vec![("f".into(), NamedWorkers::default())], vec!["f".into()]));
-        assert_eq!(files.held().count(), 0);
+        update(&mut files, None, 200);
+        let change = update(&mut files, None, 300);
+        assert_eq!((change.changed, change.gone), (vec![("f".into(), NamedWorkers::default())], vec!["f".into()]));
+        assert_eq!(files.held.len(), 0);
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::Question;
 use super::print::{Answer, Loads, Ranking, Row};
-use crate::cli::admin::{options, unavailable};
+use crate::cli::admin::{client_options, unavailable};
 use crate::cli::exit::{Exit, Failure};
 use crate::client::{Client, Reply};
 use crate::error::{Error, Kind};
@@ -21,27 +21,27 @@ use crate::wire;
 /// Asks a daemon every question, several at once, and delivers the answers in the order of the questions.
 pub(super) fn ask(
     socket: &Path,
-    pool: Pool<'_>,
-    how: How<'_>,
+    name: SpaceName<'_>,
+    options: RequestOptions<'_>,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Answer) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    let space = client.pool(pool.model, pool.namespace, pool.role)?.id;
-    run(&mut Asking { client, space, how, known: None }, questions, deliver)
+    let client = Client::connect(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
+    let space = client.pool(name.model, name.namespace, name.role)?.id;
+    run(&mut DaemonExchange { client, space, options, known: None }, questions, deliver)
 }
 
 /// Asks a daemon for the load of every worker with each prompt, and delivers the answers in the order of the prompts.
 pub(super) fn potential_loads(
     socket: &Path,
-    pool: Pool<'_>,
+    name: SpaceName<'_>,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Loads) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut client = Client::connect(socket, &options()).map_err(|error| unavailable(socket, &error))?;
-    let space = client.pool(pool.model, pool.namespace, pool.role)?.id;
+    let mut client = Client::connect(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
+    let space = client.pool(name.model, name.namespace, name.role)?.id;
     for (place, question) in questions.iter().enumerate() {
-        let loads = client.potential_loads(&request(space, How::default(), question));
+        let loads = client.potential_loads(&request(space, RequestOptions::default(), question));
         match &loads {
             // Without a daemon the remaining questions cannot be asked.
             Err(error) if error.kind() == Kind::Connection => return Err(unavailable(socket, error)),
@@ -53,7 +53,7 @@ pub(super) fn potential_loads(
 
 /// The space of the questions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pool<'a> {
+pub(super) struct SpaceName<'a> {
     pub(super) model: &'a str,
     pub(super) namespace: Option<&'a str>,
     /// Required if the model has several roles.
@@ -62,7 +62,7 @@ pub(super) struct Pool<'a> {
 
 /// What all questions of a command have in common, besides their space.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct How<'a> {
+pub(super) struct RequestOptions<'a> {
     /// The mode; `None` = that of the space's policy.
     pub(super) mode: Option<Mode>,
     /// The only worker that may be chosen.
@@ -73,31 +73,31 @@ pub(super) struct How<'a> {
     pub(super) disaggregate: bool,
 }
 
-struct Asking<'a> {
+struct DaemonExchange<'a> {
     client: Client,
     space: SpaceId,
-    how: How<'a>,
+    options: RequestOptions<'a>,
     /// The space's workers, once a reply has named one without its details.
     known: Option<Vec<wire::WorkerInfo>>,
 }
 
-fn request<'a>(space: SpaceId, how: How<'a>, question: &'a Question) -> RouteRequest<'a> {
+fn request<'a>(space: SpaceId, options: RequestOptions<'a>, question: &'a Question) -> RouteRequest<'a> {
     RouteRequest {
         lora: question.lora.as_deref(),
         salt: question.salt.as_deref(),
         explain: true,
-        pin: how.pin,
-        affinity_session: how.session,
-        disaggregate: how.disaggregate,
-        overrides: Overrides { mode: how.mode, ..Overrides::NONE },
+        pin: options.pin,
+        affinity_session: options.session,
+        disaggregate: options.disaggregate,
+        overrides: Overrides { mode: options.mode, ..Overrides::NONE },
         candidates_max: CANDIDATES_MAX,
         ..RouteRequest::new(space, Prompt::Tokens(&question.tokens))
     }
 }
 
-impl Exchange for Asking<'_> {
+impl Exchange for DaemonExchange<'_> {
     fn send(&mut self, question: &Question) -> Result<CorrelationId, Failure> {
-        Ok(self.client.send_route(&request(self.space, self.how, question))?)
+        Ok(self.client.send_route(&request(self.space, self.options, question))?)
     }
 
     /// A reply only names the workers that were not eligible, so a second request asks for their overlap.
@@ -106,7 +106,7 @@ impl Exchange for Asking<'_> {
         if ranking.rows.iter().all(|row| row.trust.is_some()) {
             return Ok(());
         }
-        let overlaps = match self.client.overlap(&request(self.space, self.how, question)) {
+        let overlaps = match self.client.overlap(&request(self.space, self.options, question)) {
             Ok(overlaps) => overlaps,
             // An older daemon: the rows stay without details.
             Err(error) if error.kind() == Kind::Unsupported => return Ok(()),

@@ -81,17 +81,17 @@ impl QueryArgs {
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let mut refused = 0;
         let role = self.role.or(self.disaggregate.then_some(PoolRole::Decode));
-        let pool = ask::Pool { model: &self.model, namespace: self.namespace.as_deref(), role };
+        let name = ask::SpaceName { model: &self.model, namespace: self.namespace.as_deref(), role };
         if self.potential_loads {
-            ask::potential_loads(&self.socket, pool, &questions, &mut |place, loads| {
+            ask::potential_loads(&self.socket, name, &questions, &mut |place, loads| {
                 refused += usize::from(loads.is_err());
                 self.print_loads(&mut out, place, &questions[place], loads)
             })?;
             return self.end(out, refused, questions.len());
         }
         let session = self.session.as_deref();
-        let how = ask::How { mode: self.mode, pin: self.pin, session, disaggregate: self.disaggregate };
-        ask::ask(&self.socket, pool, how, &questions, &mut |place, answer| {
+        let options = ask::RequestOptions { mode: self.mode, pin: self.pin, session, disaggregate: self.disaggregate };
+        ask::ask(&self.socket, name, options, &questions, &mut |place, answer| {
             refused += usize::from(matches!(answer, Answer::Refused(_)));
             self.print(&mut out, place, &questions[place], answer)
         })?;

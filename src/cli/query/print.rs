@@ -465,8 +465,8 @@ mod tests {
         let mut ranking = ranking();
         ranking.notes.insert(ReplyNotes::SCHEME_UNKNOWN);
         ranking.ties = 2;
-        let said = answer_text(&Answer::Ranking(ranking), 0);
-        assert!(said.contains("block size is not known") && said.contains("have the lowest cost"), "{said}");
+        let shown = answer_text(&Answer::Ranking(ranking), 0);
+        assert!(shown.contains("block size is not known") && shown.contains("have the lowest cost"), "{shown}");
         assert!(answer_text(&Answer::Ranking(Ranking::default()), 0).contains("no workers"));
         assert_eq!(answer_text(&Answer::Refused("why".into()), 0), "refused: why\n");
     }
@@ -496,10 +496,10 @@ mod tests {
         let load =
             PotentialLoad { worker: Worker::new(7, 1), active_requests: 2, prefill_tokens: 300, decode_blocks: 40 };
         let answer = Ok(PotentialLoads { workers: vec![load], ..PotentialLoads::default() });
-        let said = loads_text(&answer, 64);
-        assert!(said.starts_with("prompt of 64 tokens, 0 whole blocks: matched\n"), "{said}");
+        let shown = loads_text(&answer, 64);
+        assert!(shown.starts_with("prompt of 64 tokens, 0 whole blocks: matched\n"), "{shown}");
         for cell in ["7/1", "300", "40"] {
-            assert!(said.contains(cell), "{cell}: {said}");
+            assert!(shown.contains(cell), "{cell}: {shown}");
         }
         let line = "{\"matched\":\"matched\",\"workers\":[{\"worker_id\":7,\"dp_rank\":1,\"active_requests\":2,\
                     \"prefill_tokens\":300,\"decode_blocks\":40}]}";

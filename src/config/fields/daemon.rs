@@ -78,7 +78,7 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
             Value("100000"),
             Integer { min: 1, max: i32::MAX as u64, set: |c, v| c.receive_messages_max = v as i32 },
             "Messages received from one publisher and not yet applied; never more than 16. Further messages wait in the kernel and in the\n\
-             # engine. The engine's `hwm` decides when it drops messages, which causes a gap.",
+             engine. The engine's `hwm` decides when it drops messages, which causes a gap.",
         ),
     ],
 };
@@ -115,7 +115,7 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
             Value("500"),
             Integer { min: 0, max: limits::REPORT_MS_CEILING, set: |c, v| c.back_off_ms = v },
             "After a gateway reports that a worker failed a request, the worker gets no requests for this long while others can take\n\
-             # them. 0: never.",
+             them. 0: never.",
         ),
         restart!(
             booking.back_off_ms_max,
@@ -142,7 +142,7 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
                 },
             },
             "Whether a worker's prefill backlog shrinks with time. fixed: by the figures below; learnt: by the worker's own recent\n\
-             # prefills; off: only by reports.",
+             prefills; off: only by reports.",
         ),
         restart!(
             booking.prefill_base_us,
@@ -242,7 +242,7 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             Value("1024"),
             Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
             "Decisions of one serving thread that may wait to be written. Further decisions are left out and counted, and the file\n\
-             # marks the gap.",
+             marks the gap.",
         ),
     ],
 };

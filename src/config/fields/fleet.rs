@@ -47,7 +47,7 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
     name: "space",
     repeated: true,
     doc: "The workers whose blocks may be compared: one model, one namespace, one role. At least one. [space.policy] below a space\n\
-          # overrides fields of [policy] for it.",
+          overrides fields of [policy] for it.",
     fields: &[
         at_start(
             "model",
@@ -100,7 +100,7 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
                 set: |c, at| c.full_reports = [FullReports::Possible, FullReports::None][at],
             },
             "Whether a caller can send vLLM kv_cache_report_mode=full. none: a prefix announced again counts as a second copy and costs no\n\
-             # trust.",
+             trust.",
         ),
         at_start(
             "memory_bytes_max",
@@ -108,7 +108,7 @@ pub(in crate::config) static SPACE: Section<SpaceConfig> = Section {
             Value("0"),
             Integer { min: 0, max: limits::SPACE_MEMORY_BYTES_CEILING, set: |c, v| c.memory_bytes_max = v },
             "Memory limit of the space's index; each shard gets an equal part. Beyond it new blocks are refused, which lowers trust. 0: no\n\
-             # limit.",
+             limit.",
         ),
         at_start(
             "approximate",
@@ -170,7 +170,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Value("1"),
             Integer { min: 1, max: limits::WORKERS_MAX as u64, set: |c, v| c.ranks = v as u32 },
             "The number of workers that this record names: the ranks from dp_rank on. The ports of endpoint, replay and load count up with\n\
-             # the rank.",
+             the rank.",
         ),
         live(
             "url",
@@ -184,7 +184,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
                 },
             },
             "The engine's HTTP server, instead of endpoint, replay, topic, load and ranks: the daemon asks it for them\n\
-             # (SGLang: GET /server_info, vLLM: GET /kv_event_sources).",
+             (SGLang: GET /server_info, vLLM: GET /kv_event_sources).",
         ),
         live(
             "model",
@@ -280,7 +280,7 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Value("16777216"),
             Integer { min: 1, max: limits::WORKER_BLOCKS_CEILING, set: |c, v| c.blocks_max = v },
             "Blocks that the daemon remembers for the worker, over all tiers. It refuses further blocks, and blocks beyond 64 bytes of\n\
-             # memory for each (at least 1 GiB), which lowers trust.",
+             memory for each (at least 1 GiB), which lowers trust.",
         ),
         live(
             "batched_tokens_max",

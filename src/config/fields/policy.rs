@@ -82,7 +82,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("0.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.temperature = v },
             "Randomness in the modes kv, load-aware, approximate and lmetric. 0: the lowest cost wins. 1: the highest cost is still drawn\n\
-             # 0.37 times as often as the lowest.",
+             0.37 times as often as the lowest.",
         ),
         restart!(
             policy.seed,
@@ -139,7 +139,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Absent("0.9"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.weights.busy.decode_blocks_share = Some(v) },
             "A worker is busy, and takes no requests, with more active decode blocks than this share of its capacity_blocks. Absent: no\n\
-             # limit.",
+             limit.",
         ),
         live(
             "busy_prefill_tokens",
@@ -158,7 +158,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Absent("2.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.busy.prefill_steps = Some(v) },
             "A worker is busy, and takes no requests, with more tokens to prefill than this many times its batched_tokens_max. Absent: no\n\
-             # limit.",
+             limit.",
         ),
         live(
             "affinity",
@@ -166,7 +166,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("off"),
             Choice { names: &AffinityMode::NAMES, set: |c, at| c.weights.affinity.mode = AffinityMode::ALL[at] },
             "Whether requests of a session go to the worker that the session booked last. soft: that worker costs less. hard: that worker\n\
-             # is chosen while it is eligible and not overloaded.",
+             is chosen while it is eligible and not overloaded.",
         ),
         live(
             "affinity_factor",
@@ -206,7 +206,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("off"),
             Choice { names: &Bypass::NAMES, set: |c, at| c.weights.disaggregation.bypass = Bypass::ALL[at] },
             "When the decode worker also does the prefill of a request that asks for a pair. isl_bounding: if few tokens of the prompt are\n\
-             # new there; prefill_load: if prefill is busy; isl_or_load: in either case.",
+             new there; prefill_load: if prefill is busy; isl_or_load: in either case.",
         ),
         live(
             "prefill_bypass_tokens",
@@ -246,7 +246,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Absent("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.queue.threshold = Some(v) },
             "A request with a booking waits while every worker has more tokens to prefill than this many times its batched_tokens_max.\n\
-             # Absent: no request waits.",
+             Absent: no request waits.",
         ),
         live(
             "queue_policy",
@@ -254,7 +254,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("fcfs"),
             Choice { names: &Discipline::NAMES, set: |c, at| c.weights.queue.discipline = Discipline::ALL[at] },
             "The order of waiting requests with equal priority and no deadline. fcfs: first come, first served; lcfs: last come, first\n\
-             # served; wspt: least prefill first.",
+             served; wspt: least prefill first.",
         ),
         live(
             "queue_wait_ms_max",

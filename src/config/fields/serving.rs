@@ -92,7 +92,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
         ),
         allow_gids(
             "Groups whose members may also route, each a number or a name of /etc/group. The groups of the peer's process at the time of\n\
-             # its connection count. Open connections stay open.",
+             its connection count. Open connections stay open.",
         ),
         restart!(
             serve.frame_timeout_ms,
@@ -142,7 +142,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             Value("0"),
             Integer { min: 0, max: limits::SPIN_US_CEILING as u64, set: |c, v| c.spin_us_max = v as u32 },
             "How long a serving thread may busy-poll before it sleeps, while requests arrive that close together. Uses a whole processor.\n\
-             # Not with io = \"uring\". 0: never.",
+             Not with io = \"uring\". 0: never.",
         ),
         restart!(
             serve.unread_ms_max,
@@ -168,7 +168,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
                 set: |c, v| c.lane_ring_bytes_max = v as u32,
             },
             "Largest ring that a gateway may request for a shm lane, rounded down to a power of two. A lane has two rings.\n\
-             # Default of a request: 256 KiB for each.",
+             Default of a request: 256 KiB for each.",
         ),
         restart!(
             serve.user_share_percent,
@@ -176,9 +176,9 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             Value("75"),
             Integer { min: 1, max: 100, set: |c, v| c.user_share_percent = v as u8 },
             "The share of everything clients can hold (connections, memory for large frames, lanes, queued requests, sessions, bookings)\n\
-             # that the processes of one user may take. The rest stays free for other users. 100: all. All HTTP clients are one user.\n\
-             # While another user has sessions, one user's reports of failure and of load apply to at most this share of a space's\n\
-             # workers at a time, rounded down, but to at least one.",
+             that the processes of one user may take. The rest stays free for other users. 100: all. All HTTP clients are one user.\n\
+             While another user has sessions, one user's reports of failure and of load apply to at most this share of a space's\n\
+             workers at a time, rounded down, but to at least one.",
         ),
         restart!(
             serve.drain_ms_max,
@@ -242,7 +242,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
     name: "http",
     repeated: false,
     doc: "A port with the HTTP endpoints of Dynamo's standalone indexer and selection service, and /metrics. It asks for\n\
-          # no credentials.",
+          no credentials.",
     fields: &[
         restart!(
             http.port,
@@ -270,8 +270,8 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             Absent("true"),
             Flag { set: |c, v| c.administer = v },
             "Whether HTTP clients may register, remove and dump workers. Absent: only if the port is on the loopback interface.\n\
-             # Required on another address, and if [serve] or [admin] restricts access by allow_uids, allow_gids or admin.socket_mode:\n\
-             # the port applies none of these.",
+             Required on another address, and also with allow_uids or allow_gids in [serve] or [admin], or a changed admin.socket_mode:\n\
+             the port applies none of these.",
         ),
         restart!(
             http.hosts,
@@ -279,8 +279,8 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             Value(""),
             List { items_max: limits::HTTP_HOSTS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.hosts = v },
             "Host names, without a port, that a request may use besides IP addresses and localhost. The port refuses any other name in a\n\
-             # Host header, because the author of a web page can make a name resolve to this port. \"*\": any name; use it behind a proxy\n\
-             # that checks the host.",
+             Host header, because the author of a web page can make a name resolve to this port. \"*\": any name; use it behind a proxy\n\
+             that checks the host.",
         ),
         restart!(
             http.worker_hosts,
@@ -292,8 +292,8 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
                 set: |c, v| c.worker_hosts = v,
             },
             "Allowed hosts in the endpoints of workers registered by HTTP: host names, IP addresses, networks (\"10.0.0.0/8\"),\n\
-             # \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to these endpoints, and GET /workers shows whether they\n\
-             # answer. Empty: any host for clients on the loopback interface; for other clients only their own IP address.",
+             \"ipc\" for Unix sockets, \"*\" for every host. The daemon connects to these endpoints, and GET /workers shows whether they\n\
+             answer. Empty: any host for clients on the loopback interface; for other clients only their own IP address.",
         ),
         restart!(
             http.body_bytes_max,

@@ -56,8 +56,8 @@ fn what_cannot_be_done_is_refused_by_name() {
     let daemon = Daemon::configured("[[worker]]\nid = 1\nendpoint = \"tcp://127.0.0.1:1\"\n");
     for (arguments, said) in [
         (&["add", "id=5,model=other"][..], "no [[space]] has model `other`"),
-        (&["add", "id=1"], "it is named by config"),
-        (&["add", "id=5,endpoint=tcp://127.0.0.1:1"], "its endpoint is that of worker 1/0 of config"),
+        (&["add", "id=1"], "config names it too"),
+        (&["add", "id=5,endpoint=tcp://127.0.0.1:1"], "worker 1/0 of config has the same endpoint"),
         (&["add", "id=5,wieght=3"], "did you mean"),
         (&["add", "endpoint=tcp://127.0.0.1:2"], "is missing"),
         (&["remove", "1"], "remove it there (config)"),

@@ -43,7 +43,7 @@ fn files_are_followed_and_bad_ones_change_nothing() {
     let toml = folder.path().join("b.toml");
     replace(&toml, "[[worker]]\nid = 1\n[[worker]]\nid = 4\ndraining = true\n");
     until("a second file is read", || workers(&daemon).len() == 4);
-    assert!(problem(&daemon, "b.toml").is_some_and(|problem| problem.contains("it is named by config")));
+    assert!(problem(&daemon, "b.toml").is_some_and(|problem| problem.contains("config names it too")));
 
     replace(&file, &format!(r#"[{{"id": 2, "endpoint": "{}", "weight": 2}}]"#, publisher.endpoint()));
     until("a worker leaves with its line", || workers(&daemon).len() == 3);

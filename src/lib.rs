@@ -36,11 +36,15 @@ pub mod client;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
-mod directory_lock;
-#[cfg(feature = "daemon")]
 pub mod endpoint;
 #[cfg(feature = "daemon")]
+mod framed_file;
+#[cfg(feature = "daemon")]
 pub mod metrics;
+#[cfg(feature = "daemon")]
+mod owned_directory;
+#[cfg(feature = "daemon")]
+mod recycling_queue;
 #[cfg(feature = "daemon")]
 mod sync;
 #[cfg(feature = "daemon")]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
 use crate::error::counted;
-use crate::journal::{self, Ending, Entry, Reader, Record, Replayed};
+use crate::journal::{self, Ending, JournalEntry, Reader, Record, Replayed};
 
 /// Judges the decisions of a journal again and says whether they come out the same, bit for bit.
 #[derive(Debug, clap::Args)]
@@ -75,9 +75,9 @@ pub(super) fn decisions(
         let mut record = Record::default();
         let ending = loop {
             match reader.next(&mut record) {
-                Entry::Decision { .. } => each(&mut record)?,
-                Entry::Gap { .. } => {}
-                Entry::End(ending) => break ending,
+                JournalEntry::Decision { .. } => each(&mut record)?,
+                JournalEntry::Gap { .. } => {}
+                JournalEntry::End(ending) => break ending,
             }
         };
         lines.extend(remarks(path, &reader, ending));
@@ -132,8 +132,8 @@ fn remarks(path: &Path, reader: &Reader<'_>, ending: Ending) -> Vec<String> {
         let (release, names) = (&reader.origin().release, listed(reader.missing_values()));
         lines.push(format!("{path}: release {release} did not write {names}: taken as where nobody sets them"));
     }
-    if !reader.strange_values().is_empty() {
-        let (release, names) = (&reader.origin().release, listed(reader.strange_values()));
+    if !reader.unknown_values().is_empty() {
+        let (release, names) = (&reader.origin().release, listed(reader.unknown_values()));
         lines.push(format!("{path}: release {release} wrote {names}, which are not known here: passed over"));
     }
     lines

@@ -13,20 +13,20 @@ use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::SpaceId;
 use crate::limits::{CHOKED_REST_MS, PREDICTED_BOOKINGS_PER_TURN_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
 use crate::metrics::{CounterSet, PredictorCounter};
-use crate::predict::{HandOver, PredictionLimits, PredictionReader, Predictor};
+use crate::predict::{BookedQueue, PredictionLimits, PredictionReader, Predictor};
 
 /// What cores need to read predictions and to hand over bookings. Empty where no space is approximate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Predicting {
     /// By `SpaceId`.
     pub(super) readers: Vec<Option<PredictionReader>>,
-    pub(super) hand_over: Arc<HandOver>,
+    pub(super) hand_over: Arc<BookedQueue>,
     pub(super) counters: Arc<CounterSet<PredictorCounter>>,
 }
 
 impl Predicting {
     /// Where to hand over the bookings of a space; `None` if nothing is predicted from them.
-    pub(super) fn of(&self, space: SpaceId) -> Option<&HandOver> {
+    pub(super) fn of(&self, space: SpaceId) -> Option<&BookedQueue> {
         self.readers.get(space.0 as usize)?.as_ref().map(|_| &*self.hand_over)
     }
 
@@ -59,7 +59,7 @@ pub(super) fn start(
     let mut predictor = Predictor::new(&limits);
     // Before the first request, so that nobody's first booking finds no place.
     predictor.follow(&fleet.load());
-    let hand_over = Arc::new(HandOver::default());
+    let hand_over = Arc::new(BookedQueue::default());
     let predicting =
         Predicting { readers: predictor.readers(), hand_over: Arc::clone(&hand_over), counters: predictor.counters() };
     let ending = Arc::new(AtomicBool::new(false));
@@ -76,7 +76,7 @@ pub(super) fn start(
     let thread = spawned.map_err(|error| {
         Error::new(Kind::System, "cannot start the predictor", "raise the limit of processes").caused_by(error)
     })?;
-    predicting.hand_over.wakes(thread.thread().clone());
+    predicting.hand_over.set_consumer(thread.thread().clone());
     Ok((predicting, Some(PredictorThread { thread, ending })))
 }
 
@@ -90,13 +90,13 @@ fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
 }
 
 /// One turn; how long to rest after it, if at all. A booking that comes meanwhile ends the rest.
-fn turn(predictor: &mut Predictor, hand_over: &HandOver, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
+fn turn(predictor: &mut Predictor, hand_over: &BookedQueue, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
     predictor.follow(&fleet.load());
     let choked = predictor.is_choked();
     for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_TURN_MAX } {
         let Some(booked) = hand_over.pop() else { break };
         predictor.book(&booked);
-        hand_over.give_back(booked);
+        hand_over.recycle(booked);
     }
     let more = predictor.pass_time(now_ms);
     match () {

@@ -6,15 +6,15 @@ use super::shadowing::Shadowing;
 use crate::config::Config;
 use crate::error::Result;
 use crate::fleet::Space;
-use crate::journal::{FilesPlan, Origin, Recorder, Ring, Shares, SpaceLabel, WriterPlan, WriterThread};
+use crate::journal::{DecisionQueue, FilesPlan, Origin, Recorder, SampleShares, SpaceLabel, WriterPlan, WriterThread};
 use crate::metrics::{CounterSet, JournalCounter};
 
 /// What cores note decisions in.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recording {
-    shares: Arc<Shares>,
+    shares: Arc<SampleShares>,
     /// By core.
-    rings: Vec<Arc<Ring>>,
+    rings: Vec<Arc<DecisionQueue>>,
     pub(super) counters: Arc<CounterSet<JournalCounter>>,
     pub(super) shadowing: Shadowing,
 }
@@ -22,7 +22,7 @@ pub(super) struct Recording {
 impl Recording {
     /// A ring for each of `cores`, into which nothing is noted yet.
     pub(super) fn new(config: &Config, cores: usize) -> Self {
-        let ring = |_| Arc::new(Ring::new(config.journal.ring_records_max));
+        let ring = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max));
         Self { rings: (0..cores).map(ring).collect(), ..Self::default() }
     }
 
@@ -49,7 +49,7 @@ impl Recording {
 
     /// A core's end.
     pub(super) fn recorder(&self, core: usize) -> Recorder {
-        let ring = self.rings.get(core).map_or_else(|| Arc::new(Ring::new(1)), Arc::clone);
+        let ring = self.rings.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
         Recorder::new(ring, Arc::clone(&self.shares))
     }
 
@@ -85,7 +85,7 @@ impl Recording {
         let (rings, counters) = (self.rings.clone(), Arc::clone(&self.counters));
         self.shadow(&config.shadow.policy, config.shadow.share)?;
         let judge = Box::new(self.shadowing.clone());
-        let plan = WriterPlan { origin, files, rings, judge, counters };
+        let plan = WriterPlan { origin, files, queues: rings, judge, counters };
         let shares = Arc::clone(&self.shares);
         let thread = WriterThread::start(plan, move || shares.is_off())?;
         if is_kept {

@@ -17,7 +17,6 @@ use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::journal::{Noted, Recorder};
 use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::metrics::CoreCounter;
-use crate::predict::NotTaken;
 use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait,
     advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
@@ -212,7 +211,7 @@ impl CoreService {
         if locals.is_empty() {
             return;
         }
-        if let Err(NotTaken::Full) = hand_over.push(request.space, (chosen.index, chosen.worker), locals, now_ms) {
+        if !hand_over.push(request.space, (chosen.index, chosen.worker), locals, now_ms) {
             self.metrics.counters.bump(CoreCounter::PredictionsDropped);
         }
     }

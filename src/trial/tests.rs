@@ -30,7 +30,7 @@ fn records() -> (Vec<Record>, Policy) {
         let observation = Observation { request, workers, ..Observation::default() };
         judge(&policy, &observation, Draws::new(u64::from(at)), &mut decision);
         let mut record = Record::default();
-        record.take_over((u64::from(at), SpaceId(0)), &policy, &observation, &decision);
+        record.copy_from((u64::from(at), SpaceId(0)), &policy, &observation, &decision);
         record
     };
     ((0..200).map(record).collect(), policy)

@@ -228,7 +228,7 @@ impl Simulation {
         let decision = self.decide();
         let mut record = Record::default();
         let at = (self.steps * STEP_NS, SpaceId(0));
-        record.take_over(at, &self.policy, self.scratch.observation(), &decision);
+        record.copy_from(at, &self.policy, self.scratch.observation(), &decision);
         record
     }
 }

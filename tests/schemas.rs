@@ -66,6 +66,68 @@ fn generated_files_are_those_of_the_schemas() {
     assert_eq!(report.lines().filter(|line| line.ends_with(": OK")).count(), stamped.len());
 }
 
+/// The constants of the C client's header.
+fn c_constants() -> Vec<(String, usize)> {
+    let constant = |line: &str| {
+        let (name, value) = line.trim().strip_suffix(',').unwrap_or(line.trim()).split_once(" = ")?;
+        Some((name.strip_prefix("KVR__")?.to_string(), value.parse().ok()?))
+    };
+    read("clients/c/kvrouted_fields.h").lines().filter_map(constant).collect()
+}
+
+/// `RouteReply` becomes `ROUTE_REPLY`.
+fn upper(name: &str) -> String {
+    let mut upper = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !upper.is_empty() {
+            upper.push('_');
+        }
+        upper.push(c.to_ascii_uppercase());
+    }
+    upper
+}
+
+/// The schema compiler made the constants of `routing_generated.rs`; `scripts/gen-c-fields` made those of the header.
+#[test]
+fn the_c_clients_numbers_are_those_of_the_schema_compiler() {
+    let constants = c_constants();
+    let value = |name: &str| constants.iter().find(|(other, _)| other == name).map(|(_, value)| *value);
+    let (mut table, mut compared, mut fields) = (String::new(), 0, 0);
+    let table_ends = |table: &str, fields: usize| {
+        assert_eq!(value(&format!("{table}_FIELD_COUNT")).unwrap_or(0), fields, "the number of fields of {table}");
+    };
+    for line in read("src/schema_generated/routing_generated.rs").lines().map(str::trim) {
+        let begun = line.strip_prefix("impl<'a> ").and_then(|line| line.strip_suffix("<'a> {"));
+        if let Some(name) = begun.filter(|name| name.chars().all(char::is_alphanumeric)) {
+            table_ends(&table, fields);
+            (table, fields) = (upper(name), 0);
+        } else if let Some((field, offset)) =
+            line.strip_prefix("pub const VT_").and_then(|line| line.split_once(": ::flatbuffers::VOffsetT = "))
+        {
+            let offset: usize = offset.trim_end_matches(';').parse().unwrap();
+            // A vtable begins with two numbers of two bytes each.
+            assert_eq!(value(&format!("{table}_{field}")), Some(offset / 2 - 2), "{table}.{field}");
+            (fields, compared) = (fields + 1, compared + 1);
+        }
+    }
+    table_ends(&table, fields);
+    assert!(compared > 200, "only {compared} fields were compared");
+    let sizes = [
+        ("WORKER_REF_BYTES", size_of::<routing::WorkerRef>()),
+        ("SESSION_TOKEN_BYTES", size_of::<routing::SessionToken>()),
+        ("BOOKING_HANDLE_BYTES", size_of::<routing::BookingHandle>()),
+        ("MEDIA_HASH_BYTES", size_of::<routing::MediaHash>()),
+        ("BLOCK_RANGE_BYTES", size_of::<routing::BlockRange>()),
+        ("TIER_BLOCKS_BYTES", size_of::<routing::TierBlocks>()),
+        ("TRUST_BYTES", size_of::<routing::Trust>()),
+    ];
+    sizes.iter().for_each(|(name, size)| assert_eq!(value(name), Some(*size), "{name}"));
+    for kind in routing::Kind::ENUM_VALUES {
+        let name = format!("KIND_{}", upper(kind.variant_name().unwrap()));
+        assert_eq!(value(&name), Some(usize::from(kind.0)), "{name}");
+    }
+}
+
 /// The rows of the table under `## title` of schemas/README.md, cell by cell, without backticks.
 fn table(title: &str) -> Vec<Vec<String>> {
     let text = read("schemas/README.md");

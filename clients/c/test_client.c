@@ -96,7 +96,7 @@ static void a_booking_waits_within_the_connections_timeout(void) {
     client.features = features;
     view.bytes = client.out.bytes + KVR__HEADER_BYTES;
     view.length = client.out.used - KVR__HEADER_BYTES;
-    CHECK(kvr__read(&view, kvr__root(&view), 24, 4) == 48000000 && !view.bad);
+    CHECK(kvr__read_u32(&view, kvr__root(&view), KVR__ROUTE_DEADLINE_US) == 48000000 && !view.bad);
 }
 
 static void a_booking_is_reported_on_until_it_ends(void) {
@@ -358,7 +358,7 @@ static void broken_replies_are_read_within_their_bytes(void) {
     unsigned read = 0;
     uint8_t *body;
     CHECK(kvr__encode_route(&client, &request, id) == KVR_OK);
-    CHECK(kvr__exchange(&client, id, 4, &frame_bytes) == KVR_OK);
+    CHECK(kvr__exchange(&client, id, KVR__KIND_ROUTE_REPLY, &frame_bytes) == KVR_OK);
     length = frame_bytes - KVR__HEADER_BYTES;
     for (at = 0; at < length; at++) {
         static const uint8_t wrong[] = {0x00, 0x01, 0x7f, 0x80, 0xff};

@@ -2,19 +2,13 @@
 //! say. How they become bytes is in `wire`; what the daemon makes of them, in `route`, `load` and `fleet`.
 
 mod mode;
-mod names;
-mod overrides;
 mod reply;
-mod report;
 mod request;
-mod terms;
 mod worker;
 
 pub use mode::Mode;
-pub use names::{Names, Preferences};
-pub use overrides::Overrides;
-pub use reply::{MatchStatus, PotentialLoad, PotentialLoads, ReplyNotes};
-pub use report::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
-pub use request::{BookingRequest, Prompt, RouteRequest};
-pub use terms::CostTerms;
-pub use worker::{DeviceClass, PoolRole, WorkerState};
+pub use reply::{CostTerms, MatchStatus, PotentialLoad, PotentialLoads, ReplyNotes};
+pub use request::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
+pub use worker::{
+    BookingHandle, BookingOutcome, BookingRef, DeviceClass, EngineLoad, PoolRole, SessionToken, WorkerState,
+};

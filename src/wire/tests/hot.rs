@@ -3,12 +3,12 @@
 use super::*;
 use crate::limits::REQUEST_TABLES_MAX;
 use crate::wire::table::{HotTable, TableReader};
-use crate::wire::{bookings, questions, route, route_reply, verify};
+use crate::wire::{questions, reply, reports, route_request, table};
 
 /// The fields of a body, read in one go and by way of the verifier.
 fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
     let at_once = TableReader::root(body).and_then(|mut table| T::read(&mut table));
-    let verified = verify::root::<T::Table>(body, REQUEST_TABLES_MAX).ok().map(T::of);
+    let verified = table::root::<T::Table>(body, REQUEST_TABLES_MAX).ok().map(T::of);
     (at_once, verified)
 }
 
@@ -28,14 +28,14 @@ pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
         };
     }
     let (at_once, verified) = match kind {
-        FrameKind::Route => same!(route::decode, scratch),
+        FrameKind::Route => same!(route_request::decode, scratch),
         FrameKind::Overlap => same!(questions::overlap, scratch),
         FrameKind::PotentialLoads => same!(questions::potential_loads, scratch),
-        FrameKind::PrefillComplete => same!(bookings::prefill_complete),
-        FrameKind::Free => same!(bookings::free),
-        FrameKind::OutputProgress => same!(bookings::output_progress),
-        FrameKind::Served => same!(bookings::served),
-        FrameKind::RouteReply => same!(route_reply::route_reply),
+        FrameKind::PrefillComplete => same!(reports::prefill_complete),
+        FrameKind::Free => same!(reports::free),
+        FrameKind::OutputProgress => same!(reports::output_progress),
+        FrameKind::Served => same!(reports::served),
+        FrameKind::RouteReply => same!(reply::route_reply),
         other => panic!("{other:?} is not hot"),
     };
     assert_eq!(at_once, verified);

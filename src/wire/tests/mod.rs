@@ -102,7 +102,7 @@ fn requests_round_trip() {
         let (header, body) = split(&out);
         assert_eq!(decode_request(header.kind, body, &mut scratch).unwrap(), Request::Route(request));
         assert_eq!(hot::is_hot(FrameKind::Route, body), request.required_taints.is_empty());
-        assert!(verify::root::<fb::Route<'_>>(body, 9).is_ok(), "{request:?}");
+        assert!(table::root::<fb::Route<'_>>(body, 9).is_ok(), "{request:?}");
         let mut out = Vec::new();
         encoder.overlap(ID, &request, &mut out).unwrap();
         let (header, body) = split(&out);

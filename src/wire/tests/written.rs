@@ -4,7 +4,7 @@ use super::*;
 use crate::fleet::WorkerRecord;
 use crate::ids::WorkerSlot;
 use crate::limits::FRAME_ALIGN_BYTES;
-use crate::wire::verify;
+use crate::wire::table;
 
 /// What readers of every language see of a body: all fields, those that are absent included.
 fn seen<'a, T>(body: &'a [u8]) -> String
@@ -12,7 +12,7 @@ where
     T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
     T::Inner: std::fmt::Debug,
 {
-    format!("{:?}", verify::root::<T>(body, 1 << 12).expect("a body that the verifier accepts"))
+    format!("{:?}", table::root::<T>(body, 1 << 12).expect("a body that the verifier accepts"))
 }
 
 fn record(index: WorkerIndex, name: String) -> WorkerRecord {
@@ -73,7 +73,7 @@ fn decided() -> impl Strategy<Value = Decision> {
 /// Structs lie where compilers of other languages look for them.
 fn assert_aligned(body: &[u8]) {
     let at = |address: *const u8| address.addr() - body.as_ptr().addr();
-    let reply = verify::root::<fb::RouteReply<'_>>(body, 1 << 12).unwrap();
+    let reply = table::root::<fb::RouteReply<'_>>(body, 1 << 12).unwrap();
     for candidate in reply.candidates().iter().chain(reply.prefill().iter().flatten()) {
         let trust = candidate.trust().map(|trust| at(trust.0.as_ptr()));
         assert!(trust.is_some_and(|at| at.is_multiple_of(8)));

@@ -1,10 +1,11 @@
-//! What a route request says, and what any question says of its prompt: routes both directions.
+//! The route request, in both directions: its fields, its prompt and its constraints.
 
 use flatbuffers::VOffsetT;
 
-use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, Table};
-use super::constraints::{self, Constraints};
-use super::convert::{scheme_said, window_to_wire, worker_from_wire, worker_to_wire};
+use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, Table, element};
+use super::convert::{
+    mode_from_wire, mode_to_wire, scheme_said, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
+};
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::request::{Request, RequestScratch, bounded, invalid, name, understood};
@@ -12,8 +13,11 @@ use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::{Result, counted};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Window};
-use crate::limits::{ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX};
-use crate::protocol::{BookingRequest, Overrides, Prompt, RouteRequest};
+use crate::limits::{
+    ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
+    REQUEST_TAINTS_MAX, SHARED_HITS_MAX,
+};
+use crate::protocol::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
 use crate::schema_generated::routing as fb;
 
 /// Bytes of a local hash.
@@ -86,7 +90,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
     };
     let RequestScratch { media, allow, constraints, .. } = scratch;
     let Constraints { required_taints, preferred_taints, shared_hits } =
-        constraints::read(route.rare.as_ref(), &route.shared_hits, constraints)?;
+        read_constraints(route.rare.as_ref(), &route.shared_hits, constraints)?;
     let allow = match route.allow.bytes {
         Some(_) => {
             let listed = route.allow.structs();
@@ -109,7 +113,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         required_taints,
         preferred_taints,
         shared_hits,
-        overrides: constraints::overrides(route.rare.and_then(|table| table.overrides()))?,
+        overrides: read_overrides(route.rare.and_then(|table| table.overrides()))?,
         expected_output_tokens: route.expected_output_tokens,
         affinity_session: name("affinity_session", route.affinity_session)?,
         disaggregate: route.disaggregate,
@@ -127,7 +131,7 @@ fn priority_jump(jump: f64) -> Result<f64> {
     Err(invalid("priority_jump is not a finite number", "give seconds, or leave it out"))
 }
 
-/// The fields that say what the prompt is, the same in every request that has one.
+/// The fields that define a prompt, the same in every request about one.
 pub(super) struct Question<'q, 'a> {
     pub(super) tokens: Option<&'a [u8]>,
     pub(super) local_hashes: Option<&'a [u8]>,
@@ -181,7 +185,7 @@ fn hashed_prompt<'a>(hashes: &'a [u8], question: &Question<'_, 'a>) -> Result<Pr
     Ok(Prompt::LocalHashes { hashes, scheme, token_count: question.token_count })
 }
 
-/// Whole blocks of a prompt; a bigram block needs one token beyond its end.
+/// The whole blocks of a prompt. A bigram block needs one token after its end.
 const fn whole_blocks(token_count: u32, scheme: Scheme) -> usize {
     let tokens = match scheme.window {
         Window::Plain => token_count,
@@ -237,14 +241,14 @@ const SCHEME: Layout<12, 10> = Layout::of(&[
     (PADDING, 2),
 ]);
 
-/// What is reserved for a request beside its prompt, bytes: more than most take.
+/// Bytes reserved for a request beside its prompt: more than most take.
 const REQUEST_BYTES: usize = 512;
 
 impl RequestEncoder {
     /// Appends a route.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`](crate::error::Kind::InvalidArgument) if a list is longer than any daemon takes; nothing
+    /// [`Kind::InvalidArgument`](crate::error::Kind::InvalidArgument) if a list is longer than any daemon takes. Nothing
     /// is appended then.
     pub fn route(&mut self, id: CorrelationId, request: &RouteRequest<'_>, out: &mut Vec<u8>) -> Result<()> {
         check_lengths(request)?;
@@ -298,15 +302,15 @@ impl RequestEncoder {
             refer(&mut frame, fb::Route::VT_SHARED_HITS, place);
         }
         if !request.required_taints.is_empty() {
-            let place = constraints::write_required(&mut frame, request.required_taints);
+            let place = write_required(&mut frame, request.required_taints);
             refer(&mut frame, fb::Route::VT_REQUIRED_TAINTS, place);
         }
         if !request.preferred_taints.names.is_empty() {
-            let place = constraints::write_preferred(&mut frame, request.preferred_taints);
+            let place = write_preferred(&mut frame, request.preferred_taints);
             refer(&mut frame, fb::Route::VT_PREFERRED_TAINTS, place);
         }
         if request.overrides != Overrides::NONE {
-            let place = constraints::write_overrides(&mut frame, &request.overrides);
+            let place = write_overrides(&mut frame, &request.overrides);
             refer(&mut frame, fb::Route::VT_OVERRIDES, place);
         }
         frame.end(root);
@@ -324,7 +328,7 @@ fn texts<'a>(request: &RouteRequest<'a>) -> [(VOffsetT, Option<&'a str>); 4] {
     ]
 }
 
-/// The table of a request, references not yet set. What is as the schema has it anyway is left out.
+/// The table of a request, without its references yet. Fields with the schema's default are left out.
 fn route_table(request: &RouteRequest<'_>) -> Table<'static, 112, 56> {
     let mut table = ROUTE.blank();
     let unless_zero = |value: u32| (value != 0).then_some(value.to_le_bytes());
@@ -359,4 +363,157 @@ fn route_table(request: &RouteRequest<'_>) -> Table<'static, 112, 56> {
         table.leave_out(field, text.is_none());
     }
     table
+}
+
+/// Buffers for the constraints of a request, reused by the next one.
+#[derive(Debug, Default)]
+pub(super) struct ConstraintScratch {
+    required: Packed,
+    preferred: Packed,
+    weights: Vec<f64>,
+    shared: Vec<(u32, u32)>,
+}
+
+/// Names, concatenated.
+#[derive(Debug, Default)]
+struct Packed {
+    text: String,
+    ends: Vec<u32>,
+}
+
+impl Packed {
+    fn clear(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, field: &str, name: &str) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            let message = format!("{field} has a label of {} bytes", name.len());
+            return Err(invalid(message, format!("keep labels within 1 to {NAME_BYTES_MAX} bytes")));
+        }
+        self.text.push_str(name);
+        self.ends.push(self.text.len() as u32);
+        Ok(())
+    }
+
+    fn names(&self) -> Names<'_> {
+        Names::Packed { text: &self.text, ends: &self.ends }
+    }
+}
+
+/// The constraints of a request.
+pub(super) struct Constraints<'a> {
+    pub(super) required_taints: Names<'a>,
+    pub(super) preferred_taints: Preferences<'a>,
+    pub(super) shared_hits: &'a [(u32, u32)],
+}
+
+/// Reads the constraints into `scratch`. Without a table there are no labels.
+pub(super) fn read_constraints<'a>(
+    table: Option<&fb::Route<'_>>,
+    shared_hits: &Elements<'_, fb::BlockRange>,
+    scratch: &'a mut ConstraintScratch,
+) -> Result<Constraints<'a>> {
+    scratch.required.clear();
+    scratch.preferred.clear();
+    scratch.weights.clear();
+    scratch.shared.clear();
+    if let Some(taints) = table.and_then(fb::Route::required_taints) {
+        bounded("required_taints", taints.len(), REQUEST_TAINTS_MAX)?;
+        taints.iter().try_for_each(|taint| scratch.required.push("required_taints", taint))?;
+    }
+    if let Some(taints) = table.and_then(fb::Route::preferred_taints) {
+        bounded("preferred_taints", taints.len(), REQUEST_TAINTS_MAX)?;
+        for taint in taints {
+            scratch.preferred.push("preferred_taints", taint.key())?;
+            scratch.weights.push(finite("preferred_taints.weight", taint.weight(), f64::MIN)?);
+        }
+    }
+    let ranges = shared_hits.structs();
+    bounded("shared_hits", ranges.len(), SHARED_HITS_MAX)?;
+    scratch.shared.extend(ranges.map(|range| (range.start(), range.end())));
+    Ok(Constraints {
+        required_taints: scratch.required.names(),
+        preferred_taints: Preferences { names: scratch.preferred.names(), weights: &scratch.weights },
+        shared_hits: &scratch.shared,
+    })
+}
+
+fn finite(field: &str, value: f64, min: f64) -> Result<f64> {
+    match value.is_finite() && value >= min {
+        true => Ok(value),
+        false if min == 0.0 => Err(invalid(format!("{field} is {value}"), "give a number that is not below 0")),
+        false => Err(invalid(format!("{field} is {value}"), "give a number")),
+    }
+}
+
+/// Reads the values that replace the policy's.
+pub(super) fn read_overrides(table: Option<fb::Overrides<'_>>) -> Result<Overrides> {
+    let Some(table) = table else { return Ok(Overrides::NONE) };
+    let weight = |field: &str, value: Option<f64>| {
+        value.map(|value| finite(&format!("overrides.{field}"), value, 0.0)).transpose()
+    };
+    Ok(Overrides {
+        mode: match table.mode() {
+            fb::Mode::Default => None,
+            mode => Some(mode_from_wire(mode).ok_or_else(|| unknown_value("overrides.mode", mode.0))?),
+        },
+        device_credit: weight("device_credit", table.device_credit())?,
+        prefill_load_scale: weight("prefill_load_scale", table.prefill_load_scale())?,
+        temperature: weight("temperature", table.temperature())?,
+        shared_multiplier: weight("shared_multiplier", table.shared_multiplier())?,
+        assume_kv_reuse: table.assume_kv_reuse(),
+        track_prefill_tokens: table.track_prefill_tokens(),
+    })
+}
+
+const TAINT: Layout<16, 8> = Layout::of(&[(fb::Taint::VT_KEY, REFERENCE), (fb::Taint::VT_WEIGHT, 8)]);
+
+const OVERRIDES: Layout<40, 18> = Layout::of(&[
+    (fb::Overrides::VT_MODE, 1),
+    (fb::Overrides::VT_ASSUME_KV_REUSE, 1),
+    (fb::Overrides::VT_TRACK_PREFILL_TOKENS, 1),
+    (PADDING, 1),
+    (fb::Overrides::VT_DEVICE_CREDIT, 8),
+    (fb::Overrides::VT_PREFILL_LOAD_SCALE, 8),
+    (fb::Overrides::VT_TEMPERATURE, 8),
+    (fb::Overrides::VT_SHARED_MULTIPLIER, 8),
+]);
+
+/// Writes the required labels. Returns the vector's place.
+pub(super) fn write_required(frame: &mut FrameWriter<'_>, taints: Names<'_>) -> usize {
+    let vector = frame.references(taints.len());
+    for (n, taint) in taints.iter().enumerate() {
+        let place = frame.string(taint);
+        frame.refer(element(vector, n), place);
+    }
+    vector
+}
+
+/// Writes the preferred labels. Returns the vector's place.
+pub(super) fn write_preferred(frame: &mut FrameWriter<'_>, taints: Preferences<'_>) -> usize {
+    let vector = frame.references(taints.iter().count());
+    for (n, (key, weight)) in taints.iter().enumerate() {
+        let mut taint = TAINT.blank();
+        taint.set(fb::Taint::VT_WEIGHT, weight.to_le_bytes());
+        let place = frame.table(taint);
+        let key = frame.string(key);
+        frame.refer_field((&TAINT, place), fb::Taint::VT_KEY, key);
+        frame.refer(element(vector, n), place);
+    }
+    vector
+}
+
+/// Writes the values that replace the policy's. Returns the table's place.
+pub(super) fn write_overrides(frame: &mut FrameWriter<'_>, set: &Overrides) -> usize {
+    let mut table = OVERRIDES.blank();
+    table.set_if(fb::Overrides::VT_MODE, set.mode.map(|mode| [mode_to_wire(mode).0]));
+    table.set_if(fb::Overrides::VT_DEVICE_CREDIT, set.device_credit.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_PREFILL_LOAD_SCALE, set.prefill_load_scale.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_TEMPERATURE, set.temperature.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_SHARED_MULTIPLIER, set.shared_multiplier.map(f64::to_le_bytes));
+    table.set_if(fb::Overrides::VT_ASSUME_KV_REUSE, set.assume_kv_reuse.map(|is_so| [u8::from(is_so)]));
+    table.set_if(fb::Overrides::VT_TRACK_PREFILL_TOKENS, set.track_prefill_tokens.map(|is_so| [u8::from(is_so)]));
+    frame.table(table)
 }

@@ -1,19 +1,22 @@
-//! The replies that gateways wait for most: decisions, overlaps, and what became of a booking.
+//! Replies that the daemon encodes from its own tables: decisions, overlaps, outcomes of bookings, and the fleet.
+
+use fb::{Candidate, OverlapEntry, OverlapReply, Removal};
+use flatbuffers::WIPOffset;
 
 use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::convert::{
-    COST_TERMS, match_to_wire, mode_to_wire, outcome_to_wire, state_to_wire, terms_to_wire, tiers_to_wire,
-    trust_to_wire, worker_to_wire,
+    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, state_to_wire,
+    terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
 };
-use super::encode_reply::{ReplyEncoder, retry_after_us};
+use super::encode_reply::{Builder, ReplyEncoder, retry_after_us};
 use super::header::FrameKind;
-use crate::fleet::FleetTable;
-use crate::ids::CorrelationId;
+use super::message::{ServerLimits, WatchCursor};
+use crate::fleet::{FleetTable, Space, WorkerRecord};
+use crate::ids::{CorrelationId, SpaceId};
+use crate::limits::{REPLY_BYTES_PER_TURN_MAX, WORKERS_PAGE_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome};
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
-
-use fb::{Candidate, OverlapEntry, OverlapReply, Removal};
 
 const ROUTE_REPLY: Layout<104, 36> = Layout::of(&[
     (fb::RouteReply::VT_CANDIDATES, REFERENCE),
@@ -64,7 +67,7 @@ const OVERLAP_ENTRY: Layout<72, 12> = Layout::of(&[
     (OverlapEntry::VT_TRUST, 40),
 ]);
 
-/// What became of a booking: four tables that are alike.
+/// The outcome of a report about a booking: four tables with the same fields.
 const OUTCOME: Layout<16, 8> =
     Layout::of(&[(fb::FreeReply::VT_OUTCOME, 1), (PADDING, 3), (fb::FreeReply::VT_INSTANCE_ID, 8)]);
 const _: () = {
@@ -75,9 +78,9 @@ const _: () = {
     assert!(P::VT_INSTANCE_ID == instance && O::VT_INSTANCE_ID == instance && S::VT_INSTANCE_ID == instance);
 };
 
-/// What is reserved for a reply, bytes: more than most take.
+/// Bytes reserved for a reply: more than most take.
 const REPLY_BYTES: usize = 256;
-/// And for each candidate, its name included.
+/// Bytes reserved for each candidate, with its name.
 const CANDIDATE_BYTES: usize = 160;
 
 impl ReplyEncoder {
@@ -178,6 +181,87 @@ impl ReplyEncoder {
     pub fn served(&mut self, id: CorrelationId, outcome: BookingOutcome, instance_id: u64, out: &mut Vec<u8>) {
         write_outcome(FrameKind::ServedReply, id, (outcome, instance_id), out);
     }
+
+    /// Answers hello with `facts` and the spaces of `fleet`.
+    pub fn hello(&mut self, id: CorrelationId, facts: &HelloFacts<'_>, fleet: &FleetTable, out: &mut Vec<u8>) {
+        let builder = &mut self.builder;
+        let spaces: Vec<_> = fleet.spaces.iter().map(|space| encode_space(builder, space)).collect();
+        let spaces = builder.create_vector(&spaces);
+        let limits = facts.limits;
+        let limits = fb::Limits::create(
+            builder,
+            &fb::LimitsArgs {
+                frame_body_bytes_max: limits.frame_body_bytes_max,
+                prompt_tokens_max: limits.prompt_tokens_max,
+                candidates_max: limits.candidates_max,
+                workers_page_max: limits.workers_page_max,
+                bookings_per_session_max: limits.bookings_per_session_max,
+            },
+        );
+        let admin_socket = facts.admin_socket.map(|path| builder.create_string(path));
+        let args = fb::HelloReplyArgs {
+            version: facts.version,
+            instance_id: facts.instance_id,
+            limits: Some(limits),
+            features: facts.features,
+            spaces: Some(spaces),
+            admin_socket,
+        };
+        let root = fb::HelloReply::create(builder, &args);
+        self.finish(FrameKind::HelloReply, id, root, out);
+    }
+
+    /// Answers a workers request with the page of `fleet` that starts at `cursor`.
+    pub fn workers(
+        &mut self,
+        id: CorrelationId,
+        fleet: &FleetTable,
+        space: Option<SpaceId>,
+        (cursor, limit): (u32, u32),
+        out: &mut Vec<u8>,
+    ) {
+        let builder = &mut self.builder;
+        let limit = if limit == 0 { WORKERS_PAGE_MAX } else { (limit as usize).min(WORKERS_PAGE_MAX) };
+        let from = fleet.workers.partition_point(|record| record.index.place() < cursor as usize);
+        let rest = &fleet.workers[from..];
+        let mut listed = rest.iter().filter(|record| space.is_none_or(|space| record.space == space));
+        let page: Vec<_> = listed.by_ref().take(limit).map(|record| encode_worker(builder, record)).collect();
+        let next_cursor = listed.next().map_or(0, |record| record.index.place() as u32);
+        let workers = builder.create_vector(&page);
+        let args = fb::WorkersReplyArgs { workers: Some(workers), next_cursor, fleet_version: fleet.version };
+        let root = fb::WorkersReply::create(builder, &args);
+        self.finish(FrameKind::WorkersReply, id, root, out);
+    }
+
+    /// Answers a watch with a page of a space, or of the fleet. The page begins at the worker in place `from.place` or after it,
+    /// and has the version of `from`. Without a limit it has all workers. Returns the cursor of the next page.
+    pub fn watch(
+        &mut self,
+        id: CorrelationId,
+        (fleet, space): (&FleetTable, Option<SpaceId>),
+        (from, limit): (WatchCursor, Option<usize>),
+        out: &mut Vec<u8>,
+    ) -> Option<WatchCursor> {
+        let builder = &mut self.builder;
+        let is_watched = |record: &WorkerRecord| space.is_none_or(|space| record.space == space);
+        let (mut page, mut next) = (Vec::new(), None);
+        let first = fleet.workers.partition_point(|record| record.index.place() < from.place);
+        for record in fleet.workers[first..].iter().filter(|record| is_watched(record)) {
+            // Names, labels and adapters may be long, so a page is bounded by bytes too.
+            let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_TURN_MAX;
+            if !page.is_empty() && limit.is_some_and(is_full) {
+                next = Some(WatchCursor { place: record.index.place(), ..from });
+                break;
+            }
+            page.push(encode_worker(builder, record));
+        }
+        let workers = Some(builder.create_vector(&page));
+        let next_cursor = next.map_or(0, |next| next.place as u32);
+        let args = fb::WatchReplyArgs { workers, fleet_version: from.fleet_version, next_cursor };
+        let root = fb::WatchReply::create(builder, &args);
+        self.finish(FrameKind::WatchReply, id, root, out);
+        next
+    }
 }
 
 fn write_outcome(kind: FrameKind, id: CorrelationId, (outcome, instance_id): (BookingOutcome, u64), out: &mut Vec<u8>) {
@@ -189,12 +273,12 @@ fn write_outcome(kind: FrameKind, id: CorrelationId, (outcome, instance_id): (Bo
     frame.end(root);
 }
 
-/// Writes candidates; what tells of their tables is written once for all of them.
+/// Writes candidates. All of them share one vtable.
 struct Candidates<'f, 'o> {
     frame: &'f mut FrameWriter<'o>,
     fleet: &'f FleetTable,
     layout: usize,
-    /// What tells of the tables of their terms, where they are explained.
+    /// The vtable of their terms, if they are explained.
     terms_layout: Option<usize>,
 }
 
@@ -207,7 +291,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
         Self { frame, fleet, layout, terms_layout }
     }
 
-    /// Writes a vector of them, each with its terms and its name behind it. Returns its place.
+    /// Writes a vector of candidates, each with its terms and its name after it. Returns its place.
     fn write(&mut self, listed: &[Scored]) -> usize {
         let vector = self.frame.references(listed.len());
         for (n, scored) in listed.iter().enumerate() {
@@ -230,7 +314,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
         let place = if name.is_some() {
             frame.table_told_at(self.layout, candidate)
         } else {
-            // Who has just left has no name, and a layout of its own.
+            // A worker that has just left has no name, and so another layout.
             candidate.leave_out(Candidate::VT_NAME, true);
             candidate.leave_out(Candidate::VT_TERMS, self.terms_layout.is_none());
             frame.table(candidate)
@@ -247,7 +331,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
     }
 }
 
-/// One entry per rule that removed somebody, in the rules' order. Returns the vector's place.
+/// Writes one entry for each rule that excluded workers, in the rules' order. Returns the vector's place.
 fn write_removed(frame: &mut FrameWriter<'_>, decision: &Decision) -> usize {
     let removed_by = |rule: Rule| decision.removed.iter().filter(move |(by, _)| *by == rule).map(|(_, worker)| *worker);
     let rules = || Rule::ALL.iter().copied().filter(|rule| removed_by(*rule).next().is_some());
@@ -263,4 +347,53 @@ fn write_removed(frame: &mut FrameWriter<'_>, decision: &Decision) -> usize {
         frame.refer_field((&REMOVAL, place), Removal::VT_WORKERS, workers);
     }
     vector
+}
+
+/// The contents of a hello reply, without the spaces.
+#[derive(Clone, Copy, Debug)]
+pub struct HelloFacts<'a> {
+    /// The protocol version of the connection.
+    pub version: u16,
+    /// A number that the daemon draws when it starts.
+    pub instance_id: u64,
+    /// The daemon's limits.
+    pub limits: ServerLimits,
+    /// The features that the daemon serves: bits of [`features`](super::features).
+    pub features: u64,
+    /// The path of the admin socket.
+    pub admin_socket: Option<&'a str>,
+}
+
+fn encode_space(builder: &mut Builder, space: &Space) -> WIPOffset<fb::Space<'static>> {
+    let scheme = fb::Scheme::create(builder, &scheme_args(space.scheme.get()));
+    let model = builder.create_string(&space.model);
+    let namespace = builder.create_string(&space.namespace);
+    let args = fb::SpaceArgs {
+        space_id: space.id.0,
+        model: Some(model),
+        namespace: Some(namespace),
+        role: role_to_wire(space.role),
+        scheme: Some(scheme),
+    };
+    fb::Space::create(builder, &args)
+}
+
+fn encode_worker(builder: &mut Builder, record: &WorkerRecord) -> WIPOffset<fb::WorkerInfo<'static>> {
+    let name = builder.create_string(&record.name);
+    let taints: Vec<_> = record.taints.iter().map(|taint| builder.create_string(taint)).collect();
+    let taints = builder.create_vector(&taints);
+    let args = fb::WorkerInfoArgs {
+        worker_id: record.worker.id.0,
+        dp_rank: record.worker.rank.0,
+        space_id: record.space.0,
+        name: Some(name),
+        state: state_to_wire(record.state),
+        device_class: device_to_wire(record.device_class),
+        weight: record.weight,
+        capacity_blocks: record.capacity_blocks,
+        batched_tokens_max: record.batched_tokens_max,
+        taints: Some(taints),
+        trust: Some(&trust_to_wire(record.trust.load())),
+    };
+    fb::WorkerInfo::create(builder, &args)
 }

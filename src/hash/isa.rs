@@ -1,8 +1,8 @@
-//! Which twin hashes: asked once, of the processor.
+//! Picks the implementation once, by CPUID: scalar, AVX2 or AVX-512.
 
 #![cfg_attr(
     target_arch = "x86_64",
-    expect(unsafe_code, reason = "a twin runs on processors that have its instructions")
+    expect(unsafe_code, reason = "vector code needs a processor with its instructions")
 )]
 
 use super::blocks::Blocks;
@@ -11,9 +11,9 @@ use super::scalar;
 use crate::ids::LocalHash;
 use std::sync::OnceLock;
 
-/// The twins, the widest last.
+/// The implementations, by their instruction set; the widest last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Twin {
+pub(super) enum Isa {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -21,32 +21,32 @@ pub(super) enum Twin {
     Avx512,
 }
 
-impl Twin {
-    /// Every twin that this processor can run.
+impl Isa {
+    /// Every implementation that this processor can run.
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        let twins = [
+        let isas = [
             (Self::Scalar, true),
             #[cfg(target_arch = "x86_64")]
             (Self::Avx2, has_avx2()),
             #[cfg(target_arch = "x86_64")]
             (Self::Avx512, has_avx512()),
         ];
-        twins.into_iter().filter(|(_, here)| *here).map(|(twin, _)| twin)
+        isas.into_iter().filter(|(_, is_supported)| *is_supported).map(|(isa, _)| isa)
     }
 
-    /// The one to use here.
-    pub(super) fn here() -> Self {
-        static HERE: OnceLock<Twin> = OnceLock::new();
-        *HERE.get_or_init(|| Self::all().last().unwrap_or(Self::Scalar))
+    /// The widest implementation that this processor can run.
+    pub(super) fn best() -> Self {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Self::all().last().unwrap_or(Self::Scalar))
     }
 
-    /// Writes the hash of each block to `out`, which is as long as there are blocks. Only of a twin that runs here.
+    /// Writes the hash of each block to `out`, which has one element for each block.
     #[inline]
     pub(super) fn hash_blocks(self, blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
         assert_eq!(blocks.count(), out.len(), "a hash for each block");
         match self {
             Self::Scalar => scalar::hash_blocks(blocks, keys, out),
-            // SAFETY: `all` gives this twin, and nothing else makes one, only where these instructions are.
+            // SAFETY: only `all` makes this value, and only if the processor has these instructions.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => unsafe { super::avx2::hash_blocks(blocks, keys, out) },
             // SAFETY: as for AVX2.
@@ -56,14 +56,14 @@ impl Twin {
     }
 }
 
-/// Miri runs the scalar twin.
+/// Miri runs the scalar reference.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     !cfg!(miri) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
 }
 
-/// The first processors with AVX-512 have no products of 52 bits; they lower their clock for wide registers, too, and are
-/// better served by AVX2.
+/// The first processors with AVX-512 have no products of 52 bits. They also lower their clock for wide registers, so AVX2 is
+/// faster on them.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     has_avx2()

@@ -1,7 +1,7 @@
-//! Every twin that this processor runs, against another implementation of XXH3.
+//! Every implementation that this processor can run, against another implementation of XXH3.
 
 use super::super::blocks::Blocks;
-use super::super::dispatch::Twin;
+use super::super::isa::Isa;
 use super::super::keys::Keys;
 use super::*;
 use rand::{Rng, RngExt, SeedableRng};
@@ -9,7 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Beyond the first scrambling of the accumulators.
 const WINDOW_BYTES_MAX: usize = 1100;
-/// Four of the longest turns of the widest twin, and some.
+/// Four of the longest iterations of the widest implementation, and some more.
 const BLOCKS_MAX: usize = 44;
 const ALIGNMENTS: usize = 64;
 
@@ -24,18 +24,18 @@ fn reference(blocks: Blocks<'_>, seed: u64) -> Vec<LocalHash> {
 }
 
 #[track_caller]
-fn assert_every_twin(blocks: Blocks<'_>, seed: u64, keys: &Keys) {
+fn assert_every_isa(blocks: Blocks<'_>, seed: u64, keys: &Keys) {
     let expected = reference(blocks, seed);
-    for twin in Twin::all() {
+    for isa in Isa::all() {
         let mut out = vec![LocalHash(0); blocks.count()];
-        twin.hash_blocks(blocks, keys, &mut out);
-        assert_eq!(out, expected, "{twin:?}, {} blocks of {} bytes", blocks.count(), blocks.window());
+        isa.hash_blocks(blocks, keys, &mut out);
+        assert_eq!(out, expected, "{isa:?}, {} blocks of {} bytes", blocks.count(), blocks.window());
     }
 }
 
 #[test]
 fn every_length_and_every_alignment() {
-    // One more than the widest twin's longest turn.
+    // One more than the widest implementation's longest iteration.
     const BLOCKS: usize = 11;
     let mut chance = Xoshiro256PlusPlus::seed_from_u64(1);
     let bytes = noise(ALIGNMENTS + BLOCKS * WINDOW_BYTES_MAX, &mut chance);
@@ -44,7 +44,7 @@ fn every_length_and_every_alignment() {
         let keys = Keys::new(seed);
         // Of the longer ones every fourth, each another: a load that asked for alignment would fail as well.
         for shift in (0..ALIGNMENTS).filter(|shift| window <= 300 || (window + shift) % 4 == 0) {
-            assert_every_twin(Blocks::side_by_side(&bytes[shift..shift + BLOCKS * window], window), seed, &keys);
+            assert_every_isa(Blocks::side_by_side(&bytes[shift..shift + BLOCKS * window], window), seed, &keys);
         }
     }
 }
@@ -59,7 +59,7 @@ fn every_number_of_blocks() {
     {
         for count in 0..=BLOCKS_MAX {
             let seed = chance.random();
-            assert_every_twin(Blocks::side_by_side(&bytes[..count * window], window), seed, &Keys::new(seed));
+            assert_every_isa(Blocks::side_by_side(&bytes[..count * window], window), seed, &Keys::new(seed));
         }
     }
 }
@@ -80,7 +80,7 @@ fn bigram_blocks_overlap_by_a_token() {
             let blocks =
                 Blocks::of_tokens(Scheme { block_size, window }, &bytes[..chance.random_range(0..bytes.len())]);
             let seed = chance.random();
-            assert_every_twin(blocks, seed, &Keys::new(seed));
+            assert_every_isa(blocks, seed, &Keys::new(seed));
         }
     }
 }
@@ -101,7 +101,7 @@ fn words_at_their_limits_carry_as_they_should() {
                     word.copy_from_slice(&(wanted ^ key).to_le_bytes());
                 }
             }
-            assert_every_twin(Blocks::side_by_side(&bytes, window), seed, &keys);
+            assert_every_isa(Blocks::side_by_side(&bytes, window), seed, &keys);
         }
     }
 }

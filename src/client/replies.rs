@@ -1,18 +1,54 @@
-//! The pages of a fleet, put together.
+//! Replies out of received bytes: frames, and the pages of a fleet.
 
 use rustc_hash::FxHashSet;
 
-use crate::wire::WatchReply;
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::limits::FRAME_HEADER_BYTES;
+use crate::wire::{FrameHeader, PROTOCOL_VERSION, Reply, WatchReply, decode_reply};
 
-/// What has come of a fleet that is not told to its end.
+/// A whole frame.
+pub(super) struct ReplyFrame {
+    /// The id of its request.
+    pub(super) id: CorrelationId,
+    /// The reply, if it can be read.
+    pub(super) reply: Result<Reply>,
+    /// The length of the frame, with its header.
+    pub(super) bytes: usize,
+}
+
+/// The first frame of the received bytes; `None` = it is not whole yet.
+///
+/// # Errors
+/// [`Kind::Malformed`] for an invalid header: the beginning of the next frame is then unknown.
+pub(super) fn next_frame(received: &[u8]) -> Result<Option<ReplyFrame>> {
+    let Some(header) = received.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
+    let header = FrameHeader::parse(header).map_err(|fault| untrusted(&format!("a frame header with {fault}")))?;
+    if header.version != PROTOCOL_VERSION {
+        return Err(untrusted(&format!("a frame of protocol version {}", header.version)));
+    }
+    let bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
+    let Some(body) = received.get(FRAME_HEADER_BYTES..bytes) else { return Ok(None) };
+    Ok(Some(ReplyFrame { id: header.correlation_id, reply: decode_reply(header.kind, body), bytes }))
+}
+
+pub(super) fn untrusted(what: &str) -> Error {
+    Error::new(
+        Kind::Malformed,
+        format!("the daemon sent {what}"),
+        "check that the socket is kvrouted's, of the same release",
+    )
+}
+
+/// Puts the pages of a fleet together.
 #[derive(Debug, Default)]
 pub(super) struct FleetPages {
     begun: WatchReply,
 }
 
 impl FleetPages {
-    /// Takes the next page; gives the fleet with the last. A page of another version than those before begins anew. Who left and
-    /// came back between two pages may be in both, and is as the later says.
+    /// Takes the next page; the last page completes the fleet. A page of another fleet version begins anew. A worker that
+    /// left and came back between two pages may be in both; the later page counts.
     pub(super) fn take(&mut self, page: WatchReply) -> Option<WatchReply> {
         if page.fleet_version != self.begun.fleet_version {
             self.begun = WatchReply { fleet_version: page.fleet_version, ..WatchReply::default() };
@@ -54,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_is_its_pages_and_one_that_is_overtaken_is_forgotten() {
+    fn pages_become_a_fleet_and_a_newer_version_drops_the_older_pages() {
         let mut pages = FleetPages::default();
         assert_eq!(pages.take(page(1, 0, &[1])), Some(page(1, 0, &[1])));
         assert_eq!(pages.take(page(2, 2, &[1, 2])), None);
@@ -62,17 +98,17 @@ mod tests {
         assert_eq!(pages.take(page(3, 1, &[1])), None);
         assert_eq!(pages.take(page(4, 1, &[7])), None);
         assert_eq!(pages.take(page(4, 0, &[8])), Some(page(4, 0, &[7, 8])));
-        assert_eq!(pages.take(page(4, 0, &[9])), Some(page(4, 0, &[9])), "told again");
+        assert_eq!(pages.take(page(4, 0, &[9])), Some(page(4, 0, &[9])), "the same version again");
     }
 
     #[test]
-    fn who_is_in_two_pages_is_as_the_later_says() {
+    fn the_later_page_counts_for_a_worker_in_two_pages() {
         let mut pages = FleetPages::default();
         assert_eq!(pages.take(page(1, 2, &[1, 2])), None);
         let mut last = page(1, 0, &[3, 1]);
         last.workers[1].state = WorkerState::Draining;
-        let told = pages.take(last).unwrap();
-        let states: Vec<_> = told.workers.iter().map(|info| (info.worker.id.0, info.state)).collect();
+        let fleet = pages.take(last).unwrap();
+        let states: Vec<_> = fleet.workers.iter().map(|info| (info.worker.id.0, info.state)).collect();
         assert_eq!(states, [(2, WorkerState::Ready), (3, WorkerState::Ready), (1, WorkerState::Draining)]);
     }
 }

@@ -1,5 +1,5 @@
-//! The lane of a connection that many tasks share. Who asks something writes it into the ring at once; the task behind
-//! the client sends what found no room, and receives.
+//! The shm lane of a connection that many tasks share. A task writes its request into the ring at once. The task behind the
+//! client sends requests that found no room, and receives.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::client::handed;
+use crate::client::lane_opening;
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, hear, ring};
 use crate::wire::LaneOpened;
@@ -19,12 +19,12 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Takes over a lane that was opened.
+    /// Maps an opened lane.
     ///
     /// # Errors
-    /// As [`handed::take_over`].
-    pub(super) fn take_over(opened: LaneOpened, descriptors: Vec<OwnedFd>) -> Result<Self> {
-        let (end, bell) = handed::take_over(opened, descriptors)?;
+    /// As [`lane_opening::map`], and if its bell cannot be watched.
+    pub(super) fn map(opened: LaneOpened, descriptors: Vec<OwnedFd>) -> Result<Self> {
+        let (end, bell) = lane_opening::map(opened, descriptors)?;
         let watched = bell.set_nonblocking(true).and_then(|()| UnixStream::from_std(bell));
         let bell = watched.map_err(|error| {
             let remedy = "raise the limit of open files, or go without a lane";
@@ -33,12 +33,12 @@ impl Lane {
         Ok(Self { end, bell: Arc::new(bell) })
     }
 
-    /// What rings when the daemon has moved something.
+    /// The bell, which rings when the daemon has moved a position.
     pub(super) fn bell(&self) -> Arc<UnixStream> {
         Arc::clone(&self.bell)
     }
 
-    /// Sends what there is room for, and takes it out of `unsent`.
+    /// Sends as much of `unsent` as there is room for, and removes it from there.
     pub(super) fn send(&mut self, unsent: &mut Vec<u8>) -> Result<(), LaneFault> {
         if unsent.is_empty() {
             return Ok(());
@@ -51,7 +51,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Receives what has come behind what `out` holds.
+    /// Appends received bytes to `out`.
     pub(super) fn receive(&mut self, out: &mut Vec<u8>) -> Result<(), LaneFault> {
         let moved = self.end.receive(usize::MAX, out)?;
         if moved.rings {
@@ -60,31 +60,31 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether there is what is waited for.
-    pub(super) fn is_there(&mut self, awaited: Awaited) -> Result<bool, LaneFault> {
+    /// Whether the awaited words or room are there.
+    pub(super) fn is_ready(&mut self, awaited: Awaited) -> Result<bool, LaneFault> {
         Ok(self.end.incoming_bytes()? > 0 || (awaited == Awaited::BOTH && self.end.room_bytes()? > 0))
     }
 
-    /// Says what is about to be slept for; look once more before that.
+    /// Announces what this side is about to sleep for. Check once more before sleeping.
     pub(super) fn announce(&self, awaited: Awaited) {
         self.end.announce(awaited);
     }
 
-    /// Takes that back, whatever it was.
+    /// Withdraws any announcement.
     pub(super) fn settle(&self) {
         self.end.settle(Awaited::BOTH);
     }
 }
 
-/// Waits until a bell has rung.
+/// Waits until a bell rings.
 ///
 /// # Errors
-/// [`Kind::Connection`] where the daemon has let go of it.
+/// [`Kind::Connection`] if the daemon has closed its end.
 pub(super) async fn rung(bell: &UnixStream) -> Result<()> {
     let ended = |error: std::io::Error| crate::client::lost().caused_by(error);
     bell.readable().await.map_err(ended)?;
     let mut heard = Heard::Quiet;
-    // Said to be empty, so that the next ring is waited for.
+    // Reports WouldBlock, so that the next wait is for the next ring.
     let emptied = bell.try_io(Interest::READABLE, || {
         heard = hear(bell);
         Err::<(), _>(std::io::ErrorKind::WouldBlock.into())

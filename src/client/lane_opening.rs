@@ -1,4 +1,4 @@
-//! A lane as a daemon hands it over: descriptors that come with its reply, and what they are.
+//! How a daemon hands over a shm lane: by descriptors that come with its reply.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,12 +11,12 @@ use crate::error::{Error, Kind, Result};
 use crate::lane::{LANE_LAYOUT, LaneEnd, LaneFault, LaneMemory, LaneSide, LaneSizes};
 use crate::wire::{LaneOpened, features};
 
-/// Bytes read at once of a reply that comes with descriptors.
-const HANDED_BYTES: usize = 4 << 10;
-/// Descriptors taken with it.
+/// Bytes of one read of a reply that comes with descriptors.
+const READ_BYTES: usize = 4 << 10;
+/// Descriptors of a lane: its memory and its bell.
 const DESCRIPTORS_MAX: usize = 2;
 
-/// Whether a daemon of these features has lanes to give.
+/// Checks that a daemon with these features offers lanes.
 ///
 /// # Errors
 /// [`Kind::Unsupported`].
@@ -28,43 +28,47 @@ pub(super) fn has_lanes(features_served: u64) -> Result<()> {
     Ok(())
 }
 
-/// Receives bytes and the descriptors that come with them, each behind what is there; never waits. Gives how many bytes
-/// came, 0 at the end of the stream.
+/// Receives bytes and the descriptors that come with them, and appends both. It never waits. Answers with the number of
+/// bytes, 0 at the end of the stream.
 pub(super) fn receive(socket: impl AsFd, bytes: &mut Vec<u8>, descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let mut came = [0; HANDED_BYTES];
+    let mut received = [0; READ_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut came)], &mut control, flags)?;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut received)], &mut control, flags)?;
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {
             descriptors.extend(rights);
         }
     }
-    bytes.extend_from_slice(&came[..message.bytes]);
+    bytes.extend_from_slice(&received[..message.bytes]);
     Ok(message.bytes)
 }
 
-/// The gateway's end of a lane that was opened, and of its bell.
+/// Maps a lane: answers with the gateway's ends of the lane and of its bell.
 ///
 /// # Errors
-/// [`Kind::System`] where the descriptors did not come; [`Kind::Unsupported`] for another layout; [`Kind::Malformed`].
-pub(super) fn take_over(opened: LaneOpened, descriptors: Vec<OwnedFd>) -> Result<(LaneEnd, UnixStream)> {
+/// [`Kind::System`] if the descriptors did not arrive; [`Kind::Unsupported`] for another layout; [`Kind::Malformed`].
+pub(super) fn map(opened: LaneOpened, descriptors: Vec<OwnedFd>) -> Result<(LaneEnd, UnixStream)> {
     let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
         let what = "the descriptors of a lane did not arrive";
         return Err(Error::new(Kind::System, what, "raise the limit of open files, or go without a lane"));
     };
     if opened.layout != LANE_LAYOUT {
-        let what = format!("the daemon's lanes are of layout {}, not {LANE_LAYOUT}", opened.layout);
-        return Err(Error::new(Kind::Unsupported, what, "use both from one release, or go without a lane"));
+        let what = format!("the daemon's lanes have layout {}, not {LANE_LAYOUT}", opened.layout);
+        return Err(Error::new(
+            Kind::Unsupported,
+            what,
+            "use a client and a daemon of the same release, or go without a lane",
+        ));
     }
     let sizes = LaneSizes::told(opened.request_ring_bytes, opened.reply_ring_bytes)?;
     Ok((LaneEnd::new(LaneMemory::map(&memory, sizes)?, LaneSide::Gateway), bell.into()))
 }
 
-/// Why a lane is of no more use.
-pub(super) fn distrust(fault: &LaneFault) -> Error {
-    // A daemon that closes a lane empties its memory.
+/// The error for a lane that cannot be used any more.
+pub(super) fn broken_lane(fault: &LaneFault) -> Error {
+    // A daemon that closes a lane empties its memory, which looks like an invalid position.
     let what = format!("the lane was closed or cannot be trusted: {fault}");
     Error::new(Kind::Connection, what, "connect again; the daemon's log says why if it did not end")
 }

@@ -1,4 +1,4 @@
-//! The same client for a thread that blocks.
+//! The async client's calls for a thread that blocks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::limits::CLIENT_LOOK_AFTER_MS;
 use crate::protocol::{BookingOutcome, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{OverlapReply, SpaceInfo, WorkerInfo};
 
-/// [`AsyncClient`] for one thread that blocks: deadlines, a connection that is made again, and decisions without the daemon.
-/// Each call is that client's of the same name. The connection is looked after during calls, not between them.
+/// [`AsyncClient`] for one thread that blocks: deadlines, reconnects, and decisions without the daemon. Each method is that
+/// client's of the same name. The client serves the connection during calls, not between them.
 ///
-/// Not to be used within an async task: its calls would block the task's thread, and tokio refuses them there.
+/// Do not use it within an async task: its calls would block the task's thread, and tokio refuses them there.
 #[derive(Debug)]
 pub struct SteadyClient {
     runtime: Runtime,
     client: AsyncClient,
-    /// When the connection was last looked after before a call.
-    looked_after: Mutex<Instant>,
+    /// When a call last served the connection first.
+    served_at: Mutex<Instant>,
 }
 
 impl SteadyClient {
     /// See [`AsyncClient::new`].
     ///
     /// # Errors
-    /// [`Kind::System`] where the kernel gives no poller.
+    /// [`Kind::System`] if the kernel refuses a poller.
     pub fn new(path: impl Into<PathBuf>, options: SteadyOptions) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(|error| {
             Error::new(Kind::System, "no poller can be made", "raise the limit of open files").caused_by(error)
@@ -40,15 +40,15 @@ impl SteadyClient {
             let _entered = runtime.enter();
             AsyncClient::new(path, options)
         };
-        Ok(Self { runtime, client, looked_after: Mutex::new(Instant::now()) })
+        Ok(Self { runtime, client, served_at: Mutex::new(Instant::now()) })
     }
 
-    /// Makes a call. What has come since the last one, and what has become due, is looked after first: a call that is
-    /// answered at once would leave no time for it. Not before each of many in a row, since it costs as many system calls
-    /// as a request does.
+    /// Makes a call. It first serves the connection: what has arrived since the last call, and what has become due. A call that
+    /// is answered at once would leave no time for that. Calls in quick succession skip it, because it takes as many system
+    /// calls as a request.
     fn call<T>(&self, call: impl Future<Output = T>) -> T {
         let is_due = {
-            let (mut last, now) = (self.looked_after.lock(), Instant::now());
+            let (mut last, now) = (self.served_at.lock(), Instant::now());
             let is_due = now.duration_since(*last) >= Duration::from_millis(CLIENT_LOOK_AFTER_MS);
             if is_due {
                 *last = now;
@@ -77,7 +77,7 @@ impl SteadyClient {
         self.client.session()
     }
 
-    /// Who there is, as the daemon had told when it was last asked something.
+    /// The fleet as the daemon had reported it by the last call.
     #[must_use]
     pub fn fleet(&self) -> Arc<Fleet> {
         Arc::clone(&self.client.fleet().borrow())

@@ -1,4 +1,4 @@
-//! Bytes and frames between a client and its daemon.
+//! Bytes and frames between a blocking client and its daemon.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,35 +14,33 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-use super::inbox::Inbox;
-use super::lane::{Lane, Woken};
-use crate::client::frame::untrusted;
-use crate::client::handed;
+use super::shm::{Lane, Woken};
+use crate::client::lane_opening;
+use crate::client::replies::{next_frame, untrusted};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::lane::Awaited;
 use crate::wire::Reply;
 
-/// Bytes read at once.
+/// Bytes of one read.
 const READ_BYTES: usize = 64 << 10;
-/// How long to rest before trying a listener again whose backlog is full.
-const CONNECT_REST: Duration = Duration::from_millis(5);
+/// The pause before another try of a listener whose backlog is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 
-/// A connected socket that never blocks by itself: every wait is a poll with the client's timeout.
+/// A connected socket, and a lane if there is one. The socket never blocks: every wait is a poll with the client's timeout.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Transport {
     stream: UnixStream,
     timeout: Option<Duration>,
-    /// How long to look for replies before sleeping.
+    /// How long to busy-poll for replies before sleeping.
     spin: Duration,
-    /// What came by the socket.
+    /// The replies from the socket.
     inbox: Inbox,
-    /// By which everything goes once there is one.
+    /// Once there is a lane, it carries all requests and replies.
     lane: Option<Lane>,
 }
 
-impl Link {
-    /// Connects.
+impl Transport {
     pub(super) fn connect(path: &Path, timeout: Option<Duration>, spin: Duration) -> Result<Self> {
         let cannot = |error: io::Error| {
             let remedy = "start the daemon with `kvrouted serve`, or give the --socket it listens on";
@@ -59,7 +57,7 @@ impl Link {
                 Err(Errno::INTR) => {}
                 // The backlog is full; a Unix socket cannot be polled for room in it.
                 Err(Errno::AGAIN) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
-                    std::thread::sleep(CONNECT_REST);
+                    std::thread::sleep(CONNECT_PAUSE);
                 }
                 Err(error) => return Err(cannot(error.into())),
             }
@@ -67,22 +65,21 @@ impl Link {
         Ok(Self { stream: socket.into(), timeout, spin, inbox: Inbox::default(), lane: None })
     }
 
-    /// Waits for as long as it takes from now on.
+    /// Removes the timeout.
     pub(super) const fn wait_for_ever(&mut self) {
         self.timeout = None;
     }
 
-    /// Everything goes by `lane` from now on.
+    /// Sends and receives over `lane` from now on.
     pub(super) fn use_lane(&mut self, lane: Lane) {
         self.lane = Some(lane);
     }
 
-    /// Whether it does.
     pub(super) const fn has_lane(&self) -> bool {
         self.lane.is_some()
     }
 
-    /// Sends all of `bytes`, reading what comes meanwhile.
+    /// Sends all of `bytes`, and reads replies meanwhile.
     pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
         while let Some(lane) = self.lane.as_mut().filter(|_| !bytes.is_empty()) {
             let sent = lane.send(bytes)?;
@@ -92,7 +89,7 @@ impl Link {
             }
             let woken = lane.wait(Awaited::BOTH, &self.stream, self.timeout)?;
             if woken == Woken::Socket && self.read().is_err() {
-                // As below: `recv` gives out what has come, and then the end.
+                // As below: `recv` returns what has arrived, and then the end.
                 return Ok(());
             }
         }
@@ -106,10 +103,10 @@ impl Link {
                         self.read()?;
                     }
                 }
-                // The daemon takes no more, but may have answered what came before, or said why: `recv`
-                // gives that out, and then the end.
+                // The daemon reads no more, but may have answered earlier requests, or sent a reason: `recv` returns that, and
+                // then the end.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
-                Err(error) => return Err(gone().caused_by(io::Error::from(error))),
+                Err(error) => return Err(closed().caused_by(io::Error::from(error))),
             }
         }
         Ok(())
@@ -122,21 +119,21 @@ impl Link {
                 return Ok(reply);
             }
             let Some(lane) = &mut self.lane else {
-                self.wait_looking()?;
+                self.busy_poll_then_wait()?;
                 continue;
             };
             let woken = match lane.receive() {
-                Ok(1..) => Ok(Woken::There),
+                Ok(1..) => Ok(Woken::Ready),
                 Ok(0) => lane.wait(Awaited::DATA, &self.stream, self.timeout),
                 Err(fault) => Err(fault),
             };
             match woken {
-                Ok(Woken::There) => continue,
+                Ok(Woken::Ready) => continue,
                 Ok(Woken::Socket) => {}
-                Err(fault) => return self.last_word(fault),
+                Err(fault) => return self.last_reply(fault),
             }
             if let Err(ended) = self.read() {
-                // What the daemon wrote before it ended the connection is there by now, if it has left it.
+                // The bytes that the daemon wrote to the lane before it ended the connection are there by now.
                 let last = self.lane.as_mut().map(Lane::receive);
                 if !matches!(last, Some(Ok(1..))) {
                     return Err(ended);
@@ -145,28 +142,28 @@ impl Link {
         }
     }
 
-    /// What the daemon has said by the socket before it ended the lane, or else the fault by which that was noticed.
-    fn last_word(&mut self, fault: Error) -> Result<(CorrelationId, Reply)> {
+    /// The reply that the daemon sent over the socket before it ended the lane, or else the fault that showed the end.
+    fn last_reply(&mut self, fault: Error) -> Result<(CorrelationId, Reply)> {
         if fault.kind() == Kind::Connection {
             while matches!(self.read(), Ok(1..)) {}
         }
         self.inbox.next_reply()?.ok_or(fault)
     }
 
-    /// Waits for the reply to `id`, the only request under way, and for the descriptors that come with it.
-    pub(super) fn recv_handed(&mut self, id: CorrelationId) -> Result<(Reply, Vec<OwnedFd>)> {
+    /// Waits for the reply to `id`, the only request in flight, and for the descriptors that come with it.
+    pub(super) fn recv_with_descriptors(&mut self, id: CorrelationId) -> Result<(Reply, Vec<OwnedFd>)> {
         let mut descriptors = Vec::new();
         loop {
             match self.inbox.next_reply()? {
                 Some((of, reply)) if of == id => return Ok((reply, descriptors)),
-                Some(_) => return Err(untrusted("a reply to what was not asked")),
+                Some(_) => return Err(untrusted("a reply to no request")),
                 None => self.wait(PollFlags::IN)?,
             };
-            match handed::receive(&self.stream, self.inbox.room(), &mut descriptors) {
-                Ok(0) => return Err(gone()),
+            match lane_opening::receive(&self.stream, self.inbox.room(), &mut descriptors) {
+                Ok(0) => return Err(closed()),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(error) => return Err(gone().caused_by(error)),
+                Err(error) => return Err(closed().caused_by(error)),
             }
         }
     }
@@ -180,20 +177,21 @@ impl Link {
         self.inbox.next_reply()
     }
 
-    /// Reads what there is; gives how much. The end of the stream is an error, because a reply is always waited for.
+    /// Reads what the socket has. Answers with the number of bytes. The end of the stream is an error, because a reply is
+    /// always due.
     fn read(&mut self) -> Result<usize> {
         let received = self.inbox.room();
         received.reserve(READ_BYTES);
         match recv(&self.stream, spare_capacity(received), RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(Errno::CONNRESET) => Err(gone()),
+            Ok((0, _)) | Err(Errno::CONNRESET) => Err(closed()),
             Ok((_, read)) => Ok(read),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(error) => Err(gone().caused_by(io::Error::from(error))),
+            Err(error) => Err(closed().caused_by(io::Error::from(error))),
         }
     }
 
-    /// Reads what comes next, by looking for a while and then asleep.
-    fn wait_looking(&mut self) -> Result<()> {
+    /// Reads the next bytes: busy-polls for `spin`, then sleeps.
+    fn busy_poll_then_wait(&mut self) -> Result<()> {
         if !self.spin.is_zero() {
             let until = Instant::now() + self.spin;
             while Instant::now() < until {
@@ -206,35 +204,63 @@ impl Link {
         self.read().map(drop)
     }
 
-    /// Waits until one of `events` is there.
+    /// Waits for one of `events`.
     fn wait(&self, events: PollFlags) -> Result<PollFlags> {
         let timeout = self.timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
             let mut fds = [PollFd::new(&self.stream, events)];
             match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => return Err(silent(self.timeout)),
+                Ok(0) => return Err(timed_out(self.timeout)),
                 Ok(_) => {
                     let ready = fds[0].revents();
-                    // An end or an error of the stream is found by reading.
+                    // The next read finds an end or an error of the stream.
                     let ended = ready.intersects(PollFlags::HUP | PollFlags::ERR);
                     return Ok(if ended { ready | PollFlags::IN } else { ready });
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(gone().caused_by(io::Error::from(error))),
+                Err(error) => return Err(closed().caused_by(io::Error::from(error))),
             }
         }
     }
 }
 
-pub(super) fn silent(timeout: Option<Duration>) -> Error {
+pub(super) fn timed_out(timeout: Option<Duration>) -> Error {
     let what = format!("the daemon has been silent for {} ms", timeout.unwrap_or_default().as_millis());
     Error::new(Kind::Connection, what, "check the daemon, or raise the timeout")
 }
 
-pub(super) fn gone() -> Error {
+pub(super) fn closed() -> Error {
     Error::new(
         Kind::Connection,
         "the daemon has closed the connection",
         "connect again; the daemon's log says why if it did not end",
     )
+}
+
+/// The received bytes of one channel, and the replies in them.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    received: Vec<u8>,
+    /// Bytes of `received` that are decoded already.
+    consumed: usize,
+}
+
+impl Inbox {
+    /// The buffer to append received bytes to. Decoded bytes are dropped from it.
+    pub(super) fn room(&mut self) -> &mut Vec<u8> {
+        self.received.drain(..self.consumed);
+        self.consumed = 0;
+        &mut self.received
+    }
+
+    /// The next reply, if it is complete.
+    ///
+    /// # Errors
+    /// [`Kind::Malformed`](crate::error::Kind::Malformed) if it cannot be read.
+    pub(super) fn next_reply(&mut self) -> Result<Option<(CorrelationId, Reply)>> {
+        let rest = self.received.get(self.consumed..).unwrap_or_default();
+        let Some(frame) = next_frame(rest)? else { return Ok(None) };
+        self.consumed += frame.bytes;
+        Ok(Some((frame.id, frame.reply?)))
+    }
 }

@@ -294,7 +294,7 @@ const fn wire_tier(tier: Tier) -> fb::Tier {
 
 /// A part of a snapshot after its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(super) enum Part {
     /// Blocks.
     Chunk(DumpChunk),
     /// The end. Every checksum of the file is verified, and its counts agree with the blocks.
@@ -318,7 +318,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Header, Vec<DumpChunk>, References), Faul
 
 /// Reads one snapshot, a section at a time. Any bytes are read or refused without a panic. It takes the
 /// memory of one section, and never more than the bytes that arrived.
-pub struct Decoder<R> {
+pub(super) struct Decoder<R> {
     input: R,
     offset: u64,
     whole: Xxh3,
@@ -332,7 +332,7 @@ impl<R: Read> Decoder<R> {
     ///
     /// # Errors
     /// The first fault of the bytes.
-    pub fn open(input: R) -> Result<(Header, Self), Fault> {
+    pub(super) fn open(input: R) -> Result<(Header, Self), Fault> {
         let references = References::default();
         let mut this = Self { input, offset: 0, whole: Xxh3::new(), body: Vec::new(), chunks: 0, references };
         let mut preamble = [0; PREAMBLE_BYTES];
@@ -359,7 +359,7 @@ impl<R: Read> Decoder<R> {
     ///
     /// # Errors
     /// The first fault of the bytes.
-    pub fn part(&mut self) -> Result<Part, Fault> {
+    pub(super) fn part(&mut self) -> Result<Part, Fault> {
         match self.section()? {
             SectionKind::Begin => Err(self.fault(Refusal::Malformed)),
             SectionKind::Chunk => {
@@ -388,8 +388,7 @@ impl<R: Read> Decoder<R> {
     }
 
     /// The bytes read so far.
-    #[must_use]
-    pub const fn offset(&self) -> u64 {
+    pub(super) const fn offset(&self) -> u64 {
         self.offset
     }
 

@@ -1,10 +1,10 @@
 /* A client of kvrouted, the daemon that says which worker should run a prompt.
  *
- * The client is headers only: this one and those that it includes. Read kvrouted_types.h first: it has the requests and the
- * replies. The headers are C99 or C++ for Linux, by GCC or Clang. Define _POSIX_C_SOURCE as 200809L or later before the first
- * include.
- * A connection serves one thread and one request at a time. A prompt is sent as tokens, or as local hashes that the caller
- * made by the scheme of the space. Every call ends within the connection's timeout.
+ * The client is headers only: this one and those that it includes. Read kvrouted_types.h first: it has the requests and
+ * the replies. The headers are C99 or C++ for Linux, by GCC or Clang. Define _POSIX_C_SOURCE as 200809L or later before
+ * the first include.
+ * A connection serves one thread and one request at a time. A prompt is sent as tokens, or as local hashes that the
+ * caller made by the scheme of the space. Every call ends within the connection's timeout.
  *
  *     kvr_client client;
  *     kvr_space space;
@@ -25,16 +25,16 @@
  *     }
  *     kvr_close(&client);
  *
- * After KVR_CLOSED, KVR_SYSTEM or KVR_MALFORMED, close the client and connect again with the same session: the daemon still
- * has the bookings, unless it was restarted. After KVR_TIMEOUT the client can be used further. If a reply comes too late, the
- * client frees its booking.
+ * After KVR_CLOSED, KVR_SYSTEM or KVR_MALFORMED, close the client and connect again with the same session: the daemon
+ * still has the bookings, unless it was restarted. After KVR_TIMEOUT the client can be used further. If a reply comes
+ * too late, the client frees its booking.
  *
- * kvr_open_lane moves requests and replies to memory that is shared with the daemon. client.spin_us makes a call busy-poll for
- * its reply that long before it sleeps. If the daemon busy-polls too (spin_us_max in its configuration), a request takes no
- * system call, but each side occupies a processor.
+ * kvr_open_lane moves requests and replies to memory that is shared with the daemon. client.spin_us makes a call
+ * busy-poll for its reply that long before it sleeps. If the daemon busy-polls too (spin_us_max in its configuration),
+ * a request takes no system call, but each side occupies a processor.
  *
- * kvrouted_steady.h reconnects by itself, and decides without the daemon while that does not answer. kvrouted_hash.h makes local
- * hashes.
+ * kvrouted_steady.h reconnects by itself, and decides without the daemon while that does not answer. kvrouted_hash.h
+ * makes local hashes.
  */
 #ifndef KVROUTED_H
 #define KVROUTED_H
@@ -73,8 +73,8 @@ static inline void kvr_close(kvr_client *client) {
     memset(&client->fleet, 0, sizeof client->fleet);
 }
 
-/* Connects and sends hello. `client` may be uninitialised; call kvr_close whatever this returns. `session` NULL = a session of
- * its own. */
+/* Connects and sends hello. `client` may be uninitialised; call kvr_close whatever this returns. `session` NULL = a
+ * session of its own. */
 static inline kvr_status kvr_connect(
     kvr_client *client, const char *path, const char *name, const kvr_session *session, int timeout_ms) {
     struct sockaddr_un address;
@@ -174,8 +174,9 @@ static inline kvr_status kvr__map_opened_lane(
     return kvr__unsupported(client, fault, "go on over the socket, as this connection does");
 }
 
-/* Opens a lane: memory that this connection shares with the daemon, for all further requests and replies. It must be the first
- * request of the connection. KVR_REFUSED = the connection continues over its socket; kvr_client.message says why. */
+/* Opens a lane: memory that this connection shares with the daemon, for all further requests and replies. It must be
+ * the first request of the connection. KVR_REFUSED = the connection continues over its socket; kvr_client.message
+ * says why. */
 static inline kvr_status kvr_open_lane(kvr_client *client) {
     int64_t deadline_ms = kvr__now_ms() + client->timeout_ms;
     int descriptors[2] = {-1, -1}, is_whole = 0;
@@ -191,7 +192,7 @@ static inline kvr_status kvr_open_lane(kvr_client *client) {
     while (status == KVR_OK && is_whole == 0) {
         status = kvr__receive_with_descriptors(client, descriptors, deadline_ms);
         is_whole = kvr__is_whole(&client->in, &body_bytes);
-        if (is_whole < 0) status = kvr__fail(client, KVR_MALFORMED, "the daemon sent something else than a frame of protocol version 1");
+        if (is_whole < 0) status = kvr__not_a_frame(client);
     }
     /* The connection ends: if the lane came later, no call would map it. */
     if (status == KVR_TIMEOUT) status = kvr__fail(client, KVR_CLOSED, "the daemon did not answer in time");
@@ -204,8 +205,8 @@ static inline kvr_status kvr_open_lane(kvr_client *client) {
     return status;
 }
 
-/* Finds the pool of a model: role 1 prefill or 2 decode, in any namespace if that is NULL. KVR_UNKNOWN if no space fits, or
- * several. */
+/* Finds the pool of a model: role 1 prefill or 2 decode, in any namespace if that is NULL. KVR_UNKNOWN if no space
+ * fits, or several. */
 static inline kvr_status kvr_find_pool(
     kvr_client *client, const char *model, const char *name_space, uint8_t role, kvr_space *found) {
     size_t n, fits = 0;
@@ -327,8 +328,8 @@ static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_r
     kvr_buffer *out = &client->out;
     kvr__table table = kvr__begin(out, KVR__ROUTE_FIELD_COUNT);
     uint64_t deadline_us = request->deadline_us;
-    /* A booking may wait in the daemon's queue. 80 % of the timeout leave time for the daemon's answer that no worker had
-     * room; without an answer the daemon would count as silent. */
+    /* A booking may wait in the daemon's queue. 80 % of the timeout leave time for the daemon's answer that no worker
+     * had room; without an answer the daemon would count as silent. */
     if (deadline_us == 0 && request->request_id != NULL && (client->features & KVR__FEATURE_QUEUE) != 0)
         deadline_us = (uint64_t)client->timeout_ms * 800;
     if (deadline_us > UINT32_MAX) deadline_us = UINT32_MAX;
@@ -443,9 +444,9 @@ static inline kvr_status kvr_free_request(
     return kvr__report(client, &report, outcome);
 }
 
-/* Reports that a worker failed a request (KVR_EVERY_RANK: every rank of it), with a reason for the daemon's log. `back_off_ms`,
- * which may be NULL: how long requests avoid the worker while others can run them. It is 0 if reports of this user already
- * keep requests away from as many workers as the daemon's user_share_percent allows. */
+/* Reports that a worker failed a request (KVR_EVERY_RANK: every rank of it), with a reason for the daemon's log.
+ * `back_off_ms`, which may be NULL: how long requests avoid the worker while others can run them. It is 0 if reports
+ * of this user already keep requests away from as many workers as the daemon's user_share_percent allows. */
 static inline kvr_status kvr_report_failure(kvr_client *client, uint32_t space_id, uint64_t worker_id, uint32_t dp_rank,
     const char *reason, uint32_t *back_off_ms) {
     kvr_buffer *out = &client->out;
@@ -505,8 +506,8 @@ static inline kvr_status kvr__question(
     return status;
 }
 
-/* Asks what every worker of the space would have to do if it took the prompt. Reads as many workers as there is room for;
- * `count` is how many there are. Of the request only the prompt and the space matter. */
+/* Asks what every worker of the space would have to do if it took the prompt. Reads as many workers as there is room
+ * for; `count` is how many there are. Of the request only the prompt and the space matter. */
 static inline kvr_status kvr_potential_loads(kvr_client *client, const kvr_route_request *request,
     kvr_potential_load *loads, size_t room, size_t *count) {
     kvr__view view;
@@ -528,8 +529,8 @@ static inline kvr_status kvr_potential_loads(kvr_client *client, const kvr_route
     return view.bad ? kvr__fail(client, KVR_MALFORMED, "the potential loads cannot be read") : KVR_OK;
 }
 
-/* Asks how much of a prompt each worker of the space holds. Reads as many workers as there is room for; `count` is how many
- * there are. Of the request only the prompt and the space matter. `found` may be NULL. */
+/* Asks how much of a prompt each worker of the space holds. Reads as many workers as there is room for; `count` is
+ * how many there are. Of the request only the prompt and the space matter. `found` may be NULL. */
 static inline kvr_status kvr_overlaps(kvr_client *client, const kvr_route_request *request, kvr_overlap *overlaps,
     size_t room, size_t *count, kvr_prompt_found *found) {
     kvr__view view;
@@ -561,8 +562,8 @@ static inline kvr_status kvr_overlaps(kvr_client *client, const kvr_route_reques
     return view.bad ? kvr__fail(client, KVR_MALFORMED, "the overlaps cannot be read") : KVR_OK;
 }
 
-/* Passes on how busy a worker's engine says it is. `accepted`, which may be NULL, becomes 0 if the worker has just left, or if
- * reports of this user are in force for as many workers as the daemon's user_share_percent allows. */
+/* Passes on how busy a worker's engine says it is. `accepted`, which may be NULL, becomes 0 if the worker has just
+ * left, or if reports of this user are in force for as many workers as the daemon's user_share_percent allows. */
 static inline kvr_status kvr_report_load(kvr_client *client, uint32_t space_id, uint64_t worker_id, uint32_t dp_rank,
     const kvr_engine_load *load, int *accepted) {
     kvr_buffer *out = &client->out;
@@ -590,8 +591,8 @@ static inline kvr_status kvr_report_load(kvr_client *client, uint32_t space_id, 
     return KVR_OK;
 }
 
-/* Watches the workers of a space, or of KVR_EVERY_SPACE: the daemon sends them at once and after each change. Every call stores
- * what has arrived meanwhile; kvr_fleet reads it. A connection has one watch. */
+/* Watches the workers of a space, or of KVR_EVERY_SPACE: the daemon sends them at once and after each change. Every
+ * call stores what has arrived meanwhile; kvr_fleet reads it. A connection has one watch. */
 static inline kvr_status kvr_watch(kvr_client *client, uint32_t space_id) {
     kvr__table table = kvr__begin(&client->out, KVR__WATCH_MUST_UNDERSTAND + 1);
     uint64_t id = client->next_id++;
@@ -668,8 +669,8 @@ static inline int kvr__has_taint(const kvr_buffer *fleet, size_t n, const char *
     return 0;
 }
 
-/* Asks for the workers of a space, or of KVR_EVERY_SPACE, as the daemon has them now. Reads as many as there is room for;
- * `count` is how many there are. */
+/* Asks for the workers of a space, or of KVR_EVERY_SPACE, as the daemon has them now. Reads as many as there is room
+ * for; `count` is how many there are. */
 static inline kvr_status kvr_workers(
     kvr_client *client, uint32_t space_id, kvr_worker *workers, size_t room, size_t *count) {
     kvr_buffer *out = &client->out;
@@ -707,8 +708,8 @@ static inline kvr_status kvr_workers(
     return KVR_OK;
 }
 
-/* The workers that the watch sent last, as many as there is room for; `count` is how many were read. `fleet_version`, which may
- * be NULL, becomes 0 if the watch has sent nothing yet. */
+/* The workers that the watch sent last, as many as there is room for; `count` is how many were read. `fleet_version`,
+ * which may be NULL, becomes 0 if the watch has sent nothing yet. */
 static inline kvr_status kvr_fleet(
     kvr_client *client, kvr_worker *workers, size_t room, size_t *count, uint64_t *fleet_version) {
     kvr__view view = kvr__view_of(client->fleet.bytes, client->fleet.used);

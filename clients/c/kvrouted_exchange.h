@@ -1,5 +1,5 @@
-/* What happens in a call: how it fails, how replies are read, and how a frame is sent and its reply received, over the socket
- * or over shared memory (a lane). kvrouted.h includes this header.
+/* What happens in a call: how it fails, how replies are read, and how a frame is sent and its reply received, over
+ * the socket or over shared memory (a lane). kvrouted.h includes this header.
  */
 #ifndef KVROUTED_EXCHANGE_H
 #define KVROUTED_EXCHANGE_H
@@ -315,8 +315,8 @@ static inline kvr_status kvr__read_socket_beside_lane(kvr_client *client) {
     return KVR_OK;
 }
 
-/* Whether the daemon sent the reason why it ends the connection. It sends the reason over the socket before it empties the
- * lane's memory and closes the bell, so a client that notices either finds the reason in the socket. */
+/* Whether the daemon sent the reason why it ends the connection. It sends the reason over the socket before it
+ * empties the lane's memory and closes the bell, so a client that notices either finds the reason in the socket. */
 static inline int kvr__has_close_reason(kvr_client *client) {
     if (!client->was_told) kvr__read_socket_beside_lane(client);
     return client->was_told;
@@ -398,7 +398,8 @@ static inline kvr_status kvr__send_over_lane(kvr_client *client, int64_t deadlin
         status = kvr__read_lane(client);
         if (status == KVR_TIMEOUT) status = kvr__wait_for_lane(client, KVR__AWAITS_BOTH, deadline_ms);
         if (status == KVR_OK) status = kvr__check_deadline(client, deadline_ms);
-        if (client->in.used > KVR__BODY_BYTES_CEILING) return kvr__fail(client, KVR_MALFORMED, "the daemon sends replies without end");
+        if (client->in.used > KVR__BODY_BYTES_CEILING)
+            return kvr__fail(client, KVR_MALFORMED, "the daemon sends replies without end");
         /* A part of the frame may be sent: the connection cannot be used any more. */
         if (status == KVR_TIMEOUT && sent > 0) return kvr__fail(client, KVR_CLOSED, "the daemon takes no more");
         if (status != KVR_OK) return status;
@@ -445,6 +446,10 @@ static inline kvr_status kvr__receive(kvr_client *client, int64_t deadline_ms) {
     return read == KVR_TIMEOUT ? status : read;
 }
 
+static inline kvr_status kvr__not_a_frame(kvr_client *client) {
+    return kvr__fail(client, KVR_MALFORMED, "the daemon sent something else than a frame of protocol version 1");
+}
+
 /* Answers whether the first frame is whole, with the bytes of its body. -1 = it is not a frame. */
 static inline int kvr__is_whole(const kvr_buffer *in, size_t *body_bytes) {
     if (in->used < KVR__HEADER_BYTES) return 0;
@@ -471,7 +476,7 @@ static inline kvr_status kvr__frame(kvr_client *client, int64_t deadline_ms, siz
     for (;;) {
         int is_whole = kvr__is_whole(&client->in, body_bytes);
         kvr_status status;
-        if (is_whole < 0) return kvr__fail(client, KVR_MALFORMED, "the daemon sent something else than a frame of protocol version 1");
+        if (is_whole < 0) return kvr__not_a_frame(client);
         if (is_whole) return KVR_OK;
         /* A frame that arrives byte by byte does not prolong the call. */
         if (is_late) return kvr__time_out(client);
@@ -487,15 +492,15 @@ typedef struct kvr__booking_report {
     kvr_booking booking;
     const char *request_id;
     uint32_t attempt;
-    uint64_t value; /* microseconds of the prefill, tokens put out, or the id of the worker that served; unused for free */
+    uint64_t value; /* microseconds of the prefill, generated tokens, or the id of the worker that runs the request */
     uint32_t rank;  /* of the worker that served */
 } kvr__booking_report;
 
 /* Compares numbers of two tables. */
 #define KVR__SAME(one, other) ((int)(one) == (int)(other))
 
-/* The four reports name their booking by the same fields. If the schema changes that, this divides by zero, and the header
- * does not compile. */
+/* The four reports name their booking by the same fields. If the schema changes that, this divides by zero, and the
+ * header does not compile. */
 enum {
     KVR__REPORTS_ARE_ALIKE = 1 / (KVR__SAME(KVR__PREFILL_COMPLETE_BOOKING, KVR__FREE_BOOKING) &&
                                      KVR__SAME(KVR__PREFILL_COMPLETE_REQUEST_ID, KVR__FREE_REQUEST_ID) &&
@@ -544,8 +549,8 @@ static inline void kvr__keep_fleet(kvr_client *client, const uint8_t *body, size
     client->fleets++;
 }
 
-/* Handles a frame that no call waits for. It stores a fleet. It frees the bookings of a reply that came too late: their caller
- * has given up, so nothing else would free them. */
+/* Handles a frame that no call waits for. It stores a fleet. It frees the bookings of a reply that came too late:
+ * their caller has given up, so nothing else would free them. */
 static inline kvr_status kvr__handle_late(
     kvr_client *client, uint64_t id, uint8_t kind, size_t body_bytes, int64_t deadline_ms) {
     const uint8_t *body = client->in.bytes + KVR__HEADER_BYTES;

@@ -1,8 +1,9 @@
 /* Made by scripts/gen-schemas from schemas/routing.fbs. Do not edit.
  *
- * KVR__KIND_X is a frame's kind. KVR__T_F is the number of the field F in the table T, KVR__T_FIELD_COUNT how many fields
- * T has. KVR__S_F_AT is the offset of the field F in the struct S, KVR__S_BYTES the struct's size. KVR__E_V is the value
- * V of the enum E.
+ * KVR__KIND_X       the kind of a frame
+ * KVR__T_F          the number of the field F in the table T; KVR__T_FIELD_COUNT is the number of T's fields
+ * KVR__S_F_AT       the offset of the field F in the struct S, in bytes; KVR__S_BYTES is the size of S
+ * KVR__E_V          the value V of the enum E
  */
 #ifndef KVROUTED_FIELDS_H
 #define KVROUTED_FIELDS_H

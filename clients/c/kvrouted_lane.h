@@ -1,9 +1,9 @@
-/* A lane: memory that a gateway shares with the daemon, through which frames pass without a system call. kvrouted.h includes
- * this header. schemas/README.md, "Lanes", specifies the layout, and the order of the stores of each side.
+/* A lane: memory that a gateway shares with the daemon, through which frames pass without a system call. kvrouted.h
+ * includes this header. schemas/README.md, "Lanes", specifies the layout, and the order of the stores of each side.
  *
- * All accesses are atomic accesses of words, because the other side may write anything anywhere at any time. Each side keeps
- * its own position, and the last valid position of the other side, in memory of its own. The builtins of GCC and Clang stand
- * for C11's atomics, so that this compiles as C99 and C++ too.
+ * All accesses are atomic accesses of words, because the other side may write anything anywhere at any time. Each
+ * side keeps its own position, and the last valid position of the other side, in memory of its own. The builtins of
+ * GCC and Clang stand for C11's atomics, so that this compiles as C99 and C++ too.
  */
 #ifndef KVROUTED_LANE_H
 #define KVROUTED_LANE_H
@@ -75,7 +75,8 @@ static inline const char *kvr__lane_map(
     int seals, flags = MAP_SHARED;
     size_t bytes = 8 * (size_t)KVR__CONTROL_WORDS + request_bytes + reply_bytes;
     if (layout != KVR__LANE_LAYOUT) return "this header does not know the layout of the daemon's lanes";
-    if (!kvr__is_ring(request_bytes) || !kvr__is_ring(reply_bytes)) return "the daemon's lane has rings of an invalid size";
+    if (!kvr__is_ring(request_bytes) || !kvr__is_ring(reply_bytes))
+        return "the daemon's lane has rings of an invalid size";
     /* If the memory could shrink, an access could fail. */
     seals = fcntl(memory, GET_SEALS);
     if (seals < 0 || (seals & SEALED) != SEALED) return "the daemon's lane is not sealed";
@@ -132,7 +133,8 @@ static inline int kvr__lane_has(kvr_lane *lane, uint64_t awaited) {
 static inline void kvr__lane_announce(kvr_lane *lane, uint64_t awaited) {
     /* Relaxed: the fence orders it. */
     __atomic_fetch_or(&lane->words[KVR__GATEWAY_WAITS], awaited, __ATOMIC_RELAXED);
-    /* Sequentially consistent: pairs with the daemon's fence between the move of its position and its read of this word. */
+    /* Sequentially consistent: pairs with the daemon's fence between the move of its position and its read of this
+     * word. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
@@ -183,7 +185,8 @@ static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t coun
     }
 }
 
-/* Writes as many whole words as there is room for. Answers with their bytes, or with -1 if the daemon's position is invalid. */
+/* Writes as many whole words as there is room for. Answers with their bytes, or with -1 if the daemon's position is
+ * invalid. */
 static inline int64_t kvr__lane_push(kvr_lane *lane, const uint8_t *bytes, size_t length) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS;
     uint64_t count = length / 8, at, first;

@@ -1,9 +1,9 @@
-/* A client of kvrouted for a gateway that outlives its daemon. It reconnects with back-off, and keeps one deadline for each call.
- * While the daemon does not answer, it decides by itself: by rendezvous hashing over the workers that the daemon last reported
- * as healthy.
+/* A client of kvrouted for a gateway that outlives its daemon. It reconnects with back-off, and keeps one deadline for
+ * each call. While the daemon does not answer, it decides by itself: by rendezvous hashing over the workers that the
+ * daemon last reported as healthy.
  *
- * It serves one thread, like kvrouted.h, which it includes. Clients in every language give a prompt to the same worker if they
- * know the same workers: ../../tests/fixtures/fallback_vectors.json.
+ * It serves one thread, like kvrouted.h, which it includes. Clients in every language give a prompt to the same worker
+ * if they know the same workers: ../../tests/fixtures/fallback_vectors.json.
  *
  *     kvr_steady steady;
  *     kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;
@@ -29,8 +29,8 @@
 extern "C" {
 #endif
 
-/* The most reports that wait for the daemon's return. Beyond it the oldest are dropped and counted; the daemon ends their
- * bookings by age. */
+/* The most reports that wait for the daemon's return. Beyond it the oldest are dropped and counted; the daemon ends
+ * their bookings by age. */
 #define KVR_OWED_MAX 1024
 
 /* Whether a client uses a lane: memory shared with the daemon. */
@@ -116,8 +116,8 @@ static inline uint32_t kvr__crc32(uint32_t crc, const uint8_t *bytes, size_t cou
     return ~crc;
 }
 
-/* A number that is equal for requests that should go to the same worker: made of their session, or else of the beginning of
- * their prompts. */
+/* A number that is equal for requests that should go to the same worker: made of their session, or else of the
+ * beginning of their prompts. */
 static inline uint32_t kvr_fallback_key(const kvr_route_request *request, size_t prefix_tokens) {
     const char *names[2];
     uint8_t bytes[8];
@@ -187,7 +187,8 @@ static inline uint64_t kvr_fallback_surprise(uint64_t draw) {
     return ((uint64_t)64 << 32) - (whole << 32 | fraction);
 }
 
-/* The cost of a worker, by its draw. The lowest cost is chosen: each worker then gets requests in proportion to its weight. */
+/* The cost of a worker, by its draw. The lowest cost is chosen: each worker then gets requests in proportion to its
+ * weight. */
 static inline double kvr_fallback_cost(uint64_t draw, double weight) {
     return (double)kvr_fallback_surprise(draw) / (weight > 0 && weight - weight == 0 ? weight : 1.0);
 }
@@ -288,7 +289,8 @@ static inline void kvr__owe(kvr_steady *steady, const kvr__booking_report *repor
     kvr__owed *owed;
     /* The daemon refused a name that is too long. */
     if (report->request_id != NULL && strlen(report->request_id) > KVR_NAME_BYTES_MAX) return;
-    if (report->kind == KVR__KIND_OUTPUT_PROGRESS || (steady->instance_id != 0 && instance_id != steady->instance_id)) return;
+    if (report->kind == KVR__KIND_OUTPUT_PROGRESS) return;
+    if (steady->instance_id != 0 && instance_id != steady->instance_id) return;
     if (steady->owed == NULL) steady->owed = (kvr__owed *)calloc(KVR_OWED_MAX, sizeof *steady->owed);
     if (steady->owed == NULL || steady->owed_count == KVR_OWED_MAX) {
         steady->reports_forgotten++;
@@ -334,7 +336,8 @@ static inline void kvr__judge(kvr_steady *steady, kvr_status status) {
     if (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED) kvr__disconnect(steady);
 }
 
-/* Whether two hellos give the same spaces the same numbers. Their schemes may differ: a daemon may learn a scheme later. */
+/* Whether two hellos give the same spaces the same numbers. Their schemes may differ: a daemon may learn a scheme
+ * later. */
 static inline int kvr__same_spaces(const kvr_buffer *one, const kvr_buffer *other) {
     size_t n;
     for (n = 0;; n++) {
@@ -411,8 +414,8 @@ static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     return status;
 }
 
-/* Connects unless there is a connection, and sends the stored reports. During a back-off it fails at once, and the connection
- * stays. It draws the consequences of its own steps. */
+/* Connects unless there is a connection, and sends the stored reports. During a back-off it fails at once, and the
+ * connection stays. It draws the consequences of its own steps. */
 static inline kvr_status kvr__connected(kvr_steady *steady, int64_t deadline_ms) {
     kvr_status status = KVR_OK;
     if (kvr__now_ms() < steady->rests_until_ms)
@@ -545,8 +548,10 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
     asked.space_id = space.space_id;
     kvr__hash(steady, &space, &asked);
     status = kvr_route(&steady->client, &asked, &answer->reply);
-    if (status == KVR_REFUSED && steady->client.error_code == KVR__ERROR_CODE_SCHEME_MISMATCH && asked.tokens == NULL && request->tokens != NULL) {
-        /* The daemon has learnt the space's scheme since its hello. From now on the tokens are sent, and it hashes them. */
+    if (status == KVR_REFUSED && steady->client.error_code == KVR__ERROR_CODE_SCHEME_MISMATCH &&
+        asked.tokens == NULL && request->tokens != NULL) {
+        /* The daemon has learnt the space's scheme since its hello. From now on the tokens are sent, and it hashes
+         * them. */
         steady->refuses_hashes_of = space.space_id + 1;
         asked = *request;
         asked.space_id = space.space_id;
@@ -554,7 +559,7 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
         if (status == KVR_OK) status = kvr_route(&steady->client, &asked, &answer->reply);
     }
     if (request->request_id != NULL && status != KVR_OK && status != KVR_REFUSED && status != KVR_INVALID) {
-        /* The request may be booked, now or later. Its booking is freed by its name, before the next request is sent. */
+        /* The request may be booked, now or later. Its booking is freed by name, before the next request is sent. */
         const kvr_booking by_name = {0, 0};
         kvr__booking_report report = kvr__report_of(KVR__KIND_FREE, by_name, 0, 0);
         report.request_id = request->request_id;
@@ -565,8 +570,8 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
     return status;
 }
 
-/* Asks which worker should run a prompt. The request's space is that of the model. If the connection ends, it tries once more on
- * another. KVR_OK also if the client decided without the daemon: see `answer`. */
+/* Asks which worker should run a prompt. The request's space is that of the model. If the connection ends, it tries
+ * once more on another. KVR_OK also if the client decided without the daemon: see `answer`. */
 static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model, const char *name_space,
     const kvr_route_request *request, kvr_answer *answer) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
@@ -590,7 +595,8 @@ static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model,
     return status;
 }
 
-/* Sends a report about a booking, or stores it until the daemon is back. Then it is KVR_OK too, and the outcome unknown. */
+/* Sends a report about a booking, or stores it until the daemon is back. Then it is KVR_OK too, and the outcome
+ * unknown. */
 static inline kvr_status kvr__steady_report(
     kvr_steady *steady, const kvr_held *held, kvr__booking_report report, kvr_outcome *outcome) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
@@ -614,7 +620,8 @@ static inline kvr_status kvr__steady_report(
 /* As kvr_prefill_complete. */
 static inline kvr_status kvr_steady_prefill_complete(
     kvr_steady *steady, const kvr_held *held, uint64_t prefill_us, kvr_outcome *outcome) {
-    return kvr__steady_report(steady, held, kvr__report_of(KVR__KIND_PREFILL_COMPLETE, held->booking, prefill_us, 0), outcome);
+    return kvr__steady_report(
+        steady, held, kvr__report_of(KVR__KIND_PREFILL_COMPLETE, held->booking, prefill_us, 0), outcome);
 }
 
 /* As kvr_output_progress. */
@@ -627,7 +634,8 @@ static inline kvr_status kvr_steady_output_progress(
 /* As kvr_served. */
 static inline kvr_status kvr_steady_served(
     kvr_steady *steady, const kvr_held *held, uint64_t worker_id, uint32_t dp_rank, kvr_outcome *outcome) {
-    return kvr__steady_report(steady, held, kvr__report_of(KVR__KIND_SERVED, held->booking, worker_id, dp_rank), outcome);
+    return kvr__steady_report(
+        steady, held, kvr__report_of(KVR__KIND_SERVED, held->booking, worker_id, dp_rank), outcome);
 }
 
 /* As kvr_free. */
@@ -635,8 +643,8 @@ static inline kvr_status kvr_steady_free(kvr_steady *steady, const kvr_held *hel
     return kvr__steady_report(steady, held, kvr__report_of(KVR__KIND_FREE, held->booking, 0, 0), outcome);
 }
 
-/* Connects for a question, unless there is a connection, and finds its space. The connection gets the rest of the call's
- * time. */
+/* Connects for a question, unless there is a connection, and finds its space. The connection gets the rest of the
+ * call's time. */
 static inline kvr_status kvr__ready_to_ask(
     kvr_steady *steady, const char *model, const char *name_space, uint8_t role, kvr_space *space) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;

@@ -94,8 +94,8 @@ typedef struct kvr_overrides {
 
 #define KVR_OVERRIDES_INIT {0, NAN, NAN, NAN, NAN, -1, -1}
 
-/* A request about a prompt. Begin with KVR_ROUTE_REQUEST_INIT. A field that is 0 or NULL is not sent. The caller keeps the
- * lists. */
+/* A request about a prompt. Begin with KVR_ROUTE_REQUEST_INIT. A field that is 0 or NULL is not sent. The caller
+ * keeps the lists. */
 typedef struct kvr_route_request {
     uint32_t space_id;
     const char *request_id; /* the name of the booking; NULL = book nothing */
@@ -131,7 +131,8 @@ typedef struct kvr_route_request {
     double priority_jump; /* seconds or a weight, by the queue's policy */
     const kvr_overrides *overrides; /* NULL = none */
     uint64_t must_understand;       /* feature bits: a daemon without them must refuse this request */
-    const char *fallback_key; /* for kvrouted_steady.h: the key of a decision without the daemon, instead of the session; never sent */
+    /* For kvrouted_steady.h: the key of a decision without the daemon, in place of the session. It is never sent. */
+    const char *fallback_key;
 } kvr_route_request;
 
 /* Any pool of a model, in place of one. */
@@ -158,7 +159,8 @@ typedef struct kvr_terms {
 typedef struct kvr_candidate {
     uint64_t worker_id;
     uint32_t dp_rank;
-    uint32_t device_blocks, host_blocks, disk_blocks, external_blocks; /* held; each tier counts only what extends the tier before */
+    /* Blocks held. Each tier counts only what extends the tier before. */
+    uint32_t device_blocks, host_blocks, disk_blocks, external_blocks;
     uint8_t trust_level;                                               /* 0 none .. 4 exact */
     uint64_t trust_reasons;                                            /* bits of schemas/README.md */
     uint8_t state;                                                     /* 0 joining, 1 ready, 2 draining, 3 down */
@@ -200,7 +202,8 @@ typedef struct kvr_route_reply {
 typedef struct kvr_overlap {
     uint64_t worker_id;
     uint32_t dp_rank;
-    uint32_t device_blocks, host_blocks, disk_blocks, external_blocks; /* each tier counts only what extends the tier before */
+    /* Blocks held. Each tier counts only what extends the tier before. */
+    uint32_t device_blocks, host_blocks, disk_blocks, external_blocks;
     kvr_trust trust;
 } kvr_overlap;
 

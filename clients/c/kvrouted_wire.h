@@ -1,5 +1,5 @@
-/* The bytes of frames: how bodies are built, and how they are read without trusting them. kvrouted.h includes this header.
- * The layout is that of flatbuffers. kvrouted_fields.h has the numbers of the schema, schemas/routing.fbs.
+/* The bytes of frames: how bodies are built, and how they are read without trusting them. kvrouted.h includes this
+ * header. The layout is that of flatbuffers. kvrouted_fields.h has the numbers of the schema, schemas/routing.fbs.
  */
 #ifndef KVROUTED_WIRE_H
 #define KVROUTED_WIRE_H
@@ -39,8 +39,8 @@ enum {
 /* Bytes for the fields of a root table, and of a table within it. */
 enum { KVR__TABLE_BYTES = 160, KVR__INNER_TABLE_BYTES = 64 };
 #define KVR__BODY_BYTES_CEILING (64u << 20)
-/* The most entries of a reply's lists: far more than any daemon sends. Entries of a list may share their bytes, so its length
- * is bounded by these and not by the bytes of the reply. */
+/* The most entries of a reply's lists: far more than any daemon sends. Entries of a list may share their bytes, so
+ * its length is bounded by these and not by the bytes of the reply. */
 #define KVR__SPACES_MAX (4u << 10)
 #define KVR__WORKERS_MAX (64u << 10)
 #define KVR__LABELS_MAX 256u
@@ -200,8 +200,8 @@ static inline size_t kvr__write_offset(kvr_buffer *out, kvr__table *table, size_
     return kvr__place(out, table, field, 4, 4);
 }
 
-/* A vector that the offset at `from` points to. Answers with the offset of its elements, which the caller writes, or with 0 if
- * there is no memory. */
+/* A vector that the offset at `from` points to. Answers with the offset of its elements, which the caller writes, or
+ * with 0 if there is no memory. */
 static inline size_t kvr__write_vector(kvr_buffer *out, size_t from, size_t count, size_t bytes) {
     size_t at, elements;
     /* The length precedes the elements. The elements are aligned. */

@@ -1,4 +1,4 @@
-/* What the header does against a daemon that test_client.py starts, stops and ends; it says by a line what is next. */
+/* Tests kvrouted.h against a daemon. Each printed line asks test_client.py to start, pause or stop that daemon. */
 #define _POSIX_C_SOURCE 200809L
 #include "kvrouted.h"
 #include "kvrouted_hash.h"
@@ -332,7 +332,7 @@ static void the_fleet_is_told_at_once_and_after_each_change(void) {
     while (workers[1].state != 2);
     CHECK(next > first);
     ask_for("undrain 2");
-    /* It is told beside other calls too. */
+    /* The fleet arrives during other calls too. */
     do CHECK(kvr_route(&client, &request, &reply) == KVR_OK && kvr_fleet(&client, workers, 8, &count, &next) == KVR_OK);
     while (workers[1].state != 1);
 }

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release lane::loom`
 //!
-//! The models run the real ring and the real protocol on the model checker's words. Each says as well that what it is
-//! about occurs: a model in which nobody ever sleeps would prove nothing. The mutants are the protocol without a fence,
+//! The models run the real ring and the real protocol on the model checker's words. Each also asserts that its subject
+//! occurs: a model in which no side ever sleeps would prove nothing. The mutants are the protocol without a fence,
 //! which must be caught.
 
 use std::sync::atomic::AtomicU64 as Counter;
@@ -58,7 +58,7 @@ impl World {
     }
 }
 
-/// Whether a reader that goes to sleep beside a writer would sleep though there is something and nobody rings. `announce`
+/// Whether a reader that goes to sleep beside a writer would sleep although there are words and no ring comes. `announce`
 /// and `is_to_ring` are the protocol or a mutant of it.
 fn sleep_beside_a_writer(announce: fn(&World), is_to_ring: fn(&World) -> bool) -> (usize, usize) {
     let (slept, lost) = (std::sync::Arc::new(Counter::new(0)), std::sync::Arc::new(Counter::new(0)));
@@ -105,7 +105,7 @@ fn without_either_fence_somebody_would() {
     assert!(lost > 0, "who rings must fence");
 }
 
-/// A side sleeps for room while its other half sleeps for data: whoever rings for one has taken the word of both.
+/// A side sleeps for room while its other half sleeps for data. A ring for one takes the announcements of both.
 #[test]
 fn who_rings_for_one_rings_for_what_it_took_with_it() {
     ::loom::model(|| {

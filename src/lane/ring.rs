@@ -228,19 +228,19 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A position that is no position of the ring. Whoever wrote it is not to be trusted any further.
+/// An invalid position of the other side, which is not trusted any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LaneFault {
     /// The writer has taken back what it had published.
-    #[error("the end of what is written went backwards")]
+    #[error("the writer's position went backwards")]
     TailBackwards,
     /// The writer says that it has written more than the ring holds.
-    #[error("the end of what is written lies beyond the ring")]
+    #[error("the writer's position is beyond the ring")]
     TailBeyond,
     /// The reader has taken back what it had freed.
-    #[error("the end of what is read went backwards")]
+    #[error("the reader's position went backwards")]
     HeadBackwards,
     /// The reader says that it has read what was not written.
-    #[error("the end of what is read lies beyond what is written")]
+    #[error("the reader's position is beyond the writer's")]
     HeadBeyond,
 }

@@ -1,4 +1,4 @@
-//! The rings alone: what goes in comes out, and a peer that lies is found out.
+//! The rings alone: bytes leave as they entered, and invalid positions are found.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -264,7 +264,7 @@ fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
     let shared = made.share().unwrap();
     assert!(LaneMemory::map(&shared, larger).unwrap_err().to_string().contains("another size"));
     for bytes in [0, 4096, 1 << 20] {
-        assert!(rustix::fs::ftruncate(&shared, bytes).is_err(), "nobody can change its size");
+        assert!(rustix::fs::ftruncate(&shared, bytes).is_err(), "no process can change its size");
     }
     assert!(rustix::fs::fcntl_add_seals(&shared, rustix::fs::SealFlags::WRITE).is_err());
     let loose = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();

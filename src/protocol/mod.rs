@@ -1,5 +1,5 @@
-//! What a gateway and the daemon say to each other, as plain values: what a request asks, what a reply and a report
-//! say. How they become bytes is in `wire`; what the daemon makes of them, in `route`, `load` and `fleet`.
+//! The messages between a gateway and the daemon, as plain values: requests, replies and reports. `wire` makes bytes of them;
+//! `route`, `load` and `fleet` act on them.
 
 mod mode;
 mod reply;

@@ -1,4 +1,4 @@
-//! What a reply says beside its candidates, and the terms of a cost.
+//! The parts of a reply beside its candidates, and the terms of a cost.
 
 use crate::ids::Worker;
 

@@ -1,4 +1,4 @@
-//! What a gateway asks, borrowed from the request frame.
+//! A gateway's request, borrowed from its frame.
 
 use super::mode::Mode;
 use crate::hash;

@@ -1,4 +1,4 @@
-//! What is counted about snapshots, and why a snapshot is not used.
+//! The counters of snapshots, and the reasons why a snapshot is not used.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -175,10 +175,12 @@ impl RouteReply {
                 Kind::PinnedNotAllowed => "allow the worker, or do not pin the request to it",
                 Kind::PinnedBusy => "wait, or do not pin the request",
                 Kind::AllBusy => "wait, or raise the busy thresholds in [policy]",
-                Kind::AllFiltered => "ask for less, or see `kvrouted query` for whom each rule removes",
+                Kind::AllFiltered => {
+                    "relax the request's constraints; `kvrouted query` shows the workers that each rule excludes"
+                }
                 _ => "wait, or see `kvrouted status` for where the workers are",
             };
-            Error::new(kind, format!("nobody is eligible: {removed}"), remedy)
+            Error::new(kind, format!("no worker is eligible: {removed}"), remedy)
         })
     }
 }

@@ -212,7 +212,7 @@ impl Client {
     }
 }
 
-/// A port that says these bytes to whoever connects, and then so many times the others, as far as they are taken.
+/// A port that sends these bytes to every peer, and then the others this many times, as far as the peer reads.
 fn says(first: Vec<u8>, then: Vec<u8>, times: usize) -> (String, std::thread::JoinHandle<usize>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
@@ -429,7 +429,7 @@ fn a_peer_s_messages_in_one_turn_are_bounded_however_short_they_are() {
     assert!(most <= RELAY_PEER_TURN_MESSAGES_MAX, "{most} messages of one peer in one turn");
 }
 
-/// Bytes of a message, counted until nobody holds them any more.
+/// Bytes of a message, counted until the last holder drops them.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Counted {

@@ -1,4 +1,4 @@
-//! Who gets which prompt without the daemon, and that clients in other languages agree.
+//! The worker of each prompt without the daemon, and the agreement with clients in other languages.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn chosen(fleet: &Fleet, request: &RouteRequest<'_>) -> Option<Worker> {
 }
 
 fn shares(fleet: &Fleet) -> BTreeMap<u32, u64> {
-    let request = |token: &u32| (*token, chosen(fleet, &question(&[*token])).expect("somebody").id.0);
+    let request = |token: &u32| (*token, chosen(fleet, &question(&[*token])).expect("a worker").id.0);
     (0..4000).map(|token| request(&token)).collect()
 }
 
@@ -86,7 +86,7 @@ fn only_healthy_workers_that_the_request_may_have_are_chosen() {
     assert_eq!(ranked(&RouteRequest { pin: Some(c), ..plain }), (vec![c], false));
     assert_eq!(ranked(&RouteRequest { required_taints: Names::Listed(&["fast"]), ..plain }), (vec![a], false));
     let down = Worker::new(2, 0);
-    assert_eq!(ranked(&RouteRequest { pin: Some(down), ..plain }), (vec![down], true), "nobody else is left");
+    assert_eq!(ranked(&RouteRequest { pin: Some(down), ..plain }), (vec![down], true), "no other worker is left");
     assert_eq!(ranked(&RouteRequest { pin: Some(Worker::new(1, 0)), ..plain }).0, [], "one that drains is not");
     assert_eq!(ranked(&RouteRequest { space: SpaceId(1), ..plain }).0, []);
     assert_eq!(rank(&known, &RouteRequest { candidates_max: 2, ..plain }, 4096).0.len(), 2);

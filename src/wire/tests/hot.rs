@@ -1,25 +1,25 @@
-//! What is read in one go against what flatbuffers' verifier and accessors make of the same body.
+//! The fast path's reading of a body against that of flatbuffers' verifier and accessors.
 
 use super::*;
 use crate::limits::REQUEST_TABLES_MAX;
 use crate::wire::table::{HotTable, TableReader};
 use crate::wire::{questions, reply, reports, route_request, table};
 
-/// The fields of a body, read in one go and by way of the verifier.
+/// The fields of a body, by the fast path and by the verifier.
 fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
     let at_once = TableReader::root(body).and_then(|mut table| T::read(&mut table));
     let verified = table::root::<T::Table>(body, REQUEST_TABLES_MAX).ok().map(T::of);
     (at_once, verified)
 }
 
-/// Says whether a body is read in one go, and makes sure that what is read is what the verifier's way gives.
+/// Whether the fast path reads a body. If it does, asserts that it reads what the verifier's way reads.
 pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
     let (mut one, mut two) = (RequestScratch::default(), RequestScratch::default());
     macro_rules! same {
         ($decode:expr $(, $scratch:ident)?) => {{
             let (at_once, verified) = both_ways(body);
             let Some(at_once) = at_once else { return false };
-            let verified = verified.expect("what is read in one go passes the verifier");
+            let verified = verified.expect("a body that the fast path reads passes the verifier");
             same!(@compare $decode, at_once, verified $(, $scratch)?)
         }};
         (@compare $decode:expr, $one:ident, $two:ident) => { (format!("{:?}", $decode(&$one)), format!("{:?}", $decode(&$two))) };

@@ -139,7 +139,7 @@ static void requests_of_a_session_come_to_one_worker(void) {
     }
 }
 
-static void one_reply_names_who_prefills_and_who_decodes(void) {
+static void one_reply_names_a_worker_to_prefill_and_one_to_decode(void) {
     kvr_route_request request = asking("pair");
     kvr_outcome outcome;
     kvr_space pools;
@@ -159,7 +159,7 @@ static uint64_t chosen(const kvr_route_request *request) {
     return reply.candidate_count == 0 ? 0 : reply.candidates[0].worker_id;
 }
 
-static void a_request_says_whom_it_may_have_and_prefers(void) {
+static void a_request_is_bound_by_its_constraints(void) {
     kvr_route_request request = asking(NULL);
     const kvr_worker_ref both[2] = {{1, KVR_EVERY_RANK}, {2, 0}}, nobody = {9, 0};
     const char *const labels[2] = {"fast", "near"};
@@ -203,7 +203,7 @@ static void a_request_says_whom_it_may_have_and_prefers(void) {
     CHECK(memcmp(&reply.candidates[0].terms.cost, &reply.candidates[0].cost, sizeof(double)) == 0);
 }
 
-static void a_request_says_what_it_wants_otherwise(void) {
+static void a_request_overrides_its_policy(void) {
     kvr_route_request request = asking(NULL);
     kvr_overrides overrides = KVR_OVERRIDES_INIT;
     const kvr_block_range shared = {0, 4};
@@ -235,7 +235,7 @@ static void a_request_says_what_it_wants_otherwise(void) {
     CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 4);
 }
 
-static void what_caches_hold_is_told_without_a_decision(void) {
+static void overlaps_are_reported_without_a_decision(void) {
     kvr_route_request request = asking(NULL);
     kvr_overlap overlaps[4];
     kvr_prompt_found found;
@@ -314,7 +314,7 @@ static void a_lane_that_lies_is_not_believed(const char *path) {
     }
 }
 
-static void the_fleet_is_told_at_once_and_after_each_change(void) {
+static void the_fleet_arrives_at_once_and_after_each_change(void) {
     kvr_route_request request = asking(NULL);
     kvr_worker workers[8];
     uint64_t first, next;
@@ -337,7 +337,7 @@ static void the_fleet_is_told_at_once_and_after_each_change(void) {
     while (workers[1].state != 1);
 }
 
-static void what_means_nothing_is_refused_unsent(void) {
+static void an_invalid_request_is_refused_unsent(void) {
     kvr_route_request request = asking("");
     kvr_space other;
     CHECK(kvr_route(&client, &request, &reply) == KVR_INVALID);
@@ -467,16 +467,16 @@ int main(int count, char **arguments) {
     hashes_of_the_caller_are_the_same_prompt(arguments[2]);
     CHECK(kvr_open_lane(&client) == KVR_INVALID);
     a_long_prompt_gets_the_same_answer_by_every_way(arguments[1]);
-    what_caches_hold_is_told_without_a_decision();
-    a_request_says_whom_it_may_have_and_prefers();
-    a_request_says_what_it_wants_otherwise();
+    overlaps_are_reported_without_a_decision();
+    a_request_is_bound_by_its_constraints();
+    a_request_overrides_its_policy();
     workers_are_listed_and_their_loads_are_reported();
     a_booking_waits_within_the_connections_timeout();
     requests_of_a_session_come_to_one_worker();
     a_booking_is_reported_on_until_it_ends();
-    one_reply_names_who_prefills_and_who_decodes();
-    the_fleet_is_told_at_once_and_after_each_change();
-    what_means_nothing_is_refused_unsent();
+    one_reply_names_a_worker_to_prefill_and_one_to_decode();
+    the_fleet_arrives_at_once_and_after_each_change();
+    an_invalid_request_is_refused_unsent();
     broken_replies_are_read_within_their_bytes();
     a_late_booking_is_freed();
 

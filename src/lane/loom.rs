@@ -82,7 +82,7 @@ fn sleep_beside_a_writer(announce: fn(&World), is_to_ring: fn(&World) -> bool) -
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_there() {
+fn no_side_sleeps_for_words_that_are_there() {
     let (slept, lost) = sleep_beside_a_writer(
         |world| Awaited::DATA.announce(&world.waits),
         |world| Awaited::DATA.is_to_ring(&world.waits),
@@ -92,7 +92,7 @@ fn nobody_sleeps_for_what_is_there() {
 }
 
 #[test]
-fn without_either_fence_somebody_would() {
+fn without_either_fence_a_side_would() {
     let (_, lost) = sleep_beside_a_writer(
         |world| world.waits.set(1, Ordering::Relaxed),
         |world| Awaited::DATA.is_to_ring(&world.waits),
@@ -107,7 +107,7 @@ fn without_either_fence_somebody_would() {
 
 /// A side sleeps for room while its other half sleeps for data. A ring for one takes the announcements of both.
 #[test]
-fn who_rings_for_one_rings_for_what_it_took_with_it() {
+fn a_ring_for_one_announcement_rings_for_all_that_it_took() {
     ::loom::model(|| {
         let world = World::new();
         let sleeper = Arc::clone(&world);

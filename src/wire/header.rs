@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_apart() {
+    fn each_fault_has_its_own_error() {
         let good = FrameHeader::new(FrameKind::Route, 64, CorrelationId(7));
         let parse = |header: FrameHeader| FrameHeader::parse(&header.encode());
         assert_eq!(parse(good), Ok(good));

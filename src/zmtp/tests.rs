@@ -253,7 +253,7 @@ fn a_message_that_breaks_a_bound_as_it_comes_ends_its_connection() {
 }
 
 #[test]
-fn who_does_not_speak_zmtp_or_ends_the_handshake_is_no_publisher() {
+fn a_peer_that_does_not_speak_zmtp_or_ends_the_handshake_is_not_a_publisher() {
     for bytes in [b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(10), [greeting().to_vec(), ready_as("PULL")].concat()] {
         let (endpoint, hostile) = says(bytes, Vec::new(), 0);
         assert_eq!(Client::subscribe(&endpoint).next(), Err(LinkEvent::HandshakeFailed));

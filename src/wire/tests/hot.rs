@@ -114,7 +114,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
 
 proptest! {
     #[test]
-    fn what_is_read_in_one_go_is_what_the_verifiers_way_gives(
+    fn the_fast_path_reads_what_the_verifiers_way_reads(
         fields in any::<u32>(), number in any::<u32>(), text in "\\PC{0,12}", prompt in proptest::collection::vec(any::<u32>(), 0..40),
     ) {
         for (kind, body) in bodies(fields, (number, &text), &prompt) {

@@ -86,7 +86,7 @@ fn assert_aligned(body: &[u8]) {
 
 proptest! {
     #[test]
-    fn a_route_reply_is_what_the_builder_makes(
+    fn a_route_reply_equals_the_builders(
         mut decision in decided(), prefill in proptest::option::of(decided()), explain: bool, known in 0..8_u32, name in "\\PC{0,9}", before in 0..3_usize,
     ) {
         decision.prefill = prefill.map(Box::new);
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn an_overlap_reply_is_what_the_builder_makes(decision in decided()) {
+    fn an_overlap_reply_equals_the_builders(decision in decided()) {
         let mut out = Vec::new();
         ReplyEncoder::default().overlap(ID, &decision, &mut out);
         let built = built::overlap(&decision);
@@ -130,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn what_became_of_a_booking_is_said_as_the_builder_does(outcome in 0..4_usize, instance_id: u64) {
+    fn an_outcome_reply_equals_the_builders(outcome in 0..4_usize, instance_id: u64) {
         use BookingOutcome::{AlreadyApplied, Applied, Superseded, Unknown};
         let outcome = [Applied, AlreadyApplied, Unknown, Superseded][outcome];
         let built = built::outcome(outcome, instance_id);

@@ -48,7 +48,7 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
     }
 
     /// The vtable of a table that has all fields.
-    pub(super) const fn told(&self) -> &[u8] {
+    pub(super) const fn vtable_bytes(&self) -> &[u8] {
         &self.vtable
     }
 
@@ -67,7 +67,7 @@ pub(super) struct Table<'l, const TABLE: usize, const VTABLE: usize> {
 
 impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
     /// Its vtable.
-    pub(super) const fn told(&self) -> &[u8] {
+    pub(super) const fn vtable_bytes(&self) -> &[u8] {
         &self.vtable
     }
 

@@ -141,7 +141,7 @@ impl ReplyEncoder {
         let bytes = REPLY_BYTES + decision.candidates.len() * CANDIDATE_BYTES;
         let mut frame = FrameWriter::begin(out, FrameKind::OverlapReply, id, bytes);
         let root = frame.table(reply);
-        let layout = frame.vtable(OVERLAP_ENTRY.told());
+        let layout = frame.vtable(OVERLAP_ENTRY.vtable_bytes());
         let workers = frame.references(decision.candidates.len());
         for (n, scored) in decision.candidates.iter().enumerate() {
             let mut entry = OVERLAP_ENTRY.blank();
@@ -286,8 +286,8 @@ impl<'f, 'o> Candidates<'f, 'o> {
     fn begin(frame: &'f mut FrameWriter<'o>, explain: bool, fleet: &'f FleetTable) -> Self {
         let mut candidate = CANDIDATE.blank();
         candidate.leave_out(Candidate::VT_TERMS, !explain);
-        let layout = frame.vtable(candidate.told());
-        let terms_layout = explain.then(|| frame.vtable(COST_TERMS.told()));
+        let layout = frame.vtable(candidate.vtable_bytes());
+        let terms_layout = explain.then(|| frame.vtable(COST_TERMS.vtable_bytes()));
         Self { frame, fleet, layout, terms_layout }
     }
 
@@ -335,7 +335,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
 fn write_removed(frame: &mut FrameWriter<'_>, decision: &Decision) -> usize {
     let removed_by = |rule: Rule| decision.removed.iter().filter(move |(by, _)| *by == rule).map(|(_, worker)| *worker);
     let rules = || Rule::ALL.iter().copied().filter(|rule| removed_by(*rule).next().is_some());
-    let layout = frame.vtable(REMOVAL.told());
+    let layout = frame.vtable(REMOVAL.vtable_bytes());
     let vector = frame.references(rules().count());
     for (n, rule) in rules().enumerate() {
         let place = frame.table_told_at(layout, REMOVAL.blank());

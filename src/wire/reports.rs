@@ -151,27 +151,27 @@ hot_tables! {
     }
 }
 
-pub(super) fn prefill_complete<'a>(told: &PrefillComplete<'a>) -> Result<Request<'a>> {
-    understood(told.must_understand)?;
-    let booking = booking_ref(told.booking, told.request_id, told.attempt)?;
-    Ok(Request::PrefillComplete { booking, prefill_us: told.prefill_us })
+pub(super) fn prefill_complete<'a>(table: &PrefillComplete<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    Ok(Request::PrefillComplete { booking, prefill_us: table.prefill_us })
 }
 
-pub(super) fn free<'a>(told: &Free<'a>) -> Result<Request<'a>> {
-    understood(told.must_understand)?;
-    Ok(Request::Free(booking_ref(told.booking, told.request_id, told.attempt)?))
+pub(super) fn free<'a>(table: &Free<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    Ok(Request::Free(booking_ref(table.booking, table.request_id, table.attempt)?))
 }
 
-pub(super) fn output_progress<'a>(told: &OutputProgress<'a>) -> Result<Request<'a>> {
-    understood(told.must_understand)?;
-    let booking = booking_ref(told.booking, told.request_id, told.attempt)?;
-    Ok(Request::OutputProgress { booking, output_tokens: told.output_tokens })
+pub(super) fn output_progress<'a>(table: &OutputProgress<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    Ok(Request::OutputProgress { booking, output_tokens: table.output_tokens })
 }
 
-pub(super) fn served<'a>(told: &Served<'a>) -> Result<Request<'a>> {
-    understood(told.must_understand)?;
-    let booking = booking_ref(told.booking, told.request_id, told.attempt)?;
-    let Some(worker) = &told.worker else {
+pub(super) fn served<'a>(table: &Served<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    let Some(worker) = &table.worker else {
         return Err(invalid("served without a worker", "name the worker that runs the request"));
     };
     Ok(Request::Served { booking, worker: worker_from_wire(worker) })

@@ -87,7 +87,8 @@ pub(in crate::client) struct Conversation<W> {
     /// The received bytes of incomplete frames, by channel.
     received: [Vec<u8>; 2],
     in_flight: FxHashMap<CorrelationId, InFlight<W>>,
-    owed: VecDeque<Report>,
+    /// Reports for the next connection.
+    stored_reports: VecDeque<Report>,
     pub(in crate::client) phase: Phase,
     pub(in crate::client) silence: Silence,
     back_off: BackOff,
@@ -114,7 +115,7 @@ impl<W: Waiter> Conversation<W> {
             unsent: Vec::new(),
             received: Default::default(),
             in_flight: FxHashMap::default(),
-            owed: VecDeque::new(),
+            stored_reports: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
             silence: Silence::default(),
             back_off,
@@ -152,7 +153,7 @@ impl<W: Waiter> Conversation<W> {
 
     /// Whether every request and every report has been answered.
     pub(in crate::client) fn is_settled(&self) -> bool {
-        self.unsent.is_empty() && self.owed.is_empty() && !self.is_waiting()
+        self.unsent.is_empty() && self.stored_reports.is_empty() && !self.is_waiting()
     }
 
     /// Whether replies are due, other than those of the watch.
@@ -216,7 +217,7 @@ impl<W: Waiter> Conversation<W> {
         }
         if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
             // Another run of the daemon has no bookings of the last one.
-            self.owed.clear();
+            self.stored_reports.clear();
         }
         self.spaces.learn(&hello.spaces);
         let watches = learns_fleet && hello.features & features::WATCH != 0;
@@ -224,7 +225,7 @@ impl<W: Waiter> Conversation<W> {
         (self.refusal, self.last_failure) = (None, None);
         self.phase = Phase::Open;
         self.count(ClientCounter::Connected);
-        for report in std::mem::take(&mut self.owed) {
+        for report in std::mem::take(&mut self.stored_reports) {
             self.send_report(report, None);
         }
         if watches {
@@ -324,12 +325,12 @@ impl<W: Waiter> Conversation<W> {
         if matches!(report.kind, ReportKind::OutputProgress { .. }) {
             return;
         }
-        if self.owed.len() >= CLIENT_REPORTS_OWED_MAX {
-            self.owed.pop_front();
+        if self.stored_reports.len() >= CLIENT_REPORTS_OWED_MAX {
+            self.stored_reports.pop_front();
             self.count(ClientCounter::ReportsForgotten);
         }
         self.count(ClientCounter::ReportsOwed);
-        self.owed.push_back(report);
+        self.stored_reports.push_back(report);
     }
 
     // Replies.

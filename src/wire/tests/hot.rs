@@ -95,7 +95,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
         let taint = b.create_string(text);
         a.required_taints = has(21).then(|| b.create_vector(&[taint]));
     });
-    macro_rules! told {
+    macro_rules! report {
         ($table:ident, $args:ident $(, $field:ident: $value:expr)?) => {
             body!($table, $args, |b, a| {
                 a.booking = has(0).then_some(&handle);
@@ -105,10 +105,10 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
             })
         };
     }
-    told!(Free, FreeArgs);
-    told!(PrefillComplete, PrefillCompleteArgs, prefill_us: number_wide);
-    told!(OutputProgress, OutputProgressArgs, output_tokens: number);
-    told!(Served, ServedArgs, worker: has(2).then_some(&worker));
+    report!(Free, FreeArgs);
+    report!(PrefillComplete, PrefillCompleteArgs, prefill_us: number_wide);
+    report!(OutputProgress, OutputProgressArgs, output_tokens: number);
+    report!(Served, ServedArgs, worker: has(2).then_some(&worker));
     bodies
 }
 

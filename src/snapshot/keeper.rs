@@ -78,7 +78,7 @@ impl Keeper {
         let _ = self.stop.try_send(deadline);
     }
 
-    /// Waits for the last round, until `deadline` and [`LAST_WRITE`] more. Whether the thread has ended.
+    /// Waits for the last round, until `deadline` and half a second more. Whether the thread has ended.
     #[must_use]
     pub fn join(self, deadline: Instant) -> bool {
         let has_ended = self.ended.recv_deadline(deadline + LAST_WRITE).is_ok();

@@ -123,7 +123,7 @@ impl LaneMemory {
         }
         let bytes = fstat(file).map_err(|error| cannot("be measured", error))?.st_size;
         if u64::try_from(bytes) != Ok(sizes.memory_bytes() as u64) {
-            return Err(not_ours("larger or smaller than the reply says"));
+            return Err(not_ours("of another size than the reply says"));
         }
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let mapping = Mapping::new(file, sizes, flags).map_err(|error| cannot("be mapped", error))?;

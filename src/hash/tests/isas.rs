@@ -107,8 +107,8 @@ fn words_at_their_limits_carry_as_they_should() {
 }
 
 #[test]
-#[should_panic(expected = "behind their bytes")]
-fn blocks_that_end_behind_their_bytes_are_never_made() {
+#[should_panic(expected = "after their bytes")]
+fn blocks_that_end_after_their_bytes_are_never_made() {
     let _ = Blocks::new(&[0; 128], 60, 68, 3);
 }
 

@@ -3,35 +3,35 @@
 use std::cell::{Cell, RefCell};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam::queue::ArrayQueue;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
+use super::accept::UserPlace;
+use super::busy_poll::Spin;
+use super::busy_poll::{Looker, Looks};
 use super::connection::{Connection, Respond as _};
-use super::engine::{Ended, Stream, drive};
+use super::connection::{Ended, drive};
+use super::deadlines::cut_unread;
+use super::deadlines::{Owed, close_overdue};
+use super::io_backend::Engine;
+use super::io_backend::Stream;
+use super::io_backend::{EpollStream, UringStream, block_on_epoll, block_on_uring};
 use super::lane::{Carrier, attend};
-use super::late::Late;
 use super::log_quota::LogQuota;
-use super::looks::{Looker, Looks};
-use super::mailbox::{CoreHandle, Mailbox, Message};
-use super::outlet::{Outlet, Pushed};
-use super::overdue::{Owed, close_overdue};
-use super::probe::Engine;
-use super::receive_room::ReceiveRoom;
+use super::receive::ReceiveRoom;
+use super::reply_writer::{Outlet, Pushed};
+use super::request_queue::{Late, LateBox};
 use super::responder::RoutingResponder;
 use super::service::Service;
-use super::spin::Spin;
-use super::unread::cut_unread;
-use super::users::UserPlace;
-use super::watching::tell_of_changes;
-use super::{epoll, uring};
+use super::watch::tell_of_changes;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, UNREAD_MS_MAX_DEFAULT};
+use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, MAILBOX_MESSAGES_MAX, UNREAD_MS_MAX_DEFAULT};
 use crate::metrics::{CoreCounter, CounterSet};
 
 /// How a core is to run.
@@ -166,8 +166,8 @@ fn serve<S: Service + 'static>(
     let responder = RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max);
     let responder = RefCell::new(responder.on_core(options.index, &mailbox.late));
     match options.engine {
-        Engine::Uring => uring::block_on(report, run::<uring::UringStream, S>(options, mailbox, counters, responder)),
-        Engine::Epoll => epoll::block_on(report, run::<epoll::EpollStream, S>(options, mailbox, counters, responder)),
+        Engine::Uring => block_on_uring(report, run::<UringStream, S>(options, mailbox, counters, responder)),
+        Engine::Epoll => block_on_epoll(report, run::<EpollStream, S>(options, mailbox, counters, responder)),
     }
 }
 
@@ -445,5 +445,112 @@ impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {
         core.counters.bump(CoreCounter::ConnectionsClosed);
         core.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
         core.ended.notify_one();
+    }
+}
+
+// The only way into a core: connections, replies that come late, and the drain.
+
+/// What other threads hand to a core.
+pub(super) enum Message {
+    Connection { stream: UnixStream, uid: u32, place: UserPlace },
+    Drain { deadline: Instant },
+    Late(Late),
+}
+
+/// What other threads may touch of a core.
+pub(super) struct Mailbox {
+    pub(super) queue: ArrayQueue<Message>,
+    /// Replies to requests that waited, and word that some may find room. Its bell rings for `queue` too.
+    pub(super) late: Arc<LateBox>,
+    /// Connections handed over and not yet ended. Relaxed everywhere: it only guides the acceptor's choice.
+    pub(super) connections: AtomicUsize,
+    /// Cleared, for good, when the thread no longer takes messages.
+    pub(super) alive: AtomicBool,
+}
+
+impl Mailbox {
+    pub(super) fn new() -> Self {
+        Self {
+            // One place more than connections may take, so that a drain always finds room.
+            queue: ArrayQueue::new(MAILBOX_MESSAGES_MAX + 1),
+            late: Arc::default(),
+            connections: AtomicUsize::new(0),
+            alive: AtomicBool::new(true),
+        }
+    }
+
+    /// The next message.
+    pub(super) async fn next(&self) -> Message {
+        loop {
+            if let Some(message) = self.queue.pop() {
+                return message;
+            }
+            if let Some(late) = self.late.pop() {
+                return Message::Late(late);
+            }
+            // A message that arrives here leaves a permit: `notified` returns at once.
+            self.late.arrived.notified().await;
+        }
+    }
+
+    /// What comes late, without what else waits.
+    pub(super) async fn next_late(&self) -> Late {
+        loop {
+            if let Some(late) = self.late.pop() {
+                return late;
+            }
+            self.late.arrived.notified().await;
+        }
+    }
+}
+
+/// The sending side of a core's mailbox.
+#[derive(Clone)]
+pub struct CoreHandle {
+    pub(super) mailbox: Arc<Mailbox>,
+}
+
+impl CoreHandle {
+    /// Connections it has, those on their way to it included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.mailbox.connections.load(Ordering::Relaxed)
+    }
+
+    /// Whether it still takes connections.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // Relaxed: a connection handed to a core that is just ending is dropped by whoever finds it.
+        self.mailbox.alive.load(Ordering::Relaxed)
+    }
+
+    /// Hands over a connection of user `uid`, with its place among that user's. Only one thread may call it.
+    ///
+    /// # Errors
+    /// Gives the stream back if the mailbox is full.
+    pub(super) fn hand_over(&self, stream: UnixStream, uid: u32, place: UserPlace) -> Result<(), UnixStream> {
+        if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
+            return Err(stream);
+        }
+        self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
+        match self.mailbox.queue.push(Message::Connection { stream, uid, place }) {
+            Ok(()) => self.mailbox.late.arrived.notify_one(),
+            Err(Message::Connection { stream, .. }) => {
+                self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
+                return Err(stream);
+            }
+            // The queue gives back what was pushed.
+            Err(Message::Drain { .. } | Message::Late(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks it to end: to answer what has come in, and to cut what is still open at `deadline`. Stop the
+    /// acceptor first. A second call changes nothing.
+    pub fn drain(&self, deadline: Instant) {
+        if self.mailbox.queue.push(Message::Drain { deadline }).is_err() {
+            tracing::warn!("the core is draining already");
+        }
+        self.mailbox.late.arrived.notify_one();
     }
 }

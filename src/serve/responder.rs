@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::connection::{Carried, Peer, Phase, Respond};
 use super::lane::CoreLanes;
-use super::late::{Booked, LateBox};
-use super::parking::Parking;
+use super::request_queue::Parking;
+use super::request_queue::{Booked, LateBox};
 use super::service::{HelloInfo, Routed, Service};
-use super::watching::Watches;
+use super::watch::Watches;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::hash::TOKEN_BYTES;

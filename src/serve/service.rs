@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::Guard;
 
 use super::lane::Lanes;
-use super::room::WaitingRoom;
+use super::request_queue::WaitingRoom;
 use crate::error::Result;
 use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker, WorkerIndex};

@@ -15,7 +15,7 @@ use crate::load::{BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::queue::Ticket;
 use crate::serve::connection::{Carried, Peer, Phase, Respond};
-use crate::serve::late::{Booked, Late, LateBox};
+use crate::serve::request_queue::{Booked, Late, LateBox};
 use crate::serve::responder::RoutingResponder;
 use crate::serve::service::Service;
 use crate::shares::HTTP_USER;

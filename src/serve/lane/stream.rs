@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -10,12 +11,13 @@ use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::sync::Notify;
 
-use super::terms::Lanes;
+use super::Lanes;
 use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, Moved, hear, ring};
 use crate::limits::WRITES_PER_TURN_MAX;
 use crate::metrics::LaneCounter;
-use crate::serve::epoll::registered;
-use crate::serve::looks::{LookCost, Looker};
+use crate::serve::busy_poll::{LookCost, Looker};
+use crate::serve::io_backend::Stream;
+use crate::serve::io_backend::registered;
 
 /// How far a lane has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +243,67 @@ impl LaneStream {
                 }
                 Err(fault) => self.set(Phase::Cut(Why::Fault(fault))),
             }
+        }
+    }
+}
+
+// What carries the bytes of a connection: a socket of the core's engine, or a lane.
+
+/// A socket or a lane.
+pub(in crate::serve) enum Carrier<T> {
+    /// A socket.
+    Socket(T),
+    /// A lane.
+    Lane(Box<LaneStream>),
+}
+
+impl<T: Stream> Stream for Carrier<T> {
+    fn from_std(stream: UnixStream) -> io::Result<Self> {
+        T::from_std(stream).map(Self::Socket)
+    }
+
+    fn look_cost(&self) -> LookCost {
+        match self {
+            Self::Socket(socket) => socket.look_cost(),
+            Self::Lane(_) => LookCost::Load,
+        }
+    }
+
+    fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        match self {
+            Self::Socket(socket) => socket.try_read(buffer),
+            Self::Lane(lane) => lane.try_read(buffer),
+        }
+    }
+
+    async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        match self {
+            Self::Socket(socket) => socket.read(buffer).await,
+            Self::Lane(lane) => lane.read(buffer).await,
+        }
+    }
+
+    async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        match self {
+            Self::Socket(socket) => socket.write_all(bytes).await,
+            Self::Lane(lane) => lane.write_all(bytes).await,
+        }
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match self {
+            Self::Socket(socket) => socket.shutdown(how),
+            Self::Lane(lane) => {
+                lane.shutdown(how);
+                Ok(())
+            }
+        }
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Socket(socket) => socket.socket(),
+            Self::Lane(_) => None,
         }
     }
 }

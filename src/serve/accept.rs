@@ -1,16 +1,159 @@
-//! Who may connect to a socket, beside what the mode of its file says: lists of users and groups, held against what the
-//! kernel noted of the peer's process when it connected.
+//! The one acceptor: several on one Unix listener would not balance.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use rustix::net::SendFlags;
 use tokio::net::unix::UCred;
+use tokio::net::{UnixListener, UnixStream};
 
+use super::core::CoreHandle;
+use super::log_quota::LogQuota;
+use super::socket_file::BoundSocket;
 use crate::config::{AccessConfig, Config};
 use crate::error::{Error, Kind, Result};
-use crate::limits::PEER_GROUPS_MAX;
+use crate::ids::CorrelationId;
+use crate::limits::{ACCEPT_REST_MS, PEER_GROUPS_MAX};
+use crate::metrics::{CounterSet, DaemonCounter};
+use crate::shares::{Scarce, share};
+use crate::wire::ReplyEncoder;
+
+/// Accepts on the routing socket and hands every connection to the core that has fewest.
+pub struct Acceptor {
+    listener: UnixListener,
+    cores: Vec<CoreHandle>,
+    connections_max: usize,
+    admission: Arc<ArcSwap<Admission>>,
+    users: Arc<Users>,
+    counters: Arc<CounterSet<DaemonCounter>>,
+    encoder: ReplyEncoder,
+    log_quota: LogQuota,
+    // Last: the file goes once nobody listens.
+    _socket: BoundSocket,
+}
+
+impl Acceptor {
+    /// An acceptor on `socket` for `cores`. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the socket cannot be waited on.
+    pub fn new(
+        socket: BoundSocket,
+        cores: Vec<CoreHandle>,
+        connections_max: usize,
+        counters: Arc<CounterSet<DaemonCounter>>,
+    ) -> crate::error::Result<Self> {
+        let listener = socket.listen_async()?;
+        let (encoder, log_quota) = (ReplyEncoder::default(), LogQuota::default());
+        let admission = Arc::new(ArcSwap::from_pointee(Admission::by_mode("serve")));
+        let users = Arc::default();
+        Ok(Self { listener, cores, connections_max, admission, users, counters, encoder, log_quota, _socket: socket })
+    }
+
+    /// The same for those whom `admission` admits at the time.
+    #[must_use]
+    pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>) -> Self {
+        self.admission = admission;
+        self
+    }
+
+    /// The same with so much of the connections for each user as `users` say.
+    #[must_use]
+    pub fn shared_by(mut self, users: Arc<Users>) -> Self {
+        self.users = users;
+        self
+    }
+
+    /// Accepts until dropped, at any await. Dropping the acceptor closes the socket and removes its file.
+    pub async fn run(&mut self) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => self.place(stream),
+                Err(error) => {
+                    // Out of descriptors, most likely: the connection keeps waiting, and asking again at
+                    // once would only burn the processor.
+                    if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                        tracing::error!(%error, withheld, "cannot accept connections; they wait");
+                    }
+                    tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+                }
+            }
+        }
+    }
+
+    fn place(&mut self, stream: UnixStream) {
+        let (credentials, stream) = match stream.peer_cred().and_then(|peer| Ok((peer, stream.into_std()?))) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.counters.bump(DaemonCounter::ConnectionsRefused);
+                if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                    tracing::warn!(%error, withheld, "a connection whose user cannot be told is refused");
+                }
+                return;
+            }
+        };
+        let uid = credentials.uid();
+        if let Err(error) = self.admission.load().admit(&stream, &credentials) {
+            self.counters.bump(DaemonCounter::ConnectionsNotPermitted);
+            if let Some(withheld) = self.log_quota.take(Instant::now()) {
+                tracing::warn!(uid, gid = credentials.gid(), pid = credentials.pid(), %error, withheld, "a connection is refused");
+            }
+            turn_away(&stream, &error, &mut self.encoder);
+            return;
+        }
+        if let Err((stream, counter, why)) = self.hand_over(stream, uid) {
+            self.refuse(&stream, counter, why, uid);
+        }
+    }
+
+    /// Hands a connection to the core that has fewest; else gives it back with what is to be counted and said.
+    fn hand_over(&self, stream: StdStream, uid: u32) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
+        let alive = || self.cores.iter().filter(|core| core.is_alive());
+        let open: usize = alive().map(CoreHandle::connections).sum();
+        let Some(least) = alive().min_by_key(|core| core.connections()) else {
+            return Err((stream, DaemonCounter::ConnectionsRefused, "no core is serving"));
+        };
+        if open >= self.connections_max {
+            return Err((stream, DaemonCounter::ConnectionsRefused, "too many connections are open"));
+        }
+        let Some(place) = self.users.take(uid, Scarce::Connections, 1, self.connections_max) else {
+            let why = "too many connections of this user are open";
+            return Err((stream, DaemonCounter::ConnectionsRefusedUser, why));
+        };
+        let handed = least.hand_over(stream, uid, place);
+        handed.map_err(|stream| (stream, DaemonCounter::MailboxFull, "the core's mailbox is full"))
+    }
+
+    /// Tells the peer why, if it can be done without waiting, and closes.
+    fn refuse(&mut self, stream: &StdStream, counter: DaemonCounter, why: &str, uid: u32) {
+        self.counters.bump(counter);
+        if let Some(withheld) = self.log_quota.take(Instant::now()) {
+            tracing::warn!(uid, why, withheld, "a connection is refused");
+        }
+        let error =
+            Error::new(Kind::Overloaded, why, "share connections: any number of requests may be in flight on one");
+        turn_away(stream, &error, &mut self.encoder);
+    }
+}
+
+/// Tells a peer that is not admitted why, if it can be done without waiting.
+pub(super) fn turn_away(stream: impl AsFd, error: &Error, encoder: &mut ReplyEncoder) {
+    let mut out = Vec::new();
+    // Nothing was asked yet: the answer is to nobody in particular.
+    encoder.error(CorrelationId(0), error, &mut out);
+    if let Err(error) = rustix::net::send(stream, &out, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        tracing::debug!(%error, "the refused peer was gone already");
+    }
+}
+
+// Who may connect to a socket, beside what the mode of its file says: lists of users and groups, held against what the
+// kernel noted of the peer's process when it connected.
 
 /// Where the names of users are.
 const USERS: &str = "/etc/passwd";
@@ -197,6 +340,69 @@ fn both(config: &Config) -> Result<[Admission; 2]> {
     Ok([Admission::resolve("serve", &config.serve.access)?, Admission::resolve("admin", &config.admin.access)?])
 }
 
+// What the processes of each user have of what there is for all gateways, so that none can take everything.
+
+/// How many sorts there are of what is scarce.
+const SORTS: usize = Scarce::ALL.len();
+
+/// What every user has, and how much that may be. Locked only where a connection, a lane or a wait begins or ends.
+#[derive(Debug)]
+pub struct Users {
+    share_percent: u8,
+    /// By user; only of those who have something.
+    held: Mutex<FxHashMap<u32, [usize; SORTS]>>,
+}
+
+impl Default for Users {
+    /// Any user may have all.
+    fn default() -> Self {
+        Self::new(100)
+    }
+}
+
+impl Users {
+    /// Users of whom each may have so much of all there is, percent.
+    #[must_use]
+    pub fn new(share_percent: u8) -> Self {
+        Self { share_percent, held: Mutex::default() }
+    }
+
+    /// How much of `all` one user may have; at least one.
+    pub(super) const fn share_of(&self, all: usize) -> usize {
+        share(self.share_percent, all)
+    }
+
+    /// Takes so much for a user of something of which there is `all`; `None` = the user would have more than may be.
+    pub(super) fn take(self: &Arc<Self>, uid: u32, what: Scarce, amount: usize, all: usize) -> Option<UserPlace> {
+        let mut held = self.held.lock();
+        let of_user = held.get(&uid).map_or(0, |held| held[what as usize]);
+        let wanted = of_user.checked_add(amount).filter(|wanted| *wanted <= self.share_of(all))?;
+        held.entry(uid).or_default()[what as usize] = wanted;
+        Some(UserPlace { users: Arc::clone(self), uid, what, amount })
+    }
+}
+
+/// What a user has taken, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct UserPlace {
+    users: Arc<Users>,
+    uid: u32,
+    what: Scarce,
+    amount: usize,
+}
+
+impl Drop for UserPlace {
+    fn drop(&mut self) {
+        let mut held = self.users.held.lock();
+        if let Some(of_user) = held.get_mut(&self.uid) {
+            of_user[self.what as usize] = of_user[self.what as usize].saturating_sub(self.amount);
+            if *of_user == [0; SORTS] {
+                held.remove(&self.uid);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,5 +462,27 @@ mod tests {
         said.sort_unstable();
         own.sort_unstable();
         assert_eq!(said, own);
+    }
+
+    #[test]
+    fn a_user_has_its_share_of_each_thing_and_no_more_and_gives_it_back() {
+        let users = Arc::new(Users::new(75));
+        let take = |uid, what, amount| users.take(uid, what, amount, 8);
+        let first = take(7, Scarce::Connections, 4).expect("room");
+        let second = take(7, Scarce::Connections, 2).expect("6 of 8 are 75 %");
+        assert!(take(7, Scarce::Connections, 1).is_none());
+        let other = [take(8, Scarce::Connections, 6), take(7, Scarce::Lanes, 6)];
+        assert!(other.iter().all(Option::is_some), "other users, and other things");
+        drop(first);
+        assert!(take(7, Scarce::Connections, 5).is_none() && take(7, Scarce::Connections, 4).is_some());
+        drop((second, other));
+        assert!(users.held.lock().is_empty(), "nothing is remembered of those who have nothing");
+        assert!(take(7, Scarce::WaitingBytes, usize::MAX).is_none());
+    }
+
+    #[test]
+    fn a_share_is_rounded_up_so_that_nobody_is_left_without() {
+        assert_eq!([1, 2, 3, 4, 100].map(|all| Users::new(75).share_of(all)), [1, 2, 3, 3, 75]);
+        assert_eq!((Users::new(1).share_of(1), Users::default().share_of(usize::MAX)), (1, usize::MAX));
     }
 }

@@ -1,25 +1,178 @@
-//! The lanes of a core from their beginning to their end.
-//!
-//! A lane is driven as a socket is, by a task of its own, under a number of its own: replies that come late and watches
-//! find it as they find any connection. It ends before its connection does, whose session it uses: whatever ends the
-//! connection ends the lane first. What ends the lane alone (a fault, an untrusted header, replies left unread) ends the
-//! connection after it; but a gateway that merely lets go of the bell goes on by its socket.
+//! Giving a connection a lane: the memory and the bell are made, one end is put before the core, the other goes to the
+//! gateway with the reply.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use super::carrier::Carrier;
-use super::opening::NewLane;
+use rustc_hash::FxHashMap;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::sync::Notify;
+
+use super::Lanes;
+use super::stream::Carrier;
 use super::stream::{LaneStream, Why};
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::lane::{LANE_LAYOUT, LaneEnd, LaneMemory, LaneSide, LaneSizes, bell_pair};
+use crate::limits::{LANE_HAND_OVER_MS_MAX, LANE_HAND_OVER_REST_MS};
 use crate::metrics::{CounterName, LaneCounter};
-use crate::serve::connection::Connection;
+use crate::serve::busy_poll::Looker;
+use crate::serve::connection::{Carried, Connection, Peer};
+use crate::serve::connection::{Ended, drive};
 use crate::serve::core::{Link, Shared};
-use crate::serve::engine::{Ended, Stream, drive};
-use crate::serve::looks::Looker;
+use crate::serve::io_backend::Stream;
+use crate::serve::responder::RoutingResponder;
 use crate::serve::service::Service;
+use crate::wire::{LaneAsked, LaneOpened};
+
+/// Descriptors that go with a reply. Dropped, they are closed.
+#[derive(Debug)]
+pub struct Handed {
+    /// The lane's memory.
+    pub memory: OwnedFd,
+    /// The gateway's end of the bell.
+    pub bell: OwnedFd,
+}
+
+/// A lane that a core is to begin to serve.
+#[derive(Debug)]
+pub(super) struct NewLane {
+    /// The connection that it belongs to, with its session and user.
+    pub(super) owner: Peer,
+    pub(super) end: LaneEnd,
+    pub(super) bell: UnixStream,
+}
+
+/// The lanes of one core.
+#[derive(Debug)]
+pub(in crate::serve) struct CoreLanes {
+    pub(super) terms: Arc<Lanes>,
+    /// Opened, and not yet begun.
+    pub(super) new: VecDeque<NewLane>,
+    /// Rings when there is one.
+    pub(super) opened: Arc<Notify>,
+    /// By connection: the number of its lane, once that has begun.
+    pub(super) by_owner: FxHashMap<u64, Option<u64>>,
+    /// Rings for all who wait for a lane to end.
+    pub(super) ended: Arc<Notify>,
+    /// Whether what has come is still answered when a connection ends.
+    pub(in crate::serve) draining: bool,
+}
+
+impl CoreLanes {
+    pub(in crate::serve) fn new(terms: Arc<Lanes>) -> Self {
+        let (opened, ended, by_owner) = (Arc::default(), Arc::default(), FxHashMap::default());
+        Self { terms, new: VecDeque::new(), opened, by_owner, ended, draining: false }
+    }
+
+    /// Whether there may be any.
+    pub(in crate::serve) fn are_on(&self) -> bool {
+        self.terms.are_on()
+    }
+
+    fn make(&self, peer: &Peer, asked: LaneAsked) -> Result<(NewLane, Handed), (LaneCounter, Error)> {
+        if peer.carried == Carried::Lane || self.by_owner.contains_key(&peer.connection) {
+            let what = "the connection has a lane";
+            let error = Error::new(Kind::InvalidArgument, what, "use it, or open another connection");
+            return Err((LaneCounter::RefusedSecond, error));
+        }
+        if !self.terms.are_on() {
+            let error =
+                Error::new(Kind::Unsupported, "this daemon has no lanes", "raise serve.lanes_max, or go without");
+            return Err((LaneCounter::RefusedOff, error));
+        }
+        let (request_bytes, reply_bytes) = (asked.request_ring_bytes, asked.reply_ring_bytes);
+        let sizes = LaneSizes::asked(request_bytes, reply_bytes, self.terms.ring_bytes_max())
+            .map_err(|error| (LaneCounter::RefusedSizes, error))?;
+        let place = self.terms.take(peer.uid)?;
+        let reclaimer = Arc::clone(self.terms.reclaimer());
+        let made = move || {
+            let mut memory = LaneMemory::make(sizes)?;
+            memory.reclaimed_by(&reclaimer, place);
+            let (bell, theirs) = bell_pair()?;
+            let handed = Handed { memory: memory.share()?, bell: theirs.into() };
+            Ok((LaneEnd::new(memory, LaneSide::Daemon), bell, handed))
+        };
+        let (end, bell, handed) = made().map_err(|error| (LaneCounter::RefusedSystem, error))?;
+        let owner = Peer { handed: None, ..*peer };
+        Ok((NewLane { owner, end, bell }, handed))
+    }
+}
+
+impl<S: Service> RoutingResponder<S> {
+    /// Opens a lane for a connection. The reply must be the last before the descriptors that `peer` then has are handed
+    /// over.
+    pub(in crate::serve) fn open_lane(
+        &mut self,
+        peer: &mut Peer,
+        id: CorrelationId,
+        asked: LaneAsked,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let (lane, handed) = match self.lanes.make(peer, asked) {
+            Ok(made) => made,
+            Err((counter, error)) => {
+                self.lanes.terms.counters().bump(counter);
+                return Err(error);
+            }
+        };
+        let sizes = lane.end.sizes();
+        let opened = LaneOpened {
+            layout: LANE_LAYOUT,
+            request_ring_bytes: sizes.request_bytes(),
+            reply_ring_bytes: sizes.reply_bytes(),
+        };
+        self.encoder.lane_opened(id, opened, out);
+        peer.handed = Some(handed);
+        self.lanes.terms.counters().bump(LaneCounter::Opened);
+        self.lanes.by_owner.insert(peer.connection, None);
+        self.lanes.new.push_back(lane);
+        self.lanes.opened.notify_one();
+        Ok(())
+    }
+}
+
+// Descriptors on their way to a gateway.
+
+/// Sends descriptors with the first of `bytes`; gives how many of those went with them. A socket that takes nothing is
+/// tried again for a while: whoever asks for a lane reads.
+pub(in crate::serve) async fn hand_over(socket: BorrowedFd<'_>, bytes: &[u8], handed: &Handed) -> io::Result<usize> {
+    for _ in 0..LANE_HAND_OVER_MS_MAX / LANE_HAND_OVER_REST_MS {
+        match send(socket, bytes, handed) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            sent => return sent,
+        }
+        tokio::time::sleep(Duration::from_millis(LANE_HAND_OVER_REST_MS)).await;
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], handed: &Handed) -> io::Result<usize> {
+    let descriptors = [handed.memory.as_fd(), handed.bell.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map_err(Into::into)
+}
+
+// The lanes of a core from their beginning to their end.
+//
+// A lane is driven as a socket is, by a task of its own, under a number of its own: replies that come late and watches
+// find it as they find any connection. It ends before its connection does, whose session it uses: whatever ends the
+// connection ends the lane first. What ends the lane alone (a fault, an untrusted header, replies left unread) ends the
+// connection after it; but a gateway that merely lets go of the bell goes on by its socket.
 
 /// Begins to serve every lane of a core that is opened, for ever.
 pub(in crate::serve) async fn attend<T: Stream, S: Service + 'static>(core: Rc<Shared<T, S>>) {

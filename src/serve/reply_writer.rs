@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::engine::Stream;
+use super::io_backend::Stream;
 use super::lane::{Handed, hand_over};
 use crate::limits::REPLY_BUFFER_BYTES_MAX;
 

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use super::core::Shared;
-use super::engine::Stream;
+use super::io_backend::Stream;
 use super::responder::{Replied, RoutingResponder, require_space};
 use super::service::Service;
 use crate::error::Result;

@@ -53,7 +53,7 @@ impl Told {
 }
 
 /// Every order of accesses that the memory model allows, tried by the model checker:
-/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release serve::awaited`
+/// `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release serve::wait_flag`
 #[cfg(all(test, kvrouted_loom))]
 mod loom {
     use std::sync::Arc;

@@ -255,7 +255,7 @@ mod tests {
     use crate::fleet::{Fleet, FleetTable};
     use crate::load::{Loads, LoadsConfig};
     use crate::metrics::RelayCounter;
-    use crate::serve::{Lanes, WaitingRoom};
+    use crate::serve::{Lanes, RequestQueue};
 
     #[test]
     fn every_metric_that_the_documents_name_is_there() {
@@ -270,7 +270,7 @@ mod tests {
             snapshots: Arc::default(),
             heard: Arc::default(),
             lanes: Arc::new(Lanes::new(1, 0)),
-            room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
+            room: Arc::new(RequestQueue::new(1, 1, Instant::now())),
             http: Arc::default(),
             pages: Arc::default(),
         };

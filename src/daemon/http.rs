@@ -21,7 +21,7 @@ use crate::index::StoreBlocks;
 use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::route::PolicyTable;
-use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WaitingRoom, WorkerOrder};
+use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, RequestQueue, WorkerOrder};
 
 /// Changes that belong together, and where to say what came of them.
 type Ordered = (Vec<WorkerOrder>, oneshot::Sender<Result<()>>);
@@ -85,7 +85,7 @@ impl Http {
 struct Backend {
     fleet: Arc<Fleet>,
     policies: Arc<ArcSwap<PolicyTable>>,
-    room: Arc<WaitingRoom>,
+    room: Arc<RequestQueue>,
     spaces: Vec<SpaceConfig>,
     pages: MetricsPages,
     streams: Weak<Streams>,

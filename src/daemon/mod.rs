@@ -51,8 +51,8 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, HttpPort, HttpThread,
-    IoChoice, MetricsPort, MetricsThread, choose_engine,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, HttpThread, IoBackend,
+    IoChoice, MetricsPort, MetricsThread, choose_io_backend,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use boot::Booted;
@@ -91,7 +91,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
     let (cpus, core_count) = processors(config);
     let descriptors = descriptors_for(config, core_count)?;
-    let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
+    let engine = choose_io_backend(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
     // Before there is a file to leave behind: a signal that comes meanwhile waits for the end of the start, and drains.
@@ -229,7 +229,7 @@ async fn watch_threads(cores: &[CoreHandle], streams: &Streams, threads: &Thread
 }
 
 /// Says that the daemon serves, and what will surprise whoever asks it.
-fn announce(config: &Config, engine: Engine, cores: usize, shards: usize) {
+fn announce(config: &Config, engine: IoBackend, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
         metrics_port = config.metrics.port, http_port = config.http.port, engine = engine.name(), cores, shards,
@@ -327,7 +327,7 @@ fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet, des
 /// Starts a serving thread for each of `metrics`.
 fn start_cores(
     config: &Config,
-    engine: Engine,
+    engine: IoBackend,
     cpus: &[CoreId],
     shared: &Shared,
     metrics: &[Arc<CoreMetrics>],
@@ -404,7 +404,7 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
 
 /// Gives up, in the queue, who has waited too long, and lets those who wait be decided again when workers come and go.
 async fn tend(shared: &Shared) {
-    shared.room.tend(QUEUE_RECHECK_MS, || shared.fleet.load().version).await;
+    shared.room.expire_and_recheck(QUEUE_RECHECK_MS, || shared.fleet.load().version).await;
 }
 
 /// Ends cores first, so that the index stands still only when nobody asks any more; the last snapshots are taken
@@ -448,7 +448,7 @@ mod tests {
         let predicting = predicting::Predicting::default();
         let descriptors = descriptors_for(&config, 1).unwrap();
         let shared = Shared::new(&config, (1, descriptors), Instant::now(), &fleet, indexes, &predicting, &loads);
-        let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
+        let mut cores = start_cores(&config, IoBackend::Epoll, &[], &shared, &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
         let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
         let listener = Arc::new(LoadListener::start(loads, Arc::default(), shared.clock()).unwrap());

@@ -22,7 +22,7 @@ use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait,
     advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
 };
-use crate::serve::{HelloInfo, Lanes, LogQuota, Routed, Service, WaitingRoom};
+use crate::serve::{HelloInfo, Lanes, LogQuota, RequestQueue, Routed, Service};
 use crate::trust::TrustLevel;
 
 /// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
@@ -269,7 +269,7 @@ impl Service for CoreService {
         Arc::clone(&self.shared.lanes)
     }
 
-    fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {
+    fn request_queue(&self) -> Option<Arc<RequestQueue>> {
         Some(Arc::clone(&self.shared.room))
     }
 

@@ -19,7 +19,7 @@ use crate::ingest::descriptors::Descriptors;
 use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::Loads;
 use crate::route::{AffinityTable, PolicyTable, View};
-use crate::serve::{HelloInfo, Lanes, Users, WaitingRoom};
+use crate::serve::{HelloInfo, Lanes, RequestQueue, UserQuotas};
 
 /// One of each for the whole daemon; a core has a clone.
 #[derive(Clone)]
@@ -36,11 +36,11 @@ pub(super) struct Shared {
     pub(super) round_robin_counters: Arc<[AtomicU64]>,
     pub(super) recording: Recording,
     /// Where requests wait that find every worker busy.
-    pub(super) room: Arc<WaitingRoom>,
+    pub(super) room: Arc<RequestQueue>,
     /// Lanes of gateways, on all cores together.
     pub(super) lanes: Arc<Lanes>,
     /// What the processes of each user have of those, and of connections.
-    pub(super) users: Arc<Users>,
+    pub(super) users: Arc<UserQuotas>,
     /// How many may connect, have lanes and publish.
     pub(super) descriptors: Descriptors,
     /// Whom sessions are bound to.
@@ -61,9 +61,9 @@ impl Shared {
         loads: &Arc<Loads>,
     ) -> Self {
         let ServeConfig { lane_ring_bytes_max, user_share_percent, .. } = config.serve;
-        let users = Arc::new(Users::new(user_share_percent));
+        let users = Arc::new(UserQuotas::new(user_share_percent));
         let lanes = Lanes::new(descriptors.lanes_max, lane_ring_bytes_max);
-        let room = WaitingRoom::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
+        let room = RequestQueue::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
         let affinities = AffinityTable::new(config.policy.affinity_sessions_max, rand::rng().random());
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),

@@ -11,7 +11,7 @@ use crate::fleet::Fleet;
 use crate::ids::WorkerIndex;
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
-use crate::serve::{Lanes, WaitingRoom};
+use crate::serve::{Lanes, RequestQueue};
 use crate::snapshot::SnapshotStats;
 
 /// Where every figure is found.
@@ -26,7 +26,7 @@ pub(super) struct Sources {
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
     pub(super) heard: Arc<CounterSet<LoadReportCounter>>,
-    pub(super) room: Arc<WaitingRoom>,
+    pub(super) room: Arc<RequestQueue>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
     pub(super) pages: Arc<CounterSet<PageCounter>>,

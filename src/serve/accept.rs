@@ -1,4 +1,10 @@
-//! The one acceptor: several on one Unix listener would not balance.
+//! Who may connect, and where a new connection goes.
+//!
+//! * The [`Acceptor`] accepts on the routing socket, for all cores: several acceptors on one Unix listener would not
+//!   balance.
+//! * An [`Admission`] lists the users and groups that may connect to a socket, beside the mode of its file. It is
+//!   compared with the user and groups that the kernel recorded for the peer's process when it connected.
+//! * [`UserQuotas`] keep the processes of one user from taking all of a resource that gateways share.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,20 +27,20 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, PEER_GROUPS_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::shares::{Scarce, share};
+use crate::shares::{SharedResource, share};
 use crate::wire::ReplyEncoder;
 
-/// Accepts on the routing socket and hands every connection to the core that has fewest.
+/// Accepts on the routing socket, and gives every connection to the core with the fewest.
 pub struct Acceptor {
     listener: UnixListener,
     cores: Vec<CoreHandle>,
     connections_max: usize,
     admission: Arc<ArcSwap<Admission>>,
-    users: Arc<Users>,
+    users: Arc<UserQuotas>,
     counters: Arc<CounterSet<DaemonCounter>>,
     encoder: ReplyEncoder,
     log_quota: LogQuota,
-    // Last: the file goes once nobody listens.
+    // Last: the file goes after the listener.
     _socket: BoundSocket,
 }
 
@@ -42,7 +48,7 @@ impl Acceptor {
     /// An acceptor on `socket` for `cores`. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// [`Kind::System`] if the socket cannot be waited on.
+    /// [`Kind::System`] if the runtime cannot watch the socket.
     pub fn new(
         socket: BoundSocket,
         cores: Vec<CoreHandle>,
@@ -56,16 +62,16 @@ impl Acceptor {
         Ok(Self { listener, cores, connections_max, admission, users, counters, encoder, log_quota, _socket: socket })
     }
 
-    /// The same for those whom `admission` admits at the time.
+    /// The same for the users that `admission` lists at the time of each connection.
     #[must_use]
     pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>) -> Self {
         self.admission = admission;
         self
     }
 
-    /// The same with so much of the connections for each user as `users` say.
+    /// The same with the users' quotas of connections.
     #[must_use]
-    pub fn shared_by(mut self, users: Arc<Users>) -> Self {
+    pub fn shared_by(mut self, users: Arc<UserQuotas>) -> Self {
         self.users = users;
         self
     }
@@ -74,10 +80,10 @@ impl Acceptor {
     pub async fn run(&mut self) {
         loop {
             match self.listener.accept().await {
-                Ok((stream, _)) => self.place(stream),
+                Ok((stream, _)) => self.assign(stream),
                 Err(error) => {
-                    // Out of descriptors, most likely: the connection keeps waiting, and asking again at
-                    // once would only burn the processor.
+                    // Out of descriptors, most likely. The connection keeps waiting, and a retry at once would only
+                    // burn the processor.
                     if let Some(withheld) = self.log_quota.take(Instant::now()) {
                         tracing::error!(%error, withheld, "cannot accept connections; they wait");
                     }
@@ -87,13 +93,13 @@ impl Acceptor {
         }
     }
 
-    fn place(&mut self, stream: UnixStream) {
+    fn assign(&mut self, stream: UnixStream) {
         let (credentials, stream) = match stream.peer_cred().and_then(|peer| Ok((peer, stream.into_std()?))) {
             Ok(taken) => taken,
             Err(error) => {
                 self.counters.bump(DaemonCounter::ConnectionsRefused);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
-                    tracing::warn!(%error, withheld, "a connection whose user cannot be told is refused");
+                    tracing::warn!(%error, withheld, "a connection is refused: the kernel does not report its user");
                 }
                 return;
             }
@@ -112,83 +118,83 @@ impl Acceptor {
         }
     }
 
-    /// Hands a connection to the core that has fewest; else gives it back with what is to be counted and said.
+    /// Gives a connection to the core with the fewest. On failure returns it with the counter and the reason.
     fn hand_over(&self, stream: StdStream, uid: u32) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
         let alive = || self.cores.iter().filter(|core| core.is_alive());
         let open: usize = alive().map(CoreHandle::connections).sum();
         let Some(least) = alive().min_by_key(|core| core.connections()) else {
-            return Err((stream, DaemonCounter::ConnectionsRefused, "no core is serving"));
+            return Err((stream, DaemonCounter::ConnectionsRefused, "no serving thread runs"));
         };
         if open >= self.connections_max {
             return Err((stream, DaemonCounter::ConnectionsRefused, "too many connections are open"));
         }
-        let Some(place) = self.users.take(uid, Scarce::Connections, 1, self.connections_max) else {
+        let Some(reservation) = self.users.reserve(uid, SharedResource::Connections, 1, self.connections_max) else {
             let why = "too many connections of this user are open";
             return Err((stream, DaemonCounter::ConnectionsRefusedUser, why));
         };
-        let handed = least.hand_over(stream, uid, place);
-        handed.map_err(|stream| (stream, DaemonCounter::MailboxFull, "the core's mailbox is full"))
+        let handed = least.hand_over(stream, uid, reservation);
+        handed.map_err(|stream| (stream, DaemonCounter::MailboxFull, "the mailbox of the serving thread is full"))
     }
 
-    /// Tells the peer why, if it can be done without waiting, and closes.
+    /// Sends the peer the reason if that needs no wait, and closes.
     fn refuse(&mut self, stream: &StdStream, counter: DaemonCounter, why: &str, uid: u32) {
         self.counters.bump(counter);
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
             tracing::warn!(uid, why, withheld, "a connection is refused");
         }
-        let error =
-            Error::new(Kind::Overloaded, why, "share connections: any number of requests may be in flight on one");
+        let error = Error::new(
+            Kind::Overloaded,
+            why,
+            "share connections: one connection takes any number of requests in flight",
+        );
         turn_away(stream, &error, &mut self.encoder);
     }
 }
 
-/// Tells a peer that is not admitted why, if it can be done without waiting.
+/// Sends a peer that is not admitted the reason, if that needs no wait.
 pub(super) fn turn_away(stream: impl AsFd, error: &Error, encoder: &mut ReplyEncoder) {
     let mut out = Vec::new();
-    // Nothing was asked yet: the answer is to nobody in particular.
+    // No request was sent yet, so that this answers none.
     encoder.error(CorrelationId(0), error, &mut out);
     if let Err(error) = rustix::net::send(stream, &out, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-        tracing::debug!(%error, "the refused peer was gone already");
+        tracing::debug!(%error, "a refused peer has gone already");
     }
 }
 
-// Who may connect to a socket, beside what the mode of its file says: lists of users and groups, held against what the
-// kernel noted of the peer's process when it connected.
-
-/// Where the names of users are.
+/// The file with the names of users.
 const USERS: &str = "/etc/passwd";
-/// Where the names of groups are.
+/// The file with the names of groups.
 const GROUPS: &str = "/etc/group";
-/// Groups of a peer that are asked for at first.
+/// Groups of a peer for which the first call has space.
 const PEER_GROUPS_USUAL: usize = 64;
 
-/// Who may connect to one socket.
+/// The users that may connect to one socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// The table of the configuration that says so.
+    /// The table of the configuration that states them.
     table: &'static str,
     rule: Rule,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
-    /// Whoever can open the file.
+    /// Every user that can open the socket file.
     ByMode,
-    /// Of those, whose user or one of whose groups is listed. Both are sorted.
+    /// Of those, the listed users and the members of the listed groups. Both lists are sorted.
     Listed { uids: Box<[u32]>, gids: Box<[u32]> },
 }
 
 impl Admission {
-    /// Of the socket of `table`, for whoever can open its file.
+    /// For the socket of `table`: every user that can open its file.
     #[must_use]
     pub const fn by_mode(table: &'static str) -> Self {
         Self { table, rule: Rule::ByMode }
     }
 
-    /// Looks up what `access`, of `table`, names.
+    /// Looks up the names in `access` of `table`.
     ///
     /// # Errors
-    /// [`Kind::Config`] if there is no such user or group, [`Kind::System`] if it cannot be told.
+    /// [`Kind::Config`] if there is no such user or group, [`Kind::System`] if the names cannot be looked up.
     pub fn resolve(table: &'static str, access: &AccessConfig) -> Result<Self> {
         if *access == AccessConfig::default() {
             return Ok(Self::by_mode(table));
@@ -206,10 +212,10 @@ impl Admission {
         Ok(!listed.is_empty() && gids()?.iter().any(|gid| listed.binary_search(gid).is_ok()))
     }
 
-    /// Looks whether the peer at the other end of `stream`, who has `credentials`, may be there.
+    /// Checks the peer at the other end of `stream`, whose process has `credentials`.
     ///
     /// # Errors
-    /// [`Kind::NotPermitted`] if not, [`Kind::System`] if the kernel does not say which groups it is in.
+    /// [`Kind::NotPermitted`] if it is not listed, [`Kind::System`] if the kernel does not report its groups.
     pub(super) fn admit(&self, stream: impl AsFd, credentials: &UCred) -> Result<()> {
         let table = self.table;
         let groups = || {
@@ -222,47 +228,49 @@ impl Admission {
             Ok(false) => Err(Error::new(
                 Kind::NotPermitted,
                 format!("user {} may not connect to this socket", credentials.uid()),
-                format!("name the user in {table}.allow_uids, or a group of it in {table}.allow_gids, and send SIGHUP"),
+                format!(
+                    "list the user in {table}.allow_uids, or one of its groups in {table}.allow_gids, and send SIGHUP"
+                ),
             )),
             Err(error) => {
-                let remedy = format!("name the user in {table}.allow_uids: a group cannot be told here");
-                Err(Error::new(Kind::System, "the groups of the peer cannot be told", remedy).caused_by(error))
+                let remedy = format!("list the user in {table}.allow_uids: groups cannot be checked here");
+                Err(Error::new(Kind::System, "cannot read the groups of the peer", remedy).caused_by(error))
             }
         }
     }
 }
 
-/// What a list of accounts is of.
+/// The kind of accounts in a list: users or groups.
 struct Accounts {
     table: &'static str,
     field: &'static str,
     what: &'static str,
-    /// Where their names are: the third field of a line is the number of the first.
+    /// The file with their names. The third field of a line is the number of the first.
     file: &'static str,
 }
 
 impl Accounts {
     fn refuse(&self, kind: Kind, problem: &str) -> Error {
         let Self { table, field, what, file } = self;
-        let remedy = format!("give the {what}'s number, or a name of {file}");
+        let remedy = format!("give the number of the {what}, or a name in {file}");
         Error::new(kind, format!("{table}.{field}: {problem}"), remedy)
     }
 
-    /// The number of an account. What consists of digits is a number, whether there is such an account or not.
+    /// The number of an account. A name of digits only is a number, whether there is such an account or not.
     fn number(&self, name: &str) -> Result<u32> {
         if name.bytes().all(|byte| byte.is_ascii_digit()) {
-            let problem = || format!("{name} is beyond every {}'s number", self.what);
+            let problem = || format!("{name} is above the highest number of a {}", self.what);
             return name.parse().map_err(|_| self.refuse(Kind::Config, &problem()));
         }
         let accounts = std::fs::read(self.file).map_err(|error| {
-            self.refuse(Kind::System, &format!("{} cannot be read to look up {name:?}", self.file)).caused_by(error)
+            self.refuse(Kind::System, &format!("cannot read {} to look up {name:?}", self.file)).caused_by(error)
         })?;
         let found = number_in(&accounts, name);
         found.ok_or_else(|| self.refuse(Kind::Config, &format!("there is no {} {name:?}", self.what)))
     }
 }
 
-/// The number that a file of accounts gives a name.
+/// The number of a name in a file of accounts.
 fn number_in(accounts: &[u8], name: &str) -> Option<u32> {
     accounts.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -279,15 +287,15 @@ fn numbers(accounts: &Accounts, written: &[String]) -> Result<Box<[u32]>> {
     Ok(numbers.into())
 }
 
-/// The groups a peer's process was in when it connected, beside its own one.
+/// The supplementary groups of a peer's process when it connected.
 #[expect(unsafe_code, reason = "a socket option that no crate in use here wraps")]
 fn supplementary_groups(stream: impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups = vec![0_u32; PEER_GROUPS_USUAL];
     loop {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
         let (socket, into) = (stream.as_fd().as_raw_fd(), groups.as_mut_ptr().cast());
-        // SAFETY: the descriptor is open as long as `stream` lives; the kernel writes at most `bytes` bytes at `into`,
-        // where `groups` has as many, and a group's number is a u32, of which any bits are a value.
+        // SAFETY: the descriptor is open as long as `stream` lives. The kernel writes at most `bytes` bytes at `into`,
+        // where `groups` has as many. A group's number is a u32, for which all bits are valid.
         let asked = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERGROUPS, into, &raw mut bytes) };
         let count = bytes as usize / size_of::<u32>();
         if asked == 0 {
@@ -299,22 +307,22 @@ fn supplementary_groups(stream: impl AsFd) -> io::Result<Vec<u32>> {
         if !is_too_small || count > PEER_GROUPS_MAX {
             return Err(error);
         }
-        // The kernel has said how many there are.
+        // The kernel has stated the number of groups.
         groups.resize(count, 0);
     }
 }
 
-/// Who may connect to the two sockets; replaced when the configuration is read again.
+/// The admissions of the two sockets. A reload of the configuration replaces them.
 #[derive(Clone, Debug)]
 pub struct Admissions {
-    /// To route.
+    /// For the routing socket.
     pub routing: Arc<ArcSwap<Admission>>,
-    /// To administer.
+    /// For the admin socket.
     pub admin: Arc<ArcSwap<Admission>>,
 }
 
 impl Admissions {
-    /// As a configuration says.
+    /// The admissions of a configuration.
     ///
     /// # Errors
     /// As [`Admission::resolve`].
@@ -323,7 +331,7 @@ impl Admissions {
         Ok(Self { routing: Arc::new(ArcSwap::from_pointee(routing)), admin: Arc::new(ArcSwap::from_pointee(admin)) })
     }
 
-    /// Replaces both by what a configuration says, or neither. Answers whether anything is different then.
+    /// Replaces both by those of a configuration, or neither. `true` = one of them has changed.
     ///
     /// # Errors
     /// As [`Admission::resolve`].
@@ -340,63 +348,67 @@ fn both(config: &Config) -> Result<[Admission; 2]> {
     Ok([Admission::resolve("serve", &config.serve.access)?, Admission::resolve("admin", &config.admin.access)?])
 }
 
-// What the processes of each user have of what there is for all gateways, so that none can take everything.
+const RESOURCES: usize = SharedResource::ALL.len();
 
-/// How many sorts there are of what is scarce.
-const SORTS: usize = Scarce::ALL.len();
-
-/// What every user has, and how much that may be. Locked only where a connection, a lane or a wait begins or ends.
+/// The amount of each shared resource that every user holds, and its limit. Locked only when a connection, a lane or a
+/// queued request begins or ends.
 #[derive(Debug)]
-pub struct Users {
+pub struct UserQuotas {
     share_percent: u8,
-    /// By user; only of those who have something.
-    held: Mutex<FxHashMap<u32, [usize; SORTS]>>,
+    /// By user; only users that hold something.
+    held: Mutex<FxHashMap<u32, [usize; RESOURCES]>>,
 }
 
-impl Default for Users {
-    /// Any user may have all.
+impl Default for UserQuotas {
+    /// Every user may have all.
     fn default() -> Self {
         Self::new(100)
     }
 }
 
-impl Users {
-    /// Users of whom each may have so much of all there is, percent.
+impl UserQuotas {
+    /// Quotas of `share_percent` of each resource for every user.
     #[must_use]
     pub fn new(share_percent: u8) -> Self {
         Self { share_percent, held: Mutex::default() }
     }
 
-    /// How much of `all` one user may have; at least one.
+    /// One user's share of `all`; at least one.
     pub(super) const fn share_of(&self, all: usize) -> usize {
         share(self.share_percent, all)
     }
 
-    /// Takes so much for a user of something of which there is `all`; `None` = the user would have more than may be.
-    pub(super) fn take(self: &Arc<Self>, uid: u32, what: Scarce, amount: usize, all: usize) -> Option<UserPlace> {
+    /// Reserves `amount` of a resource of which there is `all`; `None` = this exceeds the user's share.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        uid: u32,
+        what: SharedResource,
+        amount: usize,
+        all: usize,
+    ) -> Option<UserReservation> {
         let mut held = self.held.lock();
         let of_user = held.get(&uid).map_or(0, |held| held[what as usize]);
         let wanted = of_user.checked_add(amount).filter(|wanted| *wanted <= self.share_of(all))?;
         held.entry(uid).or_default()[what as usize] = wanted;
-        Some(UserPlace { users: Arc::clone(self), uid, what, amount })
+        Some(UserReservation { users: Arc::clone(self), uid, what, amount })
     }
 }
 
-/// What a user has taken, given back when it is dropped.
+/// A user's reservation, given back on drop.
 #[derive(Debug)]
-pub(super) struct UserPlace {
-    users: Arc<Users>,
+pub(super) struct UserReservation {
+    users: Arc<UserQuotas>,
     uid: u32,
-    what: Scarce,
+    what: SharedResource,
     amount: usize,
 }
 
-impl Drop for UserPlace {
+impl Drop for UserReservation {
     fn drop(&mut self) {
         let mut held = self.users.held.lock();
         if let Some(of_user) = held.get_mut(&self.uid) {
             of_user[self.what as usize] = of_user[self.what as usize].saturating_sub(self.amount);
-            if *of_user == [0; SORTS] {
+            if *of_user == [0; RESOURCES] {
                 held.remove(&self.uid);
             }
         }
@@ -417,18 +429,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listed_is_everybody_and_one_list_is_enough() {
+    fn empty_lists_admit_all_users_and_one_match_is_enough() {
         assert!(admits(&access(&[], &[]), 7, &[]));
         for (uid, gids, admitted) in
             [(7, &[][..], true), (8, &[5, 9][..], true), (8, &[5][..], false), (0, &[0], false)]
         {
             assert_eq!(admits(&access(&["7", "3"], &["9"]), uid, gids), admitted, "{uid} {gids:?}");
         }
-        assert!(!admits(&access(&["7"], &[]), 8, &[7]), "a group is no user");
+        assert!(!admits(&access(&["7"], &[]), 8, &[7]), "a user is not in a group of the same number");
     }
 
     #[test]
-    fn names_are_looked_up_and_what_is_nobody_is_named() {
+    fn names_are_looked_up_and_unknown_names_are_refused() {
         assert!(admits(&access(&["root"], &[]), 0, &[]));
         assert!(admits(&access(&[], &["root"]), 1, &[0]));
         let accounts = b"root:x:0:0::/:/bin/sh\nbroken\ngw:x:7:8::/:/bin/sh\ngwen:x:9:8::/:/bin/sh";
@@ -439,7 +451,7 @@ mod tests {
         for (access, word) in [
             (access(&["no such user"], &[]), "admin.allow_uids: there is no user"),
             (access(&[], &["no such group"]), "admin.allow_gids: there is no group"),
-            (access(&["4294967296"], &[]), "beyond every user's number"),
+            (access(&["4294967296"], &[]), "above the highest number of a user"),
         ] {
             let refused = Admission::resolve("admin", &access).unwrap_err();
             assert!(refused.kind() == Kind::Config && refused.to_string().contains(word), "{refused}");
@@ -447,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_only_asked_for_where_some_are_listed() {
+    fn groups_are_read_only_if_some_are_listed() {
         let only_users = Admission::resolve("serve", &access(&["7"], &[])).unwrap();
         assert!(!only_users.is_listed(8, || Err(io::ErrorKind::Unsupported.into())).unwrap());
         let groups = Admission::resolve("serve", &access(&[], &["7"])).unwrap();
@@ -455,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_the_groups_of_a_peer() {
+    fn the_kernel_reports_the_groups_of_a_peer() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut said: Vec<u32> = supplementary_groups(&ours).unwrap();
         let mut own: Vec<u32> = rustix::process::getgroups().unwrap().into_iter().map(|gid| gid.as_raw()).collect();
@@ -465,24 +477,27 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_its_share_of_each_thing_and_no_more_and_gives_it_back() {
-        let users = Arc::new(Users::new(75));
-        let take = |uid, what, amount| users.take(uid, what, amount, 8);
-        let first = take(7, Scarce::Connections, 4).expect("room");
-        let second = take(7, Scarce::Connections, 2).expect("6 of 8 are 75 %");
-        assert!(take(7, Scarce::Connections, 1).is_none());
-        let other = [take(8, Scarce::Connections, 6), take(7, Scarce::Lanes, 6)];
-        assert!(other.iter().all(Option::is_some), "other users, and other things");
+    fn a_user_reserves_up_to_its_share_of_each_resource_and_gives_it_back() {
+        let users = Arc::new(UserQuotas::new(75));
+        let reserve = |uid, what, amount| users.reserve(uid, what, amount, 8);
+        let first = reserve(7, SharedResource::Connections, 4).expect("room");
+        let second = reserve(7, SharedResource::Connections, 2).expect("6 of 8 are 75 %");
+        assert!(reserve(7, SharedResource::Connections, 1).is_none());
+        let other = [reserve(8, SharedResource::Connections, 6), reserve(7, SharedResource::Lanes, 6)];
+        assert!(other.iter().all(Option::is_some), "other users, and other resources");
         drop(first);
-        assert!(take(7, Scarce::Connections, 5).is_none() && take(7, Scarce::Connections, 4).is_some());
+        assert!(
+            reserve(7, SharedResource::Connections, 5).is_none()
+                && reserve(7, SharedResource::Connections, 4).is_some()
+        );
         drop((second, other));
-        assert!(users.held.lock().is_empty(), "nothing is remembered of those who have nothing");
-        assert!(take(7, Scarce::WaitingBytes, usize::MAX).is_none());
+        assert!(users.held.lock().is_empty(), "users that hold nothing leave no entry");
+        assert!(reserve(7, SharedResource::WaitingBytes, usize::MAX).is_none());
     }
 
     #[test]
-    fn a_share_is_rounded_up_so_that_nobody_is_left_without() {
-        assert_eq!([1, 2, 3, 4, 100].map(|all| Users::new(75).share_of(all)), [1, 2, 3, 3, 75]);
-        assert_eq!((Users::new(1).share_of(1), Users::default().share_of(usize::MAX)), (1, usize::MAX));
+    fn a_share_is_rounded_up_to_at_least_one() {
+        assert_eq!([1, 2, 3, 4, 100].map(|all| UserQuotas::new(75).share_of(all)), [1, 2, 3, 3, 75]);
+        assert_eq!((UserQuotas::new(1).share_of(1), UserQuotas::default().share_of(usize::MAX)), (1, usize::MAX));
     }
 }

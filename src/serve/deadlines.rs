@@ -1,7 +1,13 @@
-//! Connections whose peer owes something and does not give it: hello, or the rest of a frame that has begun. A peer that
-//! sends a byte now and then would hold its place and its buffer for as long as it likes.
+//! Time limits of connections: for input that a peer owes, and for replies that a peer does not read.
 //!
-//! What is owed is noted by the connection and looked at now and then: a request in time costs no clock.
+//! * **Read deadline** (`serve.frame_timeout_ms`). A peer that has not said hello, or has not sent the rest of a frame,
+//!   within this time gets an error, and its connection is closed. Otherwise a peer that sends one byte now and then
+//!   would hold its place and its buffer for ever.
+//! * **Unread limit** (`serve.unread_ms_max`). A peer that asks and does not read is held back first: while a write
+//!   waits, the daemon reads nothing more from it, so that it holds one receive buffer and the replies of one
+//!   quantum. It also holds a place and bookings: after this time its connection is closed.
+//!
+//! The connection notes what it waits for, and a task checks the note periodically. A request in time costs no clock.
 
 use std::cell::Cell;
 use std::net::Shutdown;
@@ -10,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::core::Shared;
+use super::core::CoreState;
 use super::io_backend::Stream;
 use super::service::Service;
 use crate::error::{Error, Kind};
@@ -20,158 +26,183 @@ use crate::metrics::CoreCounter;
 
 /// What a connection waits for from its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Owed {
-    /// Nothing that was begun.
+pub(super) enum PeerWait {
+    /// Nothing that has begun.
     #[default]
     Nothing,
-    /// Hello.
+    /// The connection's hello.
     Hello,
-    /// The rest of the frame behind so many that were whole.
+    /// The rest of a frame, after this number of whole frames.
     Frame(u64),
-    /// Room for the replies to so many frames.
-    Room(u64),
+    /// Space in the socket for the replies to this number of frames.
+    ReplySpace(u64),
 }
 
-impl Owed {
-    /// Whether the peer is to send something. While requests are answered in time nothing is, and looking costs no memory.
-    const fn is_awaited(self) -> bool {
+impl PeerWait {
+    /// Whether the peer has to send something. While requests are answered in time none has, and a check allocates
+    /// nothing.
+    const fn is_input(self) -> bool {
         matches!(self, Self::Hello | Self::Frame(_))
     }
 
-    /// What to tell a peer that has not given it for `patience`.
-    pub(super) fn reproach(self, patience: Duration) -> Option<Error> {
-        let ms = patience.as_millis();
+    /// The error for a peer that has not sent its input within `timeout`.
+    pub(super) fn timeout_error(self, timeout: Duration) -> Option<Error> {
+        let ms = timeout.as_millis();
         match self {
-            Self::Nothing | Self::Room(_) => None,
+            Self::Nothing | Self::ReplySpace(_) => None,
             Self::Hello => Some(Error::new(
                 Kind::HelloRequired,
                 format!("no hello has come within {ms} ms"),
-                "say hello as soon as the connection is there, or raise serve.frame_timeout_ms",
+                "send hello as soon as the connection is open, or raise serve.frame_timeout_ms",
             )),
             Self::Frame(_) => Some(Error::new(
                 Kind::Malformed,
                 format!("the rest of a frame has not come within {ms} ms"),
-                "send frames whole, or raise serve.frame_timeout_ms",
+                "send whole frames, or raise serve.frame_timeout_ms",
             )),
         }
     }
 }
 
-/// How often to look for who is overdue.
-pub(super) fn look_every(patience: Duration) -> Duration {
-    (patience / OVERDUE_LOOKS).max(Duration::from_millis(1))
+/// The time between two checks of a deadline.
+fn check_interval(timeout: Duration) -> Duration {
+    (timeout / OVERDUE_LOOKS).max(Duration::from_millis(1))
 }
 
-/// Since when a connection owes the same.
+/// A connection's wait, and its start.
 #[derive(Clone, Copy, Debug)]
-struct Debt {
-    owed: Owed,
+struct WaitSince {
+    wait: PeerWait,
     since: Instant,
 }
 
-impl Debt {
-    /// The same debt if it is still that, else a new one.
-    fn of(before: Option<Self>, owed: Owed, now: Instant) -> Self {
-        before.filter(|debt| debt.owed == owed).unwrap_or(Self { owed, since: now })
+impl WaitSince {
+    /// The wait before if the connection still waits for the same, else a new one.
+    fn of(before: Option<Self>, wait: PeerWait, now: Instant) -> Self {
+        before.filter(|before| before.wait == wait).unwrap_or(Self { wait, since: now })
     }
 
-    fn is_overdue(&self, patience: Duration, now: Instant) -> bool {
-        self.owed != Owed::Nothing && now.saturating_duration_since(self.since) >= patience
+    fn has_timed_out(&self, timeout: Duration, now: Instant) -> bool {
+        self.wait != PeerWait::Nothing && now.saturating_duration_since(self.since) >= timeout
     }
 }
 
-/// Returns what a connection has owed for `patience`.
-pub(super) async fn overdue(owed: &Cell<Owed>, patience: Duration) -> Owed {
-    let mut debt = Debt::of(None, owed.get(), Instant::now());
+/// Returns once a connection has waited for the same input, or for space for its replies, for `timeout`.
+pub(super) async fn timed_out(peer_wait: &Cell<PeerWait>, timeout: Duration) -> PeerWait {
+    let mut current = WaitSince::of(None, peer_wait.get(), Instant::now());
     loop {
-        tokio::time::sleep(look_every(patience)).await;
+        tokio::time::sleep(check_interval(timeout)).await;
         let now = Instant::now();
-        debt = Debt::of(Some(debt), owed.get(), now);
-        if debt.is_overdue(patience, now) {
-            return debt.owed;
+        current = WaitSince::of(Some(current), peer_wait.get(), now);
+        if current.has_timed_out(timeout, now) {
+            return current.wait;
         }
     }
 }
 
-/// What is to be done about a connection.
+/// The next step against a connection whose read deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// Tell the peer, and read no more.
-    Tell(Owed),
-    /// It was told and does not even take that: cut it.
+enum TimeoutStep {
+    /// Send the timeout error, and read no more.
+    SendError(PeerWait),
+    /// The peer does not even read the error: cut the connection.
     Cut,
 }
 
-/// The connections of a core that owe something.
+/// The connections of a core that wait for input.
 #[derive(Debug, Default)]
-struct Overdue {
-    /// By connection; with the debt, whether the peer was told.
-    debts: FxHashMap<u64, (Debt, bool)>,
+struct ReadDeadlines {
+    /// By connection: its wait, and whether the timeout error was sent.
+    waits: FxHashMap<u64, (WaitSince, bool)>,
 }
 
-impl Overdue {
-    /// Looks at all `open` connections and what they owe; answers what is to be done now. Who has no room for replies
-    /// is not meant: what that may hold is bounded, and it ends by other rules.
-    fn look(&mut self, open: impl Iterator<Item = (u64, Owed)>, patience: Duration, now: Instant) -> Vec<(u64, Step)> {
-        let before = std::mem::take(&mut self.debts);
+impl ReadDeadlines {
+    /// Checks all `open` connections, and returns the steps that are due. A connection without space for its replies is
+    /// not meant: its memory is bounded, and the unread limit ends it.
+    fn check(
+        &mut self,
+        open: impl Iterator<Item = (u64, PeerWait)>,
+        timeout: Duration,
+        now: Instant,
+    ) -> Vec<(u64, TimeoutStep)> {
+        let before = std::mem::take(&mut self.waits);
         let mut steps = Vec::new();
-        for (connection, owed) in open {
-            let (debt, is_told) = before.get(&connection).copied().unzip();
-            let (debt, mut is_told) = (Debt::of(debt, owed, now), is_told.unwrap_or(false));
-            if is_told {
-                steps.push((connection, Step::Cut));
-            } else if owed.is_awaited() && debt.is_overdue(patience, now) {
-                steps.push((connection, Step::Tell(owed)));
-                is_told = true;
+        for (connection, wait) in open {
+            let (since, error_sent) = before.get(&connection).copied().unzip();
+            let (since, mut error_sent) = (WaitSince::of(since, wait, now), error_sent.unwrap_or(false));
+            if error_sent {
+                steps.push((connection, TimeoutStep::Cut));
+            } else if wait.is_input() && since.has_timed_out(timeout, now) {
+                steps.push((connection, TimeoutStep::SendError(wait)));
+                error_sent = true;
             }
-            if is_told || owed.is_awaited() {
-                self.debts.insert(connection, (debt, is_told));
+            if error_sent || wait.is_input() {
+                self.waits.insert(connection, (since, error_sent));
             }
         }
         steps
     }
 }
 
-/// Closes, for ever, those connections of a core that owe something for as long as they may.
-pub(super) async fn close_overdue<T: Stream, S: Service + 'static>(core: Rc<Shared<T, S>>) {
-    let patience = Duration::from_millis(core.options.frame_timeout_ms);
-    if patience.is_zero() {
+/// Closes the connections of a core whose read deadline has passed, for ever.
+pub(super) async fn enforce_read_deadlines<T: Stream, S: Service + 'static>(core: Rc<CoreState<T, S>>) {
+    let timeout = Duration::from_millis(core.options.frame_timeout_ms);
+    if timeout.is_zero() {
         return;
     }
-    let mut overdue = Overdue::default();
+    let mut deadlines = ReadDeadlines::default();
     loop {
-        tokio::time::sleep(look_every(patience)).await;
+        tokio::time::sleep(check_interval(timeout)).await;
         let steps = {
             let open = core.open.borrow();
-            overdue.look(open.iter().map(|(id, link)| (*id, link.owed.get())), patience, Instant::now())
+            deadlines.check(open.iter().map(|(id, handle)| (*id, handle.peer_wait.get())), timeout, Instant::now())
         };
         for (connection, step) in steps {
-            close(&core, connection, step, patience);
+            close(&core, connection, step, timeout);
         }
     }
 }
 
-fn close<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, connection: u64, step: Step, patience: Duration) {
-    let Some(link) = core.open.borrow().get(&connection).map(Rc::clone) else { return };
-    let Step::Tell(owed) = step else {
-        // An error says that the peer is gone, which is what is wanted.
-        let _ = link.stream.shutdown(Shutdown::Both);
+fn close<T: Stream, S: Service + 'static>(
+    core: &Rc<CoreState<T, S>>,
+    connection: u64,
+    step: TimeoutStep,
+    timeout: Duration,
+) {
+    let Some(handle) = core.open.borrow().get(&connection).map(Rc::clone) else { return };
+    let TimeoutStep::SendError(wait) = step else {
+        // An error means that the peer has gone, as intended.
+        let _ = handle.stream.shutdown(Shutdown::Both);
         return;
     };
-    let Some(error) = owed.reproach(patience) else { return };
-    core.count_overdue(owed, &error);
+    let Some(error) = wait.timeout_error(timeout) else { return };
+    core.count_timeout(wait, &error);
     let mut frame = Vec::new();
     core.responder.borrow_mut().encoder.error(CorrelationId(0), &error, &mut frame);
-    // The rings of a lane end with it: its gateway is told by the connection's socket.
-    core.deliver(core.owner_of(connection).unwrap_or_else(|| Rc::clone(&link)), &frame);
-    // The connection's task finds the end of what it reads, waits until the frame above is written, and closes.
-    let _ = link.stream.shutdown(Shutdown::Read);
+    // A lane's rings end with the lane: its gateway gets the error by the connection's socket.
+    core.deliver(core.owner_of(connection).unwrap_or_else(|| Rc::clone(&handle)), &frame);
+    // The connection's task reads the end of its input, waits until the frame above is written, and closes.
+    let _ = handle.stream.shutdown(Shutdown::Read);
 }
 
-impl<T: Stream, S: Service + 'static> Shared<T, S> {
-    fn count_overdue(&self, owed: Owed, error: &Error) {
-        let counter = match owed {
-            Owed::Hello => CoreCounter::ConnectionsHelloOverdue,
+/// Closes connections to which a write has waited for longer than the unread limit, for ever.
+pub(super) async fn enforce_unread_limit<T: Stream, S: Service + 'static>(core: Rc<CoreState<T, S>>) {
+    let limit = Duration::from_millis(core.options.unread_ms_max);
+    if limit.is_zero() {
+        return;
+    }
+    loop {
+        tokio::time::sleep(limit / 4).await;
+        let now = Instant::now();
+        let open = core.open.borrow();
+        open.values().filter(|handle| handle.writer.is_stalled(now, limit)).for_each(|handle| handle.cut_unread());
+    }
+}
+
+impl<T: Stream, S: Service + 'static> CoreState<T, S> {
+    fn count_timeout(&self, wait: PeerWait, error: &Error) {
+        let counter = match wait {
+            PeerWait::Hello => CoreCounter::ConnectionsHelloOverdue,
             _ => CoreCounter::ConnectionsFrameOverdue,
         };
         self.counters.bump(counter);
@@ -181,56 +212,42 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     }
 }
 
-// Connections whose peer asks and does not read.
-//
-// Such a peer is held back first: while a write waits nothing more is read from it, so that what it holds here is one
-// receive buffer and the replies of one turn. It keeps a place, though, and bookings: after a time it is closed.
-
-/// Looks, for ever, for connections that have been written to in vain for too long, and closes them.
-pub(super) async fn cut_unread<T: Stream, S: Service + 'static>(core: Rc<Shared<T, S>>) {
-    let limit = Duration::from_millis(core.options.unread_ms_max);
-    if limit.is_zero() {
-        return;
-    }
-    loop {
-        tokio::time::sleep(limit / 4).await;
-        let now = Instant::now();
-        core.open.borrow().values().filter(|link| link.outlet.is_stuck(now, limit)).for_each(|link| link.cut_unread());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(8);
+    const TIMEOUT: Duration = Duration::from_secs(8);
 
     fn seconds(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)
     }
 
     #[test]
-    fn only_what_is_owed_all_the_while_is_overdue() {
-        let (mut overdue, start) = (Overdue::default(), Instant::now());
-        let mut look = |at, open: &[(u64, Owed)]| overdue.look(open.iter().copied(), PATIENCE, seconds(start, at));
+    fn a_deadline_passes_only_while_the_connection_waits_for_the_same() {
+        let (mut deadlines, start) = (ReadDeadlines::default(), Instant::now());
+        let mut check =
+            |at, open: &[(u64, PeerWait)]| deadlines.check(open.iter().copied(), TIMEOUT, seconds(start, at));
         let open = |idle, hello, slow, busy, mute| {
-            [(1, idle), (2, hello), (3, slow), (4, Owed::Frame(busy)), (5, Owed::Room(mute))]
+            [(1, idle), (2, hello), (3, slow), (4, PeerWait::Frame(busy)), (5, PeerWait::ReplySpace(mute))]
         };
-        assert_eq!(look(0, &open(Owed::Nothing, Owed::Hello, Owed::Frame(3), 0, 7)), []);
-        assert_eq!(look(7, &open(Owed::Nothing, Owed::Nothing, Owed::Frame(3), 1, 7)), []);
-        let told = [(3, Step::Tell(Owed::Frame(3)))];
-        assert_eq!(look(8, &open(Owed::Nothing, Owed::Hello, Owed::Frame(3), 2, 7)), told);
-        assert_eq!(look(9, &open(Owed::Nothing, Owed::Hello, Owed::Frame(4), 3, 7)), [(3, Step::Cut)]);
-        assert_eq!(look(16, &[(2, Owed::Hello), (4, Owed::Frame(4))]), [(2, Step::Tell(Owed::Hello))]);
-        assert_eq!(look(17, &[(4, Owed::Nothing)]), []);
-        assert!(overdue.debts.is_empty(), "nothing is kept of those who have gone or owe nothing");
+        assert_eq!(check(0, &open(PeerWait::Nothing, PeerWait::Hello, PeerWait::Frame(3), 0, 7)), []);
+        assert_eq!(check(7, &open(PeerWait::Nothing, PeerWait::Nothing, PeerWait::Frame(3), 1, 7)), []);
+        let late = [(3, TimeoutStep::SendError(PeerWait::Frame(3)))];
+        assert_eq!(check(8, &open(PeerWait::Nothing, PeerWait::Hello, PeerWait::Frame(3), 2, 7)), late);
+        let cut = [(3, TimeoutStep::Cut)];
+        assert_eq!(check(9, &open(PeerWait::Nothing, PeerWait::Hello, PeerWait::Frame(4), 3, 7)), cut);
+        let late = [(2, TimeoutStep::SendError(PeerWait::Hello))];
+        assert_eq!(check(16, &[(2, PeerWait::Hello), (4, PeerWait::Frame(4))]), late);
+        assert_eq!(check(17, &[(4, PeerWait::Nothing)]), []);
+        assert!(deadlines.waits.is_empty(), "connections that ended or wait for nothing leave no entry");
     }
 
     #[test]
-    fn a_peer_is_told_what_it_owes() {
-        assert_eq!(Owed::Hello.reproach(PATIENCE).map(|error| error.kind()), Some(Kind::HelloRequired));
-        let rest = Owed::Frame(1).reproach(PATIENCE).unwrap();
+    fn the_timeout_error_names_the_missing_input() {
+        assert_eq!(PeerWait::Hello.timeout_error(TIMEOUT).map(|error| error.kind()), Some(Kind::HelloRequired));
+        let rest = PeerWait::Frame(1).timeout_error(TIMEOUT).unwrap();
         assert!(rest.kind() == Kind::Malformed && rest.message().contains("8000 ms"), "{rest}");
-        assert!(Owed::Nothing.reproach(PATIENCE).is_none() && Owed::Room(1).reproach(PATIENCE).is_none());
+        let silent = [PeerWait::Nothing, PeerWait::ReplySpace(1)].map(|wait| wait.timeout_error(TIMEOUT).is_none());
+        assert_eq!(silent, [true; 2]);
     }
 }

@@ -1,12 +1,31 @@
-//! Which io engine: epoll, unless io_uring is asked for and really works.
+//! The I/O backend of the cores' sockets: epoll, or io_uring if the operator asks for it and it works.
 //!
 //! Where a core has a processor to itself, a request over tokio-uring costs it 13 to 46 % more time than over epoll
-//! (perf/results); it costs less only where a gateway with several connections shares the processor. So epoll is the
-//! default. Beside a ring driven by hand, epoll by hand came out the same or better, so that there is no third engine.
+//! (perf/results). It costs less only where a gateway with several connections shares the processor. So epoll is the
+//! default. Epoll driven by hand was as fast as a ring driven by hand, or faster, so that there is no third backend.
 //!
-//! Containers often deny io_uring, some its set-up and some only its use. A runtime on a ring that
-//! cannot be entered would hang and then panic, so a plain ring with the real flags must first complete
-//! an operation, on a thread that can be left behind if it never returns.
+//! # Probe
+//!
+//! Containers often deny io_uring; some deny its set-up, and some only its use. A runtime on a ring that it cannot
+//! enter would hang and then panic. So a plain ring with the real flags must first complete an operation, on a thread
+//! that can be left behind if it never returns.
+//!
+//! # epoll
+//!
+//! A socket is registered for readability only. A socket that is registered for writability as well, as tokio's own
+//! streams are, becomes ready once more whenever its peer takes a reply: a core that sleeps would wake twice for every
+//! request, the second time for nothing. A writer that has to wait for space, which is rare, registers the socket once
+//! more for that time.
+//!
+//! # io_uring
+//!
+//! tokio-uring 0.5 has these requirements:
+//!
+//! * The probe has passed before the runtime starts, with COOP_TASKRUN and SINGLE_ISSUER but never DEFER_TASKRUN:
+//!   tokio-uring waits by epoll on the ring, and would hang.
+//! * Listeners are tokio's, because its own cannot bind.
+//! * Sockets are blocking, because O_NONBLOCK would turn a read that has to wait into EAGAIN.
+//! * Every operation is awaited to its end, because a dropped read goes on and eats data.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -28,19 +47,19 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio_uring::buf::BoundedBuf;
 
-use super::busy_poll::LookCost;
+use super::busy_poll::PollCost;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{IO_PROBE_MS_MAX, SOCKET_LOOK_COST, URING_ENTRIES, WRITE_REST_MS};
 
-/// What the operator asks for.
+/// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
-    /// What costs least: epoll.
+    /// The cheaper one: epoll.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring, or an error.
     Uring,
-    /// epoll.
+    /// Always epoll.
     Epoll,
 }
 
@@ -53,23 +72,23 @@ impl FromStr for IoChoice {
             "uring" => Ok(Self::Uring),
             "epoll" => Ok(Self::Epoll),
             other => {
-                Err(Error::new(Kind::Config, format!("no io engine is called {other}"), "use auto, uring or epoll"))
+                Err(Error::new(Kind::Config, format!("no I/O backend is called {other}"), "use auto, uring or epoll"))
             }
         }
     }
 }
 
-/// What the cores run on.
+/// What the sockets of the cores run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Engine {
-    /// tokio-uring.
+pub enum IoBackend {
+    /// io_uring, by tokio-uring.
     Uring,
-    /// Plain tokio.
+    /// epoll, by tokio.
     Epoll,
 }
 
-impl Engine {
-    /// The name used in logs and metrics.
+impl IoBackend {
+    /// The name in logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,32 +98,32 @@ impl Engine {
     }
 }
 
-impl fmt::Display for Engine {
+impl fmt::Display for IoBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// Decides for all cores, once, at start. Cores that are to look for work instead of sleeping (`spins`) do so on epoll:
-/// tokio-uring gives its operations to the kernel only when its thread goes to sleep.
+/// Chooses the backend of all cores, once, at start. Cores that busy-poll (`spins`) run on epoll: tokio-uring gives its
+/// operations to the kernel only when its thread goes to sleep.
 ///
 /// # Errors
-/// [`Kind::System`] with the probe's reason if io_uring is asked for and refused, [`Kind::Config`] if it is asked for and
-/// cores are to look.
-pub fn choose_engine(choice: IoChoice, spins: bool) -> Result<Engine> {
+/// [`Kind::System`] with the probe's reason if io_uring is asked for and does not work. [`Kind::Config`] if it is asked
+/// for and the cores are to busy-poll.
+pub fn choose_io_backend(choice: IoChoice, spins: bool) -> Result<IoBackend> {
     match choice {
         IoChoice::Auto | IoChoice::Epoll => {
-            tracing::info!(io = %Engine::Epoll, "io engine");
-            Ok(Engine::Epoll)
+            tracing::info!(io = %IoBackend::Epoll, "I/O backend");
+            Ok(IoBackend::Epoll)
         }
         IoChoice::Uring if spins => {
-            let remedy = "use io auto or epoll, or spin_us_max 0";
-            Err(Error::new(Kind::Config, "cores on io_uring cannot look for work instead of sleeping", remedy))
+            let remedy = "set serve.io to auto or epoll, or serve.spin_us_max to 0";
+            Err(Error::new(Kind::Config, "serving threads on io_uring cannot busy-poll", remedy))
         }
         IoChoice::Uring => {
             probe_uring()?;
-            tracing::info!(io = %Engine::Uring, "io engine, as asked for");
-            Ok(Engine::Uring)
+            tracing::info!(io = %IoBackend::Uring, "I/O backend, as configured");
+            Ok(IoBackend::Uring)
         }
     }
 }
@@ -112,11 +131,11 @@ pub fn choose_engine(choice: IoChoice, spins: bool) -> Result<Engine> {
 /// Whether a ring with the flags of the real ones completes an operation in time.
 ///
 /// # Errors
-/// [`Kind::System`] with what was refused.
+/// [`Kind::System`] with the step that failed.
 pub fn probe_uring() -> Result<()> {
     let (send, receive) = mpsc::sync_channel(1);
     let probe = move || {
-        // Nobody listens any more if this comes after the deadline.
+        // The receiver has gone if this comes after the deadline.
         let _ = send.send(complete_one_nop());
     };
     thread::Builder::new()
@@ -157,43 +176,35 @@ fn refused(what: &str, error: std::io::Error) -> Error {
     Error::new(Kind::System, format!("io_uring does not work here: {what} failed"), remedy).caused_by(error)
 }
 
-// What an io engine gives a connection, and the one loop that drives a connection over either.
-
-/// A connected stream of one engine. A future of it is always awaited to its end: an io_uring operation
-/// that is dropped goes on and swallows what it reads. [`Stream::shutdown`] is how one is ended.
+/// A connected stream. Its futures are always awaited to their end: an io_uring operation that is dropped goes on and
+/// takes the bytes it reads. [`Stream::shutdown`] ends one.
 pub(super) trait Stream: Sized + 'static {
     /// Takes over a connected socket.
     fn from_std(stream: UnixStream) -> io::Result<Self>;
-    /// What [`Stream::try_read`] costs.
-    fn look_cost(&self) -> LookCost {
-        LookCost::Impossible
+    /// The cost of one [`Stream::try_read`].
+    fn poll_cost(&self) -> PollCost {
+        PollCost::Impossible
     }
-    /// Reads what is there, without waiting, as [`Stream::read`] does; `None` = nothing is, or it cannot be looked at.
+    /// Reads what has arrived without waiting, as [`Stream::read`] does; `None` = nothing has, or the stream cannot be
+    /// polled.
     fn try_read(&self, _buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         None
     }
-    /// Reads behind what `buffer` holds; 0 = the peer has ended.
+    /// Appends received bytes to `buffer`; 0 = the peer has ended.
     async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>);
     /// Writes all of `bytes`.
     async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>);
-    /// Ends reads, writes or both; those that wait return.
+    /// Ends reads, writes or both. Those in progress return.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
-    /// Its socket, by which descriptors can be handed over; `None` = it has none.
+    /// The socket that can send descriptors; `None` = it has none.
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-// The engine of plain tokio: epoll says when, read and write are system calls.
-//
-// A socket is registered for what comes, and for nothing else. One that is registered for room as well, as tokio's own
-// streams are, becomes ready once more whenever its peer takes a reply: a core that sleeps would wake twice for every
-// request, for nothing the second time. Who has to wait for room, which is rare, registers the socket once more for that
-// long.
-
-/// A stream of this engine.
+/// A socket on epoll.
 pub(super) struct EpollStream {
-    /// Registered for what comes.
+    /// Registered for readability only.
     socket: AsyncFd<UnixStream>,
 }
 
@@ -210,8 +221,8 @@ impl EpollStream {
             let room = buffer.capacity() - buffer.len();
             match self.try_read(buffer) {
                 Some(read) => {
-                    // A read that leaves room has emptied the socket, and the next waits without trying. The end of the
-                    // stream stays ready.
+                    // A read that leaves space has emptied the socket, and the next one waits without trying. The end
+                    // of the stream stays ready.
                     if read.as_ref().is_ok_and(|read| (1..room).contains(read)) {
                         ready.clear_ready();
                     }
@@ -222,7 +233,7 @@ impl EpollStream {
         }
     }
 
-    /// Sends as much of `bytes` as there is room for; `None` = there is none.
+    /// Sends as much of `bytes` as the socket takes; `None` = its buffer is full.
     fn try_write(&self, bytes: &[u8]) -> Option<io::Result<usize>> {
         loop {
             match send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -234,16 +245,17 @@ impl EpollStream {
         }
     }
 
-    /// Writes all of `bytes`, whose beginning found no room.
+    /// Writes all of `bytes` to a socket whose buffer was full.
     async fn write_waiting(&self, bytes: &[u8]) -> io::Result<()> {
         let (mut rest, mut room) = (bytes, None);
         while !rest.is_empty() {
             if room.is_none() {
-                room = self.told_of_room()?;
+                room = self.register_writable()?;
             }
             let ready = match &room {
                 Some(room) => Some(room.writable().await?),
-                // No descriptor is left: it is looked again and again. Whoever reads nothing is cut as ever.
+                // No descriptor is left: the write is retried after each pause. The unread limit still cuts a peer that
+                // reads nothing.
                 None => {
                     tokio::time::sleep(Duration::from_millis(WRITE_REST_MS)).await;
                     None
@@ -258,8 +270,9 @@ impl EpollStream {
         Ok(())
     }
 
-    /// The socket once more, registered for room: epoll knows each descriptor once. `None` = there is no descriptor left.
-    fn told_of_room(&self) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+    /// Registers the socket a second time, for writability: epoll knows each descriptor once. `None` = no descriptor is
+    /// left.
+    fn register_writable(&self) -> io::Result<Option<AsyncFd<OwnedFd>>> {
         match self.as_fd().try_clone_to_owned() {
             Ok(second) => registered(second, Interest::WRITABLE).map(Some),
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) => Ok(None),
@@ -274,8 +287,8 @@ impl Stream for EpollStream {
         Ok(Self { socket: registered(stream, Interest::READABLE)? })
     }
 
-    fn look_cost(&self) -> LookCost {
-        LookCost::SystemCall(SOCKET_LOOK_COST)
+    fn poll_cost(&self) -> PollCost {
+        PollCost::SystemCall(SOCKET_LOOK_COST)
     }
 
     fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
@@ -317,13 +330,13 @@ impl Stream for EpollStream {
     }
 }
 
-/// Has the runtime of this thread say when `interest` is there.
+/// Registers a descriptor with this thread's runtime.
 pub(super) fn registered<F: AsRawFd + AsFd>(descriptor: F, interest: Interest) -> io::Result<AsyncFd<F>> {
-    #[allow(deprecated, reason = "what is to replace it is missing from the oldest release that this builds with")]
+    #[allow(deprecated, reason = "the oldest supported release of tokio lacks its replacement")]
     AsyncFd::with_interest(descriptor, interest)
 }
 
-/// Builds this engine's runtime, reports by `ready`, and runs `future` to its end.
+/// Builds a runtime on epoll, reports by `ready`, and runs `future` to its end.
 pub(super) fn block_on_epoll<F: Future<Output = ()>>(ready: impl FnOnce(Result<()>), future: F) {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
@@ -331,20 +344,15 @@ pub(super) fn block_on_epoll<F: Future<Output = ()>>(ready: impl FnOnce(Result<(
             tokio::task::LocalSet::new().block_on(&runtime, future);
         }
         Err(error) => {
-            let remedy = "raise the limit of open files, or lower the number of cores";
-            ready(Err(Error::new(Kind::System, "cannot build a core's epoll runtime", remedy).caused_by(error)));
+            let remedy = "raise the limit of open files, or lower serve.cores";
+            ready(Err(
+                Error::new(Kind::System, "cannot build the epoll runtime of a serving thread", remedy).caused_by(error)
+            ));
         }
     }
 }
 
-// The engine of tokio-uring: reads and writes are submitted to a ring.
-//
-// What its version 0.5 asks of us: a runtime only after the probe has passed, with COOP_TASKRUN and
-// SINGLE_ISSUER but never DEFER_TASKRUN (it waits by epoll on the ring and would hang); listeners of
-// tokio, because its own cannot bind; blocking sockets, because O_NONBLOCK would turn a read that must
-// wait into EAGAIN; every operation awaited to its end, because a dropped read goes on and eats data.
-
-/// A stream of this engine.
+/// A socket on io_uring.
 pub(super) struct UringStream(tokio_uring::net::UnixStream);
 
 impl Stream for UringStream {
@@ -356,7 +364,7 @@ impl Stream for UringStream {
     async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         let held = buffer.len();
         if held == buffer.capacity() {
-            // A slice of no bytes is refused with a panic; the caller always leaves room.
+            // tokio-uring panics on a slice without bytes. The caller always leaves space.
             return (Err(io::ErrorKind::OutOfMemory.into()), buffer);
         }
         let (read, slice) = self.0.read(buffer.slice(held..)).await;
@@ -378,7 +386,7 @@ impl Stream for UringStream {
     }
 }
 
-/// Builds this engine's runtime, reports by `ready`, and runs `future` to its end.
+/// Builds a runtime on io_uring, reports by `ready`, and runs `future` to its end.
 pub(super) fn block_on_uring<F: Future<Output = ()>>(ready: impl FnOnce(Result<()>), future: F) {
     let mut ring = tokio_uring::uring_builder();
     ring.setup_coop_taskrun().setup_single_issuer();
@@ -389,7 +397,8 @@ pub(super) fn block_on_uring<F: Future<Output = ()>>(ready: impl FnOnce(Result<(
         }
         Err(error) => {
             let remedy = "start with --io epoll, or raise the limit of open files";
-            ready(Err(Error::new(Kind::System, "cannot build a core's io_uring runtime", remedy).caused_by(error)));
+            ready(Err(Error::new(Kind::System, "cannot build the io_uring runtime of a serving thread", remedy)
+                .caused_by(error)));
         }
     }
 }
@@ -399,20 +408,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_always_finds_an_engine_and_uring_says_why_not() {
-        assert!(matches!(choose_engine(IoChoice::Epoll, false), Ok(Engine::Epoll)));
-        assert!(matches!(choose_engine(IoChoice::Auto, false), Ok(Engine::Epoll)));
-        match choose_engine(IoChoice::Uring, false) {
-            Ok(engine) => assert_eq!(engine, Engine::Uring),
+    fn auto_always_finds_a_backend_and_uring_gives_its_reason() {
+        assert!(matches!(choose_io_backend(IoChoice::Epoll, false), Ok(IoBackend::Epoll)));
+        assert!(matches!(choose_io_backend(IoChoice::Auto, false), Ok(IoBackend::Epoll)));
+        match choose_io_backend(IoChoice::Uring, false) {
+            Ok(backend) => assert_eq!(backend, IoBackend::Uring),
             Err(error) => assert!(error.to_string().contains("--io"), "{error}"),
         }
     }
 
     #[test]
-    fn cores_that_look_are_on_epoll() {
-        assert!(matches!(choose_engine(IoChoice::Auto, true), Ok(Engine::Epoll)));
-        assert!(matches!(choose_engine(IoChoice::Epoll, true), Ok(Engine::Epoll)));
-        assert_eq!(choose_engine(IoChoice::Uring, true).unwrap_err().kind(), Kind::Config);
+    fn cores_that_busy_poll_run_on_epoll() {
+        assert!(matches!(choose_io_backend(IoChoice::Auto, true), Ok(IoBackend::Epoll)));
+        assert!(matches!(choose_io_backend(IoChoice::Epoll, true), Ok(IoBackend::Epoll)));
+        assert_eq!(choose_io_backend(IoChoice::Uring, true).unwrap_err().kind(), Kind::Config);
     }
 
     #[test]

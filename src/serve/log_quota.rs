@@ -1,5 +1,5 @@
-//! How much of the log peers may fill: what they can cause again and again is written a few times a window,
-//! and how often it was not is written with the next line. Counters see every time.
+//! A limit on log lines that peers can cause again and again. A few lines are written in each window, and the next line
+//! states how many were withheld. Counters count every time.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ struct Window {
 }
 
 impl LogQuota {
-    /// Asks for one line: how many were withheld since the last, or `None` if this one is withheld too.
+    /// Asks for one line. Returns the number of lines withheld since the last one, or `None` if this line is withheld
+    /// too.
     pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.get();
         let window_length = Duration::from_millis(LOG_WINDOW_MS);
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_has_its_lines_and_the_next_tells_how_many_were_withheld() {
+    fn a_window_has_its_lines_and_the_next_states_the_number_withheld() {
         let (quota, start) = (LogQuota::default(), Instant::now());
         for _ in 0..LOG_LINES_PER_WINDOW_MAX {
             assert_eq!(quota.take(start), Some(0));

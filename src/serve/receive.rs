@@ -1,4 +1,7 @@
-//! The receive buffer of a connection, and the frames in it.
+//! The receive buffer of a connection, the frames in it, and the budget that the buffers of a core share.
+//!
+//! The length of a frame bounds one buffer. A [`ReceiveBudget`] bounds all buffers of a core together, and those of one
+//! user: a flood of connections with a large frame each, none of which ever ends, stays within it.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -15,58 +18,58 @@ use crate::metrics::{CoreCounter, CounterSet};
 use crate::shares::share;
 use crate::wire::{FrameHeader, HeaderFault};
 
-/// What lies next in the buffer.
+/// The next item in the buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A whole frame; its body lies at this range.
+    /// A whole frame, with the range of its body.
     Frame(FrameHeader, Range<usize>),
-    /// The header of a body beyond the bound; the body is skipped as it comes in.
+    /// The header of a body above the limit. The body is skipped as it arrives.
     Oversized(FrameHeader),
-    /// The header of a frame for which there is no room beside those of other connections; the rest of it is skipped.
-    NoRoom(FrameHeader, NoRoom),
-    /// Nothing whole: read more.
+    /// The header of a frame that the budget does not allow beside those of other connections. The rest of it is
+    /// skipped.
+    OverBudget(FrameHeader, OverBudget),
+    /// No whole frame: read more.
     Incomplete,
-    /// A header that does not say where the next frame starts.
+    /// A header that does not tell where the next frame starts.
     Untrusted(HeaderFault),
 }
 
-/// Splits what is read into frames.
+/// Splits received bytes into frames.
 ///
-/// Frames are multiples of 8 bytes and compaction moves the rest to the front, so that headers and
-/// bodies start 8-aligned as the buffer does. The buffer grows only with bytes that really arrived, to
-/// one frame of the largest size or to what a socket holds, and shrinks again.
+/// Frames are multiples of 8 bytes, and compaction moves the rest to the front. So headers and bodies start 8-aligned,
+/// as the buffer does. The buffer grows only with bytes that have arrived, to one frame of the largest size or to what
+/// a socket holds, and shrinks again.
 #[derive(Debug)]
 pub(super) struct FrameReader {
     buffer: Vec<u8>,
-    /// Bytes of the buffer's front that are answered.
+    /// Answered bytes at the front of the buffer.
     consumed: usize,
-    /// Bytes of an oversized body still to come.
+    /// Bytes of an oversized body that have not arrived.
     skip_bytes: u64,
-    /// Bytes of the frame at the front, as far as its header says.
+    /// Bytes of the frame at the front, according to its header.
     wanted: usize,
-    /// Reads since the buffer was last needed at its size.
+    /// Reads since the buffer last needed its size.
     small_reads: u32,
     body_bytes_max: u32,
-    /// What it shares with other connections, and the bytes of it that are taken: the buffer's beyond its minimum.
-    room: Rc<ReceiveRoom>,
+    /// The shared budget, and the bytes taken from it: the buffer's size above the minimum.
+    budget: Rc<ReceiveBudget>,
     taken: usize,
-    /// The user for whom they are taken.
+    /// The user whose share they count against.
     uid: u32,
 }
 
 impl Drop for FrameReader {
     fn drop(&mut self) {
-        self.room.give_back(self.uid, self.taken);
+        self.budget.give_back(self.uid, self.taken);
     }
 }
 
 impl FrameReader {
-    pub(super) fn new(body_bytes_max: u32, room: Rc<ReceiveRoom>, uid: u32) -> Self {
+    pub(super) fn new(body_bytes_max: u32, budget: Rc<ReceiveBudget>, uid: u32) -> Self {
         let (consumed, skip_bytes, wanted, small_reads, taken) = (0, 0, 0, 0, 0);
-        Self { buffer: Vec::new(), consumed, skip_bytes, wanted, small_reads, body_bytes_max, room, taken, uid }
+        Self { buffer: Vec::new(), consumed, skip_bytes, wanted, small_reads, body_bytes_max, budget, taken, uid }
     }
 
-    /// Bytes of a body at most.
     pub(super) const fn body_bytes_max(&self) -> u32 {
         self.body_bytes_max
     }
@@ -76,7 +79,7 @@ impl FrameReader {
         self.buffer.len() > self.consumed || self.skip_bytes > 0
     }
 
-    /// The buffer, to be read into behind what it holds; there is room.
+    /// The buffer, to read into behind its contents. It has space.
     pub(super) fn take(&mut self) -> Vec<u8> {
         let filled = self.buffer.len();
         self.buffer.drain(..self.consumed);
@@ -90,8 +93,8 @@ impl FrameReader {
         self.buffer = buffer;
     }
 
-    /// Grows towards a frame that does not fit, and where the last read left no room, so that there is more; `filled` is
-    /// how far it was filled. Shrinks when large frames and long reads have become rare.
+    /// Grows the buffer for a frame that does not fit, and for longer reads where the last read filled it; `filled` is
+    /// its length after that read. Shrinks it when large frames and long reads have become rare.
     fn resize(&mut self, filled: usize) {
         let (held, capacity) = (self.buffer.len(), self.buffer.capacity());
         if self.wanted > capacity || filled > RECEIVE_BUFFER_BYTES_MIN {
@@ -105,47 +108,48 @@ impl FrameReader {
         if self.is_full(held) {
             self.buffer.reserve_exact(self.target(held) - held);
         } else if held == 0 && self.buffer.capacity() > RECEIVE_BUFFER_BYTES_MIN {
-            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT || !self.room.is_ample(self.uid);
+            let rare = self.small_reads >= RECEIVE_BUFFER_READS_KEPT || !self.budget.is_ample(self.uid);
             self.buffer.shrink_to(if rare { RECEIVE_BUFFER_BYTES_MIN } else { RECEIVE_BUFFER_BYTES_KEPT });
         }
         let given_back = self.taken.saturating_sub(self.buffer.capacity().saturating_sub(RECEIVE_BUFFER_BYTES_MIN));
-        self.room.give_back(self.uid, given_back);
+        self.budget.give_back(self.uid, given_back);
         self.taken -= given_back;
     }
 
-    /// Grows the buffer for longer reads, as far as there is room; without it reads stay as long as they are.
+    /// Grows the buffer for longer reads, as far as the budget allows. Otherwise reads stay as long as they are.
     fn lengthen(&mut self, held: usize, bytes: usize) {
         let missing = (bytes - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
-        let may = self.room.is_ample(self.uid) && self.room.has(self.uid, missing);
-        if may && self.room.take(self.uid, missing).is_ok() {
+        let may = self.budget.is_ample(self.uid) && self.budget.has(self.uid, missing);
+        if may && self.budget.take(self.uid, missing).is_ok() {
             self.taken += missing;
             self.buffer.reserve_exact(bytes - held);
         }
     }
 
-    /// Whether the buffer has to grow for the next read, with so many bytes held. The rest of a frame that fits does not
-    /// need it to: a large frame often comes in two pieces.
+    /// Whether the buffer has to grow for the next read, with `held` bytes in it. It need not for the rest of a frame
+    /// that fits: a large frame often arrives in two pieces.
     fn is_full(&self, held: usize) -> bool {
         let capacity = self.buffer.capacity();
         let fits = capacity >= RECEIVE_BUFFER_BYTES_MIN && self.wanted <= capacity;
         !fits && capacity.saturating_sub(held) < RECEIVE_BUFFER_BYTES_MIN / 2
     }
 
-    /// What it grows to then: twice what arrived, but not beyond the frame. A header alone reserves nothing.
+    /// The size to grow to: twice what has arrived, but not above the frame. A header alone reserves nothing.
     fn target(&self, held: usize) -> usize {
         self.wanted.min(held * 2).max(held + RECEIVE_BUFFER_BYTES_MIN / 2).max(RECEIVE_BUFFER_BYTES_MIN)
     }
 
-    /// Takes room for the next read of a frame of which so much is held; without room for it what is held is dropped.
-    fn make_room(&mut self, held: usize) -> Result<(), NoRoom> {
+    /// Takes budget for the next read of a frame of which `held` bytes have arrived. Without budget those bytes are
+    /// dropped.
+    fn take_budget(&mut self, held: usize) -> Result<(), OverBudget> {
         if !self.is_full(held) {
             return Ok(());
         }
         let missing = (self.target(held) - RECEIVE_BUFFER_BYTES_MIN).saturating_sub(self.taken);
-        if let Err(why) = self.room.take(self.uid, missing) {
+        if let Err(why) = self.budget.take(self.uid, missing) {
             self.buffer = Vec::new();
             self.consumed = 0;
-            self.room.give_back(self.uid, std::mem::take(&mut self.taken));
+            self.budget.give_back(self.uid, std::mem::take(&mut self.taken));
             return Err(why);
         }
         self.taken += missing;
@@ -160,7 +164,7 @@ impl FrameReader {
     /// Takes the next frame.
     pub(super) fn next(&mut self) -> Next {
         let held = self.buffer.len() - self.consumed;
-        // A body is at most 2^32 bytes, a usize at least that here: the minimum fits both.
+        // A body has at most 2^32 bytes, which a usize holds here: the minimum fits both.
         let skipped = self.skip_bytes.min(held as u64);
         self.skip_bytes -= skipped;
         self.consumed += skipped as usize;
@@ -181,10 +185,10 @@ impl FrameReader {
         let held = self.buffer.len() - self.consumed;
         if held < frame_bytes {
             self.wanted = frame_bytes;
-            let Err(why) = self.make_room(held) else { return Next::Incomplete };
+            let Err(why) = self.take_budget(held) else { return Next::Incomplete };
             self.wanted = 0;
             self.skip_bytes = (frame_bytes - held) as u64;
-            return Next::NoRoom(header, why);
+            return Next::OverBudget(header, why);
         }
         if frame_bytes > RECEIVE_BUFFER_BYTES_MIN {
             self.small_reads = 0;
@@ -195,47 +199,47 @@ impl FrameReader {
     }
 }
 
-// What the receive buffers of a core's connections may take together, beyond what each has anyway. One frame is bounded
-// by its length; a flood of connections with a large frame each, none of which ever ends, is bounded here, and what one
-// user's of them may take.
-
-/// The room that is left.
+/// The bytes that the receive buffers of one core may take above their minimum size.
 #[derive(Debug)]
-pub struct ReceiveRoom {
-    /// All of it.
+pub(super) struct ReceiveBudget {
+    /// The whole budget.
     bytes: usize,
     left_bytes: Cell<usize>,
-    /// What the connections of one user may take.
+    /// The share of one user.
     user_bytes_max: usize,
-    /// What those of each user have taken; only of those that have.
+    /// Bytes taken, by user; only users that have taken some.
     users: RefCell<FxHashMap<u32, usize>>,
-    /// Whose refusals are counted.
+    /// Counts refusals.
     counters: Option<Arc<CounterSet<CoreCounter>>>,
 }
 
-/// Why there is no room.
+/// The limit that refuses a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoRoom {
-    /// The frames of all take it.
-    All,
-    /// Those of the same user take as much of it as they may.
+pub(super) enum OverBudget {
+    /// The frames of all users take the whole budget.
+    Total,
+    /// The frames of this user take its share.
     User,
 }
 
-impl Default for ReceiveRoom {
-    /// Room that does not end, for one connection by itself.
+impl Default for ReceiveBudget {
+    /// A budget without limit, for a connection by itself.
     fn default() -> Self {
         let (bytes, users) = (usize::MAX, RefCell::default());
         Self { bytes, left_bytes: Cell::new(bytes), user_bytes_max: bytes, users, counters: None }
     }
 }
 
-impl ReceiveRoom {
-    /// Room for the connections of one core, for at least one frame of the largest size, of which one user may have so many
-    /// percent, and at least such a frame; what is refused is counted.
+impl ReceiveBudget {
+    /// The budget of one core: at least one frame of the largest size. One user may take `user_share_percent` of it,
+    /// and at least one such frame. Refusals are counted.
     #[must_use]
-    pub fn new(frame_body_bytes_max: u32, user_share_percent: u8, counters: Arc<CounterSet<CoreCounter>>) -> Self {
-        // Beside a frame's body there are its header and what the next read is given.
+    pub(super) fn new(
+        frame_body_bytes_max: u32,
+        user_share_percent: u8,
+        counters: Arc<CounterSet<CoreCounter>>,
+    ) -> Self {
+        // Beside a frame's body there are its header and the space for the next read.
         let frame_bytes = 2 * frame_body_bytes_max as usize;
         let bytes = CORE_RECEIVE_BYTES_MAX.max(frame_bytes);
         let user_bytes_max = share(user_share_percent, bytes).max(frame_bytes);
@@ -248,36 +252,36 @@ impl ReceiveRoom {
         }
     }
 
-    fn refusal(&self, uid: u32, bytes: usize) -> Option<NoRoom> {
+    fn refusal(&self, uid: u32, bytes: usize) -> Option<OverBudget> {
         if self.left_bytes.get() < bytes {
-            return Some(NoRoom::All);
+            return Some(OverBudget::Total);
         }
         let held = self.users.borrow().get(&uid).copied().unwrap_or_default();
-        (bytes > self.user_bytes_max - held).then_some(NoRoom::User)
+        (bytes > self.user_bytes_max - held).then_some(OverBudget::User)
     }
 
-    /// Whether so many bytes are left for a user, for what can go without.
+    /// Whether a user could take this many bytes. For uses that can do without.
     pub(super) fn has(&self, uid: u32, bytes: usize) -> bool {
         self.refusal(uid, bytes).is_none()
     }
 
-    /// Whether so much is left, for all and for a user, that idle connections of that user may keep what they have for
-    /// their next large frame.
+    /// Whether enough is left, in all and for this user, for its idle connections to keep their buffers for their next
+    /// large frame.
     pub(super) fn is_ample(&self, uid: u32) -> bool {
         let held = self.users.borrow().get(&uid).copied().unwrap_or_default();
         self.left_bytes.get() >= self.bytes / 2 && held <= self.user_bytes_max / 2
     }
 
-    /// Takes so many bytes of it for a user, if they are there.
+    /// Takes this many bytes for a user.
     ///
     /// # Errors
-    /// Who takes what is missing.
-    pub(super) fn take(&self, uid: u32, bytes: usize) -> Result<(), NoRoom> {
+    /// The limit that is reached; nothing is taken.
+    pub(super) fn take(&self, uid: u32, bytes: usize) -> Result<(), OverBudget> {
         if let Some(refusal) = self.refusal(uid, bytes) {
             if let Some(counters) = &self.counters {
                 counters.bump(match refusal {
-                    NoRoom::All => CoreCounter::FramesNoRoom,
-                    NoRoom::User => CoreCounter::FramesNoRoomUser,
+                    OverBudget::Total => CoreCounter::FramesNoRoom,
+                    OverBudget::User => CoreCounter::FramesNoRoomUser,
                 });
             }
             return Err(refusal);
@@ -289,7 +293,7 @@ impl ReceiveRoom {
         Ok(())
     }
 
-    /// Gives so many bytes back that a user had taken.
+    /// Gives back bytes that a user had taken.
     pub(super) fn give_back(&self, uid: u32, bytes: usize) {
         if bytes == 0 {
             return;
@@ -321,13 +325,13 @@ mod tests {
         bytes
     }
 
-    /// Feeds `bytes` as the sockets do, never more than the room there is, and collects what comes out.
+    /// Feeds `bytes` as the sockets do, never more than the free space, and collects the frames.
     fn feed(reader: &mut FrameReader, mut bytes: &[u8], step: usize) -> Vec<(u64, Option<Vec<u8>>)> {
         let mut seen = Vec::new();
         while !bytes.is_empty() {
             let mut buffer = reader.take();
             let room = buffer.capacity() - buffer.len();
-            assert!(room > 0, "there is always room to read");
+            assert!(room > 0, "there is always space to read");
             let (now, later) = bytes.split_at(bytes.len().min(step).min(room));
             buffer.extend_from_slice(now);
             bytes = later;
@@ -335,7 +339,7 @@ mod tests {
             loop {
                 match reader.next() {
                     Next::Frame(header, body) => seen.push((header.correlation_id.0, Some(reader.body(body).to_vec()))),
-                    Next::Oversized(header) | Next::NoRoom(header, _) => seen.push((header.correlation_id.0, None)),
+                    Next::Oversized(header) | Next::OverBudget(header, _) => seen.push((header.correlation_id.0, None)),
                     Next::Incomplete => break,
                     Next::Untrusted(fault) => panic!("{fault}"),
                 }
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_body_is_skipped_without_being_kept() {
+    fn an_oversized_body_is_skipped_without_buffering() {
         let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let mut bytes = frame(1, &[1; 8]);
         bytes.extend(frame(2, &vec![2; MAX as usize + 8]));
@@ -374,10 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_leave_no_room_are_made_longer_while_they_come() {
+    fn reads_that_fill_the_buffer_grow_it_while_they_come() {
         let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         let many: Vec<u8> = (0..40).flat_map(|id| frame(id, &[1; 48_000])).collect();
-        // As much as fits each time: whoever sends is always ahead.
+        // As much as fits each time: the sender is always ahead.
         assert_eq!(feed(&mut reader, &many, usize::MAX).len(), 40);
         assert_eq!(reader.buffer.capacity(), RECEIVE_BUFFER_BYTES_FILLED);
         for id in 0..=u64::from(RECEIVE_BUFFER_READS_KEPT) {
@@ -386,7 +390,7 @@ mod tests {
         assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "one request at a time needs no more");
         let mut reader = FrameReader::new(MAX, Rc::default(), 0);
         assert_eq!(feed(&mut reader, &many, 16 << 10).len(), 40);
-        assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "short reads are left as they are");
+        assert_eq!(reader.take().capacity(), RECEIVE_BUFFER_BYTES_MIN, "short reads stay short");
     }
 
     #[test]
@@ -417,23 +421,23 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_finds_no_room_is_skipped_and_the_next_is_taken() {
-        let room = Rc::new(ReceiveRoom::default());
+    fn a_frame_over_budget_is_skipped_and_the_next_is_read() {
+        let budget = Rc::new(ReceiveBudget::default());
         let other = usize::MAX - (2 << 20);
-        assert_eq!(room.take(0, other), Ok(()));
-        let mut reader = FrameReader::new(MAX, Rc::clone(&room), 0);
+        assert_eq!(budget.take(0, other), Ok(()));
+        let mut reader = FrameReader::new(MAX, Rc::clone(&budget), 0);
         let mut bytes = frame(1, &vec![1; 1 << 20]);
         bytes.extend(frame(2, &vec![2; MAX as usize]));
         bytes.extend(frame(3, &[3; 8]));
         let seen = feed(&mut reader, &bytes, 50_000);
         assert_eq!(seen, [(1, Some(vec![1; 1 << 20])), (2, None), (3, Some(vec![3; 8]))]);
-        assert_eq!(reader.taken, 0, "nothing is held for it");
-        room.give_back(0, other);
+        assert_eq!(reader.taken, 0, "it takes no budget");
+        budget.give_back(0, other);
         let half = &frame(4, &vec![4; MAX as usize])[..3 << 20];
         assert_eq!(feed(&mut reader, half, 50_000), []);
-        assert!(reader.taken > 1 << 20 && room.take(0, usize::MAX).is_err());
+        assert!(reader.taken > 1 << 20 && budget.take(0, usize::MAX).is_err());
         drop(reader);
-        assert_eq!(room.take(0, usize::MAX), Ok(()), "whoever goes leaves the room to others");
+        assert_eq!(budget.take(0, usize::MAX), Ok(()), "a closed connection gives its budget back");
     }
 
     proptest! {
@@ -455,40 +459,40 @@ mod tests {
             let mut buffer = reader.take();
             buffer.extend_from_slice(&bytes);
             reader.give_back(buffer);
-            while let Next::Frame(..) | Next::Oversized(_) | Next::NoRoom(..) = reader.next() {}
+            while let Next::Frame(..) | Next::Oversized(_) | Next::OverBudget(..) = reader.next() {}
         }
     }
 
     const ALL: usize = CORE_RECEIVE_BYTES_MAX;
 
     #[test]
-    fn what_is_not_there_is_not_given_and_is_counted() {
+    fn a_refusal_takes_nothing_and_is_counted() {
         let counters: Arc<CounterSet<CoreCounter>> = Arc::default();
-        let room = ReceiveRoom::new(8, 100, Arc::clone(&counters));
-        assert_eq!([room.take(1, ALL - 1), room.take(2, 1)], [Ok(()); 2]);
-        assert_eq!([room.take(1, 1), room.take(1, 0)], [Err(NoRoom::All), Ok(())]);
+        let budget = ReceiveBudget::new(8, 100, Arc::clone(&counters));
+        assert_eq!([budget.take(1, ALL - 1), budget.take(2, 1)], [Ok(()); 2]);
+        assert_eq!([budget.take(1, 1), budget.take(1, 0)], [Err(OverBudget::Total), Ok(())]);
         assert_eq!(counters.get(CoreCounter::FramesNoRoom), 1);
-        room.give_back(1, 5);
-        assert_eq!([room.take(3, 5), room.take(3, 1)], [Ok(()), Err(NoRoom::All)]);
-        let room = ReceiveRoom::new(u32::MAX, 1, counters);
-        assert_eq!(room.take(1, u32::MAX as usize), Ok(()), "one largest frame always fits");
+        budget.give_back(1, 5);
+        assert_eq!([budget.take(3, 5), budget.take(3, 1)], [Ok(()), Err(OverBudget::Total)]);
+        let budget = ReceiveBudget::new(u32::MAX, 1, counters);
+        assert_eq!(budget.take(1, u32::MAX as usize), Ok(()), "one largest frame always fits");
     }
 
     #[test]
-    fn one_user_leaves_room_for_others() {
+    fn one_user_leaves_budget_for_others() {
         let counters: Arc<CounterSet<CoreCounter>> = Arc::default();
-        let room = ReceiveRoom::new(8, 75, Arc::clone(&counters));
-        assert_eq!(room.take(1, ALL / 4 * 3), Ok(()));
-        assert_eq!((room.take(1, 1), room.has(1, 1), room.has(2, 1)), (Err(NoRoom::User), false, true));
-        assert_eq!([room.take(2, ALL / 4), room.take(2, 1)], [Ok(()), Err(NoRoom::All)]);
+        let budget = ReceiveBudget::new(8, 75, Arc::clone(&counters));
+        assert_eq!(budget.take(1, ALL / 4 * 3), Ok(()));
+        assert_eq!((budget.take(1, 1), budget.has(1, 1), budget.has(2, 1)), (Err(OverBudget::User), false, true));
+        assert_eq!([budget.take(2, ALL / 4), budget.take(2, 1)], [Ok(()), Err(OverBudget::Total)]);
         let refused = [CoreCounter::FramesNoRoomUser, CoreCounter::FramesNoRoom].map(|counter| counters.get(counter));
         assert_eq!(refused, [1, 1]);
-        room.give_back(1, ALL / 4 * 3);
-        assert_eq!(room.take(1, ALL / 2), Ok(()));
-        assert_eq!([room.is_ample(1), room.is_ample(3)], [false; 2], "little is left for anybody");
-        room.give_back(2, ALL / 4);
-        assert_eq!([room.is_ample(1), room.is_ample(3)], [false, true], "this user has most of what it may have");
-        room.give_back(1, ALL / 2);
-        assert!(room.users.borrow().is_empty(), "nothing is remembered of those who have nothing");
+        budget.give_back(1, ALL / 4 * 3);
+        assert_eq!(budget.take(1, ALL / 2), Ok(()));
+        assert_eq!([budget.is_ample(1), budget.is_ample(3)], [false; 2], "little is left in all");
+        budget.give_back(2, ALL / 4);
+        assert_eq!([budget.is_ample(1), budget.is_ample(3)], [false, true], "this user has most of its share");
+        budget.give_back(1, ALL / 2);
+        assert!(budget.users.borrow().is_empty(), "users that hold nothing leave no entry");
     }
 }

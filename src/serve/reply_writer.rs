@@ -1,4 +1,4 @@
-//! What a connection writes: the replies to what was just read, and those that come later.
+//! The writing side of a connection: replies to the requests just read, and pending replies, which come later.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -7,38 +7,38 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::io_backend::Stream;
-use super::lane::{Handed, hand_over};
+use super::lane::{LaneDescriptors, send_descriptors};
 use crate::limits::REPLY_BUFFER_BYTES_MAX;
 
-/// The writing side of a connection. Of its two writers, the one that reads and answers and the one that brings late
-/// replies, one writes at a time: frames never mix.
+/// Writes the replies of one connection. It has two writers: the task that reads and answers, and the task that flushes
+/// pending replies. One of them writes at a time, so that frames never mix.
 #[derive(Debug, Default)]
-pub(super) struct Outlet {
-    late: RefCell<Vec<u8>>,
+pub(super) struct ReplyWriter {
+    pending: RefCell<Vec<u8>>,
     is_writing: Cell<bool>,
     is_flushing: Cell<bool>,
-    /// How many writes have begun.
+    /// The number of writes begun.
     writes: Cell<u64>,
-    /// The write that was seen under way, and since when it was.
-    seen: Cell<Option<(u64, Instant)>>,
-    /// Whether somebody waits for `idle`, so that a connection without late replies pays nothing.
-    is_awaited: Cell<bool>,
+    /// The write in progress at the last check, and the time when a check first saw it.
+    write_seen: Cell<Option<(u64, Instant)>>,
+    /// Whether a task waits for `idle`, so that a connection without pending replies pays nothing.
+    has_waiter: Cell<bool>,
     idle: Notify,
 }
 
-/// What came of a late reply.
+/// The outcome for a pending reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
-    /// Whoever writes already will write it.
+    /// The task that flushes already will write it.
     Queued,
-    /// Somebody has to [`Outlet::flush`].
-    ToFlush,
-    /// The peer has left too many unread: the connection is to be closed.
-    TooMuch,
+    /// The caller has to [`ReplyWriter::flush`].
+    NeedsFlush,
+    /// The peer has left too many bytes unread: the connection is to be closed.
+    OverLimit,
 }
 
-impl Outlet {
-    /// Writes all of `bytes` once nobody else writes.
+impl ReplyWriter {
+    /// Writes all of `bytes` once the other writer is idle.
     pub(super) async fn write_all<S: Stream>(&self, stream: &S, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         while self.is_writing.get() {
             self.changed().await;
@@ -51,12 +51,12 @@ impl Outlet {
         written
     }
 
-    /// Writes all of `bytes` once nobody else writes, and descriptors with them.
-    pub(super) async fn hand_over<S: Stream>(
+    /// Writes all of `bytes` once the other writer is idle, with a lane's descriptors.
+    pub(super) async fn write_with_descriptors<S: Stream>(
         &self,
         stream: &S,
         bytes: Vec<u8>,
-        handed: &Handed,
+        descriptors: &LaneDescriptors,
     ) -> (io::Result<()>, Vec<u8>) {
         while self.is_writing.get() {
             self.changed().await;
@@ -64,7 +64,7 @@ impl Outlet {
         let Some(socket) = stream.socket() else { return (Err(io::ErrorKind::Unsupported.into()), bytes) };
         self.is_writing.set(true);
         self.writes.set(self.writes.get() + 1);
-        let written = match hand_over(socket, &bytes, handed).await {
+        let written = match send_descriptors(socket, &bytes, descriptors).await {
             Ok(sent) => stream.write_all(bytes[sent..].to_vec()).await.0,
             Err(error) => Err(error),
         };
@@ -73,47 +73,47 @@ impl Outlet {
         (written, bytes)
     }
 
-    /// Adds a late reply.
+    /// Adds a pending reply.
     pub(super) fn push(&self, frame: &[u8]) -> Pushed {
-        let mut late = self.late.borrow_mut();
-        if late.len() >= REPLY_BUFFER_BYTES_MAX {
-            return Pushed::TooMuch;
+        let mut pending = self.pending.borrow_mut();
+        if pending.len() >= REPLY_BUFFER_BYTES_MAX {
+            return Pushed::OverLimit;
         }
-        late.extend_from_slice(frame);
-        if self.is_flushing.replace(true) { Pushed::Queued } else { Pushed::ToFlush }
+        pending.extend_from_slice(frame);
+        if self.is_flushing.replace(true) { Pushed::Queued } else { Pushed::NeedsFlush }
     }
 
-    /// Whether one write has been under way for `limit`, as far as those who ask this now and then can tell.
-    pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
+    /// Whether one write has been in progress for `limit`, as far as periodic calls of this function can see.
+    pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
         let writing = self.is_writing.get().then(|| self.writes.get());
-        match (writing, self.seen.get()) {
+        match (writing, self.write_seen.get()) {
             (Some(write), Some((seen, since))) if write == seen => now.saturating_duration_since(since) >= limit,
             (writing, _) => {
-                self.seen.set(writing.map(|write| (write, now)));
+                self.write_seen.set(writing.map(|write| (write, now)));
                 false
             }
         }
     }
 
-    /// Whether a late reply is under way.
+    /// Whether a pending reply is being written.
     pub(super) fn is_flushing(&self) -> bool {
         self.is_flushing.get()
     }
 
-    /// Writes late replies until there are none; what cannot be written is dropped. Only after [`Pushed::ToFlush`].
+    /// Writes pending replies until there are none; drops them on an error. Call it only after [`Pushed::NeedsFlush`].
     pub(super) async fn flush<S: Stream>(&self, stream: &S) -> io::Result<()> {
         let mut written = Ok(());
-        while written.is_ok() && !self.late.borrow().is_empty() {
-            let bytes = self.late.take();
+        while written.is_ok() && !self.pending.borrow().is_empty() {
+            let bytes = self.pending.take();
             written = self.write_all(stream, bytes).await.0;
         }
-        self.late.borrow_mut().clear();
+        self.pending.borrow_mut().clear();
         self.is_flushing.set(false);
         self.wake();
         written
     }
 
-    /// Waits until no late reply is under way.
+    /// Waits until no pending reply is being written.
     pub(super) async fn flushed(&self) {
         while self.is_flushing() {
             self.changed().await;
@@ -121,14 +121,14 @@ impl Outlet {
     }
 
     async fn changed(&self) {
-        self.is_awaited.set(true);
+        self.has_waiter.set(true);
         self.idle.notified().await;
     }
 
     fn wake(&self) {
-        if self.is_awaited.replace(false) {
-            // At most one waits: the writer that does not write, or the connection that is about to end. Whoever finds
-            // that nothing it waits for has changed waits again.
+        if self.has_waiter.replace(false) {
+            // At most one task waits: the other writer, or the connection's task that is about to end. If its condition
+            // does not hold yet, it waits again.
             self.idle.notify_one();
         }
     }
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes its time for every byte.
+    /// Yields before every byte.
     struct Slow {
         written: RefCell<Vec<u8>>,
         left: Cell<usize>,
@@ -173,31 +173,31 @@ mod tests {
         }
     }
 
-    fn run(left: usize, scene: impl AsyncFnOnce(Rc<Slow>, Rc<Outlet>)) -> Vec<u8> {
-        let (stream, outlet) = (Rc::new(Slow { written: RefCell::default(), left: Cell::new(left) }), Rc::default());
+    fn run(left: usize, scene: impl AsyncFnOnce(Rc<Slow>, Rc<ReplyWriter>)) -> Vec<u8> {
+        let (stream, writer) = (Rc::new(Slow { written: RefCell::default(), left: Cell::new(left) }), Rc::default());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        tokio::task::LocalSet::new().block_on(&runtime, scene(Rc::clone(&stream), outlet));
+        tokio::task::LocalSet::new().block_on(&runtime, scene(Rc::clone(&stream), writer));
         stream.written.take()
     }
 
-    fn flush(stream: &Rc<Slow>, outlet: &Rc<Outlet>) -> tokio::task::JoinHandle<io::Result<()>> {
-        let (stream, outlet) = (Rc::clone(stream), Rc::clone(outlet));
-        tokio::task::spawn_local(async move { outlet.flush(&*stream).await })
+    fn flush(stream: &Rc<Slow>, writer: &Rc<ReplyWriter>) -> tokio::task::JoinHandle<io::Result<()>> {
+        let (stream, writer) = (Rc::clone(stream), Rc::clone(writer));
+        tokio::task::spawn_local(async move { writer.flush(&*stream).await })
     }
 
     #[test]
-    fn frames_of_two_writers_never_mix_and_nothing_is_left_behind() {
-        let written = run(usize::MAX, async |stream, outlet| {
-            assert_eq!(outlet.push(&[1; 5]), Pushed::ToFlush);
-            let flushing = flush(&stream, &outlet);
+    fn frames_of_two_writers_never_mix_and_none_is_lost() {
+        let written = run(usize::MAX, async |stream, writer| {
+            assert_eq!(writer.push(&[1; 5]), Pushed::NeedsFlush);
+            let flushing = flush(&stream, &writer);
             for _ in 0..4 {
-                assert!(outlet.write_all(&*stream, vec![2; 3]).await.0.is_ok());
-                assert_eq!(outlet.push(&[3; 7]), Pushed::Queued);
+                assert!(writer.write_all(&*stream, vec![2; 3]).await.0.is_ok());
+                assert_eq!(writer.push(&[3; 7]), Pushed::Queued);
             }
-            outlet.flushed().await;
+            writer.flushed().await;
             assert!(flushing.await.unwrap().is_ok());
-            assert_eq!(outlet.push(&[4; 2]), Pushed::ToFlush);
-            assert!(outlet.flush(&*stream).await.is_ok());
+            assert_eq!(writer.push(&[4; 2]), Pushed::NeedsFlush);
+            assert!(writer.flush(&*stream).await.is_ok());
         });
         let runs: Vec<_> = written.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
         let frame = |byte| match byte {
@@ -212,15 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_ends_the_wait_and_one_that_does_not_read_is_noticed() {
-        run(3, async |stream, outlet| {
-            assert_eq!(outlet.push(&[1; 5]), Pushed::ToFlush);
-            let flushing = flush(&stream, &outlet);
-            assert_eq!(outlet.push(&vec![2; REPLY_BUFFER_BYTES_MAX]), Pushed::Queued);
-            assert_eq!(outlet.push(&[3]), Pushed::TooMuch);
-            outlet.flushed().await;
+    fn a_closed_peer_ends_the_wait_and_unread_replies_reach_a_limit() {
+        run(3, async |stream, writer| {
+            assert_eq!(writer.push(&[1; 5]), Pushed::NeedsFlush);
+            let flushing = flush(&stream, &writer);
+            assert_eq!(writer.push(&vec![2; REPLY_BUFFER_BYTES_MAX]), Pushed::Queued);
+            assert_eq!(writer.push(&[3]), Pushed::OverLimit);
+            writer.flushed().await;
             assert!(flushing.await.unwrap().is_err());
-            assert_eq!(outlet.push(&[4]), Pushed::ToFlush, "what could not be written is gone");
+            assert_eq!(writer.push(&[4]), Pushed::NeedsFlush, "a failed flush drops what it could not write");
         });
     }
 }

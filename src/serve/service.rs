@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::Guard;
 
 use super::lane::Lanes;
-use super::request_queue::WaitingRoom;
+use super::request_queue::RequestQueue;
 use crate::error::Result;
 use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker, WorkerIndex};
@@ -77,7 +77,7 @@ pub trait Service {
     }
 
     /// Where requests of all cores wait; `None` = nowhere, so that no route may be [`Routed::Busy`].
-    fn waiting_room(&self) -> Option<Arc<WaitingRoom>> {
+    fn request_queue(&self) -> Option<Arc<RequestQueue>> {
         None
     }
 

@@ -1,53 +1,54 @@
-//! How who begins to wait and who makes room do not miss each other, whichever comes first.
+//! Lock-free words by which a request that begins to wait and a thread that makes room do not miss each other.
 //!
 //! | tag | one side | the other side |
 //! |---|---|---|
-//! | ROOM | who waits is put into the queue, a SeqCst fence, the loads are looked at | a load changes, a SeqCst fence, it is looked whether anybody waits |
-//! | TOLD | something changes, `told` to true, Release | `told` to false, Acquire, what has changed is looked at |
+//! | ROOM | a request enters the queue, a SeqCst fence, its thread reads the loads | a thread changes a load, a SeqCst fence, it reads the number of waiting requests |
+//! | NOTIFIED | a thread changes something, then sets the flag, Release | the receiver clears the flag, Acquire, then reads the change |
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// How many wait, to be looked at without the queue's lock.
+/// The number of waiting requests, readable without the queue's lock.
 #[derive(Debug, Default)]
-pub(super) struct Awaited(AtomicUsize);
+pub(super) struct WaitFlag(AtomicUsize);
 
-impl Awaited {
-    /// So many wait from now on. The caller has the queue's lock, and may look at loads after.
+impl WaitFlag {
+    /// Sets the number of waiting requests. The caller holds the queue's lock, and may read loads afterwards.
     pub(super) fn set(&self, waiting: usize) {
         self.0.store(waiting, Ordering::Relaxed);
-        // SeqCst fence: ROOM, between the change of the queue and the look at loads.
+        // SeqCst fence: ROOM, between the change of the queue and the read of the loads.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether anybody waits, asked by whoever has just changed a load.
-    pub(super) fn is_any(&self) -> bool {
-        // SeqCst fence: ROOM, between the load's change and the look at who waits.
+    /// Whether a request waits. For a thread that has just changed a load.
+    pub(super) fn is_set(&self) -> bool {
+        // SeqCst fence: ROOM, between the change of the load and the read of the number.
         fence(Ordering::SeqCst);
         self.count() > 0
     }
 
-    /// How many wait, for those who have changed nothing.
+    /// The number of waiting requests. For callers that have changed no load.
     pub(super) fn count(&self) -> usize {
         // Relaxed: it orders nothing.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A message that is under way at most once.
+/// A notification that is in flight at most once.
 #[derive(Debug, Default)]
-pub(super) struct Told(AtomicBool);
+pub(super) struct Notification(AtomicBool);
 
-impl Told {
-    /// It is to be sent, as it is not under way.
-    pub(super) fn tell(&self) -> bool {
-        // TOLD. Release: what the caller has changed is seen by who takes it back.
+impl Notification {
+    /// Marks the notification as in flight. `true` = it was not, and the caller sends it.
+    pub(super) fn raise(&self) -> bool {
+        // NOTIFIED. Release: `clear` sees what the caller has changed.
         !self.0.swap(true, Ordering::Release)
     }
 
-    /// It has come.
-    pub(super) fn take(&self) {
-        // Acquire: pairs with TOLD. Whoever found it under way, and so sent nothing, had changed before what is looked
-        // at after this. A store alone would not do: the looks could come before it.
+    /// Marks the notification as received.
+    pub(super) fn clear(&self) {
+        // Acquire: pairs with NOTIFIED. A thread that found the notification in flight, and so sent none, made its
+        // change before all that the receiver reads from now on. A plain store would not do: those reads could be
+        // ordered before it.
         self.0.swap(false, Ordering::Acquire);
     }
 }
@@ -61,56 +62,56 @@ mod loom {
     use super::*;
     use crate::sync::AtomicU64;
 
-    /// A load, and who waits for it to fall.
+    /// A load, and the requests that wait for it to fall.
     #[derive(Default)]
-    struct Room {
+    struct Model {
         busy: AtomicU64,
-        awaited: Awaited,
+        waiting: WaitFlag,
     }
 
-    /// One begins to wait while another makes room. `is_fenced`: the one who makes room asks as it should.
+    /// One thread begins to wait while another makes room. `is_fenced`: the second thread calls `is_set`.
     fn missed_each_other(is_fenced: bool) {
         ::loom::model(move || {
-            let room = Arc::new(Room::default());
+            let model = Arc::new(Model::default());
             // Relaxed here and below: a load's own orders pair with its readers', and with nothing of the queue.
-            room.busy.store(1, Ordering::Relaxed);
-            let frees = Arc::clone(&room);
+            model.busy.store(1, Ordering::Relaxed);
+            let frees = Arc::clone(&model);
             let maker = ::loom::thread::spawn(move || {
                 frees.busy.store(0, Ordering::Relaxed);
-                if is_fenced { frees.awaited.is_any() } else { frees.awaited.count() > 0 }
+                if is_fenced { frees.waiting.is_set() } else { frees.waiting.count() > 0 }
             });
-            room.awaited.set(1);
-            let sees_room = room.busy.load(Ordering::Relaxed) == 0;
+            model.waiting.set(1);
+            let sees_room = model.busy.load(Ordering::Relaxed) == 0;
             let is_seen = maker.join().expect("it ended");
             assert!(sees_room || is_seen, "a wake-up is lost");
         });
     }
 
     #[test]
-    fn who_waits_sees_the_room_or_is_seen() {
+    fn a_waiting_request_sees_the_room_or_is_seen() {
         missed_each_other(true);
     }
 
     #[test]
     #[should_panic(expected = "a wake-up is lost")]
-    fn without_a_fence_they_miss_each_other() {
+    fn without_a_fence_the_wake_up_is_lost() {
         missed_each_other(false);
     }
 
-    /// One is told while it takes what it was told before.
+    /// One thread raises the notification while another clears it.
     #[test]
-    fn what_was_not_sent_again_is_seen() {
+    fn a_change_without_a_second_notification_is_seen() {
         ::loom::model(|| {
-            let (told, change) = (Arc::new(Told::default()), Arc::new(AtomicU64::new(0)));
-            assert!(told.tell());
-            let (of_other, changed) = (Arc::clone(&told), Arc::clone(&change));
+            let (notification, change) = (Arc::new(Notification::default()), Arc::new(AtomicU64::new(0)));
+            assert!(notification.raise());
+            let (of_other, changed) = (Arc::clone(&notification), Arc::clone(&change));
             let other = ::loom::thread::spawn(move || {
                 changed.store(1, Ordering::Relaxed);
-                of_other.tell()
+                of_other.raise()
             });
-            told.take();
+            notification.clear();
             let seen = change.load(Ordering::Relaxed) == 1;
-            assert!(other.join().expect("it ended") || seen, "a message is lost");
+            assert!(other.join().expect("it ended") || seen, "a notification is lost");
         });
     }
 }

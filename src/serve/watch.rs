@@ -1,13 +1,14 @@
-//! Connections that are told of the fleet whenever it changes.
+//! Watches: connections that receive the fleet whenever it changes.
 //!
-//! A core looks at the fleet's version once in [`WATCH_LOOK_MS`] while somebody watches, and not at all otherwise. Whoever
-//! has not read what was sent last is not sent more: the next reply is of the fleet as it is by then.
+//! A core checks the fleet's version every [`WATCH_LOOK_MS`] while one of its connections watches, and not at all
+//! otherwise. A connection that has not read its last page gets no other: its next page shows the fleet as it is by then.
 //!
-//! A gateway that asks for pages is sent one after the other, each once the one before is written, with a turn of all others
-//! in between. Each page is of the fleet as it is when the page is made, and begins at the place where the one before ended; all
-//! bear the version that the first was of, so that a change meanwhile is told of anew. No table is kept between two pages: the
-//! place of a worker that has left is free again only once nobody holds a table with it, and a gateway reads as slowly as it
-//! likes. One that asks for the whole in one reply, as gateways do that know of no pages, has a turn filled by it.
+//! A gateway that asks for pages gets one after the other. Each is made once the one before is written, and all other
+//! connections have their quantum in between. Each page shows the fleet as it is when the page is made, and begins where
+//! the one before ended. All pages bear the fleet version of the first, so that a change meanwhile is sent anew. No fleet
+//! table is held between two pages: the place of a worker that has left is free again only once nothing holds a table
+//! with it, and a gateway reads as slowly as it likes. A gateway that knows of no pages asks for the whole fleet in one
+//! reply, which fills a quantum.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use super::core::Shared;
+use super::core::CoreState;
 use super::io_backend::Stream;
-use super::responder::{Replied, RoutingResponder, require_space};
+use super::responder::{Answer, Encoded, RoutingResponder, require_space};
 use super::service::Service;
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId};
@@ -31,21 +32,21 @@ use crate::wire::WatchCursor;
 pub(super) struct Watches {
     /// By connection: one each.
     open: FxHashMap<u64, Watch>,
-    /// Rings when one begins.
+    /// Wakes the task that sends pages when a watch begins.
     begun: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct Watch {
     id: CorrelationId,
-    /// `None` = of every space.
+    /// `None` = every space.
     space: Option<SpaceId>,
-    /// Workers of one reply; `None` = all.
+    /// Workers of one page; `None` = all.
     page_limit: Option<usize>,
-    /// What the gateway has, or is being sent.
+    /// The version that the gateway has, or whose pages it is being sent.
     fleet_version: u64,
-    /// Where the next page begins of what it is being sent.
-    rest: Option<WatchCursor>,
+    /// The start of the next page; `None` = all pages of `fleet_version` are sent.
+    next_page: Option<WatchCursor>,
 }
 
 impl Watches {
@@ -55,8 +56,8 @@ impl Watches {
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Begins a watch, in place of the one that the connection may have had. Answered at once, by the first page, unless the
-    /// gateway has the fleet's present version (0 = it has none).
+    /// Begins a watch, in place of the one that the connection may have. The answer is the first page, unless the gateway
+    /// has the fleet's present version (0 = it has none).
     pub(super) fn watch(
         &mut self,
         connection: u64,
@@ -64,93 +65,90 @@ impl<S: Service> RoutingResponder<S> {
         (space, page_limit): (Option<SpaceId>, u32),
         fleet_version_seen: u64,
         out: &mut Vec<u8>,
-    ) -> Result<Replied> {
+    ) -> Result<Answer> {
         let fleet = self.service.fleet();
         require_space(&fleet, space)?;
         let fleet_version = fleet.version;
         drop(fleet);
         let page_limit = (page_limit > 0).then(|| (page_limit as usize).min(WORKERS_PAGE_MAX));
         let is_seen = fleet_version_seen != 0 && fleet_version_seen == fleet_version;
-        let rest = (!is_seen).then_some(WatchCursor { fleet_version, place: 0 });
-        self.watches.open.insert(connection, Watch { id, space, page_limit, fleet_version, rest });
-        if is_seen {
-            self.counters().bump(CoreCounter::Requests);
-        } else {
-            self.next_page(connection, out);
-        }
+        let next_page = (!is_seen).then_some(WatchCursor { fleet_version, place: 0 });
+        let mut watch = Watch { id, space, page_limit, fleet_version, next_page };
+        let answer = if is_seen { Answer::Watching } else { Answer::Reply(self.append_page(&mut watch, out)) };
+        self.watches.open.insert(connection, watch);
         self.watches.begun.notify_one();
-        Ok(if is_seen { Replied::Later } else { Replied::Now })
+        Ok(answer)
     }
 
-    /// Appends the next page of what a connection is being sent; begins with the present fleet where all of another was sent.
-    /// Nothing, if it watches no more.
-    fn next_page(&mut self, connection: u64, out: &mut Vec<u8>) {
-        let Some(watch) = self.watches.open.get_mut(&connection) else { return };
+    /// Appends the next page of a watch. After the last page of one version, this is the first page of the present one.
+    fn append_page(&mut self, watch: &mut Watch, out: &mut Vec<u8>) -> Encoded {
         let fleet = self.service.fleet();
-        let from = watch.rest.take().unwrap_or(WatchCursor { fleet_version: fleet.version, place: 0 });
+        let from = watch.next_page.take().unwrap_or(WatchCursor { fleet_version: fleet.version, place: 0 });
         watch.fleet_version = from.fleet_version;
-        watch.rest = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
         if from.place > 0 {
-            self.counters().bump(CoreCounter::WatchPages);
+            self.counters.bump(CoreCounter::WatchPages);
         }
+        Encoded::reply(out, |out| {
+            watch.next_page = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
+        })
     }
 
     /// The connections that have not been sent all of the present fleet.
     fn watches_due(&self) -> Vec<u64> {
         let version = self.service.fleet().version;
-        let is_due = |watch: &Watch| watch.rest.is_some() || watch.fleet_version != version;
+        let is_due = |watch: &Watch| watch.next_page.is_some() || watch.fleet_version != version;
         self.watches.open.iter().filter(|(_, watch)| is_due(watch)).map(|(connection, _)| *connection).collect()
     }
 
-    /// Whether a page is yet to be sent to somebody of a fleet that has been begun.
+    /// Whether a connection has been sent some pages of a version, and not all.
     fn is_mid_fleet(&self) -> bool {
-        self.watches.open.values().any(|watch| watch.rest.is_some())
+        self.watches.open.values().any(|watch| watch.next_page.is_some())
     }
 
     /// The next page for a connection, if it still watches.
-    fn watched(&mut self, connection: u64) -> Option<Vec<u8>> {
-        let watch = self.watches.open.get(&connection)?;
-        if watch.rest.is_none() {
-            self.counters().bump(CoreCounter::WatchesTold);
+    fn next_page(&mut self, connection: u64) -> Option<Vec<u8>> {
+        let mut watch = self.watches.open.remove(&connection)?;
+        if watch.next_page.is_none() {
+            self.counters.bump(CoreCounter::WatchesTold);
         }
         let mut frame = Vec::new();
-        self.next_page(connection, &mut frame);
+        let _: Encoded = self.append_page(&mut watch, &mut frame);
+        self.watches.open.insert(connection, watch);
         Some(frame)
     }
 }
 
-/// Tells the watchers of a core of every change, for ever.
-pub(super) async fn tell_of_changes<T: Stream, S: Service + 'static>(core: Rc<Shared<T, S>>) {
+/// Sends every change of the fleet to the watches of a core, for ever.
+pub(super) async fn push_changes<T: Stream, S: Service + 'static>(core: Rc<CoreState<T, S>>) {
     let begun = Arc::clone(&core.responder.borrow().watches.begun);
     loop {
         begun.notified().await;
         while !core.responder.borrow().watches.open.is_empty() {
             let due = core.responder.borrow().watches_due();
-            let mut told_any = false;
+            let mut sent_any = false;
             for connection in due {
-                told_any |= tell(&core, connection);
-                // A fleet may be large, and others have their turn between two pages.
+                sent_any |= push_page(&core, connection);
+                // A fleet may be large, and other connections have their quantum between two pages.
                 tokio::task::yield_now().await;
             }
-            // Those who have not read their last page are not waited for more often than a change is looked for.
-            let goes_on = told_any && core.responder.borrow().is_mid_fleet();
-            let rest_ms = if goes_on { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
-            // Whoever begins meanwhile is looked at at once.
-            let rest = Duration::from_millis(rest_ms);
-            drop(tokio::time::timeout(rest, begun.notified()).await);
+            // A connection that has not read its last page is checked no more often than the fleet's version.
+            let goes_on = sent_any && core.responder.borrow().is_mid_fleet();
+            let pause_ms = if goes_on { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
+            // A watch that begins meanwhile ends the pause.
+            drop(tokio::time::timeout(Duration::from_millis(pause_ms), begun.notified()).await);
         }
     }
 }
 
-/// Sends a connection its next page, if it has read the last; says whether it did.
-fn tell<T: Stream, S: Service + 'static>(core: &Rc<Shared<T, S>>, connection: u64) -> bool {
-    let Some(link) = core.open.borrow().get(&connection).map(Rc::clone) else { return false };
-    if link.outlet.is_flushing() {
+/// Sends a connection its next page if it has read the last one. `true` = sent.
+fn push_page<T: Stream, S: Service + 'static>(core: &Rc<CoreState<T, S>>, connection: u64) -> bool {
+    let Some(handle) = core.open.borrow().get(&connection).map(Rc::clone) else { return false };
+    if handle.writer.is_flushing() {
         return false;
     }
-    let frame = core.responder.borrow_mut().watched(connection);
+    let frame = core.responder.borrow_mut().next_page(connection);
     if let Some(frame) = &frame {
-        core.deliver(link, frame);
+        core.deliver(handle, frame);
     }
     frame.is_some()
 }

@@ -6,11 +6,11 @@
 //! | bound | test |
 //! |---|---|
 //! | `FRAME_BODY_BYTES_CEILING`, `FRAME_BODY_BYTES_MAX_DEFAULT`, `FRAME_ALIGN_BYTES` | `frames::lengths_that_lie_reserve_nothing` |
-//! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::frames` |
-//! | `CORE_RECEIVE_BYTES_MAX`, `ADMIN_FRAME_BODY_BYTES_MAX` | `pace::large_frames_that_never_end_…`; unit tests of `serve::frames` |
+//! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::receive` |
+//! | `CORE_RECEIVE_BYTES_MAX`, `ADMIN_FRAME_BODY_BYTES_MAX` | `pace::large_frames_that_never_end_…`; unit tests of `serve::receive` |
 //! | `READS_PER_TURN_MAX`, `FRAMES_PER_TURN_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
 //! | `WORK_PER_TURN_MAX`, `WORKER_WORK` | `serve_protocol` `fairness`; unit tests of `serve::connection` |
-//! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::outlet`; `serve_protocol` `lifecycle` |
+//! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::reply_writer`; `serve_protocol` `lifecycle` |
 //! | `FRAME_TIMEOUT_MS_CEILING`, `OVERDUE_LOOKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |
 //! | `ERROR_TEXT_BYTES_MAX` | `bounds::as_much_as_may_be_…` |
 //! | `REQUEST_OVERHEAD_BYTES_MAX` | asserted in `limits` against what it is for; `bounds::as_much_as_may_be_…` |
@@ -25,7 +25,7 @@
 //! | `METRICS_PAGES_MAX`, `METRICS_PAGE_MS_MIN` | the same; test `http`, `siege` |
 //! | `HTTP_CONNECTIONS_MAX`, `HTTP_CONNECTIONS_RESERVED`, `HTTP_DISPLACE_AFTER_MS` | test `http`, `siege`; unit tests of `serve::http` |
 //! | `HTTP_REPLIES_BYTES_MAX`, `HTTP_REPLY_BYTES_PER_S_MIN` | the same |
-//! | `ALLOWED_ACCOUNTS_MAX`, `PEER_GROUPS_MAX` | `identity`; unit tests of `serve::admission` |
+//! | `ALLOWED_ACCOUNTS_MAX`, `PEER_GROUPS_MAX` | `identity`; unit tests of `serve::accept` |
 //! | `PROMPT_TOKENS_MAX`, `PROMPT_BLOCKS_MAX` | `bounds::as_much_as_may_be_…` |
 //! | `NAME_BYTES_MAX` | `bounds::as_much_as_may_be_…`, `bounds::names_and_reasons_elsewhere_…` |
 //! | `MEDIA_HASHES_MAX`, `ALLOW_LIST_MAX`, `REQUEST_TAINTS_MAX`, `SHARED_HITS_MAX` | `bounds::as_much_as_may_be_…` |
@@ -33,7 +33,7 @@
 //! | `BOOKINGS_PER_SESSION_MAX` | `bookings::who_books_and_never_frees_…` |
 //! | `SESSIONS_MAX`, `ACTIVE_WORDS_MAX`, `BOOKINGS_MAX` | one user's share of them in `users`; unit tests of `load` |
 //! | `QUEUE_REQUESTS_…`, `QUEUE_BYTES_MAX`, `QUEUE_SETS_MAX` | unit tests of `queue`; test `queue` |
-//! | `serve.user_share_percent` of everything in `shares::Scarce` | `users` |
+//! | `serve.user_share_percent` of everything in `shares::SharedResource` | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |

@@ -13,7 +13,7 @@ use kvrouted::limits::{
 };
 use kvrouted::load::{EngineLoad, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
-use kvrouted::shares::Scarce;
+use kvrouted::shares::SharedResource;
 use kvrouted::wire::{FrameKind, LaneAsked};
 
 use crate::besieged::Besieged;
@@ -38,29 +38,29 @@ fn share_of(all: usize) -> usize {
 }
 
 /// What shows that one user leaves a share of something to others.
-const fn attack_on(scarce: Scarce) -> fn() {
-    match scarce {
-        Scarce::Connections => the_connections_of_one_user_leave_some_for_others,
-        Scarce::ReceiveBytes => the_large_frames_of_one_user_leave_room_for_those_of_others,
-        Scarce::Lanes => the_lanes_of_one_user_leave_some_for_others,
-        Scarce::WaitingRequests | Scarce::WaitingBytes => {
+const fn attack_on(resource: SharedResource) -> fn() {
+    match resource {
+        SharedResource::Connections => the_connections_of_one_user_leave_some_for_others,
+        SharedResource::ReceiveBytes => the_large_frames_of_one_user_leave_room_for_those_of_others,
+        SharedResource::Lanes => the_lanes_of_one_user_leave_some_for_others,
+        SharedResource::WaitingRequests | SharedResource::WaitingBytes => {
             the_waiting_requests_of_one_user_leave_places_for_those_of_others
         }
-        Scarce::WaitingSets => the_sets_of_workers_that_one_user_waits_for_leave_some_for_others,
-        Scarce::Sessions => the_sessions_of_one_user_leave_some_for_others,
-        Scarce::Bookings => the_bookings_of_one_user_leave_some_for_others,
-        Scarce::PromptMemory => the_prompts_of_one_user_leave_memory_for_those_of_others,
-        Scarce::AffinityBindings => the_bound_sessions_of_one_user_leave_those_of_others_bound,
-        Scarce::WorkersKeptAway => the_failures_that_one_user_reports_keep_few_workers_from_others,
-        Scarce::WorkersWithReportedLoads => the_loads_that_one_user_reports_are_those_of_few_workers,
+        SharedResource::WaitingSets => the_sets_of_workers_that_one_user_waits_for_leave_some_for_others,
+        SharedResource::Sessions => the_sessions_of_one_user_leave_some_for_others,
+        SharedResource::Bookings => the_bookings_of_one_user_leave_some_for_others,
+        SharedResource::PromptMemory => the_prompts_of_one_user_leave_memory_for_those_of_others,
+        SharedResource::AffinityBindings => the_bound_sessions_of_one_user_leave_those_of_others_bound,
+        SharedResource::WorkersKeptAway => the_failures_that_one_user_reports_keep_few_workers_from_others,
+        SharedResource::WorkersWithReportedLoads => the_loads_that_one_user_reports_are_those_of_few_workers,
     }
 }
 
 #[test]
 fn of_everything_countable_one_user_leaves_a_share_to_others() {
     let mut done: Vec<fn()> = Vec::new();
-    for scarce in Scarce::ALL {
-        let attack = attack_on(scarce);
+    for resource in SharedResource::ALL {
+        let attack = attack_on(resource);
         if !done.iter().any(|other| std::ptr::fn_addr_eq(*other, attack)) {
             attack();
             done.push(attack);

@@ -9,7 +9,7 @@ use kvrouted::limits::{CONNECTIONS_MAX, WORKERS_PAGE_MAX};
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
-use kvrouted::serve::{Engine, admin_path};
+use kvrouted::serve::{IoBackend, admin_path};
 use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone, ResetOrder};
 
 use crate::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
@@ -83,7 +83,7 @@ fn the_client_asks_books_and_reports() {
 
 #[test]
 fn status_is_found_from_either_socket_and_merged() {
-    let daemon = Daemon::start(Engine::Epoll, 1, CONNECTIONS_MAX);
+    let daemon = Daemon::start(IoBackend::Epoll, 1, CONNECTIONS_MAX);
     assert!(WORKERS as usize > 2 * WORKERS_PAGE_MAX, "more than two pages");
     for path in [daemon.path.clone(), admin_path(&daemon.path)] {
         let mut client = Client::connect_admin(&path, &options()).unwrap();

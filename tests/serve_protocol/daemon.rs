@@ -17,7 +17,7 @@ use kvrouted::ids::{CorrelationId, SpaceId};
 use kvrouted::limits::{FRAME_HEADER_BYTES, SPIN_US_CEILING};
 use kvrouted::metrics::{CoreCounter, CounterSet, DaemonCounter};
 use kvrouted::route::{Prompt, RouteRequest};
-use kvrouted::serve::{Acceptor, AdminServer, BoundSocket, Core, CoreOptions, Engine, admin_path, probe_uring};
+use kvrouted::serve::{Acceptor, AdminServer, BoundSocket, Core, CoreOptions, IoBackend, admin_path, probe_uring};
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder, decode_reply};
 
 use crate::service::{FakeAdmin, FakeService, Stage, fleet};
@@ -47,13 +47,13 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    pub(crate) fn start(engine: Engine, cores: usize, connections_max: usize) -> Self {
+    pub(crate) fn start(engine: IoBackend, cores: usize, connections_max: usize) -> Self {
         Self::start_as(engine, cores, connections_max, |options| options)
     }
 
     /// The same on cores with other options.
     pub(crate) fn start_as(
-        engine: Engine,
+        engine: IoBackend,
         cores: usize,
         connections_max: usize,
         set: impl Fn(CoreOptions) -> CoreOptions,
@@ -231,13 +231,13 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// Runs a test once per engine that works here, and once on cores that do not sleep.
-pub(crate) fn on_every_engine(test: impl Fn(Engine)) {
-    test(Engine::Epoll);
+pub(crate) fn on_every_engine(test: impl Fn(IoBackend)) {
+    test(IoBackend::Epoll);
     SPIN_US_MAX.set(SPIN_US_CEILING);
-    test(Engine::Epoll);
+    test(IoBackend::Epoll);
     SPIN_US_MAX.set(0);
     match probe_uring() {
-        Ok(()) => test(Engine::Uring),
+        Ok(()) => test(IoBackend::Uring),
         // Past the test harness, which would swallow it.
         Err(why) => writeln!(std::io::stdout().lock(), "SKIPPED on io_uring: {why}").unwrap(),
     }

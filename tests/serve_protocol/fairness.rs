@@ -14,7 +14,7 @@ use kvrouted::limits::{
 };
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::RouteRequest;
-use kvrouted::serve::{Connection, CoreOptions, Engine, Flow, RoutingResponder};
+use kvrouted::serve::{Connection, CoreOptions, Flow, IoBackend, RoutingResponder};
 use kvrouted::wire::RequestEncoder;
 
 use crate::daemon::{Daemon, Raw, encode, eventually, on_every_engine, question, route_frame};
@@ -50,7 +50,7 @@ struct Beside {
 
 /// Lets one connection ask for ever for prompts of `greedy_tokens`, and a small one ask beside it. Both begin once the greedy
 /// one has sent `sent_bytes`.
-fn beside(engine: Engine, greedy_tokens: usize, sent_bytes: usize) -> Beside {
+fn beside(engine: IoBackend, greedy_tokens: usize, sent_bytes: usize) -> Beside {
     let mut daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
     let (greedy, mut small, mut gate) = (daemon.greeted(), daemon.greeted(), daemon.greeted());
     // The core stands still until both have sent more than a turn of theirs.

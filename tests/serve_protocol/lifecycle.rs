@@ -12,7 +12,7 @@ use kvrouted::ids::CorrelationId;
 use kvrouted::limits::{ADMIN_CONNECTIONS_MAX, CONNECTIONS_MAX};
 use kvrouted::metrics::{CoreCounter, DaemonCounter};
 use kvrouted::route::RouteRequest;
-use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
+use kvrouted::serve::{BoundSocket, Core, CoreOptions, IoBackend, admin_path};
 use kvrouted::wire::RequestEncoder;
 
 use crate::daemon::{Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame};
@@ -144,7 +144,7 @@ fn a_drain_does_not_wait_for_a_peer_that_never_reads() {
 
 #[test]
 fn a_stale_routing_socket_is_taken_over_and_a_live_one_is_not() {
-    let daemon = Daemon::start(Engine::Epoll, 1, CONNECTIONS_MAX);
+    let daemon = Daemon::start(IoBackend::Epoll, 1, CONNECTIONS_MAX);
     assert_eq!(BoundSocket::bind(&daemon.path, 0o660).unwrap_err().kind(), Kind::Config);
     daemon.client();
     let directory = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn a_core_whose_service_cannot_be_built_says_why() {
 
 #[test]
 fn an_admin_connection_too_many_is_told_so() {
-    let daemon = Daemon::start(Engine::Epoll, 1, 10);
+    let daemon = Daemon::start(IoBackend::Epoll, 1, 10);
     let admin = admin_path(&daemon.path);
     let mut open: Vec<_> = (0..ADMIN_CONNECTIONS_MAX).map(|_| Raw::connect(&admin)).collect();
     open.iter_mut().for_each(Raw::hello);

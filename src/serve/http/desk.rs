@@ -14,8 +14,8 @@ use crate::limits::{FRAME_BODY_BYTES_CEILING, FRAME_HEADER_BYTES};
 use crate::load::{BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::queue::Ticket;
-use crate::serve::connection::{Carried, Peer, Phase, Respond};
-use crate::serve::request_queue::{Booked, Late, LateBox};
+use crate::serve::connection::{Peer, Phase, Respond, TransportKind};
+use crate::serve::request_queue::{Booked, QueueInbox, QueueMessage};
 use crate::serve::responder::RoutingResponder;
 use crate::serve::service::Service;
 use crate::shares::HTTP_USER;
@@ -23,33 +23,33 @@ use crate::wire::{FrameHeader, Reply, RequestEncoder, decode_reply};
 
 /// What answers, beside frames.
 trait Answering: Respond + Send {
-    fn unpark(&mut self, connection: u64, ticket: Ticket);
-    fn undo(&mut self, session: SessionId, booked: Booked);
-    fn serve_waiting(&mut self);
-    fn look_for_room(&mut self);
-    fn drain_waiting(&self);
+    fn forget_queued(&mut self, connection: u64, ticket: Ticket);
+    fn free_undelivered(&mut self, session: SessionId, booked: Booked);
+    fn dispatch_queued(&mut self);
+    fn recheck_queue(&mut self);
+    fn drain_queue(&self);
     fn output(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<(u32, u32)>;
 }
 
 impl<S: Service + Send> Answering for RoutingResponder<S> {
-    fn unpark(&mut self, connection: u64, ticket: Ticket) {
-        Self::unpark(self, connection, ticket);
+    fn forget_queued(&mut self, connection: u64, ticket: Ticket) {
+        Self::forget_queued(self, connection, ticket);
     }
 
-    fn undo(&mut self, session: SessionId, booked: Booked) {
-        Self::undo(self, session, booked);
+    fn free_undelivered(&mut self, session: SessionId, booked: Booked) {
+        Self::free_undelivered(self, session, booked);
     }
 
-    fn serve_waiting(&mut self) {
-        Self::serve_waiting(self, None);
+    fn dispatch_queued(&mut self) {
+        Self::dispatch_queued(self, None);
     }
 
-    fn look_for_room(&mut self) {
-        Self::look_for_room(self);
+    fn recheck_queue(&mut self) {
+        Self::recheck_queue(self);
     }
 
-    fn drain_waiting(&self) {
-        Self::drain_waiting(self);
+    fn drain_queue(&self) {
+        Self::drain_queue(self);
     }
 
     fn output(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<(u32, u32)> {
@@ -60,7 +60,7 @@ impl<S: Service + Send> Answering for RoutingResponder<S> {
 /// The gateway of one HTTP port. Used by one thread, so nobody ever waits for its locks, which are held for no await.
 pub(super) struct Desk {
     answering: Mutex<Box<dyn Answering>>,
-    late: Arc<LateBox>,
+    late: Arc<QueueInbox>,
     /// Who waits for a late reply, by the number of its connection: each request is a connection of its own.
     waiting: Mutex<FxHashMap<u64, oneshot::Sender<Vec<u8>>>>,
     next_connection: AtomicU64,
@@ -81,7 +81,7 @@ impl Desk {
         core_counters: Arc<CounterSet<CoreCounter>>,
         counters: Arc<CounterSet<HttpCounter>>,
     ) -> Result<Self> {
-        let late = Arc::<LateBox>::default();
+        let late = Arc::<QueueInbox>::default();
         let responder = RoutingResponder::new(service, Arc::clone(&core_counters), FRAME_BODY_BYTES_CEILING);
         let mut answering: Box<dyn Answering> = Box::new(responder.on_core(core, &late));
         let mut peer = peer_of(0, HTTP_USER, Phase::HelloAwaited);
@@ -145,20 +145,20 @@ impl Desk {
 
     /// Nobody waits any more, here or on a core.
     pub(super) fn drain(&self) {
-        self.answering.lock().drain_waiting();
+        self.answering.lock().drain_queue();
     }
 
-    fn take(&self, late: Late) {
+    fn take(&self, late: QueueMessage) {
         let mut answering = self.answering.lock();
         match late {
-            Late::Serve => answering.serve_waiting(),
-            Late::Look => answering.look_for_room(),
-            Late::Reply { connection, ticket, frame, session, booked } => {
-                answering.unpark(connection, ticket);
+            QueueMessage::Dispatch => answering.dispatch_queued(),
+            QueueMessage::Recheck => answering.recheck_queue(),
+            QueueMessage::Reply { connection, ticket, frame, session, booked } => {
+                answering.forget_queued(connection, ticket);
                 let waiting = self.waiting.lock().remove(&connection);
                 match waiting.map(|waiting| waiting.send(frame)) {
                     Some(Ok(())) => self.core_counters.bump(CoreCounter::Requests),
-                    Some(Err(_)) | None => answering.undo(session, booked),
+                    Some(Err(_)) | None => answering.free_undelivered(session, booked),
                 }
             }
         }
@@ -196,14 +196,14 @@ impl Drop for Asking<'_> {
         // Decided, and nobody is there to be told.
         if let Ok(Ok(Reply::Route(route))) = self.late.try_recv().map(|frame| decoded(&frame)) {
             let booked = [route.booking, route.prefill_booking];
-            self.desk.answering.lock().undo(self.desk.session, booked);
+            self.desk.answering.lock().free_undelivered(self.desk.session, booked);
         }
     }
 }
 
 /// Nothing is ever opened beside a request that comes by HTTP.
 const fn peer_of(connection: u64, uid: u32, phase: Phase) -> Peer {
-    Peer { connection, uid, phase, carried: Carried::Socket, handed: None }
+    Peer { connection, uid, phase, transport: TransportKind::Socket, descriptors: None }
 }
 
 fn split(frame: &[u8]) -> Result<(FrameHeader, &[u8])> {

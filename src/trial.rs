@@ -1,7 +1,7 @@
-//! WHAT ELSE could have been decided: recorded decisions under other policies, and a search for a better one. Pure.
+//! Recorded decisions under other policies, and a search for a better policy. Pure.
 //!
-//! Everything here is an estimate: a decision that had been made otherwise would have changed caches and loads, and so
-//! the decisions after it. What is recorded of those stays as it was.
+//! All results are estimates: another decision would have changed caches and loads, and so the decisions after it. The
+//! recorded caches and loads of later decisions stay as they are.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::journal::Record;
 use crate::route::{Observation, Policy};
 use crate::shadow::{PolicyChoice, PolicyComparison};
 
-/// What one worker got.
+/// One worker's part of the prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerShare {
     /// Prompts sent to it.
@@ -22,22 +22,22 @@ pub struct WorkerShare {
     pub prefill_tokens: u64,
 }
 
-/// What a policy's choices add up to.
+/// Totals of a policy's choices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// Decisions that found somebody.
+    /// Decisions that chose a worker.
     pub picks: u64,
-    /// Decisions that found nobody.
+    /// Decisions without an eligible worker.
     pub nobody: u64,
     /// Whole blocks of the prompts.
     pub prompt_blocks: u64,
-    /// Those that the chosen workers held, every tier.
+    /// Blocks that the chosen workers held, in all tiers.
     pub overlap_blocks: u64,
     /// Tokens that the chosen workers have to compute.
     pub prefill_tokens: u64,
-    /// Tokens that the chosen workers were busy with when they were chosen.
+    /// Prefill tokens in flight on the chosen workers at the time of each choice.
     pub waiting_tokens: u64,
-    /// By worker; everybody who was ever seen.
+    /// By worker; every worker of any observation.
     pub workers: BTreeMap<(SpaceId, Worker), WorkerShare>,
 }
 
@@ -63,7 +63,7 @@ impl Spread {
         }
     }
 
-    /// Blocks that the chosen worker held, a decision.
+    /// Mean number of blocks that the chosen worker held.
     #[must_use]
     pub fn overlap_mean(&self) -> f64 {
         self.overlap_blocks as f64 / self.picks.max(1) as f64
@@ -75,13 +75,13 @@ impl Spread {
         self.overlap_blocks as f64 / self.prompt_blocks.max(1) as f64
     }
 
-    /// The prompts of the worker with the most over the mean; 1 = all alike.
+    /// The largest number of prompts of one worker, over the mean; 1 = balanced.
     #[must_use]
     pub fn prompts_imbalance(&self) -> f64 {
         self.imbalance(|share| share.prompts)
     }
 
-    /// The computed tokens of the worker with the most over the mean; 1 = all alike.
+    /// The largest number of computed tokens of one worker, over the mean; 1 = balanced.
     #[must_use]
     pub fn prefill_imbalance(&self) -> f64 {
         self.imbalance(|share| share.prefill_tokens)
@@ -94,10 +94,10 @@ impl Spread {
     }
 }
 
-/// One weight that is searched, and the values that are tried.
+/// A weight to search, and the values to try.
 #[derive(Clone, Copy)]
 pub struct Knob {
-    /// Its name in `[policy]`.
+    /// Its field in `[policy]`.
     pub name: &'static str,
     values: &'static [f64],
     get: fn(&Policy) -> f64,
@@ -111,7 +111,7 @@ impl std::fmt::Debug for Knob {
 }
 
 impl Knob {
-    /// The weights that are searched.
+    /// The weights to search.
     pub const ALL: &'static [Self] = &[
         Self {
             name: "device_credit",
@@ -152,13 +152,13 @@ impl Knob {
     }
 }
 
-/// What is to be small, in tokens: those to compute, those that wait before them, and those by which the worker with
-/// the most to compute exceeds the mean.
+/// The sum to minimise, in tokens: tokens to compute, tokens that wait before them, and the excess of the busiest
+/// worker over the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
-    /// What a token that waits before the prompt counts, against one to compute.
+    /// The weight of a token that waits before a prompt, relative to a token to compute.
     pub waiting_weight: f64,
-    /// What a token above the mean of all workers counts.
+    /// The weight of a token above the mean of all workers.
     pub imbalance_weight: f64,
 }
 
@@ -169,7 +169,7 @@ impl Default for Objective {
 }
 
 impl Objective {
-    /// The tokens of a spread.
+    /// The sum for one policy's choices.
     #[must_use]
     pub fn of(&self, spread: &Spread) -> f64 {
         let mean = spread.prefill_tokens as f64 / spread.workers.len().max(1) as f64;
@@ -183,22 +183,22 @@ impl Objective {
 /// A policy that was tried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// It.
+    /// The policy.
     pub policy: Policy,
-    /// What it comes to, tokens.
+    /// Its sum, tokens.
     pub tokens: f64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuned {
-    /// The policy that the search began with: the last that was recorded.
+    /// The policy with which the search began: the last recorded one.
     pub before: Step,
-    /// What its choices add up to.
+    /// The totals of its choices.
     pub before_spread: Spread,
-    /// The best that was tried, which may be the same.
+    /// The best policy that was tried; it may be the same.
     pub best: Step,
-    /// What its choices add up to.
+    /// The totals of its choices.
     pub best_spread: Spread,
     /// Every policy that was better than all before it, in order.
     pub steps: Vec<Step>,
@@ -220,8 +220,8 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Searches from `policy`: one weight after the other as long as that helps, and then again from weights that are
-    /// drawn from `seed`, until `trials_max` policies were tried. The same arguments find the same.
+    /// Searches from `policy`: changes one weight after the other while that helps, and then again from random weights
+    /// drawn by `seed`, until `trials_max` policies were tried. The same arguments give the same result.
     #[must_use]
     pub fn run(records: &'a mut [Record], policy: &Policy, objective: Objective, seed: u64, trials_max: u32) -> Tuned {
         let best = Step { policy: *policy, tokens: f64::INFINITY };
@@ -247,7 +247,7 @@ impl<'a> Search<'a> {
         Step { policy: drawn, tokens }
     }
 
-    /// Goes down from a policy as long as one weight alone helps; whether there are trials left.
+    /// Changes one weight at a time while that helps. `true` = trials are left.
     fn descend(&mut self, mut at: Step) -> bool {
         let mut helped = true;
         while helped {
@@ -293,11 +293,9 @@ impl<'a> Search<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{SpaceId, TierBlocks, Worker, WorkerIndex};
-    use crate::journal::Record;
+    use crate::ids::{TierBlocks, WorkerIndex};
     use crate::load::Load;
-    use crate::route::{Decision, Draws, Observation, Policy, RequestFacts, WorkerFacts, judge};
-    use crate::shadow::PolicyComparison;
+    use crate::route::{Decision, Draws, RequestFacts, WorkerFacts, judge};
 
     const WORKERS: u32 = 4;
 
@@ -311,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Decisions that pay no heed to caches, though one worker holds most of each prompt.
+    /// Decisions that ignore caches, although one worker holds most of each prompt.
     fn records() -> (Vec<Record>, Policy) {
         let policy = Policy { device_credit: 0.0, ..Policy::default() };
         let mut decision = Decision::default();
@@ -330,22 +328,26 @@ mod tests {
     }
 
     #[test]
-    fn a_search_finds_that_caches_are_worth_something() {
+    fn a_search_finds_a_credit_for_cached_blocks() {
         let (mut records, policy) = records();
         let before = records.clone();
         let tuned = Search::run(&mut records, &policy, Objective::default(), 1, 120);
         assert!(tuned.best.policy.device_credit > 0.0, "{tuned:?}");
         assert!(tuned.best.tokens < tuned.before.tokens / 2.0, "{tuned:?}");
         assert_eq!((tuned.trials, tuned.before.policy), (120, policy));
-        assert!(tuned.steps.is_sorted_by(|a, b| a.tokens > b.tokens), "each is better than all before");
+        assert!(tuned.steps.is_sorted_by(|a, b| a.tokens > b.tokens), "each is better than all before it");
         assert_eq!(tuned.steps.last(), Some(&tuned.best));
         assert!(tuned.best_spread.hit_rate() > tuned.before_spread.hit_rate());
-        assert_eq!(records, before, "the records are as they were");
-        assert_eq!(Search::run(&mut records, &policy, Objective::default(), 1, 120), tuned, "and again the same");
+        assert_eq!(records, before, "the records are unchanged");
+        assert_eq!(
+            Search::run(&mut records, &policy, Objective::default(), 1, 120),
+            tuned,
+            "the same arguments give the same result"
+        );
     }
 
     #[test]
-    fn the_policy_that_was_recorded_is_tried_even_if_nothing_else_may_be() {
+    fn the_first_trial_is_the_recorded_policy() {
         let (mut records, policy) = records();
         let tuned = Search::run(&mut records, &policy, Objective::default(), 1, 1);
         assert_eq!((tuned.trials, &tuned.best), (1, &tuned.before));
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_says_where_prompts_go_and_what_they_find() {
+    fn a_spread_sums_prompts_and_overlaps() {
         let (mut records, policy) = records();
         let (mut spread, mut comparison) = (Spread::default(), PolicyComparison::default());
         for record in &mut records {
@@ -363,7 +365,7 @@ mod tests {
             spread.add(record.space, &record.observation, pick);
         }
         spread.add(SpaceId(0), &records[0].observation, None);
-        // Worker 0 is the idlest: without credit everything goes there, and a quarter is found.
+        // Worker 0 has the lowest load: without credit it gets every prompt, and holds a quarter of them.
         assert_eq!((spread.picks, spread.nobody, spread.workers.len()), (200, 1, 4));
         assert_eq!((spread.overlap_blocks, spread.prefill_tokens), (50 * 16, 50 * 64 + 150 * 320));
         assert_eq!((spread.hit_rate(), spread.overlap_mean()), (0.2, 4.0));

@@ -40,6 +40,8 @@ mod directory_lock;
 #[cfg(feature = "daemon")]
 pub mod endpoint;
 #[cfg(feature = "daemon")]
+mod log_quota;
+#[cfg(feature = "daemon")]
 pub mod metrics;
 #[cfg(feature = "daemon")]
 mod sync;
@@ -67,6 +69,8 @@ pub mod load;
 pub mod predict;
 #[cfg(feature = "daemon")]
 pub mod queue;
+#[cfg(feature = "daemon")]
+pub mod requests;
 #[cfg(feature = "daemon")]
 pub mod route;
 #[cfg(feature = "daemon")]

@@ -476,7 +476,7 @@ pub const SERVERS_ASKED_MAX: usize = 8;
 /// How long to wait after a file of workers changed before it is looked at: often more follows, milliseconds.
 pub const DISCOVERY_SETTLE_MS: u64 = 20;
 /// How long to rest before asking again whether a worker that left is gone from the index, milliseconds.
-pub const MUSTER_REST_MS: u64 = 2;
+pub const RECONCILE_RETRY_MS: u64 = 2;
 /// Fields of one request to add or change a worker.
 pub const WORKER_FIELDS_MAX: usize = 64;
 /// Bookings looked at, when a worker is removed, before others are let in between.

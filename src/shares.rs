@@ -1,5 +1,10 @@
 //! The resources that clients share, and one user's share of them.
 
+mod users;
+
+pub use users::UserQuotas;
+pub(crate) use users::UserReservation;
+
 /// A resource of which there is a bounded amount for all clients together. One user may have `serve.user_share_percent`
 /// of each.
 ///

@@ -4,7 +4,6 @@
 //!   balance.
 //! * An [`Admission`] lists the users and groups that may connect to a socket, beside the mode of its file. It is
 //!   compared with the user and groups that the kernel recorded for the peer's process when it connected.
-//! * [`UserQuotas`] keep the processes of one user from taking all of a resource that gateways share.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,21 +12,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use rustix::net::SendFlags;
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::core::CoreHandle;
-use super::log_quota::LogQuota;
 use super::socket_file::BoundSocket;
 use crate::config::{AccessConfig, Config};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, PEER_GROUPS_MAX};
+use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::shares::{SharedResource, share};
+use crate::shares::{SharedResource, UserQuotas};
 use crate::wire::ReplyEncoder;
 
 /// Accepts on the routing socket, and gives every connection to the core with the fewest.
@@ -348,73 +345,6 @@ fn both(config: &Config) -> Result<[Admission; 2]> {
     Ok([Admission::resolve("serve", &config.serve.access)?, Admission::resolve("admin", &config.admin.access)?])
 }
 
-const RESOURCES: usize = SharedResource::ALL.len();
-
-/// The amount of each shared resource that every user holds, and its limit. Locked only when a connection, a lane or a
-/// queued request begins or ends.
-#[derive(Debug)]
-pub struct UserQuotas {
-    share_percent: u8,
-    /// By user; only users that hold something.
-    held: Mutex<FxHashMap<u32, [usize; RESOURCES]>>,
-}
-
-impl Default for UserQuotas {
-    /// Every user may have all.
-    fn default() -> Self {
-        Self::new(100)
-    }
-}
-
-impl UserQuotas {
-    /// Quotas of `share_percent` of each resource for every user.
-    #[must_use]
-    pub fn new(share_percent: u8) -> Self {
-        Self { share_percent, held: Mutex::default() }
-    }
-
-    /// One user's share of `all`; at least one.
-    pub(super) const fn share_of(&self, all: usize) -> usize {
-        share(self.share_percent, all)
-    }
-
-    /// Reserves `amount` of a resource of which there is `all`; `None` = this exceeds the user's share.
-    pub(super) fn reserve(
-        self: &Arc<Self>,
-        uid: u32,
-        what: SharedResource,
-        amount: usize,
-        all: usize,
-    ) -> Option<UserReservation> {
-        let mut held = self.held.lock();
-        let of_user = held.get(&uid).map_or(0, |held| held[what as usize]);
-        let wanted = of_user.checked_add(amount).filter(|wanted| *wanted <= self.share_of(all))?;
-        held.entry(uid).or_default()[what as usize] = wanted;
-        Some(UserReservation { users: Arc::clone(self), uid, what, amount })
-    }
-}
-
-/// A user's reservation, given back on drop.
-#[derive(Debug)]
-pub(super) struct UserReservation {
-    users: Arc<UserQuotas>,
-    uid: u32,
-    what: SharedResource,
-    amount: usize,
-}
-
-impl Drop for UserReservation {
-    fn drop(&mut self) {
-        let mut held = self.users.held.lock();
-        if let Some(of_user) = held.get_mut(&self.uid) {
-            of_user[self.what as usize] = of_user[self.what as usize].saturating_sub(self.amount);
-            if *of_user == [0; RESOURCES] {
-                held.remove(&self.uid);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,30 +404,5 @@ mod tests {
         said.sort_unstable();
         own.sort_unstable();
         assert_eq!(said, own);
-    }
-
-    #[test]
-    fn a_user_reserves_up_to_its_share_of_each_resource_and_gives_it_back() {
-        let users = Arc::new(UserQuotas::new(75));
-        let reserve = |uid, what, amount| users.reserve(uid, what, amount, 8);
-        let first = reserve(7, SharedResource::Connections, 4).expect("room");
-        let second = reserve(7, SharedResource::Connections, 2).expect("6 of 8 are 75 %");
-        assert!(reserve(7, SharedResource::Connections, 1).is_none());
-        let other = [reserve(8, SharedResource::Connections, 6), reserve(7, SharedResource::Lanes, 6)];
-        assert!(other.iter().all(Option::is_some), "other users, and other resources");
-        drop(first);
-        assert!(
-            reserve(7, SharedResource::Connections, 5).is_none()
-                && reserve(7, SharedResource::Connections, 4).is_some()
-        );
-        drop((second, other));
-        assert!(users.held.lock().is_empty(), "users that hold nothing leave no entry");
-        assert!(reserve(7, SharedResource::WaitingBytes, usize::MAX).is_none());
-    }
-
-    #[test]
-    fn a_share_is_rounded_up_to_at_least_one() {
-        assert_eq!([1, 2, 3, 4, 100].map(|all| UserQuotas::new(75).share_of(all)), [1, 2, 3, 3, 75]);
-        assert_eq!((UserQuotas::new(1).share_of(1), UserQuotas::default().share_of(usize::MAX)), (1, usize::MAX));
     }
 }

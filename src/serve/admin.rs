@@ -13,16 +13,16 @@ use super::accept::{Admission, turn_away};
 use super::connection::{Connection, Peer, Phase, Respond, drive};
 use super::deadlines::{PeerWait, timed_out};
 use super::io_backend::{EpollStream, Stream};
-use super::log_quota::LogQuota;
 use super::reply_writer::ReplyWriter;
 use super::responder::{Encoded, hello_again, hello_facts, require_hello};
-use super::service::HelloInfo;
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
+use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::requests::HelloInfo;
 use crate::wire::{
     FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, ResetOrder, StatusPage,
     WorkerChange, decode_request,

@@ -12,25 +12,24 @@ use crossbeam::queue::ArrayQueue;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use super::accept::UserReservation;
 use super::busy_poll::{BusyPoll, PollShares, Poller};
-use super::connection::{Connection, Ended, Respond as _, drive};
+use super::connection::{Connection, Ended, drive};
 use super::deadlines::{PeerWait, enforce_read_deadlines, enforce_unread_limit};
 use super::io_backend::{EpollStream, IoBackend, Stream, UringStream, block_on_epoll, block_on_uring};
-use super::lane::{Transport, serve_lanes};
-use super::log_quota::LogQuota;
+use super::lane::{Lanes, Transport, serve_lanes};
 use super::receive::ReceiveBudget;
 use super::reply_writer::{Pushed, ReplyWriter};
-use super::request_queue::{QueueInbox, QueueMessage};
 use super::responder::RoutingResponder;
-use super::service::Service;
 use super::watch::push_changes;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, MAILBOX_MESSAGES_MAX, UNREAD_MS_MAX_DEFAULT};
+use crate::log_quota::LogQuota;
 use crate::metrics::{CoreCounter, CounterSet};
+use crate::requests::{QueueInbox, QueueMessage, Service};
+use crate::shares::UserReservation;
 
 /// The settings of a core.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CoreOptions {
     /// The core's number, from 0. Its thread is called `kvrouted-core-N`.
     pub index: usize,
@@ -49,6 +48,8 @@ pub struct CoreOptions {
     pub frame_timeout_ms: u64,
     /// The share of the memory for large frames that one user may take, percent.
     pub user_share_percent: u8,
+    /// The daemon's shm lanes; `None` = its connections open none.
+    pub lanes: Option<Arc<Lanes>>,
 }
 
 impl CoreOptions {
@@ -64,6 +65,7 @@ impl CoreOptions {
             unread_ms_max: UNREAD_MS_MAX_DEFAULT,
             frame_timeout_ms: 0,
             user_share_percent: 100,
+            lanes: None,
         }
     }
 }
@@ -85,6 +87,7 @@ impl Core {
         S: Service + 'static,
         F: FnOnce() -> Result<S> + Send + 'static,
     {
+        let index = options.index;
         let mailbox = Arc::new(Mailbox::new());
         let handle = CoreHandle { mailbox: Arc::clone(&mailbox) };
         let (send, started) = mpsc::sync_channel(1);
@@ -100,15 +103,13 @@ impl Core {
                 Err(error) => report(Err(error)),
             }
         };
-        let thread =
-            thread::Builder::new().name(format!("kvrouted-core-{}", options.index)).spawn(body).map_err(|error| {
-                Error::new(Kind::System, "cannot start a serving thread", "raise the limit of processes")
-                    .caused_by(error)
-            })?;
+        let thread = thread::Builder::new().name(format!("kvrouted-core-{index}")).spawn(body).map_err(|error| {
+            Error::new(Kind::System, "cannot start a serving thread", "raise the limit of processes").caused_by(error)
+        })?;
         match started.recv() {
-            Ok(Ok(())) => Ok(Self { index: options.index, handle, thread }),
+            Ok(Ok(())) => Ok(Self { index, handle, thread }),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(ended_by_panic(options.index)),
+            Err(_) => Err(ended_by_panic(index)),
         }
     }
 
@@ -169,7 +170,7 @@ fn serve<S: Service + 'static>(
     report: impl FnOnce(Result<()>),
 ) {
     let responder = RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max);
-    let responder = RefCell::new(responder.on_core(options.index, &mailbox.inbox));
+    let responder = RefCell::new(responder.on_core(options.index, &mailbox.inbox, options.lanes.clone()));
     match options.io_backend {
         IoBackend::Uring => block_on_uring(report, run::<UringStream, S>(options, mailbox, counters, responder)),
         IoBackend::Epoll => block_on_epoll(report, run::<EpollStream, S>(options, mailbox, counters, responder)),
@@ -314,28 +315,29 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
                 let core = Rc::clone(self);
                 tokio::task::spawn_local(async move {
                     let mut responder = core.responder.borrow_mut();
-                    responder.dispatch_queued(None);
+                    responder.requests.dispatch_queued(None);
                     // This work belongs to no connection's quantum.
-                    responder.take_work();
+                    responder.requests.take_work();
                 });
             }
             QueueMessage::Recheck => {
                 let core = Rc::clone(self);
                 tokio::task::spawn_local(async move {
                     let mut responder = core.responder.borrow_mut();
-                    responder.recheck_queue();
-                    responder.take_work();
+                    responder.requests.recheck_queue();
+                    responder.requests.take_work();
                 });
             }
-            QueueMessage::Reply { connection, ticket, frame, session, booked } => {
-                self.responder.borrow_mut().forget_queued(connection, ticket);
-                let handle = self.open.borrow().get(&connection).map(Rc::clone);
+            QueueMessage::Reply(reply) => {
+                self.responder.borrow_mut().requests.forget_queued(&reply);
+                let handle = self.open.borrow().get(&reply.connection).map(Rc::clone);
                 match handle {
                     Some(handle) => {
                         self.counters.bump(CoreCounter::Requests);
+                        let frame = self.responder.borrow_mut().encode_pending(&reply);
                         self.deliver(handle, &frame);
                     }
-                    None => self.responder.borrow_mut().free_undelivered(session, booked),
+                    None => self.responder.borrow_mut().requests.free_undelivered(reply.session, reply.booked()),
                 }
             }
         }
@@ -355,7 +357,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
                 });
             }
             Pushed::OverLimit => {
-                self.responder.borrow().count_unread();
+                self.responder.borrow().requests.count_unread();
                 handle.cut_unread();
             }
         }
@@ -404,8 +406,8 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
 
     /// Closes the queue, and delivers the replies to the core's queued requests.
     async fn drain_queue(self: &Rc<Self>, deadline: Instant) {
-        self.responder.borrow().drain_queue();
-        while self.responder.borrow().has_queued() {
+        self.responder.borrow().requests.drain_queue();
+        while self.responder.borrow().requests.has_queued() {
             match tokio::time::timeout_at(deadline.into(), self.mailbox.next_queue_message()).await {
                 Ok(message) => self.on_queue_message(message),
                 Err(_) => return,

@@ -18,11 +18,11 @@ use rustc_hash::FxHashMap;
 
 use super::core::CoreState;
 use super::io_backend::Stream;
-use super::service::Service;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::OVERDUE_LOOKS;
 use crate::metrics::CoreCounter;
+use crate::requests::Service;
 
 /// What a connection waits for from its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The dispatcher: frames of the routing socket ↔ calls of a [`Service`], and their counters.
+//! The dispatcher: frames of the routing socket ↔ calls of a [`RequestHandler`].
 //!
 //! [`RoutingResponder::dispatch`] is one match over all requests, without a wildcard. Each arm returns an [`Answer`],
 //! and an answer with a reply exists only once the reply is encoded. So a request without an arm, or an arm without an
@@ -7,19 +7,16 @@
 use std::sync::Arc;
 
 use super::connection::{Peer, Phase, Respond, TransportKind};
-use super::lane::CoreLanes;
-use super::request_queue::{Booked, CoreQueue, QueueInbox};
-use super::service::{HelloInfo, Routed, Service};
+use super::lane::{CoreLanes, Lanes};
 use super::watch::Watches;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::hash::TOKEN_BYTES;
-use crate::ids::{CorrelationId, SpaceId, Worker};
+use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MAX, WORKERS_PAGE_MAX};
-use crate::load::{BookingOutcome, BookingRef, SessionId};
 use crate::metrics::{CoreCounter, CounterSet};
-use crate::queue::Ticket;
-use crate::route::{Decision, MatchStatus, PotentialLoads, ReplyNotes, RouteRequest, Wait};
+use crate::requests::{HelloInfo, KeptRequest, PendingReply, QueueInbox, Replied, RequestHandler, Requester, Service};
+use crate::route::RouteRequest;
 use crate::wire::{
     FrameHeader, FrameKind, Hello, HelloFacts, ReplyEncoder, Request, RequestScratch, ServerLimits, decode_request,
     features,
@@ -63,75 +60,65 @@ impl Answer {
     }
 }
 
-/// The outcome of a decision.
-pub(super) enum RouteOutcome {
-    /// The reply is appended to the output.
-    Replied(Encoded),
-    /// Every worker is busy, and nothing is appended.
-    Busy(Box<Wait>),
-}
-
-/// Answers the requests of a core's connections. Its buffers are reused from one request to the next.
+/// Answers the frames of a core's connections. Its buffers are reused from one request to the next.
 #[derive(Debug)]
 pub struct RoutingResponder<S> {
-    pub(super) service: S,
-    pub(super) counters: Arc<CounterSet<CoreCounter>>,
+    pub(super) requests: RequestHandler<S>,
     frame_body_bytes_max: u32,
     /// `None` while a request borrows it.
     scratch: Option<Box<RequestScratch>>,
-    decision: Decision,
-    potential: PotentialLoads,
-    /// Work done since a quantum was last charged for it.
-    work: u64,
     pub(super) encoder: ReplyEncoder,
     pub(super) watches: Watches,
     pub(super) lanes: CoreLanes,
-    /// `None` = requests cannot be queued.
-    pub(super) queue: Option<CoreQueue>,
+}
+
+/// The body of a route frame, kept while its request waits.
+#[derive(Debug)]
+struct RouteBody(Box<[u8]>);
+
+impl KeptRequest for RouteBody {
+    fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, decide: &mut dyn FnMut(&RouteRequest<'_>)) -> Result<()> {
+        let mut scratch = RequestScratch::default();
+        match decode_request(FrameKind::Route as u8, &self.0, &mut scratch)? {
+            Request::Route(request) => decide(&request),
+            _ => return Err(Error::new(Kind::Internal, "the queued frame is no route", "report it")),
+        }
+        Ok(())
+    }
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Answers by `service`. The hello reply states `frame_body_bytes_max` as the limit of the connections' frames.
+    /// Answers by `service`, without lanes. The hello reply states `frame_body_bytes_max` as the limit of the connections'
+    /// frames.
     #[must_use]
     pub fn new(service: S, counters: Arc<CounterSet<CoreCounter>>, frame_body_bytes_max: u32) -> Self {
-        let lanes = CoreLanes::new(service.lanes());
         Self {
-            service,
-            counters,
+            requests: RequestHandler::new(service, counters),
             frame_body_bytes_max,
             scratch: None,
-            decision: Decision::default(),
-            potential: PotentialLoads::default(),
-            work: 0,
             encoder: ReplyEncoder::default(),
             watches: Watches::default(),
-            lanes,
-            queue: None,
+            lanes: CoreLanes::new(Arc::new(Lanes::new(0, 0))),
         }
     }
 
-    /// The same for core number `core`, whose messages about queued requests go to `inbox`. Its requests can be queued if
-    /// the service has a queue.
-    pub(super) fn on_core(mut self, core: usize, inbox: &Arc<QueueInbox>) -> Self {
-        self.queue = self.service.request_queue().map(|queue| CoreQueue::new(queue, core, inbox));
+    /// The same for core number `core` with its lanes. Messages about its queued requests go to `inbox`.
+    pub(super) fn on_core(mut self, core: usize, inbox: &Arc<QueueInbox>, lanes: Option<Arc<Lanes>>) -> Self {
+        self.requests = self.requests.on_core(core, inbox);
+        if let Some(lanes) = lanes {
+            self.lanes = CoreLanes::new(lanes);
+        }
         self
-    }
-
-    /// The bookings of the last decision.
-    pub(super) fn booked(&self) -> Booked {
-        [self.decision.booking, self.decision.prefill.as_ref().and_then(|prefill| prefill.booking)]
-    }
-
-    /// All work for which no quantum was charged.
-    pub(super) fn gather_work(&mut self) -> u64 {
-        self.work += self.service.take_work();
-        self.work
     }
 
     /// The core's counters.
     #[must_use]
     pub fn counters(&self) -> &CounterSet<CoreCounter> {
-        &self.counters
+        self.requests.counters()
     }
 
     fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Answer> {
@@ -157,28 +144,34 @@ impl<S: Service> RoutingResponder<S> {
             Phase::Open(Some(session)) => Ok(session),
             Phase::Open(None) | Phase::HelloAwaited => Err(NoHello),
         };
+        let Self { requests, encoder, .. } = self;
+        let instance_id = requests.service().hello().instance_id;
         match request {
             Request::Hello(hello) => self.hello(peer, id, hello, out),
-            Request::Route(route) => match self.route(session?, id, route, out)? {
-                RouteOutcome::Replied(reply) => Ok(Answer::Reply(reply)),
-                RouteOutcome::Busy(wait) => {
-                    self.enqueue(peer, session?, (header, body), route, &wait).map(|_: Ticket| Answer::Queued)
+            Request::Route(route) => {
+                let from = Requester { connection: peer.connection, session: session?, uid: peer.uid, id };
+                match requests.route(&from, route, || Box::new(RouteBody(body.into())))? {
+                    Replied::Later => Ok(Answer::Queued),
+                    Replied::Now => {
+                        let (decision, fleet) = (requests.decision(), requests.service().fleet());
+                        Answer::reply(out, |out| encoder.route(id, decision, route.explain, &fleet, out))
+                    }
                 }
-            },
+            }
             Request::Overlap(route) => {
-                self.service.overlap(session?, route, &mut self.decision)?;
-                Answer::reply(out, |out| self.encoder.overlap(id, &self.decision, out))
+                let decision = requests.overlap(session?, route)?;
+                Answer::reply(out, |out| encoder.overlap(id, decision, out))
             }
             Request::PotentialLoads(route) => {
                 session?;
-                self.service.potential_loads(route, &mut self.potential)?;
-                Answer::reply(out, |out| self.encoder.potential_loads(id, &self.potential, out))
+                let potential = requests.potential_loads(route)?;
+                Answer::reply(out, |out| encoder.potential_loads(id, potential, out))
             }
             Request::Workers { space, cursor, limit } => {
                 session?;
-                let fleet = self.service.fleet();
+                let fleet = requests.service().fleet();
                 require_space(&fleet, *space)?;
-                Answer::reply(out, |out| self.encoder.workers(id, &fleet, *space, (*cursor, *limit), out))
+                Answer::reply(out, |out| encoder.workers(id, &fleet, *space, (*cursor, *limit), out))
             }
             Request::Watch { space, fleet_version_seen, page_limit } => {
                 session?;
@@ -189,26 +182,29 @@ impl<S: Service> RoutingResponder<S> {
                 self.open_lane(peer, id, *asked, out).map(Answer::Reply)
             }
             Request::PrefillComplete { booking, prefill_us } => {
-                self.prefill_complete(session?, id, (booking, *prefill_us), out)
+                let outcome = requests.prefill_complete(session?, booking, *prefill_us)?;
+                Answer::reply(out, |out| encoder.prefill_complete(id, outcome, instance_id, out))
             }
             Request::OutputProgress { booking, output_tokens } => {
-                let outcome = self.service.output_progress(session?, booking, *output_tokens)?;
-                self.count_outcome(outcome);
-                let instance_id = self.service.hello().instance_id;
-                Answer::reply(out, |out| self.encoder.output_progress(id, outcome, instance_id, out))
+                let outcome = requests.output_progress(session?, booking, *output_tokens)?;
+                Answer::reply(out, |out| encoder.output_progress(id, outcome, instance_id, out))
             }
-            Request::Served { booking, worker } => self.served(session?, id, (booking, *worker), out),
+            Request::Served { booking, worker } => {
+                let outcome = requests.served(session?, booking, *worker)?;
+                Answer::reply(out, |out| encoder.served(id, outcome, instance_id, out))
+            }
             Request::ReportLoad { space, worker, load } => {
-                let accepted = self.service.report_load(session?, *space, *worker, *load)?;
-                self.counters.bump(CoreCounter::LoadsReported);
-                Answer::reply(out, |out| self.encoder.report_load(id, accepted, out))
+                let accepted = requests.report_load(session?, *space, *worker, *load)?;
+                Answer::reply(out, |out| encoder.report_load(id, accepted, out))
             }
             Request::ReportFailure { space, worker, reason } => {
-                let back_off_ms = self.service.report_failure(session?, *space, *worker, reason)?;
-                self.counters.bump(CoreCounter::FailuresReported);
-                Answer::reply(out, |out| self.encoder.report_failure(id, back_off_ms, out))
+                let back_off_ms = requests.report_failure(session?, *space, *worker, reason)?;
+                Answer::reply(out, |out| encoder.report_failure(id, back_off_ms, out))
             }
-            Request::Free(booking) => self.free(session?, id, booking, out),
+            Request::Free(booking) => {
+                let outcome = requests.free(session?, booking)?;
+                Answer::reply(out, |out| encoder.free(id, outcome, instance_id, out))
+            }
             Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) | Request::SetPolicy(_) => {
                 session?;
                 Err(self.admin_only())
@@ -216,135 +212,45 @@ impl<S: Service> RoutingResponder<S> {
         }
     }
 
-    fn prefill_complete(
-        &mut self,
-        session: SessionId,
-        id: CorrelationId,
-        (booking, prefill_us): (&BookingRef<'_>, u64),
-        out: &mut Vec<u8>,
-    ) -> Result<Answer> {
-        let worker = self.worker_to_free(session, booking);
-        let outcome = self.service.prefill_complete(session, booking, prefill_us)?;
-        self.count_outcome(outcome);
-        let instance_id = self.service.hello().instance_id;
-        let answer = Answer::reply(out, |out| self.encoder.prefill_complete(id, outcome, instance_id, out));
-        self.on_room(worker);
-        answer
-    }
-
-    fn served(
-        &mut self,
-        session: SessionId,
-        id: CorrelationId,
-        (booking, worker): (&BookingRef<'_>, Worker),
-        out: &mut Vec<u8>,
-    ) -> Result<Answer> {
-        let left = self.worker_to_free(session, booking);
-        let outcome = self.service.served(session, booking, worker)?;
-        self.count_outcome(outcome);
-        if outcome == BookingOutcome::Applied {
-            self.counters.bump(CoreCounter::BookingsMoved);
-        }
-        let instance_id = self.service.hello().instance_id;
-        let answer = Answer::reply(out, |out| self.encoder.served(id, outcome, instance_id, out));
-        self.on_room(left);
-        answer
-    }
-
-    fn free(
-        &mut self,
-        session: SessionId,
-        id: CorrelationId,
-        booking: &BookingRef<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<Answer> {
-        let worker = self.worker_to_free(session, booking);
-        let outcome = self.service.free(session, booking)?;
-        self.count_outcome(outcome);
-        if outcome == BookingOutcome::Applied {
-            self.counters.bump(CoreCounter::BookingsFreed);
-        }
-        let instance_id = self.service.hello().instance_id;
-        let answer = Answer::reply(out, |out| self.encoder.free(id, outcome, instance_id, out));
-        self.on_room(worker);
-        answer
-    }
-
     fn hello(&mut self, peer: &mut Peer, id: CorrelationId, hello: &Hello<'_>, out: &mut Vec<u8>) -> Result<Answer> {
         if peer.phase != Phase::HelloAwaited {
             return Err(hello_again());
         }
         let version = hello.negotiate()?;
-        let session = self.service.session_opened(hello.session, peer.uid)?;
+        let session = self.requests.service_mut().session_opened(hello.session, peer.uid)?;
         peer.phase = Phase::Open(Some(session));
         tracing::debug!(client = hello.client_name, uid = peer.uid, session = session.0, "hello");
-        let info = self.service.hello();
+        let lanes_on = self.lanes.are_on();
+        let Self { requests, encoder, .. } = self;
+        let info = requests.service().hello();
         let mut facts = hello_facts(version, &info, self.frame_body_bytes_max);
-        if self.lanes.are_on() {
+        if lanes_on {
             facts.features |= features::LANES;
         }
-        Answer::reply(out, |out| self.encoder.hello(id, &facts, &self.service.fleet(), out))
-    }
-
-    /// Decides a request, and appends the reply unless every worker is busy.
-    pub(super) fn route(
-        &mut self,
-        session: SessionId,
-        id: CorrelationId,
-        request: &RouteRequest<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<RouteOutcome> {
-        if let Routed::Busy(wait) = self.service.route(session, request, &mut self.decision)? {
-            return Ok(RouteOutcome::Busy(wait));
-        }
-        let (decision, counters) = (&self.decision, &self.counters);
-        counters.bump(CoreCounter::Routes);
-        counters.add(CoreCounter::RequestBlocks, u64::from(decision.request_blocks));
-        match decision.candidates.first() {
-            Some(chosen) => counters.add(CoreCounter::ChosenOverlapBlocks, u64::from(chosen.overlap.total())),
-            None => counters.bump(CoreCounter::RoutesNobody),
-        }
-        let seen = [
-            (CoreCounter::RoutesPinnedNotAllowed, decision.no_worker == Some(Kind::PinnedNotAllowed)),
-            (CoreCounter::RoutesPinnedBusy, decision.no_worker == Some(Kind::PinnedBusy)),
-            (CoreCounter::RoutesAllBusy, decision.no_worker == Some(Kind::AllBusy)),
-            (CoreCounter::RoutesAllFiltered, decision.no_worker == Some(Kind::AllFiltered)),
-            (CoreCounter::RoutesNobodyAvailable, decision.no_worker == Some(Kind::NobodyAvailable)),
-            (CoreCounter::RoutesUnmatchable, decision.matched == MatchStatus::Unmatchable),
-            (CoreCounter::RoutesSchemeUnknown, decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN)),
-            (CoreCounter::RoutesAllDown, decision.notes.contains(ReplyNotes::ALL_DOWN)),
-            (CoreCounter::RoutesContended, decision.notes.contains(ReplyNotes::READ_CONTENDED)),
-            (CoreCounter::Bookings, decision.booking.is_some()),
-            (CoreCounter::Bookings, decision.prefill.as_ref().is_some_and(|prefill| prefill.booking.is_some())),
-        ];
-        for (counter, _) in seen.iter().filter(|(_, is_so)| *is_so) {
-            counters.bump(*counter);
-        }
-        let explain = request.explain;
-        let reply = Encoded::reply(out, |out| {
-            self.encoder.route(id, &self.decision, explain, &self.service.fleet(), out);
-        });
-        Ok(RouteOutcome::Replied(reply))
+        Answer::reply(out, |out| encoder.hello(id, &facts, &requests.service().fleet(), out))
     }
 
     /// Appends an error reply, and counts it.
-    pub(super) fn refuse_with(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
-        self.counters.bump(CoreCounter::Errors);
-        if error.kind() == Kind::SchemeMismatch {
-            self.counters.bump(CoreCounter::RequestsSchemeMismatch);
-        }
-        tracing::debug!(%error, "a request is refused");
+    fn refuse_with(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
+        self.requests.count_error(error);
         self.encoder.error(id, error, out);
     }
 
-    fn count_outcome(&self, outcome: BookingOutcome) {
-        if outcome == BookingOutcome::Unknown {
-            self.counters.bump(CoreCounter::BookingsUnknown);
+    /// The frame of a pending reply. The core that decided the request has counted it.
+    pub(super) fn encode_pending(&mut self, reply: &PendingReply) -> Vec<u8> {
+        let mut frame = Vec::new();
+        match &reply.outcome {
+            Ok(decision) => {
+                let fleet = self.requests.service().fleet();
+                self.encoder.route(reply.id, decision, reply.explain, &fleet, &mut frame);
+            }
+            Err(error) => self.encoder.error(reply.id, error, &mut frame),
         }
+        frame
     }
 
     fn admin_only(&self) -> Error {
-        let path = self.service.hello().admin_socket.map(|path| path.display().to_string());
+        let path = self.requests.service().hello().admin_socket.map(|path| path.display().to_string());
         let remedy = path.map_or("start the daemon with an admin socket".to_owned(), |path| {
             format!("send it to the admin socket {path}")
         });
@@ -355,7 +261,7 @@ impl<S: Service> RoutingResponder<S> {
 impl<S: Service> Respond for RoutingResponder<S> {
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) {
         match self.answer(peer, header, body, out) {
-            Ok(Answer::Reply(_) | Answer::Watching) => self.counters.bump(CoreCounter::Requests),
+            Ok(Answer::Reply(_) | Answer::Watching) => self.counters().bump(CoreCounter::Requests),
             // Counted when the reply is sent.
             Ok(Answer::Queued) => {}
             Err(error) => self.refuse(header.correlation_id, &error, out),
@@ -363,27 +269,26 @@ impl<S: Service> Respond for RoutingResponder<S> {
     }
 
     fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
-        self.counters.bump(CoreCounter::Requests);
+        self.counters().bump(CoreCounter::Requests);
         self.refuse_with(id, error, out);
     }
 
     fn take_work(&mut self) -> u64 {
-        self.gather_work();
-        std::mem::take(&mut self.work)
+        self.requests.take_work()
     }
 
     fn quantum_ended_by_work(&mut self) {
-        self.counters.bump(CoreCounter::TurnsEndedByWork);
+        self.counters().bump(CoreCounter::TurnsEndedByWork);
     }
 
     fn closed(&mut self, peer: &mut Peer) {
-        self.cancel_queued(peer.connection);
+        self.requests.cancel_queued(peer.connection);
         self.watches.end(peer.connection);
         if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited)
             // A lane shares the session of its connection, which is still open.
             && peer.transport == TransportKind::Socket
         {
-            self.service.session_closed(session);
+            self.requests.service_mut().session_closed(session);
         }
     }
 }

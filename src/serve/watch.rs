@@ -20,11 +20,11 @@ use tokio::sync::Notify;
 use super::core::CoreState;
 use super::io_backend::Stream;
 use super::responder::{Answer, Encoded, RoutingResponder, require_space};
-use super::service::Service;
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{WATCH_LOOK_MS, WATCH_PAGE_REST_MS, WORKERS_PAGE_MAX};
 use crate::metrics::CoreCounter;
+use crate::requests::Service;
 use crate::wire::WatchCursor;
 
 /// The watches of a core's connections.
@@ -66,7 +66,7 @@ impl<S: Service> RoutingResponder<S> {
         fleet_version_seen: u64,
         out: &mut Vec<u8>,
     ) -> Result<Answer> {
-        let fleet = self.service.fleet();
+        let fleet = self.requests.service().fleet();
         require_space(&fleet, space)?;
         let fleet_version = fleet.version;
         drop(fleet);
@@ -82,11 +82,11 @@ impl<S: Service> RoutingResponder<S> {
 
     /// Appends the next page of a watch. After the last page of one version, this is the first page of the present one.
     fn append_page(&mut self, watch: &mut Watch, out: &mut Vec<u8>) -> Encoded {
-        let fleet = self.service.fleet();
+        let fleet = self.requests.service().fleet();
         let from = watch.next_page.take().unwrap_or(WatchCursor { fleet_version: fleet.version, place: 0 });
         watch.fleet_version = from.fleet_version;
         if from.place > 0 {
-            self.counters.bump(CoreCounter::WatchPages);
+            self.counters().bump(CoreCounter::WatchPages);
         }
         Encoded::reply(out, |out| {
             watch.next_page = self.encoder.watch(watch.id, (&fleet, watch.space), (from, watch.page_limit), out);
@@ -95,7 +95,7 @@ impl<S: Service> RoutingResponder<S> {
 
     /// The connections that have not been sent all of the present fleet.
     fn watches_due(&self) -> Vec<u64> {
-        let version = self.service.fleet().version;
+        let version = self.requests.service().fleet().version;
         let is_due = |watch: &Watch| watch.next_page.is_some() || watch.fleet_version != version;
         self.watches.open.iter().filter(|(_, watch)| is_due(watch)).map(|(connection, _)| *connection).collect()
     }
@@ -109,7 +109,7 @@ impl<S: Service> RoutingResponder<S> {
     fn next_page(&mut self, connection: u64) -> Option<Vec<u8>> {
         let mut watch = self.watches.open.remove(&connection)?;
         if watch.next_page.is_none() {
-            self.counters.bump(CoreCounter::WatchesTold);
+            self.counters().bump(CoreCounter::WatchesTold);
         }
         let mut frame = Vec::new();
         let _: Encoded = self.append_page(&mut watch, &mut frame);

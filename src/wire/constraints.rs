@@ -32,10 +32,7 @@ impl Packed {
     }
 
     fn push(&mut self, field: &str, name: &str) -> Result<()> {
-        if name.is_empty() || name.len() > NAME_BYTES_MAX {
-            let message = format!("{field} has a label of {} bytes", name.len());
-            return Err(invalid(message, format!("keep labels within 1 to {NAME_BYTES_MAX} bytes")));
-        }
+        check_label(field, name)?;
         self.text.push_str(name);
         self.ends.push(self.text.len() as u32);
         Ok(())
@@ -44,6 +41,14 @@ impl Packed {
     fn names(&self) -> Names<'_> {
         Names::Packed { text: &self.text, ends: &self.ends }
     }
+}
+
+pub(super) fn check_label(field: &str, name: &str) -> Result<()> {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    let message = format!("{field} has a label of {} bytes", name.len());
+    Err(invalid(message, format!("keep labels within 1 to {NAME_BYTES_MAX} bytes")))
 }
 
 /// What was read of them.
@@ -71,7 +76,7 @@ pub(super) fn read<'a>(
         bounded("preferred_taints", taints.len(), REQUEST_TAINTS_MAX)?;
         for taint in taints {
             scratch.preferred.push("preferred_taints", taint.key())?;
-            scratch.weights.push(finite("preferred_taints.weight", taint.weight(), f64::MIN)?);
+            scratch.weights.push(check_label_weight(taint.weight())?);
         }
     }
     let ranges = shared_hits.structs();
@@ -82,6 +87,10 @@ pub(super) fn read<'a>(
         preferred_taints: Preferences { names: scratch.preferred.names(), weights: &scratch.weights },
         shared_hits: &scratch.shared,
     })
+}
+
+pub(super) fn check_label_weight(weight: f64) -> Result<f64> {
+    finite("preferred_taints.weight", weight, f64::MIN)
 }
 
 fn finite(field: &str, value: f64, min: f64) -> Result<f64> {
@@ -95,21 +104,30 @@ fn finite(field: &str, value: f64, min: f64) -> Result<f64> {
 /// Reads what is set in place of the policy.
 pub(super) fn overrides(table: Option<fb::Overrides<'_>>) -> Result<Overrides> {
     let Some(table) = table else { return Ok(Overrides::NONE) };
-    let weight = |field: &str, value: Option<f64>| {
-        value.map(|value| finite(&format!("overrides.{field}"), value, 0.0)).transpose()
-    };
-    Ok(Overrides {
+    let overrides = Overrides {
         mode: match table.mode() {
             fb::Mode::Default => None,
             mode => Some(mode_from_wire(mode).ok_or_else(|| unknown_value("overrides.mode", mode.0))?),
         },
-        device_credit: weight("device_credit", table.device_credit())?,
-        prefill_load_scale: weight("prefill_load_scale", table.prefill_load_scale())?,
-        temperature: weight("temperature", table.temperature())?,
-        shared_multiplier: weight("shared_multiplier", table.shared_multiplier())?,
+        device_credit: table.device_credit(),
+        prefill_load_scale: table.prefill_load_scale(),
+        temperature: table.temperature(),
+        shared_multiplier: table.shared_multiplier(),
         assume_kv_reuse: table.assume_kv_reuse(),
         track_prefill_tokens: table.track_prefill_tokens(),
-    })
+    };
+    check_overrides(&overrides).map(|()| overrides)
+}
+
+pub(super) fn check_overrides(overrides: &Overrides) -> Result<()> {
+    let weights = [
+        ("overrides.device_credit", overrides.device_credit),
+        ("overrides.prefill_load_scale", overrides.prefill_load_scale),
+        ("overrides.temperature", overrides.temperature),
+        ("overrides.shared_multiplier", overrides.shared_multiplier),
+    ];
+    let mut set = weights.into_iter().filter_map(|(field, value)| Some((field, value?)));
+    set.try_for_each(|(field, value)| finite(field, value, 0.0).map(drop))
 }
 
 const TAINT: Layout<16, 8> = Layout::of(&[(fb::Taint::VT_KEY, REFERENCE), (fb::Taint::VT_WEIGHT, 8)]);

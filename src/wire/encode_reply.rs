@@ -101,7 +101,7 @@ impl ReplyEncoder {
 }
 
 /// When it makes sense to ask again, microseconds; 0 = at will or never.
-pub(super) const fn retry_after_us(kind: Kind) -> u32 {
+pub(crate) const fn retry_after_us(kind: Kind) -> u32 {
     match kind {
         // Bookings and slots are given back at the rate requests end.
         Kind::TooManyBookings | Kind::Overloaded | Kind::PinnedBusy | Kind::AllBusy => 10_000,

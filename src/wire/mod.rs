@@ -5,6 +5,8 @@
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
 mod bookings;
+#[cfg(feature = "daemon")]
+mod check;
 #[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
 mod compose;
 mod constraints;
@@ -34,8 +36,12 @@ mod verify;
 mod tests;
 
 #[cfg(feature = "daemon")]
+pub(crate) use check::check_request;
+#[cfg(feature = "daemon")]
 pub use encode_fleet::HelloFacts;
 pub use encode_reply::ReplyEncoder;
+#[cfg(feature = "daemon")]
+pub(crate) use encode_reply::retry_after_us;
 pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use lanes::{LaneAsked, LaneOpened};

@@ -120,7 +120,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
     }))
 }
 
-fn priority_jump(jump: f64) -> Result<f64> {
+pub(super) fn priority_jump(jump: f64) -> Result<f64> {
     if jump.is_finite() {
         return Ok(jump);
     }
@@ -164,21 +164,27 @@ fn hashed_prompt<'a>(hashes: &'a [u8], question: &Question<'_, 'a>) -> Result<Pr
         Some(said) => scheme_said(said.block_size, said.window, said.seed_rule)?,
         None => None,
     };
-    let Some(scheme) = scheme.filter(|scheme| scheme.block_size <= BLOCK_SIZE_TOKENS_MAX) else {
+    let scheme = check_hashes(hashes, scheme, question.token_count)?;
+    Ok(Prompt::LocalHashes { hashes, scheme, token_count: question.token_count })
+}
+
+/// Refuses a prompt of hashes without a usable scheme, or without one hash for each whole block.
+pub(super) fn check_hashes(hashes: &[u8], scheme: Option<Scheme>, token_count: u32) -> Result<Scheme> {
+    let Some(scheme) = scheme.filter(|scheme| (1..=BLOCK_SIZE_TOKENS_MAX).contains(&scheme.block_size)) else {
         let remedy = format!("say the scheme the hashes were made with, block_size 1 to {BLOCK_SIZE_TOKENS_MAX}");
         return Err(invalid("local_hashes without a usable scheme", remedy));
     };
-    let blocks = whole_blocks(question.token_count, scheme);
+    let blocks = whole_blocks(token_count, scheme);
     let sent = hashes.len() / HASH_BYTES;
     if sent != blocks {
         let message = format!(
             "{sent} local_hashes for {}, which make {}",
-            counted(question.token_count as usize, "token"),
+            counted(token_count as usize, "token"),
             counted(blocks, "whole block")
         );
         return Err(invalid(message, "give one hash for every whole block, and the prompt's full token_count"));
     }
-    Ok(Prompt::LocalHashes { hashes, scheme, token_count: question.token_count })
+    Ok(scheme)
 }
 
 /// Whole blocks of a prompt; a bigram block needs one token beyond its end.

@@ -20,7 +20,7 @@
 //! | `ADMIN_CONNECTIONS_MAX` | `pace::who_never_says_hello_…`; `serve_protocol` `lifecycle` |
 //! | `DESCRIPTORS_…`, `CONNECTIONS_MIN` | `descriptors`; unit tests of `ingest::descriptors` |
 //! | `MAILBOX_MESSAGES_MAX`, `LISTEN_BACKLOG` | a flood may meet them in `pace::more_connections_than_may_be_…` |
-//! | `LOG_LINES_PER_WINDOW_MAX`, `LOG_WINDOW_MS` | `identity::who_is_not_listed_…`; unit tests of `serve::log_quota` |
+//! | `LOG_LINES_PER_WINDOW_MAX`, `LOG_WINDOW_MS` | `identity::who_is_not_listed_…`; unit tests of `log_quota` |
 //! | `METRICS_CONNECTIONS_MAX`, `METRICS_CONNECTION_MS_MAX` | unit tests of `serve::metrics_page` |
 //! | `METRICS_PAGES_MAX`, `METRICS_PAGE_MS_MIN` | the same; test `http`, `siege` |
 //! | `HTTP_CONNECTIONS_MAX`, `HTTP_CONNECTIONS_RESERVED`, `HTTP_DISPLACE_AFTER_MS` | test `http`, `siege`; unit tests of `serve::http` |

@@ -10,8 +10,9 @@ use kvrouted::fleet::{Fleet, FleetTable, PoolRole, SchemeCell, Space, WorkerReco
 use kvrouted::ids::{Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::limits::WORK_PER_TURN_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
+use kvrouted::requests::{HelloInfo, Routed, Service};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
-use kvrouted::serve::{AdminService, HelloInfo, Routed, Service};
+use kvrouted::serve::AdminService;
 use kvrouted::trust::Trust;
 use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
 

@@ -31,12 +31,12 @@ use crate::ids::CorrelationId;
 use crate::lane::{LANE_LAYOUT, LaneEnd, LaneMemory, LaneSide, LaneSizes, bell_pair};
 use crate::limits::{LANE_HAND_OVER_MS_MAX, LANE_HAND_OVER_REST_MS};
 use crate::metrics::{CounterName, LaneCounter};
+use crate::requests::Service;
 use crate::serve::busy_poll::Poller;
 use crate::serve::connection::{Connection, Ended, Peer, TransportKind, drive};
 use crate::serve::core::{ConnectionHandle, CoreState};
 use crate::serve::io_backend::Stream;
 use crate::serve::responder::{Encoded, RoutingResponder};
-use crate::serve::service::Service;
 use crate::wire::{LaneAsked, LaneOpened};
 
 /// The descriptors of a lane for its gateway. Dropped, they are closed.

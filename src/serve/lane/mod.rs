@@ -16,12 +16,11 @@ mod stream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::accept::{UserQuotas, UserReservation};
 use crate::error::{Error, Kind};
 use crate::lane::Reclaimer;
 use crate::limits::{LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
 use crate::metrics::{CounterSet, LaneCounter};
-use crate::shares::SharedResource;
+use crate::shares::{SharedResource, UserQuotas, UserReservation};
 
 pub(crate) use lifecycle::LaneDescriptors;
 pub(super) use lifecycle::{CoreLanes, send_descriptors, serve_lanes};

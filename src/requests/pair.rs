@@ -1,8 +1,9 @@
-//! One request, two workers: one that prefills the prompt and one that decodes it.
+//! One request on two workers: one prefills the prompt, one decodes.
 
 use std::sync::atomic::Ordering;
 
-use super::service::CoreService;
+use super::routing::RoutingService;
+use super::service::Routed;
 use crate::error::Result;
 use crate::ids::SpaceId;
 use crate::limits::PREFILL_BOOKING_SUFFIX;
@@ -11,9 +12,8 @@ use crate::metrics::CoreCounter;
 use crate::route::{
     BookingRequest, Bypass, Decision, Half, Mode, Overrides, ReplyNotes, RouteRequest, decode_overrides, prefill_pool,
 };
-use crate::serve::Routed;
 
-/// The name under which the prefill half of a request is booked, written over `name`.
+/// The booking name of a request's prefill half, written into `name`.
 pub(super) fn prefill_name<'a>(request_id: &str, name: &'a mut String) -> &'a str {
     name.clear();
     name.push_str(request_id);
@@ -21,9 +21,9 @@ pub(super) fn prefill_name<'a>(request_id: &str, name: &'a mut String) -> &'a st
     name
 }
 
-impl CoreService {
-    /// Decides and books who prefills, then who decodes; or one worker for both, where nobody is there to prefill, or
-    /// the policy says that it is not worth the way.
+impl RoutingService {
+    /// Decides and books the worker that prefills, then the worker that decodes. One worker does both if no worker of
+    /// the prefill pool is there, or if the policy says that a second worker does not pay.
     pub(super) fn route_pair(
         &mut self,
         session: SessionId,
@@ -31,7 +31,7 @@ impl CoreService {
         decision: &mut Decision,
     ) -> Result<Routed> {
         let alone = RouteRequest { disaggregate: false, ..*request };
-        let pool = prefill_pool(&self.shared.fleet.load(), request.space)?;
+        let pool = prefill_pool(&self.tables.fleet.load(), request.space)?;
         let Some(pool) = pool else { return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision) };
         let mut name = String::new();
         let name = request.book.map(|book| prefill_name(book.request_id, &mut name));
@@ -53,10 +53,10 @@ impl CoreService {
             self.metrics.counters.bump(CoreCounter::Pairs);
             decision.prefill = Some(prefill);
         } else if let Some(handle) = prefill.booking {
-            // Nobody decodes, or not yet: what would be prefilled would be for nobody.
-            self.shared.loads.free(session, BookingRef::Handle(handle), self.shared.now_ns());
-            // Somebody may have found it busy meanwhile.
-            self.shared.room.made_room();
+            // No worker decodes, or none yet: the prefill would be for nothing.
+            self.tables.loads.free(session, BookingRef::Handle(handle), self.tables.now_ns());
+            // Another request may have found that worker busy meanwhile.
+            self.tables.queue.made_room();
             if let Some(counter) = counter {
                 self.return_round_robin(pool, counter);
             }
@@ -66,13 +66,13 @@ impl CoreService {
 
     /// Sets a pool's round-robin counter back to `counter`, unless another request has advanced it meanwhile.
     fn return_round_robin(&self, pool: SpaceId, counter: u64) {
-        if let Some(counters) = self.shared.round_robin_counters.get(pool.0 as usize) {
+        if let Some(counters) = self.tables.round_robin_counters.get(pool.0 as usize) {
             // Relaxed: the counter publishes no other memory. If the exchange fails, one worker was passed over.
             let _ = counters.compare_exchange(counter + 1, counter, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// One worker for both halves; the reply says why.
+    /// Decides one worker for both halves. The reply says why.
     fn route_alone(
         &mut self,
         session: SessionId,
@@ -89,14 +89,15 @@ impl CoreService {
         Ok(decided)
     }
 
-    /// Whether who would decode, unpaired, is to prefill too. Nothing is booked, and nobody's turn is taken.
+    /// Whether the policy wants the worker that would decode alone to prefill too. Books nothing and leaves the
+    /// round-robin counters alone.
     fn bypasses(
         &mut self,
         alone: &RouteRequest<'_>,
         prefills: &RouteRequest<'_>,
         decision: &mut Decision,
     ) -> Result<bool> {
-        let policy = self.shared.policies.load().of(alone.space).disaggregation;
+        let policy = self.tables.policies.load().of(alone.space).disaggregation;
         if policy.bypass == Bypass::Off {
             return Ok(false);
         }
@@ -108,10 +109,10 @@ impl CoreService {
     }
 }
 
-/// What is asked of the pool that prefills. Whom the request names, it names among those that decode.
+/// The request for the prefill pool. Pins and allow lists of the original name workers that decode, so they go.
 fn prefill_half<'a>(alone: &RouteRequest<'a>, pool: SpaceId, name: Option<&'a str>) -> RouteRequest<'a> {
     let book = alone.book.zip(name).map(|(book, request_id)| BookingRequest { request_id, ..book });
-    // Where the other half is pinned this one is not.
+    // Mode `direct` needs the pin, which belongs to the decode half.
     let mode = alone.overrides.mode.filter(|mode| *mode != Mode::Direct);
     let overrides = Overrides { mode, ..alone.overrides };
     RouteRequest { space: pool, book, overrides, pin: None, allow: None, ..*alone }

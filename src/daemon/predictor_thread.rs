@@ -1,4 +1,4 @@
-//! The predictor's thread, where a space is approximate.
+//! The predictor's thread. It runs if a space is approximate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,32 +9,10 @@ use rand::RngExt;
 
 use crate::config::{Config, SpaceConfig};
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, WorkerRecord};
-use crate::ids::SpaceId;
+use crate::fleet::Fleet;
 use crate::limits::{CHOKED_REST_MS, PREDICTED_BOOKINGS_PER_TURN_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
-use crate::metrics::{CounterSet, PredictorCounter};
-use crate::predict::{HandOver, PredictionLimits, PredictionReader, Predictor};
-
-/// What cores need to read predictions and to hand over bookings. Empty where no space is approximate.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Predicting {
-    /// By `SpaceId`.
-    pub(super) readers: Vec<Option<PredictionReader>>,
-    pub(super) hand_over: Arc<HandOver>,
-    pub(super) counters: Arc<CounterSet<PredictorCounter>>,
-}
-
-impl Predicting {
-    /// Where to hand over the bookings of a space; `None` if nothing is predicted from them.
-    pub(super) fn of(&self, space: SpaceId) -> Option<&HandOver> {
-        self.readers.get(space.0 as usize)?.as_ref().map(|_| &*self.hand_over)
-    }
-
-    /// Blocks predicted for a worker; `None` if nothing is.
-    pub(super) fn blocks_of(&self, record: &WorkerRecord) -> Option<u64> {
-        self.readers.get(record.space.0 as usize)?.as_ref()?.blocks_of(record.index, record.worker)
-    }
-}
+use crate::predict::{HandOver, PredictionLimits, Predictor};
+use crate::requests::Predictions;
 
 /// A running predictor.
 pub(super) struct PredictorThread {
@@ -42,33 +20,33 @@ pub(super) struct PredictorThread {
     ending: Arc<AtomicBool>,
 }
 
-/// Starts predicting, if `config` says so anywhere. `started` is where the clock of bookings starts.
+/// Starts the thread if a space of `config` is approximate. The clock of bookings begins at `started`.
 ///
 /// # Errors
-/// `System` if the thread cannot be had.
+/// `System` if the thread cannot be started.
 pub(super) fn start(
     config: &Config,
     fleet: &Arc<Fleet>,
     started: Instant,
-) -> Result<(Predicting, Option<PredictorThread>)> {
+) -> Result<(Predictions, Option<PredictorThread>)> {
     let secret = rand::rng().random();
     let limits: Vec<_> = config.spaces.iter().map(|space| limits(space, secret)).collect();
     if limits.iter().all(Option::is_none) {
-        return Ok((Predicting::default(), None));
+        return Ok((Predictions::default(), None));
     }
     let mut predictor = Predictor::new(&limits);
-    // Before the first request, so that nobody's first booking finds no place.
+    // Before the first request, so that the first booking of each worker finds its place.
     predictor.follow(&fleet.load());
     let hand_over = Arc::new(HandOver::default());
-    let predicting =
-        Predicting { readers: predictor.readers(), hand_over: Arc::clone(&hand_over), counters: predictor.counters() };
+    let predictions =
+        Predictions { readers: predictor.readers(), hand_over: Arc::clone(&hand_over), counters: predictor.counters() };
     let ending = Arc::new(AtomicBool::new(false));
     let (fleet, ended) = (Arc::clone(fleet), Arc::clone(&ending));
     let spawned = std::thread::Builder::new().name("predictor".into()).spawn(move || {
         let now_ms = || started.elapsed().as_millis() as u64;
         // Acquire: pairs with the Release in `stop`.
         while !ended.load(Ordering::Acquire) {
-            if let Some(rest) = turn(&mut predictor, &hand_over, &fleet, now_ms()) {
+            if let Some(rest) = step(&mut predictor, &hand_over, &fleet, now_ms()) {
                 std::thread::park_timeout(rest);
             }
         }
@@ -76,8 +54,8 @@ pub(super) fn start(
     let thread = spawned.map_err(|error| {
         Error::new(Kind::System, "cannot start the predictor", "raise the limit of processes").caused_by(error)
     })?;
-    predicting.hand_over.wakes(thread.thread().clone());
-    Ok((predicting, Some(PredictorThread { thread, ending })))
+    predictions.hand_over.wakes(thread.thread().clone());
+    Ok((predictions, Some(PredictorThread { thread, ending })))
 }
 
 fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
@@ -89,8 +67,9 @@ fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
     })
 }
 
-/// One turn; how long to rest after it, if at all. A booking that comes meanwhile ends the rest.
-fn turn(predictor: &mut Predictor, hand_over: &HandOver, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
+/// One step of the thread. Returns the pause after it, if there is one; a booking that arrives meanwhile ends the
+/// pause.
+fn step(predictor: &mut Predictor, hand_over: &HandOver, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
     predictor.follow(&fleet.load());
     let choked = predictor.is_choked();
     for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_TURN_MAX } {
@@ -107,15 +86,15 @@ fn turn(predictor: &mut Predictor, hand_over: &HandOver, fleet: &Fleet, now_ms: 
 }
 
 impl PredictorThread {
-    /// Whether it runs; it ends by itself only by a fault.
+    /// Whether it runs. It ends by itself only by a panic.
     pub(super) fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
 
-    /// Ends it and waits for it. What it predicted goes with it.
+    /// Ends it and waits for it. Its predictions are gone.
     ///
     /// # Errors
-    /// `Internal` if it had panicked.
+    /// `Internal` if it panicked.
     pub(super) fn stop(self) -> Result<()> {
         // Release: pairs with the Acquire of its loop.
         self.ending.store(true, Ordering::Release);

@@ -1,16 +1,16 @@
-//! What one serving core counts.
+//! The counters of one serving thread's requests.
 
 use std::sync::Arc;
 
 use crate::limits::WORKERS_MAX;
 use crate::metrics::{CoreCounter, CounterSet, CounterTable, Latency, RouteCounter};
 
-/// The counters of a core, its own: nobody else writes them.
+/// The counters of one serving thread, which alone writes them.
 #[derive(Debug)]
-pub(super) struct CoreMetrics {
-    pub(super) counters: Arc<CounterSet<CoreCounter>>,
-    pub(super) decisions: Latency,
-    pub(super) workers: Arc<CounterTable<RouteCounter>>,
+pub(crate) struct CoreMetrics {
+    pub(crate) counters: Arc<CounterSet<CoreCounter>>,
+    pub(crate) decisions: Latency,
+    pub(crate) workers: Arc<CounterTable<RouteCounter>>,
 }
 
 impl Default for CoreMetrics {

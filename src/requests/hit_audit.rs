@@ -1,4 +1,5 @@
-//! What one core's decisions show of workers: whether prompts are found again where they were computed.
+//! The hit audit: whether the index finds a prompt again on the worker that computed it. A worker whose index misses
+//! repeated prompts publishes hashes that do not match (see the finding `foreign_hashes`).
 
 use std::sync::Arc;
 
@@ -6,20 +7,20 @@ use crate::fleet::FleetTable;
 use crate::metrics::{CounterTable, RouteCounter};
 use crate::route::{Decision, MatchStatus, Repeats, ReplyNotes, RouteRequest, Scratch};
 
-/// One core's sample of prompts, and what it has shown.
-pub(super) struct Evidence {
+/// One serving thread's sample of prompts, and the counters of what it has shown.
+pub(super) struct HitAudit {
     repeats: Repeats,
     counters: Arc<CounterTable<RouteCounter>>,
 }
 
-impl Evidence {
+impl HitAudit {
     pub(super) fn new(counters: Arc<CounterTable<RouteCounter>>) -> Self {
         Self { repeats: Repeats::default(), counters }
     }
 
-    /// Takes a decision that was made from `scratch` at a time (milliseconds since the daemon started).
+    /// Counts a decision that was made from `scratch` at `now_ms` (milliseconds since the daemon started).
     ///
-    /// One that explains itself and books nothing is a question, not a prompt on its way to a worker.
+    /// A request that asks to explain and books nothing is only a question: its prompt goes to no worker.
     pub(super) fn note(
         &mut self,
         fleet: &FleetTable,
@@ -29,9 +30,9 @@ impl Evidence {
         now_ms: u64,
     ) {
         let Some(chosen) = decision.candidates.first() else { return };
-        let is_asked_only = request.explain && request.book.is_none();
+        let is_question = request.explain && request.book.is_none();
         let is_read = decision.matched == MatchStatus::Matched && !decision.notes.contains(ReplyNotes::READ_CONTENDED);
-        if is_asked_only || !is_read || decision.request_blocks == 0 {
+        if is_question || !is_read || decision.request_blocks == 0 {
             return;
         }
         self.counters.bump(chosen.index, RouteCounter::Decisions);

@@ -1,4 +1,4 @@
-//! What answers the requests of one core: a decision over the shared tables, and the bookings.
+//! The daemon's [`Service`]: decides over the shared tables, and books.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,58 +8,61 @@ use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::core_metrics::CoreMetrics;
-use super::evidence::Evidence;
+use super::hit_audit::HitAudit;
 use super::pair::prefill_name;
-use super::shared::Shared;
+use super::queue::RequestQueue;
+use super::service::{HelloInfo, Routed, Service};
+use super::tables::RequestTables;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::journal::{Noted, Recorder};
 use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
+use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::predict::NotTaken;
 use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait,
     advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
 };
-use crate::serve::{HelloInfo, Lanes, LogQuota, RequestQueue, Routed, Service};
 use crate::trust::TrustLevel;
 
-/// Times in a row that a decision may choose a worker that has just left, before its gateway is told.
+/// A request is decided at most this often again because the chosen worker has just left; then its gateway gets the
+/// error.
 const LEAVERS_CHOSEN_MAX: usize = 4;
 
-/// One core's own half: readers, buffers, chance and counters.
-pub(super) struct CoreService {
-    pub(super) shared: Shared,
+/// The service of one serving thread, with its own readers, buffers, random numbers and counters.
+pub(crate) struct RoutingService {
+    pub(super) tables: RequestTables,
     pub(super) metrics: Arc<CoreMetrics>,
     pub(super) scratch: Scratch,
-    evidence: Evidence,
+    hit_audit: HitAudit,
     recorder: Recorder,
-    /// What the last decision was judged by, where somebody notes it.
+    /// The policy of the last decision, if the journal or a shadow policy wants decisions.
     judged_by: Option<Policy>,
-    /// The name of the other half of a request, kept for its memory.
+    /// The booking name of a request's prefill half; kept to reuse its memory.
     prefill_name: String,
     rng: Xoshiro256PlusPlus,
-    /// Done since it was last asked for, as [`Scratch::work`] counts it.
+    /// Work since the last [`Service::take_work`], as [`Scratch::work`] counts it.
     work: u64,
-    /// When the request came up that is answered: one look at the clock for all that is decided of it.
+    /// When the present request began: one reading of the clock for all its decisions.
     now_ns: u64,
-    /// Of failures that gateways report.
+    /// For the failures that gateways report.
     failures_logged: LogQuota,
 }
 
-impl CoreService {
-    /// The service of core `core`, whose ties are drawn from `seed`.
-    pub(super) fn new(shared: Shared, metrics: Arc<CoreMetrics>, core: usize, seed: u64) -> Self {
-        let evidence = Evidence::new(Arc::clone(&metrics.workers));
-        let recorder = shared.recording.recorder(core);
+impl RoutingService {
+    /// The service of serving thread number `core`, whose random choices begin at `seed`.
+    pub(crate) fn new(tables: RequestTables, metrics: Arc<CoreMetrics>, core: usize, seed: u64) -> Self {
+        let hit_audit = HitAudit::new(Arc::clone(&metrics.workers));
+        let recorder = tables.recording.recorder(core);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (scratch, prefill_name, failures_logged) = (Scratch::default(), String::new(), LogQuota::default());
         Self {
-            shared,
+            tables,
             metrics,
             scratch,
-            evidence,
+            hit_audit,
             recorder,
             judged_by: None,
             prefill_name,
@@ -70,13 +73,13 @@ impl CoreService {
         }
     }
 
-    /// Decides, but takes nobody's turn.
+    /// Decides without advancing the round-robin counter.
     pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
         propose(
-            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             draws,
@@ -89,25 +92,25 @@ impl CoreService {
         Ok(())
     }
 
-    /// Takes the turn of the request that was just decided and does not wait.
+    /// Advances the round-robin counter for the request that was just decided and does not wait.
     fn advance_round_robin(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) {
         if decision.mode != Mode::RoundRobin {
             return;
         }
-        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         advance_round_robin(
-            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             decision,
         );
     }
 
-    /// How the request waits that was just decided, if it has to.
+    /// How long, and for which workers, the request waits that was just decided; `None` = it does not wait.
     fn wait(&mut self, request: &RouteRequest<'_>, decision: &Decision) -> Option<Wait> {
-        let queue = self.shared.policies.load().of(request.space).queue;
+        let queue = self.tables.policies.load().of(request.space).queue;
         queue.threshold?;
-        queue.wait(request, self.scratch.observation(), decision, self.shared.now_ns())
+        queue.wait(request, self.scratch.observation(), decision, self.tables.now_ns())
     }
 
     pub(super) fn decide_and_book(
@@ -118,7 +121,7 @@ impl CoreService {
     ) -> Result<Routed> {
         for _ in 0..LEAVERS_CHOSEN_MAX {
             match self.decide_and_book_once(session, request, decision) {
-                // Chosen from a table of before: the next has it no more.
+                // The decision used an older fleet table. The next one does not have the worker.
                 Err(error) if error.kind() == Kind::Overloaded && self.chosen_left(decision) => {
                     self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
                 }
@@ -128,9 +131,9 @@ impl CoreService {
         self.decide_and_book_once(session, request, decision)
     }
 
-    /// Whether the worker that was chosen can be booked no more.
+    /// Whether the chosen worker has left, so that it cannot be booked.
     fn chosen_left(&self, decision: &Decision) -> bool {
-        decision.candidates.first().is_some_and(|chosen| !self.shared.loads.is_admitted(chosen.index))
+        decision.candidates.first().is_some_and(|chosen| !self.tables.loads.is_admitted(chosen.index))
     }
 
     fn decide_and_book_once(
@@ -144,8 +147,8 @@ impl CoreService {
             self.advance_round_robin(request, decision);
             return Ok(Routed::Decided);
         };
-        // Another core may have booked the same worker meanwhile: decide once more, on what is known now.
-        if self.scratch.chosen_moved(decision, &self.shared.loads) {
+        // Another thread may have booked the same worker meanwhile: decide once more with the present loads.
+        if self.scratch.chosen_moved(decision, &self.tables.loads) {
             self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
             self.decide(request, decision)?;
         }
@@ -157,17 +160,17 @@ impl CoreService {
         let block_size = self.scratch.request_facts().block_size;
         let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
         let now_ns = self.now_ns;
-        let booked = self.shared.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
+        let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
             self.metrics.counters.bump(CoreCounter::BookingsSuperseded);
         }
-        // The attempt before may have been a pair, whatever this one is.
+        // The previous attempt may have been a pair, even if this one is not.
         let of_pair = book.attempt > 0 && {
             let prefill = prefill_name(book.request_id, &mut self.prefill_name);
-            self.shared.loads.free_earlier(session, prefill, book.attempt, now_ns)
+            self.tables.loads.free_earlier(session, prefill, book.attempt, now_ns)
         };
         if booked.superseded || of_pair {
-            self.shared.room.made_room();
+            self.tables.queue.made_room();
         }
         if booked.unshared {
             self.metrics.counters.bump(CoreCounter::BookingsUnshared);
@@ -179,7 +182,7 @@ impl CoreService {
     }
 }
 
-impl CoreService {
+impl RoutingService {
     /// Binds the request's session to the worker that was just booked.
     fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, uid: u32, now_ns: u64) {
         let (Some(session), Some(chosen)) = (request.affinity_session, decision.candidates.first()) else { return };
@@ -193,17 +196,17 @@ impl CoreService {
             AffinityOutcome::Pinned => CoreCounter::AffinityMovedPinned,
         };
         self.metrics.counters.bump(counter);
-        let ttl_s = self.shared.policies.load().of(request.space).affinity.ttl_s;
-        match self.shared.affinities.bind(request.space, session, (chosen.worker, uid), seconds(now_ns), ttl_s) {
+        let ttl_s = self.tables.policies.load().of(request.space).affinity.ttl_s;
+        match self.tables.affinities.bind(request.space, session, (chosen.worker, uid), seconds(now_ns), ttl_s) {
             BindOutcome::Done => {}
             BindOutcome::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
             BindOutcome::Skipped => self.metrics.counters.bump(CoreCounter::AffinitySkipped),
         }
     }
 
-    /// Hands over what was just booked, if the worker's cache is predicted from it.
+    /// Hands the new booking to the predictor, if the worker's cache is predicted from bookings.
     fn predict(&self, request: &RouteRequest<'_>, decision: &Decision, now_ms: u64) {
-        let Some(hand_over) = self.shared.predicting.of(request.space) else { return };
+        let Some(hand_over) = self.tables.predictions.of(request.space) else { return };
         let Some(chosen) = decision.candidates.first().filter(|chosen| chosen.trust.level == TrustLevel::Predicted)
         else {
             return;
@@ -218,8 +221,8 @@ impl CoreService {
     }
 }
 
-impl CoreService {
-    /// Notes the decision for the journal and the shadow policy, where there is one.
+impl RoutingService {
+    /// Records the decision for the journal and the shadow policy, if either wants it.
     fn record(&mut self, request: &RouteRequest<'_>, decision: &Decision) {
         let Some(policy) = self.judged_by.filter(|_| self.recorder.takes(decision)) else { return };
         let (at_ns, observation) = (self.now_ns, self.scratch.observation());
@@ -229,25 +232,25 @@ impl CoreService {
     }
 }
 
-impl Service for CoreService {
+impl Service for RoutingService {
     fn hello(&self) -> HelloInfo<'_> {
-        self.shared.hello()
+        self.tables.hello()
     }
 
     fn fleet(&self) -> Guard<Arc<FleetTable>> {
-        self.shared.fleet.load()
+        self.tables.fleet.load()
     }
 
     fn session_opened(&mut self, token: Option<SessionToken>, peer_uid: u32) -> Result<SessionId> {
-        self.shared.loads.open_session(token, peer_uid)
+        self.tables.loads.open_session(token, peer_uid)
     }
 
     fn session_closed(&mut self, session: SessionId) {
-        self.shared.loads.close_session(session, self.shared.now_ns());
+        self.tables.loads.close_session(session, self.tables.now_ns());
     }
 
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
-        self.now_ns = self.shared.now_ns();
+        self.now_ns = self.tables.now_ns();
         let routed = match request.disaggregate {
             false => self.decide_and_book(session, request, decision)?,
             true => self.route_pair(session, request, decision)?,
@@ -255,9 +258,9 @@ impl Service for CoreService {
         if let busy @ Routed::Busy(_) = routed {
             return Ok(busy);
         }
-        self.evidence.note(&self.shared.fleet.load(), request, decision, &self.scratch, self.now_ns / 1_000_000);
+        self.hit_audit.note(&self.tables.fleet.load(), request, decision, &self.scratch, self.now_ns / 1_000_000);
         self.record(request, decision);
-        self.metrics.decisions.record(self.shared.now_ns() - self.now_ns);
+        self.metrics.decisions.record(self.tables.now_ns() - self.now_ns);
         Ok(Routed::Decided)
     }
 
@@ -265,34 +268,30 @@ impl Service for CoreService {
         std::mem::take(&mut self.work)
     }
 
-    fn lanes(&self) -> Arc<Lanes> {
-        Arc::clone(&self.shared.lanes)
-    }
-
     fn request_queue(&self) -> Option<Arc<RequestQueue>> {
-        Some(Arc::clone(&self.shared.room))
+        Some(Arc::clone(&self.tables.queue))
     }
 
     fn has_room(&self, worker: WorkerIndex) -> bool {
-        let fleet = self.shared.fleet.load();
+        let fleet = self.tables.fleet.load();
         let Some(record) = fleet.worker(worker) else { return true };
-        let load = self.shared.loads.read_at(worker, self.shared.now_ns());
-        self.shared.policies.load().of(record.space).queue.has_room(load.prefill_tokens, record.batched_tokens_max)
+        let load = self.tables.loads.read_at(worker, self.tables.now_ns());
+        self.tables.policies.load().of(record.space).queue.has_room(load.prefill_tokens, record.batched_tokens_max)
     }
 
     fn booked_worker(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<WorkerIndex> {
-        self.shared.loads.worker_of(session, *booking)
+        self.tables.loads.worker_of(session, *booking)
     }
 
     fn booked_output(&self, session: SessionId, booking: &BookingRef<'_>) -> Option<(u32, u32)> {
-        self.shared.loads.output_of(session, *booking)
+        self.tables.loads.output_of(session, *booking)
     }
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        self.now_ns = self.shared.now_ns();
-        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        self.now_ns = self.tables.now_ns();
+        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         overlaps(
-            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             decision,
@@ -302,10 +301,10 @@ impl Service for CoreService {
     }
 
     fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
-        self.now_ns = self.shared.now_ns();
-        let (fleet, policies) = (self.shared.fleet.load(), self.shared.policies.load());
+        self.now_ns = self.tables.now_ns();
+        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         potential_loads(
-            &self.shared.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             potential,
@@ -320,7 +319,7 @@ impl Service for CoreService {
         booking: &BookingRef<'_>,
         prefill_us: u64,
     ) -> Result<BookingOutcome> {
-        Ok(self.shared.loads.prefill_complete(session, *booking, prefill_us, self.shared.now_ns()))
+        Ok(self.tables.loads.prefill_complete(session, *booking, prefill_us, self.tables.now_ns()))
     }
 
     fn output_progress(
@@ -329,16 +328,16 @@ impl Service for CoreService {
         booking: &BookingRef<'_>,
         output_tokens: u32,
     ) -> Result<BookingOutcome> {
-        Ok(self.shared.loads.output_progress(session, *booking, output_tokens))
+        Ok(self.tables.loads.output_progress(session, *booking, output_tokens))
     }
 
     fn served(&mut self, session: SessionId, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
-        let fleet = self.shared.fleet.load();
+        let fleet = self.tables.fleet.load();
         let Some(record) = fleet.workers.iter().find(|record| record.worker == worker) else {
             return Err(no_worker(worker));
         };
-        let (to, now_ns) = ((record.space, record.index), self.shared.now_ns());
-        let moved = self.shared.loads.served(session, *booking, to, now_ns)?;
+        let (to, now_ns) = ((record.space, record.index), self.tables.now_ns());
+        let moved = self.tables.loads.served(session, *booking, to, now_ns)?;
         if moved.unshared {
             self.metrics.counters.bump(CoreCounter::BookingsUnshared);
         }
@@ -346,11 +345,11 @@ impl Service for CoreService {
     }
 
     fn report_load(&mut self, session: SessionId, space: SpaceId, worker: Worker, load: EngineLoad) -> Result<bool> {
-        let fleet = self.shared.fleet.load();
+        let fleet = self.tables.fleet.load();
         let record = fleet.workers_of(space).find(|record| record.worker == worker);
         let record = record.ok_or_else(|| no_worker(worker))?;
         let reporter = Reporter { session, space, workers: fleet.workers_of(space).count() };
-        let known = self.shared.loads.report_load_by(reporter, record.index, load, self.shared.now_ns());
+        let known = self.tables.loads.report_load_by(reporter, record.index, load, self.tables.now_ns());
         Ok(known.unwrap_or_else(|BeyondShare| {
             self.metrics.counters.bump(CoreCounter::LoadReportsRefusedUser);
             false
@@ -358,12 +357,12 @@ impl Service for CoreService {
     }
 
     fn report_failure(&mut self, session: SessionId, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
-        let (fleet, now_ns) = (self.shared.fleet.load(), self.shared.now_ns());
+        let (fleet, now_ns) = (self.tables.fleet.load(), self.tables.now_ns());
         let failed = |record: &&WorkerRecord| worker.selects(record.worker);
         let reporter = Reporter { session, space, workers: fleet.workers_of(space).count() };
         let (mut longest_ns, mut is_refused) = (None, false);
         for record in fleet.workers_of(space).filter(failed) {
-            let back_off_ns = self.shared.loads.report_failure(reporter, record.index, now_ns);
+            let back_off_ns = self.tables.loads.report_failure(reporter, record.index, now_ns);
             is_refused |= back_off_ns.is_err();
             longest_ns = longest_ns.max(Some(back_off_ns.unwrap_or(0)));
         }
@@ -386,14 +385,14 @@ impl Service for CoreService {
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        let (loads, now_ns) = (&self.shared.loads, self.shared.now_ns());
+        let (loads, now_ns) = (&self.tables.loads, self.tables.now_ns());
         let BookingRef::Request { request_id, attempt } = booking else {
             return Ok(loads.free(session, *booking, now_ns));
         };
-        // By its name a request ends as a whole.
+        // A name ends both halves of a request.
         let freed = loads.free_request(session, request_id, *attempt, now_ns);
         if freed.prefill_half {
-            self.shared.room.made_room();
+            self.tables.queue.made_room();
         }
         Ok(freed.outcome)
     }

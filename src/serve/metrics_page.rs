@@ -30,8 +30,8 @@ use axum::routing::get;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::http::listener::{Patience, Terms, serve};
-use super::http::pages;
+use super::http::browser_guard;
+use super::http::connections::{ConnectionLimits, TimeLimits, serve};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
@@ -167,8 +167,8 @@ async fn run<R: Fn(&mut String) -> fmt::Result>(
         match port {
             Some((listener, hosts)) => {
                 let whole = Some(Duration::from_millis(METRICS_CONNECTION_MS_MAX));
-                let terms = Terms {
-                    patience: Patience { whole, ..Patience::default() },
+                let terms = ConnectionLimits {
+                    times: TimeLimits { whole, ..TimeLimits::default() },
                     connections_max: METRICS_CONNECTIONS_MAX,
                     reserved: (0, Router::new()),
                 };
@@ -194,7 +194,7 @@ fn router(pages: MetricsPages, hosts: Vec<String>) -> Router {
 /// Refuses web pages, and unknown host names.
 async fn refuse(State(port): State<Arc<(MetricsPages, Vec<String>)>>, request: Request, next: Next) -> Response {
     let (pages, hosts) = &*port;
-    match pages::refusal(&request, hosts, "metrics") {
+    match browser_guard::refusal(&request, hosts, "metrics") {
         None => next.run(request).await,
         Some(refused) => {
             pages.counters.bump(PageCounter::ScrapesRefused);

@@ -1,5 +1,5 @@
-//! Web pages: whoever looks at one lets its author send requests from this machine, so none of them is answered. What
-//! is no browser says nothing of where a request comes from, and is.
+//! The browser guard: it refuses requests that a web page sends. A user who opens a page lets its author send requests
+//! from the user's machine. Clients other than browsers send none of the headers that the guard looks for.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::app::App;
-use super::refusal::Refusal;
+use super::App;
+use super::reply::Refusal;
 use crate::error::{Error, Kind};
 use crate::metrics::HttpCounter;
 
-/// Where a browser says that a request comes from.
+/// The header in which a browser names the relation of a page to this port.
 const FETCH_SITE: &str = "sec-fetch-site";
 
-/// Refuses what a page sends, whatever is asked.
+/// Refuses every request of a page.
 pub(super) async fn refuse(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match refusal(&request, &app.hosts, "http") {
         None => next.run(request).await,
@@ -29,7 +29,7 @@ pub(super) async fn refuse(State(app): State<Arc<App>>, request: Request, next: 
     }
 }
 
-/// The refusal of a request that a page sent, or that names a host which is not in `hosts` of the configuration's `table`.
+/// The refusal of a request that a page sent, or whose host is not in `hosts` of the configuration's `table`.
 pub(in crate::serve) fn refusal(request: &Request, hosts: &[String], table: &str) -> Option<Response> {
     let (message, remedy) = if is_of_page(request.headers()) {
         let remedy = "ask from a program: no page may ask, of whatever origin";
@@ -45,18 +45,19 @@ pub(in crate::serve) fn refusal(request: &Request, hosts: &[String], table: &str
     Some(Refusal::from(Error::new(Kind::NotPermitted, message, remedy)).into_response())
 }
 
-/// Whether a page caused it: what somebody typed into a browser, or opened from a bookmark, is of no page.
+/// Whether a page caused the request. An address that the user typed or opened from a bookmark counts as no page.
 fn is_of_page(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.get_all(FETCH_SITE).iter().any(|site| site != "none")
 }
 
-/// Whether the host is named such that no name server was asked, or as `hosts` say. A page's author can have the name of
-/// the page's own host mean this machine, after which the page asks here as if of its own server, and says no origin.
+/// Whether the host is an address or `localhost`, which no name server resolved, or one of `hosts`. Otherwise the
+/// author of a page could let the name of the page's host resolve to this machine. The page's requests would then reach
+/// this port as if it were the page's own server, without an origin.
 fn is_host_ours(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> bool {
     let is_ours = |authority: &Authority| {
         let host = authority.host();
         let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        // A name may be said with the root of all names behind it.
+        // A name may end with the dot of the DNS root.
         let name = host.strip_suffix('.').unwrap_or(host);
         name.eq_ignore_ascii_case("localhost")
             || address.parse::<IpAddr>().is_ok()
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_an_origin_or_a_site_is_a_page() {
+    fn a_request_with_an_origin_or_a_site_is_of_a_page() {
         for (line, expected) in [
             (("origin", "http://127.0.0.1:8090"), true),
             (("origin", "null"), true),
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_a_name_may_be_anybodys_unless_it_is_configured() {
+    fn a_host_name_is_refused_unless_it_is_configured() {
         let uri = |text: &'static str| Uri::from_static(text);
         let asked =
             |host: &'static str, hosts: &[String]| is_host_ours(&uri("/dump"), &headers(&[("host", host)]), hosts);
@@ -106,8 +107,8 @@ mod tests {
             assert!(asked(ours, &configured), "{ours}");
         }
         assert!(!asked("sub.router.example", &configured));
-        assert!(asked("evil.example", &["*".to_owned()]), "somebody else checks it");
-        assert!(is_host_ours(&uri("/dump"), &headers(&[]), &[]), "no browser leaves it out");
+        assert!(asked("evil.example", &["*".to_owned()]), "a proxy checks it");
+        assert!(is_host_ours(&uri("/dump"), &headers(&[]), &[]), "browsers never leave it out");
         assert!(!is_host_ours(&uri("http://evil.example/dump"), &headers(&[("host", "localhost")]), &[]));
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: received within bounds of size and time, and read as JSON.
+//! Request bodies: received within limits of size and time, and read as JSON.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use tokio::sync::Semaphore;
 
-use super::refusal::Refusal;
+use super::reply::Refusal;
 use crate::error::{Error, Kind};
 use crate::limits::{HTTP_BODIES_BYTES_MAX, HTTP_BODY_MS_MAX, HTTP_JSON_DEPTH_MAX};
 use crate::metrics::{CounterSet, HttpCounter};
 
-/// Bytes for which one permit stands.
+/// The bytes of one permit.
 const PERMIT_BYTES: u64 = 1024;
 
-/// What bodies are received within.
+/// The limits of request bodies.
 #[derive(Debug)]
 pub(super) struct Bodies {
     bytes_max: u64,
-    /// Memory for bodies that are being received, in permits.
+    /// Memory for bodies in transfer, in permits.
     free: Semaphore,
     time: Duration,
     counters: Arc<CounterSet<HttpCounter>>,
@@ -37,20 +37,23 @@ impl Bodies {
         Self { bytes_max, free, time: Duration::from_millis(HTTP_BODY_MS_MAX), counters }
     }
 
-    /// The JSON of a request. Fields that `T` does not have are passed over.
+    /// Reads the JSON of a request. Ignores fields that `T` does not have.
     pub(super) async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, Refusal> {
         let (head, body) = request.into_parts();
         if !is_json(&head.headers) {
             self.counters.bump(HttpCounter::BodiesUnusable);
-            let error =
-                Error::new(Kind::Unsupported, "the body is not said to be JSON", "set Content-Type: application/json");
+            let error = Error::new(
+                Kind::Unsupported,
+                "the Content-Type of the body is not JSON",
+                "set Content-Type: application/json",
+            );
             return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error));
         }
         let announced = body.size_hint().upper();
         if announced.is_some_and(|bytes| bytes > self.bytes_max) {
             return Err(self.oversized());
         }
-        // What is not announced may come to be as much as is allowed.
+        // A body of unannounced size may become as large as the limit.
         let permits = announced.unwrap_or(self.bytes_max).div_ceil(PERMIT_BYTES);
         let room = tokio::time::timeout(self.time, self.free.acquire_many(permits as u32)).await;
         let Ok(Ok(_room)) = room else { return Err(self.crowded()) };
@@ -59,7 +62,7 @@ impl Bodies {
         if depth_of(&received) > HTTP_JSON_DEPTH_MAX {
             self.counters.bump(HttpCounter::BodiesUnusable);
             let message = format!("the body is nested deeper than {HTTP_JSON_DEPTH_MAX}");
-            let error = Error::new(Kind::Malformed, message, "leave out what is not documented");
+            let error = Error::new(Kind::Malformed, message, "leave out undocumented fields");
             return Err(Refusal::new(StatusCode::BAD_REQUEST, error));
         }
         serde_json::from_slice(&received).map_err(|error| self.unusable(&error))
@@ -68,12 +71,13 @@ impl Bodies {
     async fn receive(&self, mut body: Body) -> Result<Vec<u8>, Refusal> {
         let mut bytes = Vec::new();
         while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let broken = |cause: axum::Error| {
-                let error = Error::new(Kind::Connection, "the body broke off", "send it again").caused_by(cause);
+            let unanswered = |cause: axum::Error| {
+                let error = Error::new(Kind::Connection, "the connection ended within the body", "send it again")
+                    .caused_by(cause);
                 Refusal::new(StatusCode::BAD_REQUEST, error)
             };
-            // Trailers mean nothing here.
-            let Ok(part) = frame.map_err(broken)?.into_data() else { continue };
+            // Trailers are ignored.
+            let Ok(part) = frame.map_err(unanswered)?.into_data() else { continue };
             if (bytes.len() + part.len()) as u64 > self.bytes_max {
                 return Err(self.oversized());
             }
@@ -90,7 +94,7 @@ impl Bodies {
 
     fn late(&self) -> Refusal {
         self.counters.bump(HttpCounter::BodiesLate);
-        let message = format!("the body did not come within {HTTP_BODY_MS_MAX} ms");
+        let message = format!("the body did not arrive within {HTTP_BODY_MS_MAX} ms");
         Refusal::new(StatusCode::REQUEST_TIMEOUT, Error::new(Kind::Connection, message, "send it faster"))
     }
 
@@ -103,14 +107,14 @@ impl Bodies {
     fn unusable(&self, error: &serde_json::Error) -> Refusal {
         self.counters.bump(HttpCounter::BodiesUnusable);
         let (status, remedy) = match error.classify() {
-            Category::Data => (StatusCode::UNPROCESSABLE_ENTITY, "send the fields with the types of the documentation"),
+            Category::Data => (StatusCode::UNPROCESSABLE_ENTITY, "send the fields with the documented types"),
             _ => (StatusCode::BAD_REQUEST, "send one JSON object"),
         };
         Refusal::new(status, Error::new(Kind::Malformed, format!("the body cannot be read: {error}"), remedy))
     }
 }
 
-/// How deep arrays and objects are nested. Of what is no JSON it is any number.
+/// The nesting of arrays and objects. For text that is no JSON it is any number.
 fn depth_of(json: &[u8]) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut in_text, mut is_escaped) = (false, false);
@@ -130,8 +134,8 @@ fn depth_of(json: &[u8]) -> usize {
     deepest
 }
 
-/// Whether a body is said to be JSON. Browsers say so of what a page of another origin sends only if they may, for which
-/// they ask first and get no leave; [`pages`](super::pages) refuses them whatever they say.
+/// Whether the content type is JSON. A browser sends that type for a page of another origin only after a preflight
+/// request, which this port does not grant; [`browser_guard`](super::browser_guard) refuses pages in any case.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(text) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else { return false };
     let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_in_text_nest_nothing() {
+    fn brackets_in_strings_do_not_nest() {
         for (json, depth) in
             [("1", 0), ("[[{}],[]]", 3), (r#"{"a[[[":"]\"[[[\\"}"#, 1), (r#"["\\",[]]"#, 2), ("]]][", 1)]
         {
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn what_is_wrong_with_a_body_is_told_by_its_status() {
+    async fn the_status_shows_the_problem_of_a_body() {
         let bodies = bodies(64 << 10);
         let deep = |depth: usize| format!("{{\"numbers\":[1],\"x\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
         type Row = (&'static str, String, Result<Vec<u32>, u16>);
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_body_that_does_not_come_and_one_without_room_are_given_up() {
+    async fn a_body_that_does_not_arrive_and_one_without_memory_are_refused() {
         let mut bodies = bodies(HTTP_BODIES_BYTES_MAX);
         bodies.time = Duration::from_millis(20);
         let never = Body::new(Silent);
@@ -204,7 +208,7 @@ mod tests {
         assert_eq!(read(&bodies, "application/json", r#"{"numbers":[7]}"#).await, Ok(vec![7]));
     }
 
-    /// A body of which nothing ever comes, nor how much there is.
+    /// A body of unknown size that never arrives.
     struct Silent;
 
     impl hyper::body::Body for Silent {

@@ -1,19 +1,24 @@
-//! What HTTP clients say of workers: the fields of Dynamo 1.6.1's selection service, of which the daemon itself needs
-//! only some. The others are kept to be told again, and are forgotten when the daemon ends.
+//! The workers that HTTP clients register, with the fields of Dynamo 1.6.1's selection service. The daemon needs only
+//! some of the fields; it returns the others in listings, and forgets them when it ends. Also the spaces that a model
+//! and a routing group name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{GROUP_DEFAULT, MODEL_DEFAULT};
-use crate::ids::SpaceId;
-use crate::limits::HTTP_RECORDS_MAX;
+use super::prompt::{GROUP_DEFAULT, MODEL_DEFAULT};
+use super::reply::Refusal;
+use crate::error::{Error, Kind};
+use crate::fleet::{FleetTable, PoolRole, Space};
+use crate::ids::{Scheme, SpaceId, Window};
+use crate::limits::{HTTP_RECORDS_MAX, NOMINAL_BLOCK_SIZE_TOKENS};
 
-/// Where a worker is in its life, as HTTP clients are told.
+/// A worker's lifecycle in replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Lifecycle {
-    /// Something is missing, so that nothing is sent to it.
+    /// Fields are missing, so that it gets no requests.
     Incomplete,
     /// It may be chosen.
     Schedulable,
@@ -23,7 +28,7 @@ pub(super) enum Lifecycle {
     Unschedulable,
 }
 
-/// Whether a domain within which caches are moved must be kept to.
+/// Whether caches must stay within their transfer domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Enforcement {
@@ -31,7 +36,7 @@ pub(super) enum Enforcement {
     Preferred,
 }
 
-/// What may be said of a worker. `None` = it was not said.
+/// The fields of a registration. `None` = not sent.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct WorkerFields {
     #[serde(skip_serializing)]
@@ -65,16 +70,16 @@ pub(super) struct WorkerFields {
     pub(super) kv_event_source_mode: Option<String>,
 }
 
-/// Takes what a patch says in place of what was said before.
+/// Replaces the fields that a patch has.
 macro_rules! take {
     ($from:ident into $into:ident: $($field:ident),* $(,)?) => {
         $(if $from.$field.is_some() { $into.$field = $from.$field; })*
     };
 }
 
-/// A worker as HTTP clients know it.
+/// A worker that an HTTP client registered.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Record {
+pub(super) struct RegisteredWorker {
     pub(super) worker_id: u64,
     pub(super) model_name: String,
     pub(super) routing_group: String,
@@ -85,8 +90,8 @@ pub(super) struct Record {
     pub(super) not_schedulable_reasons: Vec<String>,
 }
 
-impl Record {
-    /// A worker of which this is said, and nothing come of it yet.
+impl RegisteredWorker {
+    /// A worker with these fields that is not in the fleet yet.
     pub(super) fn new(worker_id: u64, mut fields: WorkerFields) -> Self {
         fields.taints.get_or_insert_default();
         fields.topology_domains.get_or_insert_default();
@@ -100,7 +105,7 @@ impl Record {
         }
     }
 
-    /// The same with what else is said; nothing that was said can be taken back.
+    /// The worker with the fields of a patch. A patch cannot remove a field.
     pub(super) fn patched(mut self, patch: WorkerFields) -> Self {
         let fields = &mut self.fields;
         take!(patch into fields: endpoint, kv_events_endpoint, kv_events_endpoints, replay_endpoint, block_size,
@@ -111,18 +116,18 @@ impl Record {
         self
     }
 
-    /// Bytes of it as JSON: of its memory, all but what lists and names cost by themselves.
+    /// Its size as JSON: its memory but for the overhead of lists and names.
     pub(super) fn bytes(&self) -> usize {
-        // What cannot be written cannot be told again either, and is not to be kept.
+        // A worker that cannot be written as JSON cannot be listed, and is refused as too large.
         serde_json::to_vec(self).map_or(usize::MAX, |json| json.len())
     }
 
-    /// Its first rank, and how many there are.
+    /// Its first rank and the number of its ranks.
     pub(super) fn ranks(&self) -> (u32, u32) {
         (self.fields.data_parallel_start_rank.unwrap_or(0), self.fields.data_parallel_size.unwrap_or(1))
     }
 
-    /// Where a rank publishes its events.
+    /// The events endpoint of a rank.
     pub(super) fn events_of(&self, rank: u32) -> Option<&str> {
         let endpoint = match &self.fields.kv_events_endpoints {
             Some(endpoints) if !endpoints.is_empty() => endpoints.get(&rank).map(String::as_str),
@@ -132,7 +137,7 @@ impl Record {
         endpoint.filter(|endpoint| !endpoint.is_empty())
     }
 
-    /// What is missing for it to be chosen, whatever its space is. `needs_events` says whether it has to publish.
+    /// The fields that are missing before it can be chosen in any space. `needs_events` = it must publish events.
     pub(super) fn missing(&self, needs_events: bool) -> Vec<String> {
         let (start, size) = self.ranks();
         let mut missing = Vec::new();
@@ -155,7 +160,7 @@ impl Record {
         missing
     }
 
-    /// A rank as a request to add it says it: fields of a `[[worker]]`.
+    /// A rank's fields of a `[[worker]]`, as in a request to add it.
     pub(super) fn worker_fields(&self, rank: u32, (namespace, role): (&str, &str)) -> Vec<(String, String)> {
         let fields = &self.fields;
         let taints =
@@ -177,37 +182,37 @@ impl Record {
     }
 }
 
-/// All that HTTP clients said of workers.
+/// All workers that HTTP clients registered.
 #[derive(Debug, Default)]
-pub(super) struct Records {
-    by_worker: BTreeMap<u64, Record>,
-    /// Tokens per block that a space's workers were first registered with, where nobody else says it.
+pub(super) struct Registry {
+    by_worker: BTreeMap<u64, RegisteredWorker>,
+    /// Tokens per block that a space's workers were first registered with. Used until the space's scheme is known.
     block_sizes: HashMap<SpaceId, u32>,
 }
 
-impl Records {
-    pub(super) fn get(&self, worker_id: u64) -> Option<&Record> {
+impl Registry {
+    pub(super) fn get(&self, worker_id: u64) -> Option<&RegisteredWorker> {
         self.by_worker.get(&worker_id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Record> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &RegisteredWorker> {
         self.by_worker.values()
     }
 
-    /// Whether there is room for what is said of another worker.
+    /// Whether another worker fits.
     pub(super) fn has_room(&self, worker_id: u64) -> bool {
         self.by_worker.len() < HTTP_RECORDS_MAX || self.by_worker.contains_key(&worker_id)
     }
 
-    pub(super) fn put(&mut self, record: Record) {
+    pub(super) fn put(&mut self, record: RegisteredWorker) {
         self.by_worker.insert(record.worker_id, record);
     }
 
-    pub(super) fn remove(&mut self, worker_id: u64) -> Option<Record> {
+    pub(super) fn remove(&mut self, worker_id: u64) -> Option<RegisteredWorker> {
         self.by_worker.remove(&worker_id)
     }
 
-    /// Where a worker takes requests.
+    /// The endpoint at which a worker takes requests.
     pub(super) fn endpoint_of(&self, worker_id: u64) -> Option<String> {
         self.get(worker_id)?.fields.endpoint.clone()
     }
@@ -217,7 +222,7 @@ impl Records {
         self.block_sizes.get(&space).copied()
     }
 
-    /// Forgets what was said of other spaces.
+    /// Forgets the block sizes of spaces that are not served.
     pub(super) fn keep_block_sizes(&mut self, is_served: impl Fn(SpaceId) -> bool) {
         self.block_sizes.retain(|space, _| is_served(*space));
     }
@@ -227,17 +232,52 @@ impl Records {
     }
 }
 
+/// The routing group of a space. The empty namespace is called `default`.
+pub(super) fn group_of(space: &Space) -> &str {
+    if space.namespace.is_empty() { GROUP_DEFAULT } else { &space.namespace }
+}
+
+/// The space of a model and a routing group. Of several pools, the one with role `both`, else the one that decodes.
+fn find_space<'a>(fleet: &'a FleetTable, model: &str, group: &str) -> Option<&'a Space> {
+    let rank = |space: &&Space| match space.role {
+        PoolRole::Both => 0,
+        PoolRole::Decode => 1,
+        PoolRole::Prefill => 2,
+    };
+    fleet.spaces.iter().filter(|space| space.model == model && group_of(space) == group).min_by_key(rank)
+}
+
+/// The space of a model and a routing group.
+pub(super) fn space_named<'a>(fleet: &'a FleetTable, model: &str, group: &str) -> Result<&'a Space, Error> {
+    find_space(fleet, model, group).ok_or_else(|| {
+        let message = format!("there is no space for model={model} routing_group={group}");
+        let remedy = "add a [[space]] with that model and the group as its namespace to the configuration, and restart";
+        Error::new(Kind::UnknownSpace, message, remedy)
+    })
+}
+
+/// The space for a selection. Without a space no worker is available, so the status is 503.
+pub(super) fn space_to_select<'a>(fleet: &'a FleetTable, model: &str, group: &str) -> Result<&'a Space, Refusal> {
+    space_named(fleet, model, group).map_err(|error| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error))
+}
+
+/// A space's scheme. While it is unknown, that of its registered workers.
+pub(super) fn scheme_of(space: &Space, registered: Option<u32>) -> Scheme {
+    let block_size = registered.unwrap_or(NOMINAL_BLOCK_SIZE_TOKENS);
+    space.scheme.get().unwrap_or(Scheme { block_size, window: Window::Plain })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn record(json: &serde_json::Value) -> Record {
+    fn record(json: &serde_json::Value) -> RegisteredWorker {
         let mut fields: WorkerFields = serde_json::from_str(&json.to_string()).unwrap();
-        Record::new(fields.worker_id.take().unwrap_or_default(), fields)
+        RegisteredWorker::new(fields.worker_id.take().unwrap_or_default(), fields)
     }
 
     #[test]
-    fn what_is_missing_is_told_rank_by_rank() {
+    fn missing_fields_are_listed_rank_by_rank() {
         let nothing = record(&serde_json::json!({"worker_id": 1}));
         assert_eq!((nothing.model_name.as_str(), nothing.routing_group.as_str()), ("default", "default"));
         let rank = |rank: u32| format!("kv_events endpoint is required for dp_rank {rank}");
@@ -253,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_adds_and_takes_nothing_back() {
+    fn a_patch_replaces_fields_and_removes_none() {
         let one =
             record(&serde_json::json!({"worker_id": 1, "endpoint": "http://h:1", "taints": ["a"], "block_size": 16}));
         let patch =
@@ -269,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_told_as_the_peer_tells_it() {
-        let told = serde_json::to_value(record(&serde_json::json!({"worker_id": 7, "endpoint": "e"}))).unwrap();
-        let names: Vec<_> = told.as_object().unwrap().keys().map(String::as_str).collect();
+    fn a_registered_worker_has_the_fields_of_dynamos_reply() {
+        let listed = serde_json::to_value(record(&serde_json::json!({"worker_id": 7, "endpoint": "e"}))).unwrap();
+        let names: Vec<_> = listed.as_object().unwrap().keys().map(String::as_str).collect();
         let expected = [
             "block_size",
             "data_parallel_size",
@@ -294,6 +334,6 @@ mod tests {
             "worker_id",
         ];
         assert_eq!(names, expected);
-        assert_eq!((&told["lifecycle"], &told["block_size"]), (&"incomplete".into(), &serde_json::Value::Null));
+        assert_eq!((&listed["lifecycle"], &listed["block_size"]), (&"incomplete".into(), &serde_json::Value::Null));
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked and changes nothing: loads, overlaps, whether the daemon lives and is ready.
+//! Requests that change nothing: loads, overlaps, health, readiness and metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,22 +8,20 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 
-use super::app::App;
-use super::desk::broken;
-use super::fields::PromptFields;
-use super::listener::ReadWithin;
-use super::materials::Materials;
-use super::refusal::{Refusal, done, json};
-use super::space;
+use super::App;
+use super::connections::ReadWithin;
+use super::prompt::PromptFields;
+use super::prompt::RequestBuilder;
+use super::registry::group_of;
+use super::reply::{Refusal, done, json};
 use super::workers::{Filter, Row};
 use crate::error::{Error, Kind};
 use crate::hash;
-use crate::ids::{CorrelationId, SpaceId};
+use crate::ids::SpaceId;
 use crate::limits::{HTTP_REPLIES_RETRY_US, METRICS_CONNECTION_MS_MAX};
-use crate::route::{PotentialLoads, Prompt, RouteRequest};
-use crate::wire::Reply;
+use crate::route::{Prompt, RouteRequest};
 
-/// What a worker would have to do if it took a prompt.
+/// The load that a worker would have if it took a prompt.
 #[derive(Serialize)]
 struct WorkerLoad {
     worker_id: u64,
@@ -42,33 +40,33 @@ struct SpaceLoads {
     pending_isl_tokens: u64,
 }
 
-/// What every worker does.
+/// `/loads`: the load of every worker.
 pub(super) async fn loads(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Result<Response, Refusal> {
     let filter = Filter::of(query.as_deref());
     let mut spaces: Vec<(SpaceId, String, String)> = {
         let fleet = app.backend.fleet();
         let has_workers = |id: SpaceId| fleet.workers_of(id).next().is_some();
         let spaces = fleet.spaces.iter().filter(|space| has_workers(space.id));
-        spaces.map(|space| (space.id, space.model.clone(), space::group_of(space).to_owned())).collect()
+        spaces.map(|space| (space.id, space.model.clone(), group_of(space).to_owned())).collect()
     };
     spaces.retain(|(_, model, group)| filter.takes(model, group));
     spaces.sort_by(|a, b| (&a.1, &a.2).cmp(&(&b.1, &b.2)));
-    let mut told = Vec::with_capacity(spaces.len());
+    let mut listed = Vec::with_capacity(spaces.len());
     for (space, model_name, routing_group) in spaces {
-        let loads = app.potential(&RouteRequest::new(space, Prompt::of_tokens(&[]))).await?;
+        let loads = app.potential(&RouteRequest::new(space, Prompt::of_tokens(&[])))?;
         let (pending_count, pending_isl_tokens) = app.backend.waiting(space);
-        told.push(SpaceLoads { model_name, routing_group, loads, pending_count, pending_isl_tokens });
+        listed.push(SpaceLoads { model_name, routing_group, loads, pending_count, pending_isl_tokens });
     }
-    Ok(json(StatusCode::OK, &told))
+    Ok(json(StatusCode::OK, &listed))
 }
 
-/// What every worker would have to do if it took a prompt.
+/// `/potential_loads`: the load that each worker would have if it took a prompt.
 pub(super) async fn potential_loads(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let fields: PromptFields = app.bodies.read(request).await?;
     let (space, scheme) = app.space_of(&fields)?;
     app.has_workers(space)?;
-    let materials = Materials::of(&fields, scheme)?;
-    Ok(json(StatusCode::OK, &app.potential(&materials.question(space)).await?))
+    let builder = RequestBuilder::of(&fields, scheme)?;
+    Ok(json(StatusCode::OK, &app.potential(&builder.question(space))?))
 }
 
 #[derive(Serialize)]
@@ -80,9 +78,9 @@ struct WorkerOverlap {
     disk_blocks: u32,
     host_pinned_extension_blocks: u32,
     disk_extension_blocks: u32,
-    /// Never known here: who knows what a shared cache holds says so with the request.
+    /// Always unknown: gateways that know a shared cache send its hits with the request.
     shared_beyond_device_blocks: Option<u32>,
-    /// How far that may be believed; not among what Dynamo says.
+    /// The trust in the overlap. Dynamo has no such field.
     trust: &'static str,
 }
 
@@ -102,15 +100,14 @@ struct Overlaps {
     shared_cache: SharedCache,
 }
 
-/// What every worker holds of a prompt, in blocks.
+/// `/overlap_scores`: every worker's overlap with a prompt, in blocks.
 pub(super) async fn overlap_scores(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let fields: PromptFields = app.bodies.read(request).await?;
     let (space, scheme) = app.space_of(&fields)?;
     app.has_workers(space)?;
-    let materials = Materials::of(&fields, scheme)?;
-    let overlaps = app.overlaps(&materials.question(space)).await?;
+    let builder = RequestBuilder::of(&fields, scheme)?;
+    let overlaps = app.gateway.overlaps(&builder.question(space))?;
     let mut workers: Vec<WorkerOverlap> = overlaps
-        .workers
         .iter()
         .map(|entry| {
             let (held, below) = (entry.overlap, entry.overlap.disk + entry.overlap.external);
@@ -128,13 +125,13 @@ pub(super) async fn overlap_scores(State(app): State<Arc<App>>, request: Request
         })
         .collect();
     workers.sort_by_key(|worker| (worker.worker_id, worker.dp_rank));
-    let num_blocks = hash::block_count(materials.prompt_tokens(), scheme);
+    let num_blocks = hash::block_count(builder.prompt_tokens(), scheme);
     let overlaps =
         Overlaps { block_size: scheme.block_size, num_blocks, workers, shared_cache: SharedCache::default() };
     Ok(json(StatusCode::OK, &overlaps))
 }
 
-/// The process lives and answers.
+/// `/health`: the process answers.
 pub(super) async fn health() -> Response {
     done(StatusCode::OK)
 }
@@ -143,13 +140,13 @@ pub(super) async fn health() -> Response {
 struct Ready {
     ready: bool,
     schedulable_workers: usize,
-    /// Why not; not among what Dynamo says.
+    /// Why the daemon is not ready. Dynamo has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     workers: Vec<Row>,
 }
 
-/// Whether requests are worth sending: the daemon does not drain, and somebody may be chosen.
+/// `/ready`: whether the daemon takes requests and a worker may be chosen.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let workers = app.rows(&Filter::default());
     let schedulable_workers = workers.iter().filter(|row| row.is_schedulable()).count();
@@ -162,36 +159,37 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     json(if ready.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &ready)
 }
 
-/// Every metric.
+/// `/metrics`: every metric.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut response = app.backend.metrics().response().await;
-    // As on the metrics port: a page that is read slowly is in the way of newer ones.
+    // As on the metrics port: a slow reader would hold up newer pages.
     response.extensions_mut().insert(ReadWithin(Duration::from_millis(METRICS_CONNECTION_MS_MAX)));
     response
 }
 
-/// Every other connection has a request that the daemon works on.
+/// The reply on a reserved connection to other requests than `/health` and `/metrics`.
 pub(super) async fn crowded() -> Refusal {
-    let error = Error::new(Kind::Overloaded, "all connections of the port are at work", "ask again later");
+    let error =
+        Error::new(Kind::Overloaded, "all connections of the port have requests in progress", "ask again later");
     error.retry_after_us(HTTP_REPLIES_RETRY_US).into()
 }
 
-/// Nothing is there.
+/// The path is unknown.
 pub(super) async fn not_found() -> Refusal {
     Refusal::not_found("route not found", "see docs/http-dynamo.md for what the HTTP port answers")
 }
 
-/// Something is there, for another method.
+/// The path is known, with another method.
 pub(super) async fn method_not_allowed() -> Refusal {
-    let error = Error::new(Kind::Unsupported, "method not allowed", "see the Allow header for those that are");
+    let error = Error::new(Kind::Unsupported, "method not allowed", "use a method of the Allow header");
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
 }
 
 impl App {
-    async fn potential(&self, question: &RouteRequest<'_>) -> Result<Vec<WorkerLoad>, Refusal> {
-        let reply = self.desk.ask(|encoder, out| encoder.potential_loads(CorrelationId(0), question, out)).await?;
-        let Reply::PotentialLoads(PotentialLoads { workers, .. }) = reply else { return Err(broken().into()) };
-        let mut loads: Vec<WorkerLoad> = workers
+    fn potential(&self, question: &RouteRequest<'_>) -> Result<Vec<WorkerLoad>, Refusal> {
+        let mut loads: Vec<WorkerLoad> = self
+            .gateway
+            .potential_loads(question)?
             .into_iter()
             .map(|load| WorkerLoad {
                 worker_id: load.worker.id.0,
@@ -205,7 +203,7 @@ impl App {
         Ok(loads)
     }
 
-    /// Refuses a space that nobody serves.
+    /// Refuses a space without workers.
     fn has_workers(&self, space: SpaceId) -> Result<(), Refusal> {
         if self.backend.fleet().workers_of(space).next().is_some() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! From what a configuration says of a worker to the records that the daemon's tables are made of.
+//! Makes the records of the daemon's tables from a worker's configuration.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::ingest::{Publisher, WorkerView};
 use crate::load::Loads;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
-/// What all records are made with.
+/// The settings that all records need.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(super) struct WorkerRecords {
     spaces: Vec<(SpaceConfig, Arc<SchemeCell>)>,
     shards: u16,
     loads: Arc<Loads>,
 }
 
-impl Records {
+impl WorkerRecords {
     pub(super) fn new(spaces: &[SpaceConfig], shards: u16, loads: &Arc<Loads>) -> Self {
         let space = |space: &SpaceConfig| (space.clone(), Arc::new(SchemeCell::new(space.scheme())));
         Self { spaces: spaces.iter().map(space).collect(), shards, loads: Arc::clone(loads) }
@@ -47,7 +47,7 @@ impl Records {
         self.spaces.get(space.0 as usize).map(|(_, scheme)| Arc::clone(scheme))
     }
 
-    /// The shard that owns a worker: a hash of its identity, so that it does not depend on the others.
+    /// The shard of a worker: a hash of its identity, so that it does not depend on other workers.
     pub(super) fn shard_of(&self, worker: Worker) -> ShardId {
         let mut identity = [0; 12];
         identity[..8].copy_from_slice(&worker.id.0.to_le_bytes());
@@ -55,7 +55,7 @@ impl Records {
         ShardId((xxh3_64(&identity) % u64::from(self.shards.max(1))) as u16)
     }
 
-    /// The record of a worker that is new.
+    /// The record of a new worker.
     pub(super) fn record(&self, worker: &WorkerConfig, index: WorkerIndex, now_unix_ms: u64) -> WorkerRecord {
         let predicted = self.spaces.get(worker.space.0 as usize).is_some_and(|(space, _)| space.approximate);
         let (level, reason) = match worker.events {
@@ -66,11 +66,11 @@ impl Records {
         let reasons = [reason].into_iter().collect();
         let trust = Trust { level, reasons, since_unix_ms: now_unix_ms, ..Trust::default() };
         let trust = Arc::new(TrustCell::new(trust));
-        self.amended(worker, index, self.shard_of(worker.worker), WorkerSlot(0), trust)
+        self.changed(worker, index, self.shard_of(worker.worker), WorkerSlot(0), trust)
     }
 
-    /// The record that a worker has from now on: what is its own stays.
-    pub(super) fn amended(
+    /// The changed record of a worker, which keeps its place, shard and trust.
+    pub(super) fn changed(
         &self,
         worker: &WorkerConfig,
         index: WorkerIndex,
@@ -91,7 +91,7 @@ impl Records {
             weight: worker.weight,
             taints: worker.taints.clone(),
             loras: worker.loras.clone(),
-            // Without a stream there is nothing to wait for.
+            // Without events there is nothing to wait for.
             state: match (worker.state, &worker.events) {
                 (WorkerState::Joining, None) => WorkerState::Ready,
                 (state, _) => state,
@@ -101,7 +101,7 @@ impl Records {
         }
     }
 
-    /// What an ingest thread is told of a worker that publishes events.
+    /// The ingest thread's description of a worker that publishes events.
     pub(super) fn publisher(&self, record: &WorkerRecord, view: &Arc<WorkerView>) -> Option<Publisher> {
         let (config, scheme) = self.spaces.get(record.space.0 as usize)?;
         Some(Publisher {

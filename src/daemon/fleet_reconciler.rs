@@ -1,4 +1,4 @@
-//! Makes the fleet what the roster says, one step after another, while everybody else goes on.
+//! Reconciles the fleet with the desired fleet, one step after another, while serving threads go on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,12 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::oneshot;
 
-use super::records::Records;
-use super::roster::Roster;
+use super::desired_fleet::DesiredFleet;
+use super::ingest_threads::IngestThreads;
 use super::snapshots::Snapshots;
-use super::sources::Sources;
-use super::streams::Streams;
-use super::views::Views;
+use super::statistics::{Statistics, WorkerViews};
+use super::worker_records::WorkerRecords;
 use crate::config::{Config, WorkerConfig};
 use crate::discovery::{Step, plan};
 use crate::endpoint::Endpoint;
@@ -20,112 +19,111 @@ use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
 use crate::ids::{ShardId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{Admission, Admitted, Amendment, Departure, IngestHandle, LoadListener, LoadSource, WorkerView};
-use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, MUSTER_REST_MS};
+use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, RECONCILE_RETRY_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
-/// What is changed, and who is in it.
-pub(super) struct Muster {
+/// The tables that a change of the fleet touches, and the workers in them.
+pub(super) struct FleetReconciler {
     fleet: Arc<Fleet>,
     loads: Arc<Loads>,
-    views: Arc<Views>,
+    views: Arc<WorkerViews>,
     counters: Arc<CounterSet<DaemonCounter>>,
-    heard: Arc<CounterSet<LoadReportCounter>>,
+    load_reports: Arc<CounterSet<LoadReportCounter>>,
     listener: Arc<LoadListener>,
-    records: Records,
+    records: WorkerRecords,
     snapshots: Snapshots,
     places: PlaceAllocator,
-    /// Every worker as it is, also those that could not be taken in: they are tried again when they change.
-    are: BTreeMap<Worker, WorkerConfig>,
+    /// Every worker as it is now, also those that were refused: they are tried again when they change.
+    present: BTreeMap<Worker, WorkerConfig>,
     indexes: BTreeMap<Worker, WorkerIndex>,
-    /// Those that have left and may still be met in the index; their places are not free yet.
+    /// Removed workers that the index may still hold. Their places are not free yet.
     leaving: Vec<(WorkerIndex, oneshot::Receiver<()>)>,
-    /// How many may publish.
+    /// The limit of publishers.
     descriptors: Descriptors,
 }
 
-impl Muster {
-    /// The workers of `config`, who are there when the daemon starts.
+impl FleetReconciler {
+    /// Begins with the workers of `config`.
     pub(super) fn new(
         (config, descriptors): (&Config, Descriptors),
-        (records, places): (Records, PlaceAllocator),
-        snapshots: Snapshots,
-        listener: Arc<LoadListener>,
-        sources: &Sources,
+        (records, places): (WorkerRecords, PlaceAllocator),
+        (snapshots, listener): (&Snapshots, &Arc<LoadListener>),
+        statistics: &Statistics,
     ) -> Self {
-        let indexes = sources.fleet.load().workers.iter().map(|record| (record.worker, record.index)).collect();
+        let indexes = statistics.fleet.load().workers.iter().map(|record| (record.worker, record.index)).collect();
         Self {
-            fleet: Arc::clone(&sources.fleet),
-            loads: Arc::clone(&sources.loads),
-            views: Arc::clone(&sources.views),
-            counters: Arc::clone(&sources.daemon),
-            heard: Arc::clone(&sources.heard),
-            listener,
+            fleet: Arc::clone(&statistics.fleet),
+            loads: Arc::clone(&statistics.loads),
+            views: Arc::clone(&statistics.views),
+            counters: Arc::clone(&statistics.daemon),
+            load_reports: Arc::clone(&statistics.load_reports),
+            listener: Arc::clone(listener),
             records,
-            snapshots,
+            snapshots: snapshots.clone(),
             places,
-            are: config.workers.iter().map(|worker| (worker.worker, worker.clone())).collect(),
+            present: config.workers.iter().map(|worker| (worker.worker, worker.clone())).collect(),
             indexes,
             leaving: Vec::new(),
             descriptors,
         }
     }
 
-    /// Follows the roster for ever.
-    pub(super) async fn run(mut self, roster: &Roster, streams: &Streams) {
-        let mut changes = roster.changes();
+    /// Follows the desired fleet, for ever.
+    pub(super) async fn run(mut self, desired: &DesiredFleet, ingest_threads: &IngestThreads) {
+        let mut changes = desired.changes();
         self.listen();
         loop {
             changes.mark_unchanged();
-            let steps = plan(&self.are, roster.directory().merged());
+            let steps = plan(&self.present, desired.directory().merged());
             let changed = !steps.is_empty();
             for step in steps {
-                self.take(step, roster, streams).await;
+                self.take(step, desired, ingest_threads).await;
             }
             if changed {
                 self.listen();
             }
             while !self.leaving.is_empty() && !changes.has_changed().unwrap_or(true) {
                 self.settle();
-                tokio::time::sleep(Duration::from_millis(MUSTER_REST_MS)).await;
+                tokio::time::sleep(Duration::from_millis(RECONCILE_RETRY_MS)).await;
             }
             if changes.changed().await.is_err() {
-                // The roster is held by whoever runs this.
+                // Cannot happen: the caller holds the desired fleet.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    async fn take(&mut self, step: Step, roster: &Roster, streams: &Streams) {
+    async fn take(&mut self, step: Step, desired: &DesiredFleet, ingest_threads: &IngestThreads) {
         match step {
-            Step::Remove(worker) => self.remove(worker, streams).await,
-            // It has no sockets whose place others could take.
-            Step::Change { config, restream } if restream && !self.is_heard(config.worker) => {
-                self.remove(config.worker, streams).await;
-                self.add(config, roster, streams).await;
+            Step::Remove(worker) => self.remove(worker, ingest_threads).await,
+            // It has no sockets that others could get meanwhile.
+            Step::Change { config, restream } if restream && !self.receives_events(config.worker) => {
+                self.remove(config.worker, ingest_threads).await;
+                self.add(config, desired, ingest_threads).await;
             }
-            Step::Change { config, restream } => self.change(config, restream, roster, streams).await,
-            Step::Add(config) => self.add(config, roster, streams).await,
+            Step::Change { config, restream } => self.change(config, restream, desired, ingest_threads).await,
+            Step::Add(config) => self.add(config, desired, ingest_threads).await,
         }
     }
 
-    async fn add(&mut self, config: WorkerConfig, roster: &Roster, streams: &Streams) {
-        let (worker, source) = (config.worker, roster.source_of(config.worker));
-        self.are.insert(worker, config.clone());
+    async fn add(&mut self, config: WorkerConfig, desired: &DesiredFleet, ingest_threads: &IngestThreads) {
+        let (worker, source) = (config.worker, desired.source_of(config.worker));
+        self.present.insert(worker, config.clone());
         let Some(index) = self.place().await else {
             self.counters.bump(DaemonCounter::WorkersRefusedFull);
-            tracing::error!(%worker, source, "worker refused: every place is taken");
+            tracing::error!(%worker, source, "worker refused: the daemon has as many workers as it can hold");
             return;
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let record = self.records.record(&config, index, now.as_millis() as u64);
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
         let (shard, trust) = (record.shard, Arc::clone(&record.trust));
-        let mut unheard = None;
+        let mut no_events = None;
         let publisher = self.records.publisher(&record, &view).filter(|_| {
-            unheard = self.too_few_descriptors();
-            unheard.is_none()
+            no_events = self.too_few_descriptors();
+            no_events.is_none()
         });
         self.views.put(index, view);
         self.loads.admit(index);
@@ -139,7 +137,7 @@ impl Muster {
         };
         let load = newcomer.as_ref().map(|newcomer| newcomer.load.clone());
         let admission = Admission { record, blocks_max: config.blocks_max, publisher, load };
-        let answer = asked(streams, shard, |stream| stream.admit(admission.clone())).await;
+        let answer = asked(ingest_threads, shard, |stream| stream.admit(admission.clone())).await;
         drop(admission);
         if let Some(Err(error)) = newcomer.map(|newcomer| self.snapshots.feed_newcomer(newcomer)) {
             tracing::warn!(%worker, %error, "the worker's snapshot is not loaded");
@@ -149,7 +147,7 @@ impl Muster {
                 self.indexes.insert(worker, index);
                 self.counters.bump(DaemonCounter::WorkersAdded);
                 tracing::info!(%worker, source, name = config.name, "worker added");
-                self.hear(worker, unheard.or(unopened), &trust);
+                self.note_no_events(worker, no_events.or(unopened), &trust);
             }
             Err(error) => {
                 self.views.take(index);
@@ -161,21 +159,27 @@ impl Muster {
         }
     }
 
-    async fn change(&mut self, config: WorkerConfig, restream: bool, roster: &Roster, streams: &Streams) {
-        let (worker, source) = (config.worker, roster.source_of(config.worker));
+    async fn change(
+        &mut self,
+        config: WorkerConfig,
+        restream: bool,
+        desired: &DesiredFleet,
+        ingest_threads: &IngestThreads,
+    ) {
+        let (worker, source) = (config.worker, desired.source_of(config.worker));
         let held = self.indexes.get(&worker).and_then(|index| self.fleet.load().worker(*index).cloned());
         let Some(held) = held else {
             // It could not be taken in as it was.
-            self.are.remove(&worker);
-            return self.add(config, roster, streams).await;
+            self.present.remove(&worker);
+            return self.add(config, desired, ingest_threads).await;
         };
         let trust = Arc::clone(&held.trust);
-        let record = self.records.amended(&config, held.index, held.shard, held.slot, held.trust);
+        let record = self.records.changed(&config, held.index, held.shard, held.slot, held.trust);
         let amendment = Amendment { record, blocks_max: config.blocks_max, restream };
         let prefill = config.prefill;
-        self.are.insert(worker, config);
-        match asked(streams, held.shard, |stream| stream.amend(amendment.clone())).await {
-            Ok(Admitted { unheard }) => {
+        self.present.insert(worker, config);
+        match asked(ingest_threads, held.shard, |stream| stream.amend(amendment.clone())).await {
+            Ok(Admitted { unheard: unopened }) => {
                 self.loads.set_prefill(held.index, prefill);
                 self.counters.bump(DaemonCounter::WorkersChanged);
                 if restream {
@@ -183,26 +187,26 @@ impl Muster {
                 }
                 tracing::info!(%worker, source, restream, "worker changed");
                 if restream {
-                    self.hear(worker, unheard, &trust);
+                    self.note_no_events(worker, unopened, &trust);
                 }
             }
             Err(error) => tracing::error!(%worker, source, %error, "worker not changed"),
         }
     }
 
-    /// Takes a worker out: of the table, so that nobody chooses it; of the loads, so that nobody books it; and of
-    /// its shard, which gives up its blocks once nobody can meet it.
-    async fn remove(&mut self, worker: Worker, streams: &Streams) {
-        self.are.remove(&worker);
+    /// Removes a worker: from the table, so that it is not chosen; from the loads, so that it is not booked; and from
+    /// its shard, which frees its blocks once no reader can see them.
+    async fn remove(&mut self, worker: Worker, ingest_threads: &IngestThreads) {
+        self.present.remove(&worker);
         let Some(index) = self.indexes.remove(&worker) else { return };
         let Some(record) = self.fleet.load().worker(index).cloned() else { return };
         self.fleet.update(|table| table.take(index).is_some());
         let gone_since = self.fleet.load().version;
         self.loads.leave(index);
         let departure = Departure { index, space: record.space, slot: record.slot, gone_since };
-        match queued(streams, record.shard, |stream| stream.depart(departure)).await {
+        match queued(ingest_threads, record.shard, |stream| stream.depart(departure)).await {
             Ok(gone) => self.leaving.push((index, gone)),
-            Err(error) => tracing::error!(%worker, %error, "a worker that left is still held by its shard"),
+            Err(error) => tracing::error!(%worker, %error, "the shard of a removed worker still holds it"),
         }
         let bookings = self.end_bookings(index).await;
         self.views.take(index);
@@ -221,7 +225,7 @@ impl Muster {
         bookings
     }
 
-    /// Frees the places of those whom nobody can meet any more.
+    /// Frees the places of workers that no reader can see any more.
     fn settle(&mut self) {
         let places = &mut self.places;
         self.leaving.retain_mut(|(index, gone)| match gone.try_recv() {
@@ -229,14 +233,14 @@ impl Muster {
                 places.give_back(*index);
                 false
             }
-            // A thread that ended never answers, and its place is not used again.
+            // A thread that ended never answers, so that place stays taken.
             Err(error) => error == oneshot::error::TryRecvError::Empty,
         });
     }
 
-    /// Says whose load is to be listened to.
+    /// Tells the load listener which workers publish loads.
     fn listen(&self) {
-        let publish = self.are.values().filter_map(|config| Some((config, config.load.clone()?)));
+        let publish = self.present.values().filter_map(|config| Some((config, config.load.clone()?)));
         let source = |(config, endpoint): (&WorkerConfig, Endpoint)| {
             let index = *self.indexes.get(&config.worker)?;
             let scheme = self.records.scheme_of(config.space)?;
@@ -245,18 +249,18 @@ impl Muster {
         let mut sources: Vec<_> = publish.filter_map(source).collect();
         let heard = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
         let room = self.descriptors;
-        // Events come first: without them a prefix is missed, without a load only its report.
+        // Events come first: without them prefixes are missed, without a load only its report is.
         for refused in sources.split_off(room.publishers_max.saturating_sub(heard).min(sources.len())) {
-            self.heard.bump(LoadReportCounter::SourcesRefused);
+            self.load_reports.bump(LoadReportCounter::SourcesRefused);
             let (worker, limit) = (refused.worker, room.limit);
-            tracing::error!(%worker, limit, "too few open files to hear the worker's load: raise the limit (ulimit -n)");
+            tracing::error!(%worker, limit, "too few open files to receive the worker's load: raise the limit (ulimit -n)");
         }
         if let Err(error) = self.listener.follow(sources) {
-            tracing::error!(%error, "who is listened to for loads does not change");
+            tracing::error!(%error, "the load listener goes on with the workers it had");
         }
     }
 
-    /// A free place, waiting for those that are about to be.
+    /// A free place. Waits for places that are about to be free.
     async fn place(&mut self) -> Option<WorkerIndex> {
         loop {
             self.settle();
@@ -266,27 +270,27 @@ impl Muster {
             if self.leaving.is_empty() {
                 return None;
             }
-            tokio::time::sleep(Duration::from_millis(MUSTER_REST_MS)).await;
+            tokio::time::sleep(Duration::from_millis(RECONCILE_RETRY_MS)).await;
         }
     }
 
     /// Whether its shard has sockets for its events.
-    fn is_heard(&self, worker: Worker) -> bool {
+    fn receives_events(&self, worker: Worker) -> bool {
         let table = self.fleet.load();
         let record = self.indexes.get(&worker).and_then(|index| table.worker(*index));
         record.is_some_and(|record| !record.trust.load().reasons.contains(TrustReason::NoEvents))
     }
 
-    /// Says that a worker's events cannot be received, if so.
-    fn hear(&self, worker: Worker, unheard: Option<Error>, trust: &TrustCell) {
-        let Some(error) = unheard else { return };
+    /// Logs and marks a worker whose events cannot be received.
+    fn note_no_events(&self, worker: Worker, cause: Option<Error>, trust: &TrustCell) {
+        let Some(error) = cause else { return };
         self.counters.bump(DaemonCounter::WorkersUnheard);
         tracing::error!(%worker, %error, "the worker's events cannot be received");
         let reasons = [TrustReason::NoEvents].into_iter().collect();
         trust.store(Trust { level: TrustLevel::None, reasons, ..trust.load() });
     }
 
-    /// Why there is no room for one more publisher's connections.
+    /// The error if one more publisher's connections are beyond the limit of open files.
     fn too_few_descriptors(&self) -> Option<Error> {
         let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count() + 1;
         let room = self.descriptors;
@@ -295,26 +299,26 @@ impl Muster {
     }
 }
 
-/// Asks a shard's thread and waits for what it says.
+/// Sends a command to a shard's thread and waits for the answer.
 async fn asked<T>(
-    streams: &Streams,
+    ingest_threads: &IngestThreads,
     shard: ShardId,
     ask: impl Fn(&IngestHandle) -> Result<oneshot::Receiver<Result<T>>>,
 ) -> Result<T> {
-    queued(streams, shard, ask).await?.await.map_err(|_| no_thread(shard))?
+    queued(ingest_threads, shard, ask).await?.await.map_err(|_| no_thread(shard))?
 }
 
-/// Asks a shard's thread, again while too many commands wait for it.
+/// Sends a command to a shard's thread; retries while too many commands wait for it.
 async fn queued<T>(
-    streams: &Streams,
+    ingest_threads: &IngestThreads,
     shard: ShardId,
     ask: impl Fn(&IngestHandle) -> Result<oneshot::Receiver<T>>,
 ) -> Result<oneshot::Receiver<T>> {
-    let stream = streams.of(shard).ok_or_else(|| no_thread(shard))?;
+    let stream = ingest_threads.of(shard).ok_or_else(|| no_thread(shard))?;
     loop {
         match ask(stream) {
             Err(error) if error.kind() == Kind::Overloaded && stream.is_running() => {
-                tokio::time::sleep(Duration::from_millis(MUSTER_REST_MS)).await;
+                tokio::time::sleep(Duration::from_millis(RECONCILE_RETRY_MS)).await;
             }
             answer => return answer,
         }

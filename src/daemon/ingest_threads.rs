@@ -1,4 +1,4 @@
-//! The ingest threads, as the rest of the daemon asks them for something.
+//! The ingest threads, for the parts of the daemon that send them commands.
 
 use crossbeam::channel::Receiver;
 
@@ -8,9 +8,9 @@ use crate::ingest::{DumpPart, IngestHandle, ResetScope};
 
 /// One thread for each shard that has workers.
 #[derive(Debug, Default)]
-pub(super) struct Streams(pub(super) Vec<(ShardId, IngestHandle)>);
+pub(super) struct IngestThreads(pub(super) Vec<(ShardId, IngestHandle)>);
 
-impl Streams {
+impl IngestThreads {
     pub(super) const fn len(&self) -> usize {
         self.0.len()
     }
@@ -19,15 +19,15 @@ impl Streams {
         self.0.iter().all(|(_, stream)| stream.is_running())
     }
 
-    /// The thread that has a shard.
+    /// The thread that owns a shard.
     pub(super) fn of(&self, shard: ShardId) -> Option<&IngestHandle> {
         self.0.iter().find(|(id, _)| *id == shard).map(|(_, stream)| stream)
     }
 
-    /// Asks for everything that a worker holds.
+    /// Asks for all blocks of a worker.
     pub(super) fn dump(&self, shard: ShardId, worker: Worker) -> Result<Receiver<DumpPart>> {
-        let nobody = || Error::new(Kind::Internal, format!("no ingest thread has shard {shard}"), "report it");
-        self.of(shard).ok_or_else(nobody)?.dump(worker)
+        let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
+        self.of(shard).ok_or_else(no_thread)?.dump(worker)
     }
 
     /// Empties a worker of a shard, or every worker of every shard.

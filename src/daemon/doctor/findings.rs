@@ -1,10 +1,10 @@
-//! One thing that is wrong with one worker or with the daemon, and how signs become findings. Pure.
+//! Symptoms that the rules found, and the findings made from them. Pure.
 
 use crate::finding::{Finding, Harm, Symptom};
 use crate::ids::Worker;
 use crate::trust::TrustReason;
 
-/// What a finding is named by.
+/// The symptom or reason that a finding is named after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Cause {
     Symptom(Symptom),
@@ -34,28 +34,28 @@ impl Cause {
     }
 }
 
-/// What is wrong, once. Signs that differ in nothing but the worker, the count and the time are one finding.
+/// One symptom of one worker or of the daemon. Symptoms that differ only in worker, count and time make one finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sign {
+pub(super) struct FoundSymptom {
     pub(super) cause: Cause,
     /// `None` = it is about the daemon.
     pub(super) worker: Option<Worker>,
-    /// What more is to be said, without a full stop.
+    /// More about it, without a full stop.
     pub(super) detail: String,
-    /// Instead of the cause's own.
+    /// A remedy in place of the cause's own.
     pub(super) remedy: Option<String>,
-    /// A count that shows it, by its name in status and metrics.
+    /// A counter that shows it, by its name in status and metrics.
     pub(super) count: Option<(&'static str, u64)>,
-    /// For how long it must be so before it is told, milliseconds.
-    pub(super) patience_ms: u64,
-    /// When it began, milliseconds of Unix time, where that is known.
+    /// How long it must last before it becomes a finding, milliseconds.
+    pub(super) lasting_ms_min: u64,
+    /// Its beginning, milliseconds of Unix time; `None` = unknown.
     pub(super) since_unix_ms: Option<u64>,
 }
 
-impl Sign {
+impl FoundSymptom {
     pub(super) fn new(cause: Cause, worker: Option<Worker>) -> Self {
         let (detail, remedy, count) = (String::new(), None, None);
-        Self { cause, worker, detail, remedy, count, patience_ms: 0, since_unix_ms: None }
+        Self { cause, worker, detail, remedy, count, lasting_ms_min: 0, since_unix_ms: None }
     }
 
     pub(super) fn symptom(symptom: Symptom, worker: Worker) -> Self {
@@ -71,34 +71,34 @@ impl Sign {
     }
 }
 
-/// Joins signs into findings, the worst first. Every sign has its time by now.
-pub(super) fn findings(signs: Vec<Sign>) -> Vec<Finding> {
-    let mut groups: Vec<(Sign, Vec<Worker>)> = Vec::new();
-    for sign in signs {
-        let same = groups
-            .iter_mut()
-            .find(|(first, _)| (first.cause, &first.detail, &first.remedy) == (sign.cause, &sign.detail, &sign.remedy));
+/// Joins symptoms into findings, the worst first. Every symptom has its beginning.
+pub(super) fn findings(symptoms: Vec<FoundSymptom>) -> Vec<Finding> {
+    let mut groups: Vec<(FoundSymptom, Vec<Worker>)> = Vec::new();
+    for found in symptoms {
+        let same = groups.iter_mut().find(|(first, _)| {
+            (first.cause, &first.detail, &first.remedy) == (found.cause, &found.detail, &found.remedy)
+        });
         match same {
             Some((first, workers)) => {
-                first.since_unix_ms = first.since_unix_ms.min(sign.since_unix_ms);
-                if let (Some((_, sum)), Some((_, count))) = (&mut first.count, sign.count) {
+                first.since_unix_ms = first.since_unix_ms.min(found.since_unix_ms);
+                if let (Some((_, sum)), Some((_, count))) = (&mut first.count, found.count) {
                     *sum += count;
                 }
-                workers.extend(sign.worker);
+                workers.extend(found.worker);
             }
             None => {
-                let workers = sign.worker.into_iter().collect();
-                groups.push((sign, workers));
+                let workers = found.worker.into_iter().collect();
+                groups.push((found, workers));
             }
         }
     }
     let mut findings: Vec<Finding> = groups.into_iter().map(|(first, workers)| finding(first, workers)).collect();
-    // Stable: within a harm as the rules are ordered, and then who has had it longest.
+    // A stable sort: the worst first, then the oldest, then in the order of the rules.
     findings.sort_by_key(|finding| (std::cmp::Reverse(finding.harm), finding.since_unix_ms));
     findings
 }
 
-fn finding(first: Sign, workers: Vec<Worker>) -> Finding {
+fn finding(first: FoundSymptom, workers: Vec<Worker>) -> Finding {
     let mut finding = first.cause.finding();
     if !first.detail.is_empty() {
         finding.what = format!("{}: {}.", finding.what.trim_end_matches('.'), first.detail);
@@ -118,16 +118,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signs_of_one_kind_are_one_finding_and_the_worst_come_first() {
-        let at = |sign: Sign, since| Sign { since_unix_ms: Some(since), ..sign };
+    fn equal_symptoms_make_one_finding_and_the_worst_comes_first() {
+        let at = |found: FoundSymptom, since| FoundSymptom { since_unix_ms: Some(since), ..found };
         let worker = |id| Worker::new(id, 0);
-        let late = |id| Sign::new(Cause::Reason(TrustReason::JoinedLate), Some(worker(id)));
+        let late = |id| FoundSymptom::new(Cause::Reason(TrustReason::JoinedLate), Some(worker(id)));
         let found = findings(vec![
             at(late(1), 9),
             at(late(2), 7),
-            at(Sign::symptom(Symptom::RestartLoop, worker(1)).counted("restarts", 3), 8),
-            at(Sign::symptom(Symptom::RestartLoop, worker(2)).counted("restarts", 4), 8),
-            at(Sign::new(Cause::Symptom(Symptom::ClockStepped), None).saying("by 5 s"), 1),
+            at(FoundSymptom::symptom(Symptom::RestartLoop, worker(1)).counted("restarts", 3), 8),
+            at(FoundSymptom::symptom(Symptom::RestartLoop, worker(2)).counted("restarts", 4), 8),
+            at(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying("by 5 s"), 1),
         ]);
         let rows: Vec<_> = found.iter().map(|f| (f.name.as_str(), f.harm, f.since_unix_ms, f.workers_total)).collect();
         let rows_expected = [
@@ -142,8 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_words_stays_apart() {
-        let sign = |detail: &str| Sign::symptom(Symptom::EventsOff, Worker::new(1, 0)).saying(detail);
-        assert_eq!(findings(vec![sign("a"), sign("b"), sign("a")]).len(), 2);
+    fn symptoms_with_different_details_make_different_findings() {
+        let found = |detail: &str| FoundSymptom::symptom(Symptom::EventsOff, Worker::new(1, 0)).saying(detail);
+        assert_eq!(findings(vec![found("a"), found("b"), found("a")]).len(), 2);
     }
 }

@@ -1,4 +1,5 @@
-//! The roster: what all sources say of workers, and the requests about them. Everything on the control thread.
+//! The desired fleet: the workers that all sources name, and the requests that change them. Used by the control thread
+//! alone.
 
 use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
@@ -12,26 +13,26 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{RankSelection, Worker};
 use crate::limits::WORKERS_MAX;
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::serve::WorkerOrder;
+use crate::serve::WorkerChangeOrder;
 use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
 
-/// Who there shall be.
-pub(super) struct Roster {
+/// The workers that the daemon should have.
+pub(super) struct DesiredFleet {
     directory: RefCell<Directory>,
-    /// Counts changes, for those who act on them.
+    /// Counts changes, and wakes the tasks that act on them.
     version: watch::Sender<u64>,
-    /// Why something that names workers cannot be used, by its name.
+    /// The problem of each source or engine that cannot be used, by its name.
     problems: RefCell<BTreeMap<String, String>>,
-    /// Fields of the configuration whose change waits for the next start.
+    /// Changed fields of the configuration that need a restart.
     pending: RefCell<Vec<&'static str>>,
     spaces: Vec<SpaceConfig>,
     counters: Arc<CounterSet<DaemonCounter>>,
 }
 
-impl Roster {
-    /// A roster of the workers that the configuration names.
+impl DesiredFleet {
+    /// The workers that the configuration names.
     pub(super) fn new(named: Named, spaces: Vec<SpaceConfig>, counters: Arc<CounterSet<DaemonCounter>>) -> Self {
-        let roster = Self {
+        let desired = Self {
             directory: RefCell::default(),
             version: watch::channel(0).0,
             problems: RefCell::default(),
@@ -39,8 +40,12 @@ impl Roster {
             spaces,
             counters,
         };
-        roster.say(Source::Config, named);
-        roster
+        desired.say(Source::Config, named);
+        desired
+    }
+
+    pub(super) fn counters(&self) -> &CounterSet<DaemonCounter> {
+        &self.counters
     }
 
     /// The spaces that workers may serve.
@@ -48,28 +53,28 @@ impl Roster {
         &self.spaces
     }
 
-    /// What is told of every change.
+    /// Wakes on every change.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// What sources say; not to be held across an await.
+    /// What each source names. Do not hold it across an await.
     pub(super) fn directory(&self) -> Ref<'_, Directory> {
         self.directory.borrow()
     }
 
-    /// A source says something else than before.
+    /// A source names other workers than before.
     pub(super) fn say(&self, source: Source, named: Named) {
         self.tell(|directory| directory.say(source, named));
     }
 
-    /// An engine said where it publishes.
+    /// An engine answered where it publishes.
     pub(super) fn answered(&self, url: &str, info: &ServerInfo) {
         self.problems.borrow_mut().remove(url);
         self.tell(|directory| directory.answered(url, info));
     }
 
-    /// Notes why what is called `name` cannot be used; `None` = it can. Answers whether that is new.
+    /// Notes why the source or engine `name` cannot be used; `None` = it can. Returns whether that is new.
     pub(super) fn note(&self, name: &str, problem: Option<String>) -> bool {
         let mut problems = self.problems.borrow_mut();
         match problem {
@@ -78,17 +83,17 @@ impl Roster {
         }
     }
 
-    /// Notes which fields of the configuration have changed and wait for the next start: all of them.
+    /// Notes all changed fields of the configuration that need a restart.
     pub(super) fn note_pending(&self, fields: Vec<&'static str>) {
         *self.pending.borrow_mut() = fields;
     }
 
-    /// The fields that were noted last.
+    /// The fields noted last.
     pub(super) fn pending(&self) -> Vec<&'static str> {
         self.pending.borrow().clone()
     }
 
-    /// Changes the directory; names and counts whoever is not taken that was before.
+    /// Changes what sources name. Logs and counts each worker that is refused now and was not before.
     fn tell(&self, change: impl FnOnce(&mut Directory)) {
         let mut directory = self.directory.borrow_mut();
         let before = directory.merged().refused.clone();
@@ -100,18 +105,18 @@ impl Roster {
                 RefusalReason::Full => DaemonCounter::WorkersRefusedFull,
             });
         }
-        // Nothing is the matter with an engine that nobody names any more.
+        // An engine that no source names any more has no problem.
         self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || directory.names_url(name));
         self.version.send_modify(|version| *version += 1);
     }
 
-    /// Who named a worker.
+    /// The source that names a worker.
     pub(super) fn source_of(&self, worker: Worker) -> String {
         let directory = self.directory.borrow();
         directory.merged().workers.get(&worker).map(|(source, _)| source.to_string()).unwrap_or_default()
     }
 
-    /// Every source, with what is the matter with it.
+    /// Every source with its problem, if it has one.
     pub(super) fn sources(&self) -> Vec<SourceStatus> {
         let directory = self.directory.borrow();
         let mut sources: BTreeMap<String, SourceStatus> = BTreeMap::new();
@@ -127,7 +132,7 @@ impl Roster {
         sources.into_iter().map(|(name, status)| SourceStatus { name, ..status }).collect()
     }
 
-    /// Does what a request asks for, or says why not.
+    /// Makes the change of a request.
     pub(super) fn change(&self, change: &WorkerChange<'_>) -> Result<u32> {
         let done = match change.op {
             WorkerOp::Add => self.add(change.fields),
@@ -136,25 +141,24 @@ impl Roster {
         };
         if let Err(error) = &done {
             self.counters.bump(DaemonCounter::WorkersRefusedRequest);
-            tracing::warn!(op = ?change.op, worker = change.worker.map(|worker| worker.to_string()), %error, "a request about a worker is refused");
+            tracing::warn!(op = ?change.op, worker = change.worker.map(|worker| worker.to_string()), %error, "a request to change a worker is refused");
         }
         done
     }
 
-    /// Adds and removes workers as requests ask for, all of them or none, or says why not. It costs as much as one change,
-    /// however many there are.
-    pub(super) fn change_together(&self, orders: &[WorkerOrder]) -> Result<u32> {
+    /// Adds and removes workers as requests order, all or none of them. All together cost as much as one change.
+    pub(super) fn change_together(&self, orders: &[WorkerChangeOrder]) -> Result<u32> {
         let mut said = self.directory.borrow().said_by(&Source::Admin);
         let (mut added, mut count) = (Vec::new(), 0);
-        let mut put = |said: &mut Named, order: &WorkerOrder| match order {
-            WorkerOrder::Add(fields) => self.add_to(said, fields, &mut added),
-            WorkerOrder::Remove(worker) => self.remove_from(said, *worker),
+        let mut put = |said: &mut Named, order: &WorkerChangeOrder| match order {
+            WorkerChangeOrder::Add(fields) => self.add_to(said, fields, &mut added),
+            WorkerChangeOrder::Remove(worker) => self.remove_from(said, *worker),
         };
         let put = orders.iter().try_for_each(|order| put(&mut said, order).map(|changed| count += changed));
         let done = put.and_then(|()| self.say_if_taken(said, &added)).map(|()| count);
         if let Err(error) = &done {
             self.counters.bump(DaemonCounter::WorkersRefusedRequest);
-            tracing::warn!(orders = orders.len(), %error, "a request about workers is refused");
+            tracing::warn!(orders = orders.len(), %error, "a request to change workers is refused");
         }
         done
     }
@@ -166,7 +170,7 @@ impl Roster {
         Ok(count)
     }
 
-    /// Puts a worker, or an engine, among those that requests named, in place of the one that was there.
+    /// Adds a worker, or an engine, to those that requests named. It replaces one of the same identity.
     fn add_to(&self, said: &mut Named, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
         let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
         let replaced = |worker: Worker| new.identities().any(|identity| identity == worker);
@@ -177,20 +181,20 @@ impl Roster {
         said.workers.extend(new.workers);
         said.servers.extend(new.servers);
         if said.workers.len() + said.servers.len() > WORKERS_MAX {
-            let message = format!("requests have added {WORKERS_MAX} workers");
+            let message = format!("requests have added {WORKERS_MAX} workers, the most that one daemon has");
             return Err(Error::new(Kind::Overloaded, message, "remove some, or run a second daemon"));
         }
         Ok(count as u32)
     }
 
-    /// Says what requests name from now on, unless one of those that they add is not taken.
+    /// Takes over what requests name from now on, unless one of the added workers is refused.
     fn say_if_taken(&self, said: Named, added: &[Worker]) -> Result<()> {
-        // Tried on a copy: what is refused is not said at all.
+        // Tried on a copy: a refused change leaves nothing behind.
         let mut tried = self.directory.borrow().clone();
         tried.say(Source::Admin, said.clone());
         let refused = |refusal: &&Refusal| refusal.source == Source::Admin && added.contains(&refusal.worker);
         if let Some(refusal) = tried.merged().refused.iter().find(refused) {
-            let remedy = "see `kvrouted worker list` for who names it";
+            let remedy = "`kvrouted worker list` shows the source that names it";
             return Err(Error::new(Kind::InvalidArgument, refusal.to_string(), remedy));
         }
         self.say(Source::Admin, said);
@@ -204,7 +208,7 @@ impl Roster {
         Ok(removed)
     }
 
-    /// Takes a worker, or all of its ranks, from those that requests named.
+    /// Removes a worker, or all of its ranks, from those that requests named.
     fn remove_from(&self, said: &mut Named, worker: Worker) -> Result<u32> {
         let is_meant = |is: Worker| worker.selects(is);
         let before = said.workers.len() + said.servers.len();
@@ -219,7 +223,7 @@ impl Roster {
         Err(match owner {
             Some(Source::Admin) => Error::new(
                 Kind::InvalidArgument,
-                format!("worker {worker} is a rank of an engine that is named by its URL"),
+                format!("worker {worker} is one rank of an engine that was added by its URL"),
                 format!("remove all of its ranks: {}", worker.id),
             ),
             Some(source) => Error::new(
@@ -227,7 +231,7 @@ impl Roster {
                 format!("worker {} is named by {source}", worker.id),
                 format!("remove it there ({source}), or set draining=true"),
             ),
-            None => nobody(worker),
+            None => unknown_worker(worker),
         })
     }
 
@@ -239,7 +243,7 @@ impl Roster {
             directory.merged().workers.keys().copied().filter(is_meant).collect()
         };
         if meant.is_empty() {
-            return Err(nobody(worker));
+            return Err(unknown_worker(worker));
         }
         self.tell(|directory| {
             for worker in &meant {
@@ -255,7 +259,7 @@ fn named_by(change: &WorkerChange<'_>) -> Result<Worker> {
     change.worker.ok_or_else(unnamed)
 }
 
-fn nobody(worker: Worker) -> Error {
+fn unknown_worker(worker: Worker) -> Error {
     Error::new(Kind::InvalidArgument, format!("there is no worker {}", worker.id), "see `kvrouted worker list`")
 }
 
@@ -268,27 +272,29 @@ fn invalid(problems: &Problems) -> Error {
 mod tests {
     use super::*;
 
-    fn add(id: u64, more: &[(&str, &str)]) -> WorkerOrder {
+    fn add(id: u64, more: &[(&str, &str)]) -> WorkerChangeOrder {
         let id = id.to_string();
         let fields = [("id", id.as_str()), ("model", "m")];
-        WorkerOrder::Add(fields.iter().chain(more).map(|(name, value)| (name.to_string(), value.to_string())).collect())
+        WorkerChangeOrder::Add(
+            fields.iter().chain(more).map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+        )
     }
 
     #[test]
-    fn orders_that_belong_together_are_one_change_or_none() {
+    fn ordered_changes_are_made_together_or_not_at_all() {
         let spaces = vec![SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
-        let roster = Roster::new(Named::default(), spaces, Arc::default());
-        let (changes, there) = (roster.changes(), || roster.directory().merged().workers.len());
+        let desired = DesiredFleet::new(Named::default(), spaces, Arc::default());
+        let (changes, there) = (desired.changes(), || desired.directory().merged().workers.len());
         let version = *changes.borrow();
         let orders: Vec<_> = (0..256).map(|id| add(id, &[])).collect();
-        assert_eq!(roster.change_together(&orders).unwrap(), 256);
-        assert_eq!((there(), *changes.borrow() - version), (256, 1), "everybody who acts on a change acts once");
-        let remove = WorkerOrder::Remove(Worker::new(0, 0));
-        for bad in [WorkerOrder::Remove(Worker::new(999, 0)), add(999, &[("endpoint", "nowhere")])] {
-            assert!(roster.change_together(&[remove.clone(), add(300, &[]), bad]).is_err());
-            assert_eq!((there(), *changes.borrow() - version), (256, 1), "nothing of it is done");
+        assert_eq!(desired.change_together(&orders).unwrap(), 256);
+        assert_eq!((there(), *changes.borrow() - version), (256, 1), "one change wakes each task once");
+        let remove = WorkerChangeOrder::Remove(Worker::new(0, 0));
+        for bad in [WorkerChangeOrder::Remove(Worker::new(999, 0)), add(999, &[("endpoint", "nowhere")])] {
+            assert!(desired.change_together(&[remove.clone(), add(300, &[]), bad]).is_err());
+            assert_eq!((there(), *changes.borrow() - version), (256, 1), "no part of it is made");
         }
-        assert_eq!(roster.change_together(&[remove, add(300, &[])]).unwrap(), 2);
+        assert_eq!(desired.change_together(&[remove, add(300, &[])]).unwrap(), 2);
         assert_eq!((there(), *changes.borrow() - version), (256, 2));
     }
 }

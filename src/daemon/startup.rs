@@ -1,11 +1,11 @@
-//! From a configuration to the tables and plans that threads start from. Nothing is opened here.
+//! The tables and plans that threads start with, made from the configuration. Opens no file and no socket.
 
 use std::sync::Arc;
 
 use rand::RngExt;
 
-use super::records::Records;
-use super::views::Views;
+use super::statistics::WorkerViews;
+use super::worker_records::WorkerRecords;
 use crate::config::{Config, FullReports, SpaceConfig, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, PlaceAllocator};
@@ -14,25 +14,25 @@ use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter
 use crate::ingest::{Publisher, ShardPlan, WorkerView};
 use crate::load::{BackOff, Loads, LoadsConfig};
 
-/// Everything that exists before the first thread.
-pub(super) struct Booted {
+/// What exists before the first thread.
+pub(super) struct Startup {
     pub(super) fleet: Arc<Fleet>,
     pub(super) loads: Arc<Loads>,
     /// By `SpaceId`.
     pub(super) indexes: Vec<IndexReader>,
-    pub(super) views: Arc<Views>,
-    pub(super) records: Records,
-    /// Who has which place.
+    pub(super) views: Arc<WorkerViews>,
+    pub(super) records: WorkerRecords,
+    /// The places of workers in the tables.
     pub(super) places: PlaceAllocator,
     /// By `ShardId`.
     pub(super) plans: Vec<ShardPlan>,
 }
 
-/// Builds the tables of `config`.
+/// Makes the tables of `config`.
 ///
 /// # Errors
 /// `Config` if a shard cannot hold its workers.
-pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
+pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
     let loads = LoadsConfig {
         age_ms_max: config.booking.age_s_max * 1000,
         session_grace_ms: config.booking.session_grace_s * 1000,
@@ -47,10 +47,10 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         user_share_percent: config.serve.user_share_percent,
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
-    let records = Records::new(&config.spaces, config.ingest.shards, &loads);
+    let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);
     let (mut shards, mut places) = (Shards::new(config), PlaceAllocator::default());
     let (mut table, views) =
-        (FleetTable { version: 1, spaces: records.spaces(), workers: Vec::new() }, Views::default());
+        (FleetTable { version: 1, spaces: records.spaces(), workers: Vec::new() }, WorkerViews::default());
     for (worker, index) in config.workers.iter().zip(std::iter::from_fn(|| places.take())) {
         let mut record = records.record(worker, index, now_unix_ms);
         record.slot = shards.add(worker, record.shard)?;
@@ -63,20 +63,20 @@ pub(super) fn boot(config: &Config, now_unix_ms: u64) -> Result<Booted> {
         views.put(index, view);
     }
     let (indexes, plans) = shards.split(table.spaces.len());
-    Ok(Booted { loads, fleet: Arc::new(Fleet::new(table)), indexes, views: Arc::new(views), records, places, plans })
+    Ok(Startup { loads, fleet: Arc::new(Fleet::new(table)), indexes, views: Arc::new(views), records, places, plans })
 }
 
-/// What all shards of one space have in common.
+/// The settings that all shards of one space share.
 #[derive(Debug)]
-struct Bounds {
+struct SpaceShards {
     limits: ShardLimits,
-    /// One for all of them, so that a query enters once.
+    /// One for all shards, so that a query enters once.
     reclaimer: Reclaimer,
 }
 
-impl Bounds {
-    /// Of a space in so many shards. The parts are equal, as which worker is where follows from identities alone.
-    /// `secret` is the daemon's.
+impl SpaceShards {
+    /// Divides a space's memory equally among its shards: the shard of a worker depends on its identity alone. `secret`
+    /// is the daemon's.
     fn of(space: &SpaceConfig, shards: usize, secret: u64) -> Self {
         let memory_bytes_max = match space.memory_bytes_max {
             0 => u64::MAX,
@@ -87,14 +87,14 @@ impl Bounds {
         Self { limits, reclaimer: Reclaimer::new() }
     }
 
-    /// An empty shard of the space.
+    /// Makes an empty shard of the space.
     fn shard(&self, at: ShardId) -> (ShardWriter, ShardReader) {
         tracing::debug!(shard = %at, memory_bytes_max = self.limits.memory_bytes_max, "shard made");
         shard_in(at, self.limits, &self.reclaimer)
     }
 }
 
-/// The indexes under construction: one per shard and space, as any worker may come.
+/// The indexes under construction: one per shard and space, because a worker of any space may be added to any shard.
 struct Shards {
     /// By `ShardId`, then by `SpaceId`.
     indexes: Vec<Vec<(ShardWriter, ShardReader)>>,
@@ -105,9 +105,10 @@ struct Shards {
 impl Shards {
     fn new(config: &Config) -> Self {
         let shards = usize::from(config.ingest.shards.max(1));
-        // Nobody outside knows it, so nobody can choose prompts that collide in the tables.
+        // Secret, so that no client can choose prompts that collide in the tables.
         let secret = rand::rng().random();
-        let bounds: Vec<Bounds> = config.spaces.iter().map(|space| Bounds::of(space, shards, secret)).collect();
+        let bounds: Vec<SpaceShards> =
+            config.spaces.iter().map(|space| SpaceShards::of(space, shards, secret)).collect();
         let of_shard = |at: usize| bounds.iter().map(|bounds| bounds.shard(ShardId(at as u16))).collect();
         Self { indexes: (0..shards).map(of_shard).collect(), publishers: vec![Vec::new(); shards] }
     }
@@ -146,29 +147,29 @@ mod tests {
     use crate::config::{Flags, parse};
 
     #[test]
-    fn a_spaces_memory_is_divided_among_the_shards() {
+    fn the_memory_of_a_space_is_divided_among_the_shards() {
         let mut text = String::from("[ingest]\nshards = 4\n");
         text += "[[space]]\nmodel = \"a\"\nmemory_bytes_max = 1073741824\n[[space]]\nmodel = \"b\"\n";
         text += "[[worker]]\nid = 99\nmodel = \"b\"\n";
         let config = parse("test.toml", &text, &Flags::default()).expect("valid");
-        let bounds: Vec<_> = config.spaces.iter().map(|space| Bounds::of(space, 4, 7)).collect();
+        let bounds: Vec<_> = config.spaces.iter().map(|space| SpaceShards::of(space, 4, 7)).collect();
         let ceilings: Vec<u64> = bounds.iter().map(|bounds| bounds.limits.memory_bytes_max).collect();
         assert_eq!(ceilings, [1 << 28, u64::MAX]);
-        assert_eq!(bounds[0].limits.secret, bounds[1].limits.secret, "one for the daemon");
-        let booted = boot(&config, 0).expect("booted");
-        let plans: Vec<_> = booted.plans.iter().map(|plan| (plan.shard, plan.writers.len())).collect();
-        assert_eq!(plans, [0, 1, 2, 3].map(|shard| (ShardId(shard), 2)), "any worker may come to any shard");
+        assert_eq!(bounds[0].limits.secret, bounds[1].limits.secret, "one secret for the daemon");
+        let startup = prepare(&config, 0).expect("prepared");
+        let plans: Vec<_> = startup.plans.iter().map(|plan| (plan.shard, plan.writers.len())).collect();
+        assert_eq!(plans, [0, 1, 2, 3].map(|shard| (ShardId(shard), 2)), "any worker may be added to any shard");
     }
 
-    /// What an empty writer may take: there is one for each shard and space.
+    /// The most memory of an empty writer: there is one for each shard and space.
     const EMPTY_SHARD_BYTES_MAX: u64 = 288 << 10;
 
     #[test]
     fn a_shard_without_workers_takes_little_memory() {
         let config = parse("t", "[[space]]\nmodel = \"a\"\n", &Flags::default()).expect("valid");
-        let booted = boot(&config, 0).expect("booted");
+        let startup = prepare(&config, 0).expect("prepared");
         let bytes: Vec<u64> =
-            booted.plans.iter().flat_map(|plan| &plan.writers).map(|(_, writer)| writer.memory().bytes()).collect();
+            startup.plans.iter().flat_map(|plan| &plan.writers).map(|(_, writer)| writer.memory().bytes()).collect();
         assert!(bytes.iter().all(|bytes| *bytes <= EMPTY_SHARD_BYTES_MAX), "{bytes:?}");
     }
 }

@@ -1,8 +1,8 @@
-//! Files of workers: looked at when something tells of a change, and now and then in case nothing does.
+//! Files of workers. The daemon reads them when the system reports a change, and at intervals in case it does not.
 //!
-//! A folder of workers may hold anything, and be on a mount whose server is gone. Only regular files are opened, without
-//! waiting for whoever is at the other end, and every call that a file system may hold up is made on a thread of its own:
-//! the control thread waits for it for a bounded time, names the file, and goes on without it.
+//! A folder of workers may hold anything, and be on a mount whose server is gone. The daemon opens only regular files,
+//! without blocking, and makes each call that a file system may hold up on a thread of its own. The control thread
+//! waits a bounded time for such a call, then names the file and goes on without it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::roster::Roster;
+use super::desired_fleet::DesiredFleet;
 use crate::config::{Config, FileFormat, SpaceConfig, parse_workers};
 use crate::discovery::{Files, FilesChange, Seen, Source};
 use crate::limits::{
@@ -26,7 +26,7 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 
-/// What was in each file when it was last looked at.
+/// The hash of each file when it was last read.
 type Hashes = BTreeMap<PathBuf, u64>;
 
 /// Follows `path`, a file or a folder, for ever.
@@ -34,23 +34,23 @@ pub(super) async fn run(
     path: PathBuf,
     rescan_ms: u64,
     grace_ms: &Cell<u64>,
-    roster: &Roster,
+    desired: &DesiredFleet,
     counters: &CounterSet<DaemonCounter>,
 ) {
-    let (tell, mut told) = mpsc::channel(1);
+    let (notify, mut notified) = mpsc::channel(1);
     let at = path.clone();
-    // Kept by the task: it ends with the runtime.
-    let mut listening = Some(tokio::task::spawn_blocking(move || listen(&at, tell)));
-    let (started, mut files, mut looks) = (Instant::now(), Files::default(), Looks::default());
+    // The task owns it: it ends with the runtime.
+    let mut listening = Some(tokio::task::spawn_blocking(move || listen(&at, notify)));
+    let (started, mut files, mut scanner) = (Instant::now(), Files::default(), Scanner::default());
     let mut _watcher = None;
     loop {
-        match looks.look(&path, roster.spaces()).await {
+        match scanner.scan(&path, desired.spaces()).await {
             Ok(seen) => {
-                roster.note(&name(&path), None);
+                desired.note(&name(&path), None);
                 let change = files.look(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
-                apply(change, roster, counters, grace_ms.get());
+                apply(change, desired, counters, grace_ms.get());
             }
-            Err(problem) => refuse(&name(&path), &problem, roster, counters),
+            Err(problem) => refuse(&name(&path), &problem, desired, counters),
         }
         if listening.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
             && let Some(made) = listening.take()
@@ -60,35 +60,35 @@ pub(super) async fn run(
         let now_ms = started.elapsed().as_millis() as u64;
         let next_ms = files.next_ms(grace_ms.get()).map_or(rescan_ms, |at| at.saturating_sub(now_ms).min(rescan_ms));
         tokio::select! {
-            // Nothing more is told by a watcher that could not be made.
-            Some(()) = told.recv() => tokio::time::sleep(Duration::from_millis(DISCOVERY_SETTLE_MS)).await,
+            // If there is no watcher, this branch is never taken.
+            Some(()) = notified.recv() => tokio::time::sleep(Duration::from_millis(DISCOVERY_SETTLE_MS)).await,
             () = tokio::time::sleep(Duration::from_millis(next_ms)) => {}
         }
     }
 }
 
-/// What becomes of a call that a file system may hold up.
-type Held<T> = JoinHandle<std::io::Result<T>>;
+/// A call that a file system may hold up.
+type SlowCall<T> = JoinHandle<std::io::Result<T>>;
 
-/// Looks at the files, with what the last look left behind.
+/// Reads the files, and remembers the calls of earlier scans that have not returned.
 #[derive(Default)]
-struct Looks {
+struct Scanner {
     hashes: Hashes,
-    /// The listing that has not come back.
-    listing: Option<Held<Vec<(PathBuf, FileFormat)>>>,
-    /// Files whose reading has not come back. Each holds a thread.
-    reading: BTreeMap<PathBuf, Held<Reading>>,
+    /// The listing that has not returned.
+    listing: Option<SlowCall<Vec<(PathBuf, FileFormat)>>>,
+    /// Files whose reading has not returned. Each holds a thread.
+    reading: BTreeMap<PathBuf, SlowCall<Reading>>,
 }
 
-/// What was read of a file.
+/// The result of reading a file.
 struct Reading {
     hash: u64,
     seen: Seen,
 }
 
-impl Looks {
-    /// Looks at every file; one that is as it was is not parsed again. An error is about all of them.
-    async fn look(&mut self, path: &Path, spaces: &[SpaceConfig]) -> Result<BTreeMap<PathBuf, Seen>, String> {
+impl Scanner {
+    /// Reads every file, and parses those that have changed. An error is about all of them.
+    async fn scan(&mut self, path: &Path, spaces: &[SpaceConfig]) -> Result<BTreeMap<PathBuf, Seen>, String> {
         let at = path.to_owned();
         let listing = self.listing.take().unwrap_or_else(|| tokio::task::spawn_blocking(move || list(&at)));
         let files = match in_time(listing).await {
@@ -116,7 +116,7 @@ impl Looks {
         Ok(seen)
     }
 
-    /// Reads one file, unless an earlier reading of it has not come back.
+    /// Reads one file, unless an earlier reading of it has not returned.
     async fn read(
         &mut self,
         file: &Path,
@@ -124,7 +124,7 @@ impl Looks {
         known: Option<u64>,
         spaces: &Arc<[SpaceConfig]>,
     ) -> Result<std::io::Result<Reading>, &'static str> {
-        // What comes so late is not used: it is read once more.
+        // A late result is dropped: the file is read again.
         self.reading.retain(|_, reading| !reading.is_finished());
         if self.reading.contains_key(file) {
             return Err(LATE);
@@ -143,15 +143,15 @@ impl Looks {
     }
 }
 
-const LATE: &str = "reading it does not come to an end; see whether its file system answers";
+const LATE: &str = "reading it takes too long; check whether its file system responds";
 const TOO_MANY_LATE: &str =
-    "is not read while reading others does not come to an end; see whether their file system answers";
+    "is not read because reading other files takes too long; check whether their file system responds";
 
-/// What a call brings, or the call itself where that takes too long.
-async fn in_time<T>(mut call: Held<T>) -> Result<std::io::Result<T>, Held<T>> {
+/// The result of a call, or the call itself if it takes too long.
+async fn in_time<T>(mut call: SlowCall<T>) -> Result<std::io::Result<T>, SlowCall<T>> {
     match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut call).await {
         Ok(Ok(done)) => Ok(done),
-        // It panicked: that is the file's fault as far as anybody can tell.
+        // It panicked, presumably because of the file.
         Ok(Err(error)) => Ok(Err(std::io::Error::other(error))),
         Err(_) => Err(call),
     }
@@ -164,7 +164,7 @@ fn reading(file: &Path, format: FileFormat, known: Option<u64>, spaces: &[SpaceC
     Ok(Reading { hash, seen })
 }
 
-/// What is wrong with the files of workers that a configuration names, each with its path; nothing where it names none.
+/// The problems of the files of workers that a configuration names, each with its path.
 #[must_use]
 pub fn unusable_files(config: &Config) -> Vec<String> {
     let Some(path) = &config.discovery.path else { return Vec::new() };
@@ -184,47 +184,47 @@ fn name(path: &Path) -> String {
     Source::File(path.to_owned()).to_string()
 }
 
-fn apply(change: FilesChange, roster: &Roster, counters: &CounterSet<DaemonCounter>, grace_ms: u64) {
+fn apply(change: FilesChange, desired: &DesiredFleet, counters: &CounterSet<DaemonCounter>, grace_ms: u64) {
     for path in &change.missing {
-        tracing::warn!(path = %path.display(), grace_ms, "a file of workers is gone; its workers stay for the grace");
+        tracing::warn!(path = %path.display(), grace_ms, "a file of workers is gone; its workers stay for grace_ms");
     }
     for path in &change.gone {
         counters.bump(DaemonCounter::DiscoveryFilesGone);
-        roster.note(&name(path), None);
-        tracing::warn!(path = %path.display(), "a file of workers is gone for good; its workers are removed");
+        desired.note(&name(path), None);
+        tracing::warn!(path = %path.display(), "a file of workers has been gone for the grace time; its workers are removed");
     }
     for (path, problem) in &change.unusable {
-        refuse(&name(path), problem, roster, counters);
+        refuse(&name(path), problem, desired, counters);
     }
     for (path, named) in change.said {
         if !change.gone.contains(&path) {
             counters.bump(DaemonCounter::DiscoveryFilesRead);
-            roster.note(&name(&path), None);
+            desired.note(&name(&path), None);
             tracing::info!(path = %path.display(), workers = named.workers.len(), urls = named.servers.len(), "a file of workers is read");
         }
-        roster.say(Source::File(path), named);
+        desired.say(Source::File(path), named);
     }
 }
 
-fn refuse(name: &str, problem: &str, roster: &Roster, counters: &CounterSet<DaemonCounter>) {
-    if roster.note(name, Some(format!("{problem}; what it said before holds"))) {
+fn refuse(name: &str, problem: &str, desired: &DesiredFleet, counters: &CounterSet<DaemonCounter>) {
+    if desired.note(name, Some(format!("{problem}; its earlier contents stay in force"))) {
         counters.bump(DaemonCounter::DiscoveryFilesUnusable);
-        tracing::error!(source = name, problem, "workers cannot be read; what was said before holds");
+        tracing::error!(source = name, problem, "workers cannot be read; the earlier contents stay in force");
     }
 }
 
-/// Waits for changes in the folder of `path`: files are replaced there.
-fn listen(path: &Path, tell: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
+/// Watches the folder of `path` for changes. The folder, because files are replaced in it.
+fn listen(path: &Path, notify: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Looking at a file is an event too, and must not make it be looked at again.
-        let looked = |event: &notify::Event| match event.kind {
+        // Reading a file is an event too, and must not cause another reading.
+        let is_read = |event: &notify::Event| match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
             EventKind::Access(_) => true,
             _ => false,
         };
-        if !event.as_ref().is_ok_and(looked) {
-            // Full: somebody has been told already and has not looked yet.
-            let _ = tell.try_send(());
+        if !event.as_ref().is_ok_and(is_read) {
+            // Full: a notification waits already.
+            let _ = notify.try_send(());
         }
     });
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
@@ -236,7 +236,7 @@ fn listen(path: &Path, tell: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
     match watched {
         Ok(watcher) => Some(watcher),
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "nothing tells of changes of workers; they are found by looking");
+            tracing::warn!(path = %path.display(), %error, "changes of the files of workers cannot be watched; the daemon scans for them instead");
             None
         }
     }
@@ -250,15 +250,15 @@ fn parse(file: &Path, format: FileFormat, bytes: Vec<u8>, spaces: &[SpaceConfig]
     }
 }
 
-/// The bytes of a regular file. Anything else is refused before it is opened, as opening a device does something to it,
-/// and once more when it is open, as it may have been replaced in between.
+/// The bytes of a regular file. Other files are refused before they are opened, because opening a device may have an
+/// effect, and once more when open, because the file may have been replaced meanwhile.
 fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
         true => Ok(metadata.len()),
         false => Err(std::io::Error::other("it is not a regular file")),
     };
     regular(std::fs::metadata(file)?)?;
-    // Where a pipe took its place, nobody is waited for.
+    // Nonblocking: a pipe may have taken its place.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = std::fs::File::from(rustix::fs::open(file, flags, Mode::empty())?);
     let too_large = || std::io::Error::other(format!("it is larger than {DISCOVERY_FILE_BYTES_MAX} bytes"));
@@ -273,7 +273,8 @@ fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The file, or the files of the folder. Hidden ones are left out: they are being written, or somebody's own.
+/// The file, or the files of the folder. Hidden files are left out: they are being written, or not meant for the
+/// daemon.
 fn list(path: &Path) -> std::io::Result<Vec<(PathBuf, FileFormat)>> {
     let format = |file: &Path| match file.extension().and_then(|extension| extension.to_str()) {
         Some("json") => Some(FileFormat::Json),

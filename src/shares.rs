@@ -10,8 +10,8 @@ pub(crate) use users::UserReservation;
 ///
 /// Everything else that a client can hold depends on one of these. A connection has one watch, one receive buffer of
 /// the smallest size, and bounded replies. A lane belongs to a connection. A selection of the HTTP port belongs to its
-/// callers, who count as one user together ([`HTTP_USER`]), and so does the one dump that may be in progress. The names
-/// of ended bookings, predictions and journal records are not held: newer ones displace older ones.
+/// callers, who count as one user together ([`HTTP_USER`]). The one dump that may be in progress belongs to them too.
+/// The names of ended bookings, predictions and journal records are not held: newer ones displace older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedResource {
     /// Connections to the routing socket.

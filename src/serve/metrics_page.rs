@@ -6,9 +6,9 @@
 //! HTTP port ────┘
 //! ```
 //!
-//! A page of a large fleet takes long to make and megabytes to hold. So scrapes that come together share one, a page is
-//! served for a while before the next is made, and the number of pages in memory is bounded however slowly they are
-//! read.
+//! A page of a large fleet takes long to make and megabytes to hold. So scrapes that come together share one, and a
+//! page is served for a while before the next is made. The number of pages in memory is bounded, however slowly they
+//! are read.
 //!
 //! The port is on the loopback interface, and off unless it is configured. Every user of the machine can reach it, also
 //! those that may not use the sockets. So its connections are few and short.

@@ -1,14 +1,16 @@
 //! Watches: connections that receive the fleet whenever it changes.
 //!
 //! A core checks the fleet's version every [`WATCH_LOOK_MS`] while one of its connections watches, and not at all
-//! otherwise. A connection that has not read its last page gets no other: its next page shows the fleet as it is by then.
+//! otherwise. A connection that has not read its last page gets no other: its next page shows the fleet as it is by
+//! then.
 //!
 //! A gateway that asks for pages gets one after the other. Each is made once the one before is written, and all other
-//! connections have their quantum in between. Each page shows the fleet as it is when the page is made, and begins where
-//! the one before ended. All pages bear the fleet version of the first, so that a change meanwhile is sent anew. No fleet
-//! table is held between two pages: the place of a worker that has left is free again only once nothing holds a table
-//! with it, and a gateway reads as slowly as it likes. A gateway that knows of no pages asks for the whole fleet in one
-//! reply, which fills a quantum.
+//! connections have their quantum in between. Each page shows the fleet as it is when the page is made, and begins
+//! where the one before ended. All pages bear the fleet version of the first, so that a change meanwhile is sent anew.
+//!
+//! No fleet table is held between two pages, because a gateway reads as slowly as it likes: the place of a worker that
+//! has left is free again only once nothing holds a table with it. A gateway that knows of no pages asks for the whole
+//! fleet in one reply, which fills a quantum.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -140,23 +140,14 @@ impl<S: Service> RoutingResponder<S> {
         out: &mut Vec<u8>,
     ) -> Result<Answer> {
         let id = header.correlation_id;
-        let session = match peer.phase {
-            Phase::Open(Some(session)) => Ok(session),
-            Phase::Open(None) | Phase::HelloAwaited => Err(NoHello),
-        };
+        let session = if let Phase::Open(Some(session)) = peer.phase { Ok(session) } else { Err(NoHello) };
         let Self { requests, encoder, .. } = self;
         let instance_id = requests.service().hello().instance_id;
         match request {
             Request::Hello(hello) => self.hello(peer, id, hello, out),
             Request::Route(route) => {
                 let from = Requester { connection: peer.connection, session: session?, uid: peer.uid, id };
-                match requests.route(&from, route, || Box::new(RouteBody(body.into())))? {
-                    Replied::Later => Ok(Answer::Queued),
-                    Replied::Now => {
-                        let (decision, fleet) = (requests.decision(), requests.service().fleet());
-                        Answer::reply(out, |out| encoder.route(id, decision, route.explain, &fleet, out))
-                    }
-                }
+                self.route(&from, route, body, out)
             }
             Request::Overlap(route) => {
                 let decision = requests.overlap(session?, route)?;
@@ -169,9 +160,7 @@ impl<S: Service> RoutingResponder<S> {
             }
             Request::Workers { space, cursor, limit } => {
                 session?;
-                let fleet = requests.service().fleet();
-                require_space(&fleet, *space)?;
-                Answer::reply(out, |out| encoder.workers(id, &fleet, *space, (*cursor, *limit), out))
+                self.workers(id, *space, (*cursor, *limit), out)
             }
             Request::Watch { space, fleet_version_seen, page_limit } => {
                 session?;
@@ -210,6 +199,30 @@ impl<S: Service> RoutingResponder<S> {
                 Err(self.admin_only())
             }
         }
+    }
+
+    /// Answers a route, or leaves it in the queue with its frame's body.
+    fn route(&mut self, from: &Requester, route: &RouteRequest<'_>, body: &[u8], out: &mut Vec<u8>) -> Result<Answer> {
+        let Self { requests, encoder, .. } = self;
+        match requests.route(from, route, || Box::new(RouteBody(body.into())))? {
+            Replied::Later => Ok(Answer::Queued),
+            Replied::Now => {
+                let (decision, fleet) = (requests.decision(), requests.service().fleet());
+                Answer::reply(out, |out| encoder.route(from.id, decision, route.explain, &fleet, out))
+            }
+        }
+    }
+
+    fn workers(
+        &mut self,
+        id: CorrelationId,
+        space: Option<SpaceId>,
+        (cursor, limit): (u32, u32),
+        out: &mut Vec<u8>,
+    ) -> Result<Answer> {
+        let fleet = self.requests.service().fleet();
+        require_space(&fleet, space)?;
+        Answer::reply(out, |out| self.encoder.workers(id, &fleet, space, (cursor, limit), out))
     }
 
     fn hello(&mut self, peer: &mut Peer, id: CorrelationId, hello: &Hello<'_>, out: &mut Vec<u8>) -> Result<Answer> {

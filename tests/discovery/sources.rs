@@ -31,7 +31,7 @@ fn files_are_followed_and_bad_ones_change_nothing() {
 
     replace(&file, r#"[{"id": 2, "#);
     until("it is named", || {
-        problem(&daemon, "a.json").is_some_and(|problem| problem.contains("what it said before holds"))
+        problem(&daemon, "a.json").is_some_and(|problem| problem.contains("its earlier contents stay in force"))
     });
     assert_eq!((workers(&daemon).len(), daemon.counter("discovery_files_unusable")), (3, 1));
     replace(&file, r#"[{"id": 2, "model": "nobody's"}]"#);

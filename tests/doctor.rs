@@ -130,7 +130,7 @@ fn a_block_size_of_its_own_is_named_with_both_sizes() {
     store(&mut publisher, 7, 4, 32);
     let found = until_found(&daemon, "scheme_mismatch", || {});
     let (what, remedy) = (found["what"].as_str().expect("text"), found["remedy"].as_str().expect("text"));
-    assert!(what.contains("of 32 tokens") && what.contains("of 16"), "{what}");
+    assert!(what.contains("have 32 tokens") && what.contains("have 16"), "{what}");
     assert!(remedy.contains("--block-size 16") && remedy.contains("block_size = 32"), "{remedy}");
     assert_eq!(found["workers"], serde_json::json!([{"worker_id": 1, "dp_rank": 0}]));
     let output = run(&["status", "--socket", text(&daemon.socket())]);

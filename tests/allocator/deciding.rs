@@ -1,6 +1,4 @@
-//! What deciding, booking and ending ask of the allocator once they are warm: counted, in a binary of its own.
-
-#![cfg(feature = "daemon")]
+//! What deciding, booking and freeing ask of the allocator once they are warm.
 
 use std::sync::Arc;
 
@@ -13,7 +11,7 @@ use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteReque
 
 /// How often this thread asks for memory within `run`.
 fn allocations(run: impl FnOnce()) -> u64 {
-    allocation_counter::measure(run).count_total
+    crate::allocations(crate::this_thread(), run)
 }
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
@@ -146,6 +144,7 @@ fn round(world: &mut World, names: &[String]) -> [u64; 3] {
 
 #[test]
 fn deciding_booking_and_ending_allocate_nothing_once_they_are_warm() {
+    let _alone = crate::ONE_AT_A_TIME.lock();
     let mut world = World::new();
     let names = |round: usize| (0..192).map(|at| format!("request-{round}-{at}")).collect::<Vec<_>>();
     for warm in 0..8 {

@@ -1,15 +1,12 @@
 //! Memory of a whole process: what a worker took goes back to the system when the worker is emptied.
 //!
-//! One test alone, as it looks at its process; with the daemon's allocator.
-
-#![cfg(feature = "daemon")]
+//! A process of its own measures it, with the daemon's allocator.
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use kvrouted::index::{ShardLimits, ShardWriter, StoreBlocks, shard};
 use std::time::Duration;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+use crate::kit::test_of_this_binary;
 
 /// Chains of one block each.
 const SHORT_CHAINS: u64 = 120_000;
@@ -45,6 +42,13 @@ fn rest(writer: &mut ShardWriter) {
 
 #[test]
 fn an_emptied_worker_gives_its_memory_back_to_the_system() {
+    let measured = test_of_this_binary("index_memory::measured_in_a_process_of_its_own").output().expect("it runs");
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stdout));
+}
+
+#[test]
+#[ignore = "another test starts it in a process of its own"]
+fn measured_in_a_process_of_its_own() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
     let slots = [(); 2].map(|()| writer.add_worker().expect("room"));
     // Something stays that the other worker holds.

@@ -1,7 +1,5 @@
 //! The example gateway as a process, between callers over HTTP, a daemon, and simulated engines that publish events.
 
-#![cfg(feature = "daemon")]
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -11,8 +9,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-mod process;
-use process::{Daemon, PATIENCE, folder, prompt, text, until};
+use crate::kit::{self, Daemon, PATIENCE, folder, prompt, text, until};
 
 /// The example, beside the binary; `None` = it was not built, which `cargo test` does and `cargo test --test` does not.
 fn example() -> Option<PathBuf> {
@@ -69,7 +66,7 @@ fn world(example: &Path) -> World {
     let engine = |id: usize| {
         let (link, log) = (link(id), folder.path().join(format!("engine-{id}.log")));
         let arguments = ["demo-engine", "--link", text(&link), "--log", text(&log), "--capacity-blocks", "4096"];
-        Helper::start(process::kvrouted(&arguments))
+        Helper::start(kit::kvrouted(&arguments))
     };
     let engines: Vec<_> = (1..=2).map(engine).collect();
     let workers: Vec<_> = engines

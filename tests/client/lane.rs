@@ -17,7 +17,7 @@ use kvrouted::load::BookingOutcome;
 use kvrouted::wire::{FrameHeader, FrameKind, LaneOpened, ReplyEncoder, RouteReply};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::process::{self, Daemon, prompt, until};
+use crate::kit::{self, Daemon, prompt, until};
 use crate::{WORKERS, booked, bookings, options, question, runtime, space, until_daemon, until_holds};
 
 fn lane(wanted: LaneUse) -> SteadyOptions {
@@ -26,11 +26,11 @@ fn lane(wanted: LaneUse) -> SteadyOptions {
 
 /// A daemon with so many lanes at most.
 fn with_lanes(lanes_max: u32) -> Daemon {
-    let folder = process::folder();
-    let config = process::configure(folder.path(), "[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
+    let folder = kit::folder();
+    let config = kit::configure(folder.path(), "[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
     let text = std::fs::read_to_string(&config).expect("the file");
-    process::replace(&config, &text.replace("[serve]\n", &format!("[serve]\nlanes_max = {lanes_max}\n")));
-    Daemon::serve(folder, &["--config", process::text(&config)])
+    kit::replace(&config, &text.replace("[serve]\n", &format!("[serve]\nlanes_max = {lanes_max}\n")));
+    Daemon::serve(folder, &["--config", kit::text(&config)])
 }
 
 /// What of a decision does not depend on chance.
@@ -159,7 +159,7 @@ fn hand_over_nonsense(client: &UnixStream, asked: FrameHeader) -> LaneMemory {
 
 /// A daemon whose lanes are broken: passes everything on to a real one but the request for a lane.
 fn of_broken_lanes(real: &Path) -> (PathBuf, Arc<tempfile::TempDir>) {
-    let (folder, real) = (process::folder(), real.to_owned());
+    let (folder, real) = (kit::folder(), real.to_owned());
     let path = folder.path().join("broken");
     let listener = UnixListener::bind(&path).expect("bound");
     let pass_on = |mut from: UnixStream, mut to: UnixStream| {

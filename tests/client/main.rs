@@ -13,10 +13,11 @@ use kvrouted::load::{BookingOutcome, EngineLoad};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use tokio::runtime::{Builder, Runtime};
 
+mod gateway;
+#[path = "../kit/mod.rs"]
+mod kit;
 mod lane;
-#[path = "../process/mod.rs"]
-mod process;
-use process::{Daemon, PATIENCE, prompt, until};
+use kit::{Daemon, PATIENCE, prompt, until};
 
 const WORKERS: [&str; 4] = ["--worker", "id=1", "--worker", "id=2"];
 
@@ -277,7 +278,7 @@ fn prompts_are_hashed_here_as_the_daemon_does_and_as_tokens_where_it_knows_bette
 
 #[test]
 fn nobody_decides_where_nobody_is_known_or_the_client_may_not() {
-    let folder = process::folder();
+    let folder = kit::folder();
     let nowhere = folder.path().join("s");
     runtime().block_on(async {
         let client = AsyncClient::new(&nowhere, options());
@@ -367,7 +368,7 @@ fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_c
 
 #[test]
 fn a_socket_that_is_no_daemons_is_a_daemon_that_does_not_answer() {
-    let folder = process::folder();
+    let folder = kit::folder();
     let path = folder.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
     std::thread::spawn(move || {

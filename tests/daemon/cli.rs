@@ -1,8 +1,6 @@
 //! The command line as a script sees it: exit codes, what goes to which stream, and nothing bound by a
 //! command that was not to bind.
 
-#![cfg(feature = "daemon")]
-
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,8 +1,6 @@
 //! The configuration file: what good ones mean, and that every problem of a bad one is listed at once with
 //! its line, its field and the name that was probably meant.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::config::{self, Config, Flags, IoEngine, LogFormat, Place, Problems, Salts, Setting};
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, Window, Worker};

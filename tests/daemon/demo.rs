@@ -1,6 +1,5 @@
 //! `kvrouted demo` through the built binary: what it prints, and that nothing survives it.
 
-#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 use std::fs;

@@ -1,7 +1,5 @@
 //! `kvrouted doctor` beside a daemon whose publishers misbehave.
 
-#![cfg(feature = "daemon")]
-
 use std::sync::Arc;
 
 use kvrouted::client::Client;
@@ -10,9 +8,8 @@ use kvrouted::limits::{EVENTS_OFF_DECISIONS_MIN, FOREIGN_BLOCKS_HELD_MIN, FOREIG
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde_json::Value;
 
-mod process;
-use process::publisher::Publisher;
-use process::{Daemon, folder, run, text, until, until_ok};
+use crate::kit::publisher::Publisher;
+use crate::kit::{Daemon, folder, run, text, until, until_ok};
 
 /// Stores a chain of so many blocks of `block_size` tokens, all of them `token`.
 fn store(publisher: &mut Publisher, token: u32, blocks: u64, block_size: u32) {

@@ -1,16 +1,13 @@
 //! The journal of a daemon as its users meet it: written by one process, judged again by another.
 
-#![cfg(feature = "daemon")]
-
 use std::path::{Path, PathBuf};
 
 use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde_json::Value;
 
-mod process;
-use process::publisher::Publisher;
-use process::{Daemon, prompt, run, text, until};
+use crate::kit::publisher::Publisher;
+use crate::kit::{self, Daemon, prompt, run, text, until};
 
 /// Decisions of a run.
 const DECISIONS: u32 = 300;
@@ -23,7 +20,7 @@ struct Run {
 
 /// Two workers, one of which holds the beginning of some prompts; every other decision is booked.
 fn run_of_a_daemon(section: &str) -> Run {
-    let folder = process::folder();
+    let folder = kit::folder();
     let journal = folder.path().join("journal");
     let mut publisher = Publisher::new();
     let config = format!(
@@ -95,7 +92,7 @@ fn a_torn_journal_is_used_up_to_where_it_is_torn() {
         "{said}"
     );
 
-    let output = process::run(&["replay", text(&last.with_file_name("none"))]);
+    let output = kit::run(&["replay", text(&last.with_file_name("none"))]);
     assert_eq!(output.status.code(), Some(64));
 }
 
@@ -105,7 +102,7 @@ fn a_sample_is_a_share_and_no_directory_is_no_journal() {
     let (code, said) = replayed(&run.journal);
     let decisions = said["decisions"].as_u64().expect("a number");
     assert!(code == Some(0) && (90..210).contains(&decisions), "{said}");
-    let output = process::run(&["replay", text(run.journal.parent().expect("a folder"))]);
+    let output = kit::run(&["replay", text(run.journal.parent().expect("a folder"))]);
     assert_eq!(output.status.code(), Some(64), "a folder without a journal");
 }
 
@@ -130,11 +127,11 @@ fn other_weights_are_tried_on_what_was_recorded() {
     assert!(number(&other["changed"]) > 0.0, "{other}");
     assert!(number(&other["what_if"]["hit_rate"]) < number(&other["recorded"]["hit_rate"]), "{other}");
     assert!(number(&other["prefill_tokens_saved"]) < 0.0, "{other}");
-    let table = process::run(&["what-if", journal, "--set", "mode=round-robin"]);
+    let table = kit::run(&["what-if", journal, "--set", "mode=round-robin"]);
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(table.contains("tokens to prefill") && table.contains('█') && table.contains("An estimate"), "{table}");
     for wrong in ["device_credits=1", "mode=fastest", "mode=approximate", "x"] {
-        let output = process::run(&["what-if", journal, "--set", wrong]);
+        let output = kit::run(&["what-if", journal, "--set", wrong]);
         assert_eq!(output.status.code(), Some(64), "{wrong}");
     }
 }
@@ -154,7 +151,7 @@ fn weights_that_are_found_are_tried_as_a_shadow_and_promoted() {
         std::fs::read_to_string(&fragment).expect("a fragment of a configuration")
     ));
     let socket = daemon.socket();
-    let tune = |arguments: &[&str]| process::run(&[&["tune", "--socket", text(&socket)], arguments].concat());
+    let tune = |arguments: &[&str]| kit::run(&[&["tune", "--socket", text(&socket)], arguments].concat());
     assert_eq!(tune(&["--promote"]).status.code(), Some(1), "there is none to promote");
     assert!(tune(&[journal, "--trials", "5", "--shadow", "1"]).status.success());
     let mut client = daemon.client();
@@ -190,7 +187,7 @@ fn a_shadow_policy_of_the_configuration_is_held_to_what_was_chosen() {
     let (agreements, disagreements) = (daemon.counter("shadow_agreements"), daemon.counter("shadow_disagreements"));
     assert_eq!(agreements + disagreements, 20);
     assert_eq!(daemon.counter("shadow_blocks_saved") + daemon.counter("shadow_blocks_lost"), 0);
-    let line = process::run(&["status", "--socket", text(&daemon.socket())]);
+    let line = kit::run(&["status", "--socket", text(&daemon.socket())]);
     let line = String::from_utf8_lossy(&line.stdout).into_owned();
     assert!(line.contains("of 20 decisions; its workers held 0 prompt blocks more and 0 fewer"), "{line}");
 }

@@ -1,7 +1,5 @@
 //! The whole daemon as its users meet it: the binary, real sockets, another process asking.
 
-#![cfg(feature = "daemon")]
-
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -14,10 +12,9 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::trust::TrustLevel;
 use serde_json::Value;
 
-mod process;
-use process::publisher::Publisher;
-use process::scrape::{free_port, scrape};
-use process::{Daemon, PATIENCE, Process, options, prompt, text, until};
+use crate::kit::publisher::Publisher;
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{Daemon, PATIENCE, Process, options, prompt, text, until};
 
 /// The workers as `kvrouted status` lists them.
 fn status(daemon: &Daemon) -> Vec<Value> {

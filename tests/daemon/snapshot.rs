@@ -1,7 +1,5 @@
 //! Snapshots of a whole daemon: killed, stopped, started again, on files that are its own and on others.
 
-#![cfg(feature = "daemon")]
-
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,10 +12,9 @@ use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
 
-mod process;
-use process::info::server;
-use process::publisher::{BLOCK_SIZE, SCHEME, endpoint_of, engine_hashes, send_batch, stored};
-use process::{Daemon, PATIENCE, folder, replace, run, text, until};
+use crate::kit::info::server;
+use crate::kit::publisher::{BLOCK_SIZE, SCHEME, endpoint_of, engine_hashes, send_batch, stored};
+use crate::kit::{self, Daemon, PATIENCE, folder, replace, run, text, until};
 
 /// An engine: what it publishes, it also sends again to whoever asks at its replay endpoint.
 struct Engine {
@@ -100,7 +97,7 @@ impl Drop for Engine {
 }
 
 fn prompt(seed: u32, blocks: u32) -> Vec<u32> {
-    process::prompt(seed, blocks * BLOCK_SIZE)
+    kit::prompt(seed, blocks * BLOCK_SIZE)
 }
 
 /// A folder with a configuration of two workers, of which only the first has a replay endpoint.
@@ -357,7 +354,7 @@ fn start_empty(folder: &Arc<TempDir>) -> Daemon {
     let tables = format!(
         "[discovery]\npath = {workers:?}\nrescan_ms = 100\ngrace_ms = 1\n[snapshot]\ndir = {snapshots:?}\nevery_s = 86400\n"
     );
-    let config = process::configure(folder.path(), &tables);
+    let config = kit::configure(folder.path(), &tables);
     Daemon::serve(Arc::clone(folder), &["--config", text(&config)])
 }
 

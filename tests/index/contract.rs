@@ -1,8 +1,6 @@
 //! The index contract case by case: the streams on which radix trees of other routers give another answer,
 //! ambiguity, groups, tiers, and several shards.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{Depths, IndexReader, RemoveOutcome, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome, shard};
 

@@ -3,17 +3,13 @@
 //!
 //! `KVROUTED_SEEDS` says how many seeds each test takes, `KVROUTED_SEED` takes one alone.
 
-#![cfg(feature = "daemon")]
-
-mod oracle;
-
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use kvrouted::index::{Depths, DumpCursor, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
-use oracle::Oracle;
-use oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};
-use oracle::replay::{Watch, seeds};
-use oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
-use oracle::twin::{Twin, is_the_writers_own, numbers};
+use crate::oracle::Oracle;
+use crate::oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};
+use crate::oracle::replay::{Watch, seeds};
+use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
+use crate::oracle::twin::{Twin, is_the_writers_own, numbers};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seeds of each test, unless it says otherwise.
@@ -237,31 +233,31 @@ const PROMPTS: Shape = Shape::Prompts { prompts: 12, blocks_max: 40, step_blocks
 #[test]
 fn prompts_in_small_nodes() {
     let of = Alphabet { groups: 1, ..FLEET };
-    dumps("index_dump::prompts_in_small_nodes", SEEDS, Style { of, shape: PROMPTS, rates: Rates::REMOVING }, 8);
+    dumps("index::dump::prompts_in_small_nodes", SEEDS, Style { of, shape: PROMPTS, rates: Rates::REMOVING }, 8);
 }
 
 #[test]
 fn prompts_in_groups_and_tiers() {
     let style = Style { of: FLEET, shape: PROMPTS, rates: Rates::USUAL };
-    dumps("index_dump::prompts_in_groups_and_tiers", SEEDS, style, 1024);
+    dumps("index::dump::prompts_in_groups_and_tiers", SEEDS, style, 1024);
 }
 
 #[test]
 fn prompts_beside_clears() {
-    dumps("index_dump::prompts_beside_clears", SEEDS, Style { of: FLEET, shape: PROMPTS, rates: Rates::CLEARING }, 8);
+    dumps("index::dump::prompts_beside_clears", SEEDS, Style { of: FLEET, shape: PROMPTS, rates: Rates::CLEARING }, 8);
 }
 
 #[test]
 fn contents_of_several_names() {
     let shape = Shape::Prompts { prompts: 8, blocks_max: 20, step_blocks_max: 8, aliases: true };
     let of = Alphabet { seeds: 2, ..FLEET };
-    dumps("index_dump::contents_of_several_names", SEEDS, Style { of, shape, rates: Rates::USUAL }, 8);
+    dumps("index::dump::contents_of_several_names", SEEDS, Style { of, shape, rates: Rates::USUAL }, 8);
 }
 
 #[test]
 fn anything() {
     let of = Alphabet { workers: 4, hashes: 24, locals: 2, groups: 2, seeds: 2, tiers: 4 };
-    dumps("index_dump::anything", SEEDS, Style { of, shape: Shape::Soup, rates: Rates::USUAL }, 3);
+    dumps("index::dump::anything", SEEDS, Style { of, shape: Shape::Soup, rates: Rates::USUAL }, 3);
 }
 
 /// Prompts of several of the largest nodes.
@@ -269,7 +265,7 @@ fn anything() {
 fn prompts_beyond_one_node() {
     let of = Alphabet { workers: 3, hashes: 100_000, locals: 1 << 40, groups: 1, tiers: 2, ..FLEET };
     let shape = Shape::Prompts { prompts: 3, blocks_max: 2600, step_blocks_max: 2600, aliases: false };
-    dumps("index_dump::prompts_beyond_one_node", 2, Style { of, shape, rates: Rates::USUAL }, 1024);
+    dumps("index::dump::prompts_beyond_one_node", 2, Style { of, shape, rates: Rates::USUAL }, 1024);
 }
 
 /// What one tier has of a chain hangs under what only another has, in one node and in several.

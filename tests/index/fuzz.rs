@@ -5,17 +5,13 @@
 //! `KVROUTED_SEEDS` says how many seeds each test takes (300), `KVROUTED_SEED` takes one alone, and
 //! `KVROUTED_TRACE` prints each before it is taken, for when the process does not survive it.
 
-#![cfg(feature = "daemon")]
-
-mod oracle;
-
 use kvrouted::ids::Tier;
 use kvrouted::index::ShardLimits;
-use oracle::event::{Event, add_worker, begin_batch, clear, publish, remove, remove_worker, store, sweep};
-use oracle::minimise::{failure, shortest};
-use oracle::replay::{Watch, command, seeds};
-use oracle::stream::{Alphabet, Rates, Shape, Stream, Style, short_queries};
-use oracle::twin::Twin;
+use crate::oracle::event::{Event, add_worker, begin_batch, clear, publish, remove, remove_worker, store, sweep};
+use crate::oracle::minimise::{failure, shortest};
+use crate::oracle::replay::{Watch, command, seeds};
+use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, short_queries};
+use crate::oracle::twin::Twin;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -87,41 +83,41 @@ const fn soup(of: Alphabet, rates: Rates) -> Style {
 
 #[test]
 fn crowded_streams() {
-    fuzz("index_fuzz::crowded_streams", soup(CROWDED, Rates::USUAL));
+    fuzz("index::fuzz::crowded_streams", soup(CROWDED, Rates::USUAL));
 }
 
 #[test]
 fn mixed_streams() {
-    fuzz("index_fuzz::mixed_streams", soup(MIXED, Rates::USUAL));
+    fuzz("index::fuzz::mixed_streams", soup(MIXED, Rates::USUAL));
 }
 
 #[test]
 fn aliased_streams() {
-    fuzz("index_fuzz::aliased_streams", soup(ALIASED, Rates::REMOVING));
+    fuzz("index::fuzz::aliased_streams", soup(ALIASED, Rates::REMOVING));
 }
 
 #[test]
 fn grouped_streams() {
-    fuzz("index_fuzz::grouped_streams", soup(GROUPED, Rates::CLEARING));
+    fuzz("index::fuzz::grouped_streams", soup(GROUPED, Rates::CLEARING));
 }
 
 #[test]
 fn prompts_that_split_and_join() {
     let shape = Shape::Prompts { prompts: 8, blocks_max: 40, step_blocks_max: 16, aliases: false };
-    fuzz("index_fuzz::prompts_that_split_and_join", Style { of: FLEET, shape, rates: Rates::REMOVING });
+    fuzz("index::fuzz::prompts_that_split_and_join", Style { of: FLEET, shape, rates: Rates::REMOVING });
 }
 
 #[test]
 fn prompts_that_grow_block_by_block() {
     let shape = Shape::Prompts { prompts: 4, blocks_max: 40, step_blocks_max: 1, aliases: false };
-    fuzz("index_fuzz::prompts_that_grow_block_by_block", Style { of: FLEET, shape, rates: Rates::USUAL });
+    fuzz("index::fuzz::prompts_that_grow_block_by_block", Style { of: FLEET, shape, rates: Rates::USUAL });
 }
 
 #[test]
 fn prompts_of_several_names_and_tiers() {
     let of = Alphabet { workers: 3, groups: 2, seeds: 2, tiers: 3, ..FLEET };
     let shape = Shape::Prompts { prompts: 6, blocks_max: 24, step_blocks_max: 12, aliases: true };
-    fuzz("index_fuzz::prompts_of_several_names_and_tiers", Style { of, shape, rates: Rates::CLEARING });
+    fuzz("index::fuzz::prompts_of_several_names_and_tiers", Style { of, shape, rates: Rates::CLEARING });
 }
 
 /// Lists that are short, and go where an index can go wrong.

@@ -1,19 +1,15 @@
 //! The index against the oracle: random streams over small alphabets, so that hashes collide, middles are
 //! removed, blocks are stored twice, parents are unknown, contents have several names and slots are reused.
 //!
-//! A failing case is written to `tests/index_properties.regressions` and tried first from then on:
-//! `cargo test --test index_properties` replays it.
-
-#![cfg(feature = "daemon")]
-
-mod oracle;
+//! A failing case is written to `tests/index/properties.regressions` and tried first from then on:
+//! `cargo test --test index properties` replays it.
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use kvrouted::index::ShardLimits;
-use oracle::Oracle;
-use oracle::event::{Event, Stored};
-use oracle::stream::{Alphabet, short_queries};
-use oracle::twin::Twin;
+use crate::oracle::Oracle;
+use crate::oracle::event::{Event, Stored};
+use crate::oracle::stream::{Alphabet, short_queries};
+use crate::oracle::twin::Twin;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
@@ -176,7 +172,7 @@ fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 512 };
     ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/index_properties.regressions"))),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/index/properties.regressions"))),
         cases,
         ..default
     }

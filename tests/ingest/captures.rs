@@ -2,7 +2,6 @@
 //!
 //! The project's fixtures are always tested. A larger collection of captures is tested as well where it is present.
 
-#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used)] // clippy knows functions marked as tests, not what they call
 
 use kvrouted::event::format::Format;
@@ -14,7 +13,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-#[path = "../src/ingest/tests/sidecar.rs"]
+#[path = "../../src/ingest/tests/sidecar.rs"]
 mod sidecar;
 use sidecar::{captures_in, messages};
 

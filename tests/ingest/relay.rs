@@ -1,20 +1,12 @@
 //! The relay as its users meet it: an engine, `kvrouted relay` beside it, `kvrouted serve` behind that, and a query.
 
-#![cfg(feature = "daemon")]
-#![cfg(unix)]
-
 use std::sync::Arc;
 
 use tempfile::TempDir;
 
-mod process;
-use process::scrape::{free_port, scrape};
-use process::{Daemon, PATIENCE, Process, folder, text, until, until_ok};
-
-#[allow(dead_code, reason = "each user of the encoder needs a part of it")]
-#[path = "../src/ingest/tests/vllm.rs"]
-mod vllm;
-use vllm::{BLOCK_SIZE, Batch};
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{Daemon, PATIENCE, Process, folder, text, until, until_ok};
+use crate::vllm::{BLOCK_SIZE, Batch};
 
 /// An engine without a replay socket. XPUB, to know when the relay listens.
 struct Engine {

@@ -5,8 +5,6 @@
 //! the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1; KVROUTED_SKIP_ENGINES=1 does not even try. Older
 //! versions and longer chaos are run by hand: `scripts/engines/RESULTS.md`.
 
-#![cfg(feature = "daemon")]
-#![cfg(unix)]
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 

@@ -1,21 +1,18 @@
 //! Sessions whose requests come to one worker, on a daemon of two cores.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;
 use kvrouted::load::{BookingHandle, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, ReplyNotes, RouteRequest};
 use kvrouted::wire::RouteReply;
 
-mod process;
-use process::{Daemon, prompt};
+use crate::kit::{self, Daemon, prompt};
 
 fn daemon(workers: u64, policy: &str) -> Daemon {
     let workers: String = (1..=workers).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
-    let folder = process::folder();
-    let config = process::configure(folder.path(), &format!("[policy]\nseed = 3\n{policy}\n{workers}"));
-    Daemon::serve(folder, &["--config", process::text(&config), "--cores", "2"])
+    let folder = kit::folder();
+    let config = kit::configure(folder.path(), &format!("[policy]\nseed = 3\n{policy}\n{workers}"));
+    Daemon::serve(folder, &["--config", kit::text(&config), "--cores", "2"])
 }
 
 /// Routes and books a request of a session.
@@ -110,14 +107,14 @@ fn a_session_whose_worker_leaves_is_bound_anew_and_without_affinity_the_reply_sa
         book: Some(BookingRequest { request_id: "a", attempt: 0 }),
         ..RouteRequest::new(space, Prompt::of_tokens(&tokens))
     };
-    process::until("the worker is there", || {
+    kit::until("the worker is there", || {
         client.route(&RouteRequest { book: None, ..on_two }).is_ok_and(|reply| reply.eligible == 1)
     });
     let (worker, handle) = chosen(&client.route(&on_two).expect("a decision"));
     assert_eq!(worker, Worker::new(2, 0));
     free(&mut client, handle);
     daemon.worker_ok(&["remove", "2"]);
-    process::until("the worker has left", || daemon.status().workers.len() == 1);
+    kit::until("the worker has left", || daemon.status().workers.len() == 1);
     let (worker, _) = chosen(&ask(&mut client, "s", "b", &tokens));
     assert_eq!(worker, Worker::new(1, 0));
     assert_eq!(daemon.counter("affinity_moved_ineligible"), 1);

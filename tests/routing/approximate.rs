@@ -1,14 +1,11 @@
 //! Workers without events, as a gateway meets them: the binary, a real socket, and predictions of what was booked.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;
 use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
-mod process;
-use process::{Daemon, until};
+use crate::kit::{Daemon, until};
 
 /// Two workers of a space that says this of itself.
 fn start(space: &str) -> Daemon {

@@ -1,7 +1,5 @@
 //! One request, two workers: who prefills and who decodes come in one reply.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::fleet::PoolRole;
@@ -10,8 +8,7 @@ use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, ReplyNotes, RouteRequest};
 use kvrouted::wire::{Reply, RouteReply};
 
-mod process;
-use process::{Daemon, prompt, until};
+use crate::kit::{self, Daemon, prompt, until};
 
 /// Worker 1 prefills, worker 2 decodes.
 fn daemon(policy: &str) -> Daemon {
@@ -20,14 +17,14 @@ fn daemon(policy: &str) -> Daemon {
 
 /// The same with more workers.
 fn daemon_of(policy: &str, workers: &str) -> Daemon {
-    let folder = process::folder();
+    let folder = kit::folder();
     let tables = format!(
         "role = \"decode\"\n[[space]]\nmodel = \"m\"\nblock_size = 16\nrole = \"prefill\"\n[policy]\n{policy}\n\
          [[worker]]\nid = 1\nrole = \"prefill\"\nbatched_tokens_max = 100\n\
          [[worker]]\nid = 2\nrole = \"decode\"\nbatched_tokens_max = 100\n{workers}"
     );
-    let config = process::configure(folder.path(), &tables);
-    Daemon::serve(folder, &["--config", process::text(&config)])
+    let config = kit::configure(folder.path(), &tables);
+    Daemon::serve(folder, &["--config", kit::text(&config)])
 }
 
 fn space(client: &Client, role: PoolRole) -> SpaceId {
@@ -262,8 +259,8 @@ fn a_query_names_both_workers_or_says_why_there_is_one() {
     let query = |flags: &[&str]| {
         let plain = ["query", "--socket"];
         let socket = daemon.socket();
-        let prompt = [process::text(&socket), "--model", "m", "--tokens", "1,2,3"];
-        process::run(&[&plain[..], &prompt, flags].concat())
+        let prompt = [kit::text(&socket), "--model", "m", "--tokens", "1,2,3"];
+        kit::run(&[&plain[..], &prompt, flags].concat())
     };
     let pair = query(&["--disaggregate", "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&pair.stdout).expect("JSON");

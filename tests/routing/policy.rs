@@ -1,7 +1,5 @@
 //! Modes, rules and policies as a gateway meets them: the binary, a real socket, SIGHUP.
 
-#![cfg(feature = "daemon")]
-
 use std::sync::mpsc;
 
 use kvrouted::client::Client;
@@ -11,8 +9,7 @@ use kvrouted::ids::Worker;
 use kvrouted::route::{BookingRequest, Mode, Names, Overrides, Preferences, Prompt, RouteRequest};
 use kvrouted::wire::{RouteReply, WatchReply, features};
 
-mod process;
-use process::{Daemon, PATIENCE, prompt, until};
+use crate::kit::{Daemon, PATIENCE, prompt, until};
 
 /// Three workers of which one is a CPU, one has labels and an adapter.
 const WORKERS: &str = "[[worker]]\nid = 1\ntaints = [\"a\", \"b\"]\nloras = [\"poet\"]\n\

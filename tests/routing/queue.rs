@@ -1,7 +1,5 @@
 //! Requests that find every worker busy, on a daemon of two cores: who waits, who is next, and what ends a wait.
 
-#![cfg(feature = "daemon")]
-
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::ids::{CorrelationId, Worker};
@@ -9,16 +7,15 @@ use kvrouted::load::{BookingHandle, BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{RemoteError, Reply, RouteReply};
 
-mod process;
-use process::{Daemon, prompt, until};
+use crate::kit::{self, Daemon, prompt, until};
 
 /// Two cores, and so many workers that are busy with one prompt of 64 tokens each.
 fn daemon(workers: u64, policy: &str) -> Daemon {
     let workers: String =
         (1..=workers).map(|id| format!("[[worker]]\nid = {id}\nbatched_tokens_max = 100\n")).collect();
-    let folder = process::folder();
-    let config = process::configure(folder.path(), &format!("[policy]\nqueue_threshold = 0.5\n{policy}\n{workers}"));
-    Daemon::serve(folder, &["--config", process::text(&config), "--cores", "2"])
+    let folder = kit::folder();
+    let config = kit::configure(folder.path(), &format!("[policy]\nqueue_threshold = 0.5\n{policy}\n{workers}"));
+    Daemon::serve(folder, &["--config", kit::text(&config), "--cores", "2"])
 }
 
 fn request<'a>(client: &Client, request_id: &'a str, tokens: &'a [u32]) -> RouteRequest<'a> {
@@ -167,14 +164,14 @@ fn bookings_that_expire_make_room_at_once() {
 
 #[test]
 fn a_worker_may_have_figures_of_its_own_for_what_a_prefill_takes() {
-    let folder = process::folder();
-    let config = process::configure(
+    let folder = kit::folder();
+    let config = kit::configure(
         folder.path(),
         "[policy]\nqueue_threshold = 0.5\n[booking]\nprefill_model = \"fixed\"\nprefill_token_ns = 1000000000\n\
          [[worker]]\nid = 1\nbatched_tokens_max = 100\nprefill_base_us = 0\nprefill_token_ns = 0\n\
          [[worker]]\nid = 2\nbatched_tokens_max = 100\n",
     );
-    let daemon = Daemon::serve(folder, &["--config", process::text(&config)]);
+    let daemon = Daemon::serve(folder, &["--config", kit::text(&config)]);
     let mut client = daemon.client();
     let tokens = prompt(1, 640);
     let at = |id| [Worker::new(id, 0)];

@@ -1,8 +1,6 @@
 //! The documents: links resolve, the README leads to every page, commands exist, code is that of tested files, and the
 //! words are those of the glossary.
 
-#![cfg(feature = "daemon")]
-
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,8 +9,7 @@ use std::process::Command;
 use clap::{CommandFactory as _, Parser as _};
 use kvrouted::cli::Cli;
 
-mod process;
-use process::{Daemon, text};
+use crate::kit::{Daemon, text};
 
 /// The README is an introduction: it has at most this many lines.
 const README_LINES_MAX: usize = 200;

@@ -1,8 +1,6 @@
 //! Names that dashboards, configuration files and scripts use: metrics, fields and command-line options.
 //! The lists are in `tests/fixtures/frozen`; the wire's are compared in `tests/schemas.rs`.
 
-#![cfg(feature = "daemon")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -11,12 +9,10 @@ use kvrouted::cli::Cli;
 use kvrouted::config::{self, Flags};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
-mod frozen_list;
-mod process;
-use frozen_list::compare;
-use process::publisher::Publisher;
-use process::scrape::{free_port, scrape};
-use process::{Daemon, Process, folder, prompt, text, until, until_ok};
+use crate::frozen_list::compare;
+use crate::kit::publisher::Publisher;
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{self, Daemon, Process, folder, prompt, text, until, until_ok};
 
 // ---- metrics -----------------------------------------------------------------------------------------------
 
@@ -79,7 +75,7 @@ fn daemon_page() -> String {
     let (folder, port) = (folder(), free_port());
     let snapshots = folder.path().join("snapshots");
     let mut publisher = Publisher::new();
-    let config = process::configure(folder.path(), &daemon_tables(port, &snapshots, &publisher));
+    let config = kit::configure(folder.path(), &daemon_tables(port, &snapshots, &publisher));
     let mut daemon = Daemon::serve(folder, &["--config", text(&config)]);
     publisher.await_subscription();
     publisher.store(&prompt(1, 640));

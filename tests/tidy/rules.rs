@@ -1,7 +1,5 @@
 //! House rules that neither the compiler nor clippy checks. Each failure names file, line and rule.
 
-#![cfg(feature = "daemon")]
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;

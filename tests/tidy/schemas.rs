@@ -1,6 +1,5 @@
 //! The schemas, the files generated from them and the tables that document them say the same.
 
-#![cfg(feature = "daemon")]
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
@@ -15,8 +14,6 @@ use kvrouted::route::{Mode, ReplyNotes, Rule};
 use kvrouted::schema_generated::{events, routing};
 use kvrouted::trust::{TrustLevel, TrustReason};
 use kvrouted::wire::{FrameKind, features};
-
-mod frozen_list;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -295,5 +292,5 @@ fn the_wire_is_the_frozen_one() {
     for title in ["Findings", "Rules"] {
         lines.extend(head(table(title), 1).iter().map(|row| format!("{title} {}", row[0])));
     }
-    frozen_list::compare("wire.txt", &lines);
+    crate::frozen_list::compare("wire.txt", &lines);
 }

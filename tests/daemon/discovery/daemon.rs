@@ -2,7 +2,7 @@
 
 use kvrouted::wire::WorkerStatus;
 
-use crate::process::Daemon;
+use crate::kit::Daemon;
 
 /// `id/rank state source` of every worker.
 pub(crate) fn workers(daemon: &Daemon) -> Vec<String> {

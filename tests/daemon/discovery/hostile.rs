@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::daemon::{problem, workers};
-use super::process::{Daemon, configure, replace, run, text, until};
+use crate::kit::{Daemon, configure, replace, run, text, until};
 
 /// A daemon that follows the workers' files of a folder.
 fn following(folder: &tempfile::TempDir) -> Daemon {

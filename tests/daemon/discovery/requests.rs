@@ -5,8 +5,8 @@ use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
 use super::daemon::workers;
-use super::process::publisher::Publisher;
-use super::process::{Daemon, prompt, until};
+use crate::kit::publisher::Publisher;
+use crate::kit::{Daemon, prompt, until};
 
 #[test]
 fn workers_are_added_set_and_removed_and_nobody_else_loses_a_block() {

@@ -10,9 +10,9 @@ use kvrouted::route::{Prompt, RouteRequest};
 
 use super::daemon::{problem, workers};
 use super::hostile::{answering, first_line, http};
-use super::process::info::server;
-use super::process::publisher::Publisher;
-use super::process::{Daemon, prompt, replace, until};
+use crate::kit::info::server;
+use crate::kit::publisher::Publisher;
+use crate::kit::{Daemon, prompt, replace, until};
 
 #[test]
 fn files_are_followed_and_bad_ones_change_nothing() {

@@ -11,8 +11,8 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{WorkerChange, WorkerOp};
 
 use super::daemon::workers;
-use super::process::publisher::Publisher;
-use super::process::{Daemon, prompt, until};
+use crate::kit::publisher::Publisher;
+use crate::kit::{Daemon, prompt, until};
 
 const STAYS: Worker = Worker::new(1, 0);
 const ROUNDS: u64 = 60;

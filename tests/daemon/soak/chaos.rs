@@ -20,15 +20,15 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::process::{Gid, Uid};
 
-use crate::gateway::Truth;
+use super::gateway::Truth;
 
 /// The test that is the process to be killed, and where it finds its daemon.
-const VICTIM: &str = "a_victim";
+const VICTIM: &str = "soak::a_victim";
 const VICTIM_SOCKET: &str = "KVROUTED_SOAK_VICTIM_SOCKET";
 /// A user that nobody is here.
 const ANOTHER_USER: u32 = 61_020;
-/// How many connections one user may have, with what [`crate::USER_SHARE_PERCENT`] says.
-const CONNECTIONS_OF_USER_MAX: usize = (CONNECTIONS_MAX * crate::USER_SHARE_PERCENT).div_ceil(100);
+/// How many connections one user may have, with what [`super::USER_SHARE_PERCENT`] says.
+const CONNECTIONS_OF_USER_MAX: usize = (CONNECTIONS_MAX * super::USER_SHARE_PERCENT).div_ceil(100);
 
 /// What there is of bad behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +239,7 @@ impl<'a> Villain<'a> {
         let options = |session| ClientOptions {
             name: "switcher".into(),
             session: Some(session),
-            timeout: Some(crate::process::PATIENCE),
+            timeout: Some(crate::kit::PATIENCE),
             ..ClientOptions::default()
         };
         let as_session = |session| Client::connect(&self.socket, &options(session)).map_err(std::io::Error::other);
@@ -348,7 +348,7 @@ pub(crate) fn be_a_victim() {
     let Some(socket) = std::env::var_os(VICTIM_SOCKET) else { return };
     let options = || ClientOptions {
         name: "victim".into(),
-        timeout: Some(crate::process::PATIENCE),
+        timeout: Some(crate::kit::PATIENCE),
         lane: LaneUse::Require,
         ..ClientOptions::default()
     };

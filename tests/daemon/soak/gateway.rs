@@ -16,9 +16,9 @@ use kvrouted::trust::{Trust, TrustLevel};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::engine::{BLOCKS, CONVERSATIONS, Engine, Prompts};
-use crate::process::PATIENCE;
-use crate::process::publisher::BLOCK_SIZE;
+use super::engine::{BLOCKS, CONVERSATIONS, Engine, Prompts};
+use crate::kit::PATIENCE;
+use crate::kit::publisher::BLOCK_SIZE;
 
 /// Wrong replies that are kept word for word.
 const WRONG_SHOWN_MAX: usize = 20;

@@ -2,14 +2,11 @@
 //! held, and clients that do not behave. At the end nothing may be wrong, stuck or left over, and memory is flat.
 //!
 //! `scripts/soak` runs it for as long as is asked for.
-#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod chaos;
 mod engine;
 mod gateway;
-#[path = "../process/mod.rs"]
-mod process;
 mod report;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +19,7 @@ use std::time::{Duration, Instant};
 use chaos::{Vice, Villain};
 use engine::{Engine, Prompts};
 use gateway::{Gateway, Truth};
-use process::{Daemon, text, until_ok};
+use crate::kit::{self, Daemon, text, until_ok};
 use report::{LeftOver, Memory, Report};
 
 const ENGINES: u64 = 4;
@@ -85,7 +82,7 @@ fn as_long_as_asked() {
 }
 
 fn start_daemon(engines: &[Engine]) -> Daemon {
-    let folder = process::folder();
+    let folder = kit::folder();
     let workers = (1..)
         .zip(engines)
         .map(|(id, engine)| format!("[[worker]]\nid = {id}\nmodel = \"m\"\nendpoint = \"{}\"\n", engine.endpoint));
@@ -95,7 +92,7 @@ fn start_daemon(engines: &[Engine]) -> Daemon {
     let head = format!("[serve]\nsocket = \"{}\"\n{share}\n{CONFIG}", text(&socket));
     // Another user is among its clients.
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
-    process::replace(&config, &format!("{head}{}", workers.collect::<String>()));
+    kit::replace(&config, &format!("{head}{}", workers.collect::<String>()));
     Daemon::serve(folder, &["--config", text(&config)])
 }
 

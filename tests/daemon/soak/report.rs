@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use crate::gateway::Tally;
+use super::gateway::Tally;
 
 /// Memory that may come between the middle third of a soak and its last, beside a twentieth.
 const GROWTH_KIB: u64 = 16 << 10;

@@ -56,7 +56,7 @@ fn copy(oracle: &Oracle, writer: &mut ShardWriter, slot: WorkerSlot, rng: &mut X
 
 #[test]
 fn the_same_holdings_have_the_same_digest() {
-    for_seeds("index_stress::the_same_holdings_have_the_same_digest", 20, Duration::from_millis(500), |seed| {
+    for_seeds("index::stress::digests::the_same_holdings_have_the_same_digest", 20, Duration::from_millis(500), |seed| {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let events = Stream::new(STYLE, ShardLimits::default(), seed).events(200);
         let (mut first, _first_reader, first_slot) = worker(8);

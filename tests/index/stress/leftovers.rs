@@ -45,7 +45,7 @@ fn assert_empty(writer: &ShardWriter, at_first: ShardMemory) {
 
 #[test]
 fn nothing_is_left_after_every_block_is_removed() {
-    for_seeds("index_stress::nothing_is_left_after_every_block_is_removed", 4, Duration::ZERO, |seed| {
+    for_seeds("index::stress::leftovers::nothing_is_left_after_every_block_is_removed", 4, Duration::ZERO, |seed| {
         let (mut twin, events) = twin(seed, 400);
         let at_first = twin.writer.memory();
         events.iter().for_each(|event| twin.apply(event));
@@ -75,7 +75,7 @@ fn settle_twin(twin: &mut Twin) {
 
 #[test]
 fn nothing_is_left_after_clears() {
-    for_seeds("index_stress::nothing_is_left_after_clears", 4, Duration::ZERO, |seed| {
+    for_seeds("index::stress::leftovers::nothing_is_left_after_clears", 4, Duration::ZERO, |seed| {
         let (mut twin, events) = twin(seed, 400);
         let at_first = twin.writer.memory();
         events.iter().for_each(|event| twin.apply(event));

@@ -2,11 +2,6 @@
 //!
 //! `KVROUTED_STRESS_SECONDS` says how long each test goes on, seed after seed; `KVROUTED_SEED` takes one.
 
-#![cfg(feature = "daemon")]
-
-#[path = "../oracle/mod.rs"]
-mod oracle;
-
 mod digests;
 mod leftovers;
 mod streams;

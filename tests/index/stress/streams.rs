@@ -1,8 +1,8 @@
 //! Long streams against the oracle.
 
-use super::oracle::replay::for_seeds;
-use super::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, with_windows};
-use super::oracle::twin::Twin;
+use crate::oracle::replay::for_seeds;
+use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, with_windows};
+use crate::oracle::twin::Twin;
 use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -39,14 +39,14 @@ fn tiny(seed: u64) -> ShardLimits {
 fn tiny_capacities() {
     let of = Alphabet { groups: 2, seeds: 2, tiers: 3, ..FLEET };
     let shape = Shape::Prompts { prompts: 16, blocks_max: 64, step_blocks_max: 24, aliases: true };
-    stress("index_stress::tiny_capacities", Style { of, shape, rates: Rates::CLEARING }, 3000, 37, tiny);
+    stress("index::stress::streams::tiny_capacities", Style { of, shape, rates: Rates::CLEARING }, 3000, 37, tiny);
 }
 
 #[test]
 fn tiny_capacities_of_anything() {
     let of = Alphabet { workers: 4, hashes: 40, locals: 2, groups: 2, seeds: 2, tiers: 4 };
     let style = Style { of, shape: Shape::Soup, rates: Rates::USUAL };
-    stress("index_stress::tiny_capacities_of_anything", style, 4000, 23, tiny);
+    stress("index::stress::streams::tiny_capacities_of_anything", style, 4000, 23, tiny);
 }
 
 /// Workers whose engines have sliding windows: one group of two reaches so many blocks back.
@@ -55,7 +55,7 @@ fn sliding_windows() {
     let of = Alphabet { groups: 2, tiers: 2, ..FLEET };
     let shape = Shape::Prompts { prompts: 12, blocks_max: 60, step_blocks_max: 24, aliases: false };
     let style = Style { of, shape, rates: Rates::REMOVING };
-    for_seeds("index_stress::sliding_windows", 4, TIME, |seed| {
+    for_seeds("index::stress::streams::sliding_windows", 4, TIME, |seed| {
         let node_blocks_max = [8, 1024, 2][seed as usize % 3];
         let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
         let stream = Stream::new(style, limits, seed);
@@ -70,7 +70,7 @@ fn sliding_windows() {
 fn long_streams_of_prompts() {
     let shape = Shape::Prompts { prompts: 24, blocks_max: 100, step_blocks_max: 40, aliases: false };
     let style = Style { of: FLEET, shape, rates: Rates::REMOVING };
-    stress("index_stress::long_streams_of_prompts", style, 4000, 61, |_| ShardLimits::default());
+    stress("index::stress::streams::long_streams_of_prompts", style, 4000, 61, |_| ShardLimits::default());
 }
 
 /// Prompts of several of the largest nodes.
@@ -79,7 +79,7 @@ fn prompts_beyond_one_node() {
     let of = Alphabet { workers: 3, hashes: 100_000, locals: 1 << 40, tiers: 2, ..FLEET };
     let shape = Shape::Prompts { prompts: 4, blocks_max: 2600, step_blocks_max: 2600, aliases: false };
     let style = Style { of, shape, rates: Rates::REMOVING };
-    stress("index_stress::prompts_beyond_one_node", style, 150, 15, |_| ShardLimits::default());
+    stress("index::stress::streams::prompts_beyond_one_node", style, 150, 15, |_| ShardLimits::default());
 }
 
 /// Block by block up to more than the largest node, as decoding does.
@@ -88,5 +88,5 @@ fn growth_beyond_one_node() {
     let of = Alphabet { workers: 2, hashes: 100_000, locals: 1 << 40, ..FLEET };
     let shape = Shape::Prompts { prompts: 1, blocks_max: 1400, step_blocks_max: 1, aliases: false };
     let rates = Rates { store: 97, remove: 1, clear: 0, batch: 0, replace: 0, sweep: 1, publish: 1 };
-    stress("index_stress::growth_beyond_one_node", Style { of, shape, rates }, 3000, 150, |_| ShardLimits::default());
+    stress("index::stress::streams::growth_beyond_one_node", Style { of, shape, rates }, 3000, 150, |_| ShardLimits::default());
 }

@@ -2,10 +2,10 @@
 
 use kvrouted::route::{Prompt, RouteRequest};
 
-use crate::BLOCK_SIZE;
-use crate::process::scrape::free_port;
-use crate::process::{self, Daemon, until};
-use crate::publisher::{Engine, environment, skip};
+use super::BLOCK_SIZE;
+use crate::kit::scrape::free_port;
+use crate::kit::{self, Daemon, until};
+use super::publisher::{Engine, environment, skip};
 
 #[test]
 fn sglang_says_how_busy_it_is_and_is_left_alone_for_it() {
@@ -13,10 +13,10 @@ fn sglang_says_how_busy_it_is_and_is_left_alone_for_it() {
         Ok(python) => python,
         Err(reason) => return skip("sglang", &reason),
     };
-    let folder = process::folder();
+    let folder = kit::folder();
     let [events, load] = [free_port(), free_port()];
     // It says of its cache, which fills up, how much is in use. What is booked is nothing.
-    let config = process::configure(
+    let config = kit::configure(
         folder.path(),
         &format!(
             "[policy]\nbusy_decode_blocks_share = 0.5\n\
@@ -24,7 +24,7 @@ fn sglang_says_how_busy_it_is_and_is_left_alone_for_it() {
              [[worker]]\nid = 2\n"
         ),
     );
-    let daemon = Daemon::serve(std::sync::Arc::clone(&folder), &["--config", process::text(&config)]);
+    let daemon = Daemon::serve(std::sync::Arc::clone(&folder), &["--config", kit::text(&config)]);
     let [events, load] = [events, load].map(|port| format!("tcp://*:{port}"));
     let options = [
         "--endpoint",
@@ -43,7 +43,7 @@ fn sglang_says_how_busy_it_is_and_is_left_alone_for_it() {
     assert_eq!(engine.next_stage()["stage"], "published", "{}", engine.log());
     let mut client = daemon.client();
     let space = client.space("m", None).expect("the space").id;
-    let tokens = process::prompt(1, 64);
+    let tokens = kit::prompt(1, 64);
     let mut chosen = || {
         let reply = client.route(&RouteRequest::new(space, Prompt::of_tokens(&tokens))).expect("a decision");
         reply.candidates.iter().map(|candidate| candidate.worker.id.0).collect::<Vec<_>>()

@@ -5,8 +5,6 @@
 //! that cannot be had (no python3, no network) the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1;
 //! KVROUTED_SKIP_ENGINES=1 does not even try.
 
-#![cfg(feature = "daemon")]
-#![cfg(unix)]
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
@@ -19,8 +17,6 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 mod load;
-#[path = "../process/mod.rs"]
-mod process;
 mod publisher;
 
 use publisher::{Engine, environment, skip};
@@ -198,7 +194,7 @@ fn run(scenario: &Scenario) {
 fn start(folder: &Path, python: &Path, scenario: &Scenario, ports: &Ports) -> Engine {
     let [events, replay] = [ports.events, ports.replay].map(|port| format!("tcp://*:{port}"));
     let (truth, prompts) = (Truth::path(folder), prompts_path(folder));
-    let files = ["--truth", process::text(&truth), "--prompts", process::text(&prompts)];
+    let files = ["--truth", kit::text(&truth), "--prompts", kit::text(&prompts)];
     let subscribers = if scenario.idle { "0" } else { "1" };
     let sockets = ["--endpoint", &events, "--replay-endpoint", &replay, "--wait-conns", subscribers];
     let size =

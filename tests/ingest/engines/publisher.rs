@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
 
-use crate::{PATIENCE, log_file};
+use super::{PATIENCE, log_file};
 
 /// libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
 pub(crate) fn skip(engine: &str, reason: &str) {

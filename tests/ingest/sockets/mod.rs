@@ -1,7 +1,5 @@
 //! Ingest over real ZeroMQ sockets: engines publish, and the index and the workers' trust follow.
 
-#![cfg(feature = "daemon")]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,23 +13,15 @@ use kvrouted::load::Loads;
 use kvrouted::metrics::WorkerCounter as C;
 use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 
-#[allow(dead_code, reason = "each user of the encoder needs a part of it")]
-#[path = "../src/ingest/tests/vllm.rs"]
-mod vllm;
-use vllm::{BLOCK_SIZE, Batch};
+use crate::vllm::{BLOCK_SIZE, Batch};
 
-#[path = "ingest/fleet.rs"]
 mod fleet;
-#[path = "ingest/proxy.rs"]
 mod proxy;
-#[path = "ingest/recovery.rs"]
 mod recovery;
-#[path = "ingest/relayed.rs"]
 mod relayed;
 #[allow(dead_code, reason = "each test that takes seeds needs a part of it")]
-#[path = "oracle/replay.rs"]
+#[path = "../../oracle/replay.rs"]
 mod replay;
-#[path = "ingest/replayer.rs"]
 mod replayer;
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };

@@ -156,7 +156,7 @@ fn load(count: &std::sync::atomic::AtomicU64) -> u64 {
 #[test]
 fn a_router_behind_a_bad_link_to_a_relay_holds_what_the_engine_does_once_the_link_is_good() {
     let mut snapshots = Vec::new();
-    for_seeds("ingest::relayed", 2, Duration::ZERO, |seed| snapshots.push((seed, converges(seed))));
+    for_seeds("ingest::sockets::relayed", 2, Duration::ZERO, |seed| snapshots.push((seed, converges(seed))));
     for (seed, was_sent) in snapshots {
         assert!(was_sent || seed.is_multiple_of(2), "seed {seed}: a relay that keeps 4 batches sends snapshots");
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::process::{Daemon, PATIENCE, scrape};
+use crate::kit::{Daemon, PATIENCE, scrape};
 
 /// A daemon with an HTTP port.
 pub(crate) struct Served {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::client::Served;
-use crate::process::publisher::Publisher;
-use crate::process::{PATIENCE, prompt, until};
+use super::client::Served;
+use crate::kit::publisher::Publisher;
+use crate::kit::{PATIENCE, prompt, until};
 
 /// Blocks of the worker that is dumped: of their text, some 100 bytes each, sockets and the daemon hold less than all.
 const BLOCKS: u32 = 100_000;

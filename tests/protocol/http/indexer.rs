@@ -8,9 +8,9 @@ use kvrouted::hash;
 use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
-use crate::client::Served;
-use crate::process::publisher::{Publisher, SCHEME, engine_hashes};
-use crate::process::{prompt, until};
+use super::client::Served;
+use crate::kit::publisher::{Publisher, SCHEME, engine_hashes};
+use crate::kit::{prompt, until};
 
 fn locals(tokens: &[u32], salt: Option<&str>) -> Vec<u64> {
     let mut locals = Vec::new();

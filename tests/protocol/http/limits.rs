@@ -5,9 +5,9 @@ use std::net::TcpStream;
 
 use serde_json::json;
 
-use crate::client::Served;
-use crate::process::scrape::{free_port, scrape};
-use crate::process::{Daemon, folder, run, text, until};
+use super::client::Served;
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{Daemon, folder, run, text, until};
 
 #[test]
 fn health_and_metrics_are_served_beside_the_rest() {
@@ -119,11 +119,11 @@ fn a_port_that_is_taken_or_open_to_all_is_refused_by_name() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("http.port"), "{output:?}");
     let tables = "[http]\nport = 8090\nlisten = \"0.0.0.0\"\n";
-    let file = crate::process::configure(socket.path(), tables);
+    let file = crate::kit::configure(socket.path(), tables);
     let output = run(&["serve", "--config", text(&file), "--check"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("http.listen") && said.contains("administer"), "{said}");
-    let file = crate::process::configure(socket.path(), &format!("{tables}administer = false\n"));
+    let file = crate::kit::configure(socket.path(), &format!("{tables}administer = false\n"));
     assert!(run(&["serve", "--config", text(&file), "--check"]).status.success());
     // Without a port nothing listens.
     let daemon = Daemon::start(&[]);

@@ -1,11 +1,6 @@
 //! The HTTP port of a daemon that runs: what clients of Dynamo's standalone indexer and selection service ask of it, in
 //! their words, and what they get.
 
-#![cfg(feature = "daemon")]
-
-#[path = "../process/mod.rs"]
-mod process;
-
 mod client;
 mod dump;
 mod indexer;

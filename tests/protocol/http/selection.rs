@@ -7,9 +7,9 @@ use kvrouted::hash;
 use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
-use crate::client::Served;
-use crate::process::publisher::{Publisher, SCHEME};
-use crate::process::{prompt, until};
+use super::client::Served;
+use crate::kit::publisher::{Publisher, SCHEME};
+use crate::kit::{prompt, until};
 
 const TWO_WORKERS: [&str; 4] =
     ["--worker", "id=1,batched_tokens_max=100,taints=red", "--worker", "id=2,capacity_blocks=50"];

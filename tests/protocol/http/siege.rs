@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use kvrouted::limits::{HTTP_CONNECTIONS_MAX, HTTP_REPLIES_BYTES_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGES_MAX};
 use serde_json::{Value, json};
 
-use crate::client::Served;
-use crate::process::scrape::{free_port, scrape};
-use crate::process::{Daemon, PATIENCE, until};
+use super::client::Served;
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{Daemon, PATIENCE, until};
 
 /// How much more memory than the bound is no breach of it: what the allocator keeps, and one reply that is being made.
 const RSS_BYTES_MARGIN: usize = 48 << 20;

@@ -3,9 +3,9 @@
 use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
-use crate::client::Served;
-use crate::process::publisher::Publisher;
-use crate::process::{prompt, until};
+use super::client::Served;
+use crate::kit::publisher::Publisher;
+use crate::kit::{prompt, until};
 
 fn request(id: u64, publisher: &Publisher) -> Value {
     json!({
@@ -223,8 +223,8 @@ fn a_worker_is_registered_only_where_the_configuration_allows() {
     assert_eq!(served.get("/workers").1, json!([]), "nobody was added");
     assert_eq!(served.daemon.counter("http_endpoints_refused"), 4);
     assert_eq!(served.post("/register", &registration("tcp://127.9.0.2:9")).0, 201);
-    let bad = crate::process::folder();
-    let file = crate::process::configure(bad.path(), "[http]\nport = 1\nworker_hosts = [\"tcp://10.0.0.1:1\"]\n");
-    let output = crate::process::run(&["serve", "--config", crate::process::text(&file), "--check"]);
+    let bad = crate::kit::folder();
+    let file = crate::kit::configure(bad.path(), "[http]\nport = 1\nworker_hosts = [\"tcp://10.0.0.1:1\"]\n");
+    let output = crate::kit::run(&["serve", "--config", crate::kit::text(&file), "--check"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("worker_hosts"), "{output:?}");
 }

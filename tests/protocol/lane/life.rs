@@ -9,9 +9,9 @@ use kvrouted::ids::CorrelationId;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{FrameHeader, FrameKind, Reply, decode_reply};
 
-use crate::process::{Daemon, prompt, until};
-use crate::raw::{Raw, frame};
-use crate::{WORKERS, lane_options, serving, space, with_lane};
+use crate::kit::{Daemon, prompt, until};
+use super::raw::{Raw, frame};
+use super::{WORKERS, lane_options, serving, space, with_lane};
 
 const SOCKET: &str = "KVROUTED_TEST_LANE_SOCKET";
 
@@ -25,17 +25,17 @@ fn gateway() {
     let request = RouteRequest { book, ..RouteRequest::new(space(&client), Prompt::of_tokens(&tokens)) };
     assert!(client.route(&request).expect("a decision").booking.is_some());
     println!("booked");
-    std::thread::sleep(crate::process::PATIENCE);
+    std::thread::sleep(crate::kit::PATIENCE);
 }
 
 #[test]
 fn a_gateway_that_is_killed_leaves_nothing_behind() {
-    let folder = crate::process::folder();
-    let config = crate::process::configure(folder.path(), "[booking]\nsession_grace_s = 0\n[[worker]]\nid = 1\n");
-    let daemon = Daemon::serve(folder, &["--config", crate::process::text(&config)]);
+    let folder = crate::kit::folder();
+    let config = crate::kit::configure(folder.path(), "[booking]\nsession_grace_s = 0\n[[worker]]\nid = 1\n");
+    let daemon = Daemon::serve(folder, &["--config", crate::kit::text(&config)]);
     let this = std::env::current_exe().expect("this test");
     let mut gateway = Command::new(this)
-        .args(["--exact", "life::gateway", "--nocapture"])
+        .args(["--exact", "lane::life::gateway", "--nocapture"])
         .env(SOCKET, daemon.socket())
         .stdout(Stdio::piped())
         .spawn()
@@ -66,7 +66,7 @@ fn a_gateway_that_leaves_in_the_middle_of_a_frame_leaves_nothing_behind() {
 
 #[test]
 fn a_gateway_that_does_not_end_its_frame_is_told_why_its_lane_ends() {
-    for io in crate::engines() {
+    for io in super::engines() {
         let daemon = serving(&format!("frame_timeout_ms = 300\nio = \"{io}\""));
         let mut raw = Raw::open(&daemon);
         raw.send(&FrameHeader::new(FrameKind::Route, 4096, CorrelationId(1)).encode());
@@ -100,7 +100,7 @@ fn a_daemon_that_is_killed_is_noticed() {
 
 #[test]
 fn a_drain_answers_what_has_come_and_leaves_it_to_be_read() {
-    for io in crate::engines() {
+    for io in super::engines() {
         let mut daemon = Daemon::start(&[WORKERS, &["--io", io]].concat());
         let mut client = with_lane(&daemon);
         let idle = with_lane(&daemon);

@@ -1,11 +1,7 @@
 //! Lanes between real processes: what goes by one is what goes by the socket, and it ends as its connection does.
 
-#![cfg(feature = "daemon")]
-
 mod hostile;
 mod life;
-#[path = "../process/mod.rs"]
-mod process;
 mod raw;
 
 use std::time::Duration;
@@ -16,18 +12,18 @@ use kvrouted::ids::{SpaceId, Worker};
 use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{Reply, RouteReply, features};
-use process::{Daemon, options, prompt, until};
+use crate::kit::{self, Daemon, options, prompt, until};
 
 const WORKERS: &[&str] = &["--worker", "id=1", "--worker", "id=2", "--worker", "id=3"];
 
 /// A daemon with these settings of `[serve]`.
 fn serving(settings: &str) -> Daemon {
-    let folder = process::folder();
+    let folder = kit::folder();
     let (path, socket) = (folder.path().join("kvrouted.toml"), folder.path().join("s"));
     let workers: String = (1..=3).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
     let space = "[[space]]\nmodel = \"m\"\nblock_size = 16\n";
-    process::replace(&path, &format!("[serve]\nsocket = \"{}\"\n{settings}\n{space}{workers}", socket.display()));
-    Daemon::serve(folder, &["--config", process::text(&path)])
+    kit::replace(&path, &format!("[serve]\nsocket = \"{}\"\n{settings}\n{space}{workers}", socket.display()));
+    Daemon::serve(folder, &["--config", kit::text(&path)])
 }
 
 fn lane_options() -> ClientOptions {

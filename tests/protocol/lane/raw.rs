@@ -14,7 +14,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::wire::{FrameHeader, LaneAsked, LaneOpened, Reply, RequestEncoder, decode_reply};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::process::{Daemon, PATIENCE, until_ok};
+use crate::kit::{Daemon, PATIENCE, until_ok};
 
 /// Words of the lane's memory, as schemas/README.md has them.
 pub(crate) const REQUEST_TAIL: usize = 0;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use crate::process::{Daemon, folder, replace, text, until_ok};
-use crate::raw::Raw;
+use crate::kit::{Daemon, folder, replace, text, until_ok};
+use super::raw::Raw;
 
 /// How much more memory than before the attack is no leak: what the allocator keeps for the next time.
 const RSS_KIB_MARGIN: u64 = 48 << 10;

@@ -7,9 +7,9 @@ use kvrouted::limits::BOOKINGS_PER_SESSION_MAX;
 use kvrouted::load::{BookingHandle, BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, RouteRequest};
 
-use crate::besieged::Besieged;
-use crate::process::{options, prompt};
-use crate::raw::{Raw, encoded, question, route_frame};
+use super::besieged::Besieged;
+use crate::kit::{options, prompt};
+use super::raw::{Raw, encoded, question, route_frame};
 
 /// Whoever leaves leaves nothing for long.
 const SHORT_GRACE: &str = "[booking]\nsession_grace_s = 0";

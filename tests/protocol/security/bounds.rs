@@ -12,8 +12,8 @@ use kvrouted::schema_generated::routing as fb;
 use kvrouted::serve::admin_path;
 use kvrouted::wire::FrameKind;
 
-use crate::besieged::Besieged;
-use crate::raw::{Raw, built, built_route, encoded};
+use super::besieged::Besieged;
+use super::raw::{Raw, built, built_route, encoded};
 
 type Builder = FlatBufferBuilder<'static>;
 type Fill = fn(&mut Builder, &mut fb::RouteArgs<'static>, usize);

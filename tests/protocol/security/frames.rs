@@ -8,8 +8,8 @@ use kvrouted::serve::admin_path;
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
 use rand::{RngExt, SeedableRng};
 
-use crate::besieged::Besieged;
-use crate::raw::{Raw, built, built_route, encoded, header, route_frame};
+use super::besieged::Besieged;
+use super::raw::{Raw, built, built_route, encoded, header, route_frame};
 
 /// Beyond it a body is refused, here.
 const BODY_BYTES_MAX: u32 = 1 << 20;

@@ -10,10 +10,10 @@ use kvrouted::load::SessionToken;
 use kvrouted::serve::admin_path;
 use rustix::process::{Gid, Uid, geteuid};
 
-use crate::besieged::{Besieged, configure};
-use crate::process::{run, text, until};
-use crate::raw::Raw;
-use crate::skipped;
+use super::besieged::{Besieged, configure};
+use crate::kit::{run, text, until};
+use super::raw::Raw;
+use super::skipped;
 
 /// Somebody who is nobody here.
 #[derive(Clone, Copy)]
@@ -127,7 +127,7 @@ fn the_lists_are_read_again_and_a_list_that_is_wrong_changes_nothing() {
 
 #[test]
 fn a_name_that_nobody_has_is_found_by_check_and_at_the_start() {
-    let folder = crate::process::folder();
+    let folder = crate::kit::folder();
     let config = configure(folder.path(), "", "[admin]\nallow_gids = [\"no such group\"]");
     for flags in [&["serve", "--config", text(&config), "--check"][..], &["serve", "--config", text(&config)]] {
         let output = run(flags);

@@ -37,7 +37,6 @@
 //! | `AFFINITY_SESSIONS_CEILING` | test `affinity` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |
-#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod besieged;
@@ -48,8 +47,6 @@ mod frames;
 mod identity;
 mod pace;
 mod peers;
-#[path = "../process/mod.rs"]
-mod process;
 mod raw;
 mod users;
 

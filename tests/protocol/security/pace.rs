@@ -12,10 +12,10 @@ use kvrouted::limits::{
 use kvrouted::serve::admin_path;
 use kvrouted::wire::FrameKind;
 
-use crate::besieged::Besieged;
-use crate::process::{options, until};
-use crate::raw::{Raw, encoded, header, route_frame};
-use crate::skipped;
+use super::besieged::Besieged;
+use crate::kit::{options, until};
+use super::raw::{Raw, encoded, header, route_frame};
+use super::skipped;
 
 /// So many at once.
 const SLOW: usize = 100;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use kvrouted::ids::Worker;
 
-use crate::process::publisher::Publisher;
-use crate::process::scrape::{free_port, scrape};
-use crate::process::{Daemon, PATIENCE, Process, folder, prompt, run, text, until};
+use crate::kit::publisher::Publisher;
+use crate::kit::scrape::{free_port, scrape};
+use crate::kit::{Daemon, PATIENCE, Process, folder, prompt, run, text, until};
 
 /// What a daemon or relay with nothing to hold may take at its peak; the hostile offer a multiple of it.
 const PEAK_BYTES_MAX: u64 = 256 << 20;

@@ -14,7 +14,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::schema_generated::routing as fb;
 use kvrouted::wire::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HelloReply, RequestEncoder, RouteReply, decode_reply};
 
-use crate::process::PATIENCE;
+use crate::kit::PATIENCE;
 
 /// A socket and nothing that keeps order on it.
 pub(crate) struct Raw {

@@ -16,10 +16,10 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::shares::Scarce;
 use kvrouted::wire::{FrameKind, LaneAsked};
 
-use crate::besieged::Besieged;
-use crate::identity::{GATEWAY, MEMBER, Someone, daemon};
-use crate::process::{until, until_ok};
-use crate::raw::{Raw, encoded, header, question};
+use super::besieged::Besieged;
+use super::identity::{GATEWAY, MEMBER, Someone, daemon};
+use crate::kit::{until, until_ok};
+use super::raw::{Raw, encoded, header, question};
 
 /// What one user may have, percent.
 const SHARE: usize = 2;

@@ -12,8 +12,8 @@ use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
 use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone, ResetOrder};
 
-use crate::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
-use crate::service::WORKERS;
+use super::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
+use super::service::WORKERS;
 
 #[test]
 fn requests_pipeline_in_order() {

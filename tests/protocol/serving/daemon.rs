@@ -20,7 +20,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::serve::{Acceptor, AdminServer, BoundSocket, Core, CoreOptions, Engine, admin_path, probe_uring};
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder, decode_reply};
 
-use crate::service::{FakeAdmin, FakeService, Stage, fleet};
+use super::service::{FakeAdmin, FakeService, Stage, fleet};
 
 pub(crate) const BODY_MAX: u32 = 1 << 20;
 

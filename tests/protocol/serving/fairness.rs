@@ -17,8 +17,8 @@ use kvrouted::route::RouteRequest;
 use kvrouted::serve::{Connection, CoreOptions, Engine, Flow, RoutingResponder};
 use kvrouted::wire::RequestEncoder;
 
-use crate::daemon::{Daemon, Raw, encode, eventually, on_every_engine, question, route_frame};
-use crate::service::{FakeService, GATE_TOKENS, HEAVY_TOKENS, fleet};
+use super::daemon::{Daemon, Raw, encode, eventually, on_every_engine, question, route_frame};
+use super::service::{FakeService, GATE_TOKENS, HEAVY_TOKENS, fleet};
 
 const BIG_TOKENS: usize = 12_000;
 const SMALL_TOKENS: usize = 4;

@@ -13,8 +13,8 @@ use kvrouted::metrics::CoreCounter;
 use kvrouted::route::RouteRequest;
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
 
-use crate::daemon::{BODY_MAX, Daemon, Raw, encode, frame, header, on_every_engine, question, route_frame};
-use crate::service::INSTANCE;
+use super::daemon::{BODY_MAX, Daemon, Raw, encode, frame, header, on_every_engine, question, route_frame};
+use super::service::INSTANCE;
 
 #[test]
 fn hello_comes_first_and_once_and_names_the_version() {

@@ -37,7 +37,7 @@ fn cores_run_on_epoll_where_io_uring_is_denied() {
         command
             .args(["-c", DENY, call, EPERM])
             .arg(this)
-            .args(["--exact", "frames::a_half_closed_peer_gets_its_replies"]);
+            .args(["--exact", "serving::frames::a_half_closed_peer_gets_its_replies"]);
         let skip = match command.output() {
             Err(error) => Some(format!("python3 cannot be run: {error}")),
             Ok(done) if done.status.code() == Some(CANNOT_FILTER) => {

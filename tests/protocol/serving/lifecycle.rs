@@ -15,8 +15,8 @@ use kvrouted::route::RouteRequest;
 use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
 use kvrouted::wire::RequestEncoder;
 
-use crate::daemon::{Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame};
-use crate::service::{FakeService, PANIC_TOKENS};
+use super::daemon::{Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame};
+use super::service::{FakeService, PANIC_TOKENS};
 
 #[test]
 fn a_peer_that_does_not_read_is_held_back_and_then_gets_everything() {

@@ -1,6 +1,5 @@
 //! The routing and admin sockets as a gateway meets them: raw bytes and the client against real cores,
 //! on every io engine that works here, with a service whose answers are fixed.
-#![cfg(feature = "daemon")]
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod client;

@@ -9,8 +9,8 @@ use kvrouted::limits::CONNECTIONS_MAX;
 use kvrouted::metrics::CoreCounter;
 use kvrouted::wire::{RequestEncoder, WatchReply};
 
-use crate::daemon::{Daemon, Raw, encode, eventually, on_every_engine, route_frame};
-use crate::service::WORKERS;
+use super::daemon::{Daemon, Raw, encode, eventually, on_every_engine, route_frame};
+use super::service::WORKERS;
 
 const WATCH: u64 = 5;
 const ROUTE: u64 = 6;

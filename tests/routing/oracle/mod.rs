@@ -1,6 +1,5 @@
 //! Judging against a plain reference: the published formulas and rules, written once more and otherwise.
 
-#![cfg(feature = "daemon")]
 // clippy.toml allows it in #[test] functions; all of this folder is test.
 #![allow(clippy::unwrap_used)]
 

@@ -10,7 +10,7 @@ use kvrouted::ids::LocalHash;
 use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
-use crate::kit::publisher::{Publisher, SCHEME};
+use crate::kit::engine::{Publisher, SCHEME};
 use crate::kit::{configure_serve, folder, options, prompt, serving_threads, until, until_ok};
 
 /// A daemon on threads of this process, and the kernel's id of its one serving thread. It stays until the process ends.

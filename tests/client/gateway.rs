@@ -9,15 +9,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::{self, Daemon, PATIENCE, folder, prompt, text, until};
+use crate::kit::{self, Daemon, PATIENCE, folder, prompt, skipped, text, until};
 
 /// The example, beside the binary; `None` = it was not built, which `cargo test` does and `cargo test --test` does not.
 fn example() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_kvrouted")).parent()?.join("examples/gateway");
     if !path.exists() {
-        // libtest keeps what a passing test prints; a skip must be seen.
-        let line = b"\nskipped: the example gateway: it is not built: cargo build --example gateway\n";
-        std::io::stderr().write_all(line).expect("standard error");
+        skipped("the example gateway", "it is not built: cargo build --example gateway");
         return None;
     }
     Some(path)

@@ -3,20 +3,13 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use kvrouted::cli::{self, Cli, Exit, Failure, Prepared, ServeArgs};
 use kvrouted::config::{Config, FullReports, IoEngine, Salts};
 use kvrouted::ids::{Scheme, Window, Worker};
 
-fn kvrouted(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-        .args(args)
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null())
-        .output()
-        .expect("the binary runs")
-}
+use crate::kit::{kvrouted, run};
 
 fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).expect("UTF-8")
@@ -108,7 +101,7 @@ fn usage_errors_exit_64_and_help_exits_0() {
         &["status", "--nonsense"],
         &["doctor", "--nonsense"],
     ] {
-        let output = kvrouted(args);
+        let output = run(args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
         assert!(stdout(&output).is_empty() && !stderr(&output).is_empty(), "{args:?}");
     }
@@ -120,7 +113,7 @@ fn usage_errors_exit_64_and_help_exits_0() {
         &["status", "--help"],
         &["doctor", "--help"],
     ] {
-        let output = kvrouted(args);
+        let output = run(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(!stdout(&output).is_empty() && stderr(&output).is_empty(), "{args:?}");
     }
@@ -133,7 +126,7 @@ fn a_negative_number_is_told_the_bounds() {
         ("--cores", "serve.cores", "0 to 256"),
         ("--metrics-port", "metrics.port", "0 to 65535"),
     ] {
-        let output = kvrouted(&["serve", "--check", "--model", "m", flag, "-3"]);
+        let output = run(&["serve", "--check", "--model", "m", flag, "-3"]);
         assert_eq!(output.status.code(), Some(64), "{flag}: {}", stderr(&output));
         let said = stderr(&output);
         assert!(said.contains(flag) && said.contains(&format!("out of range, must be {bounds}")), "{field}: {said}");
@@ -142,7 +135,7 @@ fn a_negative_number_is_told_the_bounds() {
 
 #[test]
 fn the_help_of_serve_says_the_defaults_there_are() {
-    let output = kvrouted(&["serve", "--help"]);
+    let output = run(&["serve", "--help"]);
     let config = prepared(&["--model", "m"]);
     let salts = if config.spaces[0].salts == Salts::Possible { "possible" } else { "none" };
     let io = IoEngine::NAMES[config.serve.io as usize];
@@ -169,13 +162,13 @@ fn check_says_ok_or_every_problem_and_binds_nothing() {
         socket.display()
     );
     std::fs::write(&file, &text).expect("written");
-    let output = kvrouted(&["serve", "--config", path, "--check"]);
+    let output = run(&["serve", "--config", path, "--check"]);
     assert_eq!((output.status.code(), stdout(&output)), (Some(0), "ok: 1 space, 2 workers\n"));
 
     std::fs::write(&file, text.replace("id = 2", "id = 1\nreplya = 2").replace("[serve]", "[serve]\ncores = -1"))
         .expect("written");
     for args in [&["serve", "--config", path, "--check"][..], &["serve", "--config", path]] {
-        let output = kvrouted(args);
+        let output = run(args);
         assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
         assert!(stdout(&output).is_empty());
         for line in [
@@ -191,12 +184,12 @@ fn check_says_ok_or_every_problem_and_binds_nothing() {
 
 #[test]
 fn the_example_goes_to_standard_output_and_is_a_valid_file() {
-    let output = kvrouted(&["serve", "--example-config"]);
+    let output = run(&["serve", "--example-config"]);
     assert_eq!(output.status.code(), Some(0));
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("k.toml");
     std::fs::write(&file, stdout(&output)).expect("written");
-    let output = kvrouted(&["serve", "--check", "--config", file.to_str().expect("UTF-8")]);
+    let output = run(&["serve", "--check", "--config", file.to_str().expect("UTF-8")]);
     assert_eq!(stdout(&output), "ok: 1 space, 1 worker\n", "{}", stderr(&output));
 }
 
@@ -204,8 +197,7 @@ fn the_example_goes_to_standard_output_and_is_a_valid_file() {
 fn a_reader_that_closes_the_pipe_ends_the_command_quietly() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let output = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-        .args(["serve", "--example-config"])
+    let output = kvrouted(&["serve", "--example-config"])
         .stdout(writer)
         .stderr(Stdio::piped())
         .spawn()
@@ -220,7 +212,7 @@ fn commands_say_when_no_daemon_answers() {
     let socket = dir.path().join("none.sock");
     let path = socket.to_str().expect("UTF-8");
     for args in [&["query", "--socket", path, "--model", "m", "--tokens", "1,2"][..], &["status", "--socket", path]] {
-        let output = kvrouted(args);
+        let output = run(args);
         assert_eq!(output.status.code(), Some(69), "{args:?}: {}", stderr(&output));
         assert_eq!(stderr(&output).matches(path).count(), 1, "{}", stderr(&output));
         assert!(stdout(&output).is_empty());
@@ -233,7 +225,7 @@ fn bad_prompts_are_refused_before_anybody_is_asked() {
     let batch = dir.path().join("batch.jsonl");
     std::fs::write(&batch, "{\"tokens\":[1]}\n{\"tokens\":\"x\"}\n{}\n").expect("written");
     let path = batch.to_str().expect("UTF-8");
-    let output = kvrouted(&["query", "--socket", "/no/such/socket", "--model", "m", "--batch", path]);
+    let output = run(&["query", "--socket", "/no/such/socket", "--model", "m", "--batch", path]);
     assert_eq!(output.status.code(), Some(64));
     for line in ["line 2: ", "line 3: missing field `tokens`"] {
         assert!(stderr(&output).contains(&format!("{path}: {line}")), "{line}: {}", stderr(&output));

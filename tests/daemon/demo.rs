@@ -5,16 +5,16 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::kit::{kvrouted, until};
+
 /// The demo with its folder in `folder`.
 fn demo(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-    command.arg("demo").args(arguments).env("TMPDIR", folder).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = kvrouted(&["demo"]);
+    command.args(arguments).env("TMPDIR", folder).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -44,25 +44,14 @@ fn processes(folder: &Path) -> Vec<(i32, String)> {
     told.filter(|(_, line)| line.contains(folder.to_str().unwrap())).collect()
 }
 
-/// Waits for what must come; the bound only keeps a broken build from hanging.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let give_up = Instant::now() + Duration::from_secs(120);
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < give_up, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Starts a demo that would run for long, and waits until its gateway works.
 fn start(folder: &Path) -> Child {
     let mut command = demo(folder, &["--json", "--workers", "2", "--requests", "20000"]);
     let child = command.spawn().unwrap();
-    until("the gateway's first answers", || {
-        let kept = fs::read_dir(folder).unwrap().next()?.unwrap();
-        fs::metadata(kept.path().join("replies.jsonl")).ok().filter(|log| log.len() > 0)
+    until("the gateway answers", || {
+        let kept = fs::read_dir(folder).unwrap().next();
+        let log = kept.and_then(|kept| fs::metadata(kept.unwrap().path().join("replies.jsonl")).ok());
+        log.is_some_and(|log| log.len() > 0)
     });
     child
 }
@@ -159,7 +148,7 @@ fn nothing_outlives_a_demo_that_is_killed() {
     assert!(processes(folder.path()).len() >= 4, "two engines, daemon and gateway");
     child.kill().unwrap();
     child.wait().unwrap();
-    until("the end of every process", || processes(folder.path()).is_empty().then_some(()));
+    until("every process has ended", || processes(folder.path()).is_empty());
 }
 
 #[test]

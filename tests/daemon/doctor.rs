@@ -8,7 +8,7 @@ use kvrouted::limits::{EVENTS_OFF_DECISIONS_MIN, FOREIGN_BLOCKS_HELD_MIN, FOREIG
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde_json::Value;
 
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{Daemon, folder, run, text, until, until_ok};
 
 /// Stores a chain of so many blocks of `block_size` tokens, all of them `token`.

@@ -6,7 +6,7 @@ use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use serde_json::Value;
 
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{self, Daemon, prompt, run, text, until};
 
 /// Decisions of a run.

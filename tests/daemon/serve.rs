@@ -12,8 +12,8 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::trust::TrustLevel;
 use serde_json::Value;
 
-use crate::kit::publisher::Publisher;
-use crate::kit::scrape::{free_port, scrape};
+use crate::kit::engine::Publisher;
+use crate::kit::http::{free_port, scrape};
 use crate::kit::{Daemon, PATIENCE, Process, options, prompt, text, until};
 
 /// The workers as `kvrouted status` lists them.

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Output;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use kvrouted::event::flat::Encoder;
 use kvrouted::event::{BatchInfo, Cleared, KvEvent};
@@ -12,60 +10,26 @@ use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
 
-use crate::kit::info::server;
-use crate::kit::publisher::{BLOCK_SIZE, SCHEME, endpoint_of, engine_hashes, send_batch, stored};
-use crate::kit::{self, Daemon, PATIENCE, folder, replace, run, text, until};
+use crate::kit::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
+use crate::kit::http::server;
+use crate::kit::replayer::Replayer;
+use crate::kit::{self, Daemon, folder, replace, run, text, until};
 
-/// An engine: what it publishes, it also sends again to whoever asks at its replay endpoint.
+/// An engine that sends again what it has published.
 struct Engine {
-    publisher: zmq::Socket,
-    replay: String,
-    sent: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// Batches that are sent again no more.
-    forgotten: Arc<AtomicUsize>,
+    publisher: Publisher,
+    replayer: Replayer,
     encoder: Encoder,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
     fn new() -> Self {
-        let context = zmq::Context::new();
-        let publisher = context.socket(zmq::XPUB).expect("a socket");
-        publisher.set_linger(0).expect("no linger");
-        // A daemon that was killed may still count as subscribed when the next one subscribes.
-        publisher.set_xpub_verbose(true).expect("told of every subscription");
-        publisher.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
-        publisher.bind("tcp://127.0.0.1:*").expect("a free port");
-        let router = context.socket(zmq::ROUTER).expect("a socket");
-        router.set_linger(0).expect("no linger");
-        router.set_rcvtimeo(10).expect("a time limit");
-        router.bind("tcp://127.0.0.1:*").expect("a free port");
-        let replay = endpoint_of(&router);
-        let (sent, ends) = (Arc::<Mutex<Vec<Vec<u8>>>>::default(), Arc::<AtomicBool>::default());
-        let forgotten = Arc::<AtomicUsize>::default();
-        let (log, stop, gone) = (Arc::clone(&sent), Arc::clone(&ends), Arc::clone(&forgotten));
-        let thread = std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                let Ok(frames) = router.recv_multipart(0) else { continue };
-                let [who, _, start] = frames.as_slice() else { continue };
-                let start = u64::from_be_bytes(start.as_slice().try_into().expect("a sequence"));
-                let log = log.lock().expect("whole").clone();
-                let first = gone.load(Ordering::Relaxed).max(start as usize);
-                let batches = (0_u64..).zip(&log).skip(first);
-                let end = (u64::MAX, &Vec::new());
-                for (seq, payload) in batches.chain([end]) {
-                    let frames: [&[u8]; 5] = [who, b"", b"", &seq.to_be_bytes(), payload];
-                    // Whoever asked may be gone.
-                    let _ = router.send_multipart(frames, 0);
-                }
-            }
-        });
-        Self { publisher, replay, sent, forgotten, encoder: Encoder::new(), ends, thread: Some(thread) }
+        let replayer = Replayer::start("tcp://127.0.0.1:*", true);
+        Self { publisher: Publisher::new(), replayer, encoder: Encoder::new() }
     }
 
     fn await_subscription(&self) {
-        while self.publisher.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
+        self.publisher.await_subscription();
     }
 
     /// Stores the whole blocks of `tokens` at the root.
@@ -80,19 +44,17 @@ impl Engine {
     }
 
     fn send(&mut self, event: KvEvent<'_>) {
-        let mut sent = self.sent.lock().expect("whole");
-        let published_at_unix_s = sent.len() as f64;
-        let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s, ..BatchInfo::default() };
+        let seq = self.publisher.seq;
+        let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s: seq as f64, ..BatchInfo::default() };
         let payload = self.encoder.encode(&info, [event]).to_vec();
-        send_batch(&self.publisher, sent.len() as u64, &payload);
-        sent.push(payload);
+        self.replayer.keep(seq, payload.clone());
+        self.publisher.send_payload(&payload);
     }
-}
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().into_iter().for_each(|thread| thread.join().expect("it ends"));
+    /// Begins again with an empty cache, at the same endpoints.
+    fn restart(&mut self) {
+        self.replayer.forget();
+        self.publisher.seq = 0;
     }
 }
 
@@ -109,14 +71,14 @@ impl Site {
     fn new(engines: [&Engine; 2], every_s: u64) -> Self {
         let folder = folder();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let [one, two] = engines.map(|engine| endpoint_of(&engine.publisher));
+        let [one, two] = engines.map(|engine| engine.publisher.endpoint());
         let text = format!(
             "[serve]\nsocket = \"{}\"\n[log]\nlevel = \"warn\"\n[ingest]\ndown_after_ms = 0\n\
              [snapshot]\ndir = \"{}\"\nevery_s = {every_s}\n[[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\n\
              [[worker]]\nid = 1\nendpoint = \"{one}\"\nreplay = \"{}\"\n[[worker]]\nid = 2\nendpoint = \"{two}\"\n",
             path("s"),
             path("snapshots"),
-            engines[0].replay,
+            engines[0].replayer.endpoint,
         );
         std::fs::write(path("config"), text).expect("written");
         Self { folder }
@@ -203,7 +165,7 @@ fn a_snapshot_of_another_incarnation_is_not_believed_and_leaves_nothing() {
 
     // The engine is not there: what was loaded is answered, and not believed.
     let text = std::fs::read_to_string(site.path("config")).expect("a file");
-    let nowhere = text.replace(&endpoint_of(&one.publisher), "ipc:///nowhere/engine");
+    let nowhere = text.replace(&one.publisher.endpoint(), "ipc:///nowhere/engine");
     std::fs::write(site.path("config"), nowhere).expect("written");
     let daemon = site.start(&[]);
     until("the snapshot is loaded", || daemon.counter("snapshots_loaded") == 1);
@@ -213,7 +175,7 @@ fn a_snapshot_of_another_incarnation_is_not_believed_and_leaves_nothing() {
 
     // It restarted meanwhile: the same sequence, other bytes.
     std::fs::write(site.path("config"), text).expect("written");
-    one.sent.lock().expect("whole").clear();
+    one.restart();
     let other = prompt(7, 2);
     one.store(&other);
     let daemon = site.start(&[]);
@@ -359,7 +321,7 @@ fn start_empty(folder: &Arc<TempDir>) -> Daemon {
 }
 
 fn name(daemon: &Daemon, engine: &Engine, named: Named) {
-    let (endpoint, replay) = (endpoint_of(&engine.publisher), &engine.replay);
+    let (endpoint, replay) = (engine.publisher.endpoint(), &engine.replayer.endpoint);
     let port = |endpoint: &str| endpoint.rsplit_once(':').expect("a port").1.to_owned();
     match named {
         Named::Request => daemon.worker_ok(&["add", &format!("id=1,endpoint={endpoint},replay={replay}")]),
@@ -399,7 +361,7 @@ fn a_worker_that_is_named_after_the_start_has_its_snapshot_proven_or_dropped_as_
         // The first batch is in the snapshot alone, the third in a replay, the fourth is heard.
         let (second, third) = (prompt(2, 4), prompt(3, 5));
         engine.store(&second);
-        engine.forgotten.store(1, Ordering::Relaxed);
+        engine.replayer.forget_before(1);
         let daemon = start_empty(&folder);
         name(&daemon, &engine, named);
         engine.await_subscription();
@@ -414,8 +376,7 @@ fn a_worker_that_is_named_after_the_start_has_its_snapshot_proven_or_dropped_as_
         drop(std::fs::remove_file(folder.path().join("workers/a.json")));
 
         // Another incarnation: the snapshot is loaded, and not believed.
-        engine.sent.lock().expect("whole").clear();
-        engine.forgotten.store(0, Ordering::Relaxed);
+        engine.restart();
         let other = prompt(7, 2);
         engine.store(&other);
         let daemon = start_empty(&folder);

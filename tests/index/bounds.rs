@@ -1,11 +1,11 @@
 //! The bounds of a shard: its memory, its workers, what a clear costs readers, and what a reader can hold up.
 
+use crate::oracle::twin::relieve;
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{
     Depths, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome, WorkerBlocks, shard,
 };
 use kvrouted::limits::WORKERS_MAX;
-use crate::oracle::twin::relieve;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

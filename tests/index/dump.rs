@@ -3,13 +3,13 @@
 //!
 //! `KVROUTED_SEEDS` says how many seeds each test takes, `KVROUTED_SEED` takes one alone.
 
-use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
-use kvrouted::index::{Depths, DumpCursor, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::oracle::Oracle;
 use crate::oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};
 use crate::oracle::replay::{Watch, seeds};
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
 use crate::oracle::twin::{Twin, is_the_writers_own, numbers};
+use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
+use kvrouted::index::{Depths, DumpCursor, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Seeds of each test, unless it says otherwise.

@@ -5,13 +5,13 @@
 //! `KVROUTED_SEEDS` says how many seeds each test takes (300), `KVROUTED_SEED` takes one alone, and
 //! `KVROUTED_TRACE` prints each before it is taken, for when the process does not survive it.
 
-use kvrouted::ids::Tier;
-use kvrouted::index::ShardLimits;
 use crate::oracle::event::{Event, add_worker, begin_batch, clear, publish, remove, remove_worker, store, sweep};
 use crate::oracle::minimise::{failure, shortest};
 use crate::oracle::replay::{Watch, command, seeds};
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, short_queries};
 use crate::oracle::twin::Twin;
+use kvrouted::ids::Tier;
+use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 

@@ -4,12 +4,12 @@
 //! A failing case is written to `tests/index/properties.regressions` and tried first from then on:
 //! `cargo test --test index properties` replays it.
 
-use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
-use kvrouted::index::ShardLimits;
 use crate::oracle::Oracle;
 use crate::oracle::event::{Event, Stored};
 use crate::oracle::stream::{Alphabet, short_queries};
 use crate::oracle::twin::Twin;
+use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
+use kvrouted::index::ShardLimits;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 

@@ -2,12 +2,12 @@
 //! same ways side by side, and some of them are not for a quick walk: they have tiers, contents with several names,
 //! more than a word of lanes, or a reclaimer of their own.
 
-use kvrouted::ids::{LocalHash, ShardId, WorkerSlot};
-use kvrouted::index::{Depths, IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
 use crate::oracle::twin::numbers;
+use kvrouted::ids::{LocalHash, ShardId, WorkerSlot};
+use kvrouted::index::{Depths, IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 
 /// Seeds for each number of shards, one for each size of nodes.
 const SEEDS: u64 = NODE_BLOCKS_MAX.len() as u64;

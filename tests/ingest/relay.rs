@@ -4,35 +4,29 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
-use crate::kit::scrape::{free_port, scrape};
-use crate::kit::{Daemon, PATIENCE, Process, folder, text, until, until_ok};
-use crate::vllm::{BLOCK_SIZE, Batch};
+use crate::kit::engine::Publisher;
+use crate::kit::http::{free_port, scrape};
+use crate::kit::{Daemon, Process, folder, text, until, until_ok};
+use crate::vllm::{self, BLOCK_SIZE, Batch};
 
-/// An engine without a replay socket. XPUB, to know when the relay listens.
+/// An engine without a replay socket.
 struct Engine {
-    socket: zmq::Socket,
-    next: u64,
+    publisher: Publisher,
     stamp: u32,
 }
 
 impl Engine {
     fn start(endpoint: &str, stamp: u32) -> Self {
-        let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
-        socket.set_linger(0).expect("no linger");
-        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
-        until("the endpoint is free", || socket.bind(endpoint).is_ok());
-        Self { socket, next: 0, stamp }
+        Self { publisher: Publisher::start(endpoint), stamp }
     }
 
     fn heard(self) -> Self {
-        while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
+        self.publisher.await_subscription();
         self
     }
 
     fn send(&mut self, fill: impl FnOnce(Batch) -> Batch) {
-        let payload = fill(Batch::new(self.stamp + self.next as u32)).payload();
-        self.socket.send_multipart([b"".as_slice(), &self.next.to_be_bytes(), &payload], 0).expect("sent");
-        self.next += 1;
+        self.publisher.send_payload(&fill(Batch::new(self.stamp + self.publisher.seq as u32)).payload());
     }
 
     /// One block more of a chain in each batch.

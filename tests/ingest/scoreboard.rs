@@ -8,11 +8,12 @@
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
-use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+
+use crate::kit::skipped_without_engines;
 
 /// What the scripts exit with where there is no engine.
 const UNAVAILABLE: i32 = 69;
@@ -54,7 +55,7 @@ fn chaos(options: &[&str]) {
 /// What a script prints, or nothing where it cannot run here. Its exit says whether anything was wrong.
 fn run(script: &str, options: &[&str]) -> Option<String> {
     if std::env::var("KVROUTED_SKIP_ENGINES").is_ok_and(|value| value == "1") {
-        skip(script, "KVROUTED_SKIP_ENGINES is set");
+        skipped_without_engines(script, "KVROUTED_SKIP_ENGINES is set");
         return None;
     }
     let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
@@ -65,27 +66,19 @@ fn run(script: &str, options: &[&str]) -> Option<String> {
     let output = match output {
         Ok(output) => output,
         Err(error) => {
-            skip(script, &error.to_string());
+            skipped_without_engines(script, &error.to_string());
             return None;
         }
     };
     let words = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(UNAVAILABLE) {
-        skip(script, words.lines().last().unwrap_or("no reason given"));
+        skipped_without_engines(script, words.lines().last().unwrap_or("no reason given"));
         return None;
     }
     for line in words.lines().filter_map(|line| line.strip_prefix("skipped: ")) {
-        skip(script, line);
+        skipped_without_engines(script, line);
     }
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{script} ended with {}:\n{words}\n{printed}", output.status);
     Some(printed)
-}
-
-/// libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
-fn skip(script: &str, reason: &str) {
-    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
-    assert!(!required, "{script} is required: {reason}");
-    let line = format!("\nskipped: {script}: {reason}\n");
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }

@@ -1,28 +1,30 @@
-//! The binary as a process of its own: its folder, its configuration and sockets, what it is asked, and how it ends.
-//! What it logs goes to a file, of which the last lines are shown where a test fails.
+//! The test kit: one daemon as a process, one simulated engine, one raw client, one way to wait.
+//!
+//! The oracles (`tests/oracle`, `tests/routing/oracle`) are no part of it: what decides whether an answer is right shares
+//! nothing with what asks for it.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
-pub(crate) mod info;
-pub(crate) mod publisher;
-pub(crate) mod scrape;
+mod daemon;
+pub(crate) mod engine;
+pub(crate) mod http;
+pub(crate) mod raw;
+pub(crate) mod replayer;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+pub(crate) use daemon::{
+    Daemon, Process, asked, configure, configure_serve, kvrouted, open_descriptors, options, resident_kib, run,
+    serving_threads,
+};
+
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvrouted::client::{Client, ClientOptions};
-use kvrouted::ids::Worker;
-use kvrouted::route::{Prompt, RouteRequest};
-use kvrouted::wire::StatusPage;
-use serde_json::Value;
 use tempfile::TempDir;
 
 /// Far beyond what anything here takes: reached only by a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-/// Lines of a log that are shown where a test fails.
-const LOG_LINES_SHOWN: usize = 40;
 
 /// Waits until something holds.
 #[track_caller]
@@ -59,222 +61,28 @@ pub(crate) fn replace(path: &Path, text: &str) {
     std::fs::rename(unfinished, path).expect("renamed");
 }
 
-pub(crate) fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), timeout: Some(PATIENCE), ..ClientOptions::default() }
-}
-
-/// The binary, with what `RUST_LOG` says here taken away.
-pub(crate) fn kvrouted(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
-    command
-}
-
-/// Runs the binary to its end.
-pub(crate) fn run(arguments: &[&str]) -> Output {
-    kvrouted(arguments).output().expect("the binary runs")
-}
-
 /// What distinguishes one prompt from another.
 pub(crate) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
 }
 
-/// A running binary. Dropping it kills it.
-pub(crate) struct Process {
-    child: Child,
-    log: PathBuf,
+/// One test of this binary in a process of its own: by its path, also where it is ignored otherwise. A path of no test is
+/// no failure of the process: see that its output says `1 passed`, or what the test prints.
+pub(crate) fn test_of_this_binary(path: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", path, "--include-ignored", "--nocapture"]).stdin(Stdio::null());
+    command
 }
 
-impl Process {
-    /// Starts it; what it logs goes to `NAME.log` in the folder.
-    pub(crate) fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
-        Self::spawn(folder, name, kvrouted(arguments))
-    }
-
-    /// The same with a hard limit of open files.
-    pub(crate) fn start_limited(folder: &Path, name: &str, open_files: u32, arguments: &[&str]) -> Self {
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {open_files} && exec \"$0\" \"$@\"")]);
-        command.arg(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
-        Self::spawn(folder, name, command)
-    }
-
-    fn spawn(folder: &Path, name: &str, mut command: Command) -> Self {
-        let log = folder.join(format!("{name}.log"));
-        let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log");
-        let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("the binary runs");
-        Self { child, log }
-    }
-
-    /// The kernel's number of it.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    pub(crate) fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
-    }
-
-    /// Its exit code, once it has ended; `None` = by a signal.
-    pub(crate) fn ended(&mut self) -> Option<i32> {
-        let ended = until_ok("it ends", || match self.child.try_wait().expect("a child") {
-            Some(status) => Ok(status),
-            None => Err("it runs".into()),
-        });
-        ended.code()
-    }
-
-    /// Its exit code after a signal.
-    pub(crate) fn end(&mut self, signal: &str) -> Option<i32> {
-        self.signal(signal);
-        self.ended()
-    }
+/// Says what is not tested and why. `scripts/test` collects these lines; libtest would keep what a passing test prints.
+pub(crate) fn skipped(what: &str, why: &str) {
+    let line = format!("\nskipped: {what}: {why}\n");
+    std::io::Write::write_all(&mut std::io::stderr().lock(), line.as_bytes()).expect("said");
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // A test that ended it has nothing left to kill.
-        drop(self.child.kill());
-        drop(self.child.wait());
-        if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            let shown = &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..];
-            let said = format!("the last lines of {}:\n{}\n", self.log.display(), shown.join("\n"));
-            drop(std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()));
-        }
-    }
-}
-
-/// What a command says as JSON to whoever asks a daemon at `socket`.
-pub(crate) fn asked(socket: &Path, command: &[&str]) -> Result<Value, String> {
-    let output = run(&[command, &["--json", "--socket", text(socket)]].concat());
-    let said = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
-    said.ok_or_else(|| format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
-}
-
-/// A daemon that serves at the socket `s` of a folder.
-pub(crate) struct Daemon {
-    pub(crate) process: Process,
-    pub(crate) folder: Arc<TempDir>,
-}
-
-impl Daemon {
-    /// One of a space `m` with blocks of 16 tokens, and of what the flags say.
-    pub(crate) fn start(flags: &[&str]) -> Self {
-        Self::start_in(folder(), flags)
-    }
-
-    /// The same in a folder that may be another's who has ended.
-    pub(crate) fn start_in(folder: Arc<TempDir>, flags: &[&str]) -> Self {
-        let socket = folder.path().join("s");
-        let simple = ["--socket", text(&socket), "--model", "m", "--block-size", "16"];
-        Self::serve(folder, &[&simple, flags].concat())
-    }
-
-    /// One on a configuration file of `tables` and of a space `m` with blocks of 16 tokens.
-    pub(crate) fn configured(tables: &str) -> Self {
-        let folder = folder();
-        let config = configure(folder.path(), tables);
-        Self::serve(folder, &["--config", text(&config)])
-    }
-
-    /// One on exactly these flags, which name the folder's socket.
-    pub(crate) fn serve(folder: Arc<TempDir>, flags: &[&str]) -> Self {
-        let process = Process::start(folder.path(), "daemon", &[&["serve"], flags].concat());
-        Self::served_by(process, folder)
-    }
-
-    /// The one that a process is, once it serves.
-    pub(crate) fn served_by(process: Process, folder: Arc<TempDir>) -> Self {
-        let mut daemon = Self { process, folder };
-        until("the daemon serves", || {
-            let ended = daemon.process.child.try_wait().expect("a child");
-            assert!(ended.is_none(), "the daemon ended before it served: {ended:?}");
-            Client::connect(&daemon.socket(), &options()).is_ok()
-        });
-        daemon
-    }
-
-    /// Writes the configuration file anew; SIGHUP makes the daemon read it.
-    pub(crate) fn reconfigure(&self, tables: &str) {
-        configure(self.folder.path(), tables);
-        self.process.signal("-HUP");
-    }
-
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-
-    pub(crate) fn client(&self) -> Client {
-        Client::connect(&self.socket(), &options()).expect("a connection")
-    }
-
-    pub(crate) fn admin(&self) -> Client {
-        Client::connect_admin(&self.socket(), &options()).expect("a connection")
-    }
-
-    pub(crate) fn status(&self) -> StatusPage {
-        self.admin().status_all().expect("status")
-    }
-
-    /// A counter of the daemon's own.
-    #[track_caller]
-    pub(crate) fn counter(&self, name: &str) -> u64 {
-        named(&self.status().counters, name)
-    }
-
-    /// A counter of the worker at a place of the status.
-    #[track_caller]
-    pub(crate) fn worker_counter(&self, worker: usize, name: &str) -> u64 {
-        named(&self.status().workers[worker].counters, name)
-    }
-
-    /// What `kvrouted COMMAND` says of it as JSON.
-    #[track_caller]
-    pub(crate) fn said(&self, command: &[&str]) -> Value {
-        asked(&self.socket(), command).expect("JSON")
-    }
-
-    /// `kvrouted worker ARGUMENTS`.
-    pub(crate) fn worker(&self, arguments: &[&str]) -> Output {
-        run(&[&["worker", "--socket", text(&self.socket())], arguments].concat())
-    }
-
-    #[track_caller]
-    pub(crate) fn worker_ok(&self, arguments: &[&str]) {
-        let output = self.worker(arguments);
-        assert!(output.status.success(), "{output:?}");
-    }
-
-    /// What a worker's device holds of a prompt; `None` if it is not there.
-    pub(crate) fn device(&self, tokens: &[u32], worker: Worker) -> Option<u32> {
-        let mut client = self.client();
-        let space = client.space("m", None).expect("the space").id;
-        let overlap = client.overlap(&RouteRequest::new(space, Prompt::of_tokens(tokens))).expect("overlaps");
-        overlap.workers.iter().find(|entry| entry.worker == worker).map(|entry| entry.overlap.device)
-    }
-}
-
-#[track_caller]
-fn named(counters: &[(String, u64)], name: &str) -> u64 {
-    let found = counters.iter().find(|(of, _)| of == name);
-    found.unwrap_or_else(|| panic!("no counter {name} in {counters:?}")).1
-}
-
-/// Writes the configuration file of a folder.
-pub(crate) fn configure(folder: &Path, tables: &str) -> PathBuf {
-    let text = format!(
-        "[serve]\nsocket = \"{}\"\n[[space]]\nmodel = \"m\"\nblock_size = 16\n{tables}",
-        folder.join("s").display()
-    );
-    let path = folder.join("kvrouted.toml");
-    replace(&path, &text);
-    path
+/// The same where real engines are missing; a failure where `KVROUTED_REQUIRE_ENGINES=1`.
+pub(crate) fn skipped_without_engines(what: &str, why: &str) {
+    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
+    assert!(!required, "{what} is required: {why}");
+    skipped(what, why);
 }

@@ -2,14 +2,13 @@
 //! words are those of the glossary.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::{CommandFactory as _, Parser as _};
 use kvrouted::cli::Cli;
 
-use crate::kit::{Daemon, text};
+use crate::kit::{Daemon, skipped, text};
 
 /// The README is an introduction: it has at most this many lines.
 const README_LINES_MAX: usize = 200;
@@ -374,10 +373,7 @@ fn the_words_are_plain() {
 fn the_first_request_of_the_readme_is_answered() {
     let example = Path::new(env!("CARGO_BIN_EXE_kvrouted")).parent().expect("its folder").join("examples/route");
     if !example.exists() {
-        // libtest keeps what a passing test prints; a skip must be seen.
-        let line = b"\nskipped: the README's request in Rust: it is not built: cargo build --example route\n";
-        std::io::stderr().write_all(line).expect("standard error");
-        return;
+        return skipped("the README's request in Rust", "it is not built: cargo build --example route");
     }
     let daemon = Daemon::start(&["--worker", "id=1"]);
     let output = Command::new(example).args([text(&daemon.socket()), "m", "1,2,3"]).output().expect("it runs");

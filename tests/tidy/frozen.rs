@@ -10,8 +10,8 @@ use kvrouted::config::{self, Flags};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
 use crate::frozen_list::compare;
-use crate::kit::publisher::Publisher;
-use crate::kit::scrape::{free_port, scrape};
+use crate::kit::engine::Publisher;
+use crate::kit::http::{free_port, scrape};
 use crate::kit::{self, Daemon, Process, folder, prompt, text, until, until_ok};
 
 // ---- metrics -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
 use super::daemon::workers;
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{Daemon, prompt, until};
 
 #[test]

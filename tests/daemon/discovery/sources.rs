@@ -10,8 +10,8 @@ use kvrouted::route::{Prompt, RouteRequest};
 
 use super::daemon::{problem, workers};
 use super::hostile::{answering, first_line, http};
-use crate::kit::info::server;
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
+use crate::kit::http::server;
 use crate::kit::{Daemon, prompt, replace, until};
 
 #[test]

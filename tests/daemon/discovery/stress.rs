@@ -11,7 +11,7 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{WorkerChange, WorkerOp};
 
 use super::daemon::workers;
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{Daemon, prompt, until};
 
 const STAYS: Worker = Worker::new(1, 0);

@@ -5,13 +5,13 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvrouted::client::{Client, ClientOptions, LaneUse};
 use kvrouted::ids::{CorrelationId, SpaceId};
-use kvrouted::limits::{CONNECTIONS_MAX, FRAME_HEADER_BYTES};
+use kvrouted::limits::CONNECTIONS_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::serve::admin_path;
@@ -21,6 +21,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::process::{Gid, Uid};
 
 use super::gateway::Truth;
+use crate::kit::raw::{encoded, hello_frame, read_frame};
+use crate::kit::{PATIENCE, skipped, test_of_this_binary};
 
 /// The test that is the process to be killed, and where it finds its daemon.
 const VICTIM: &str = "soak::a_victim";
@@ -136,7 +138,7 @@ impl<'a> Villain<'a> {
 
     fn greeted(&self) -> std::io::Result<UnixStream> {
         let mut stream = self.connect()?;
-        stream.write_all(&hello(None))?;
+        stream.write_all(&hello_frame(None))?;
         read_frame(&mut stream)?;
         Ok(stream)
     }
@@ -146,7 +148,7 @@ impl<'a> Villain<'a> {
         for at in 0..64 {
             let mut stream = self.connect()?;
             if at % 2 == 0 {
-                stream.write_all(&hello(None))?;
+                stream.write_all(&hello_frame(None))?;
             }
             held.push(stream);
         }
@@ -239,7 +241,7 @@ impl<'a> Villain<'a> {
         let options = |session| ClientOptions {
             name: "switcher".into(),
             session: Some(session),
-            timeout: Some(crate::kit::PATIENCE),
+            timeout: Some(PATIENCE),
             ..ClientOptions::default()
         };
         let as_session = |session| Client::connect(&self.socket, &options(session)).map_err(std::io::Error::other);
@@ -279,7 +281,7 @@ impl<'a> Villain<'a> {
         encoder.watch(CorrelationId(1), None, (0, 0), &mut frames);
         watcher.write_all(&frames)?;
         let mut admin = UnixStream::connect(admin_path(&self.socket))?;
-        admin.write_all(&hello(None))?;
+        admin.write_all(&hello_frame(None))?;
         read_frame(&mut admin)?;
         frames.clear();
         (0..20).for_each(|id| encoder.status(CorrelationId(id), 0, 0, &mut frames));
@@ -294,9 +296,9 @@ impl<'a> Villain<'a> {
 impl Villain<'_> {
     /// A process of its own, as only that can be killed: [`be_a_victim`].
     fn be_killed(&mut self) -> std::io::Result<()> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--ignored", "--exact", VICTIM]).env(VICTIM_SOCKET, &self.socket);
-        let mut victim = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut command = test_of_this_binary(VICTIM);
+        command.env(VICTIM_SOCKET, &self.socket).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut victim = command.spawn()?;
         self.rest_ms(200..1500);
         victim.kill()?;
         let ended = victim.wait()?;
@@ -311,8 +313,8 @@ impl Villain<'_> {
         for _ in 0..CONNECTIONS_OF_USER_MAX + 10 {
             let mut stream = self.connect()?;
             // Who is refused is told, or finds the connection closed.
-            let is_told = stream.write_all(&hello(None)).and_then(|()| read_kind(&mut stream));
-            if matches!(is_told, Ok(kind) if kind == FrameKind::HelloReply as u8) {
+            let is_told = stream.write_all(&hello_frame(None)).and_then(|()| read_frame(&mut stream));
+            if matches!(is_told, Ok((header, _)) if header.kind == FrameKind::HelloReply as u8) {
                 held.push(stream);
             } else {
                 refused += 1;
@@ -332,8 +334,7 @@ impl Villain<'_> {
 /// Makes this thread another user's. Whether that can be done here.
 fn become_another() -> bool {
     if !rustix::process::geteuid().is_root() {
-        let line = "skipped: a greedy user among the clients: only root can become another\n";
-        Write::write_all(&mut std::io::stdout().lock(), line.as_bytes()).expect("said");
+        skipped("a greedy user among the clients", "only root can become another");
         return false;
     }
     let (uid, gid) = (Uid::from_raw(ANOTHER_USER), Gid::from_raw(ANOTHER_USER));
@@ -348,7 +349,7 @@ pub(crate) fn be_a_victim() {
     let Some(socket) = std::env::var_os(VICTIM_SOCKET) else { return };
     let options = || ClientOptions {
         name: "victim".into(),
-        timeout: Some(crate::kit::PATIENCE),
+        timeout: Some(PATIENCE),
         lane: LaneUse::Require,
         ..ClientOptions::default()
     };
@@ -372,33 +373,9 @@ fn wait_to_be_killed() {
     std::thread::sleep(Duration::from_secs(3600));
 }
 
-/// What kind of frame the next one is.
-fn read_kind(stream: &mut UnixStream) -> std::io::Result<u8> {
-    let mut header = [0; FRAME_HEADER_BYTES];
-    stream.read_exact(&mut header)?;
-    let header = FrameHeader::parse(&header).map_err(|fault| std::io::Error::other(fault.to_string()))?;
-    stream.read_exact(&mut vec![0; header.body_bytes as usize])?;
-    Ok(header.kind)
-}
-
-fn hello(session: Option<SessionToken>) -> Vec<u8> {
-    let mut out = Vec::new();
-    RequestEncoder::default().hello(CorrelationId(1), "villain", session, &mut out);
-    out
-}
-
 fn route(id: u64, space: SpaceId, tokens: usize, book: Option<&str>) -> Vec<u8> {
     let tokens = vec![3; tokens];
     let book = book.map(|request_id| BookingRequest { request_id, attempt: 0 });
     let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
-    let mut out = Vec::new();
-    RequestEncoder::default().route(CorrelationId(id), &request, &mut out).expect("encoded");
-    out
-}
-
-fn read_frame(stream: &mut UnixStream) -> std::io::Result<()> {
-    let mut header = [0; 16];
-    stream.read_exact(&mut header)?;
-    let body_bytes = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-    stream.read_exact(&mut vec![0; body_bytes as usize])
+    encoded(|encoder, out| encoder.route(CorrelationId(id), &request, out).expect("encoded"))
 }

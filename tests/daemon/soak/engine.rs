@@ -12,7 +12,7 @@ use kvrouted::ids::{EngineHash, GroupId, Tier};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::kit::publisher::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes};
+use crate::kit::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes};
 
 /// Families of conversations, and conversations of each.
 pub(crate) const FAMILIES: usize = 12;

@@ -18,7 +18,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::engine::{BLOCKS, CONVERSATIONS, Engine, Prompts};
 use crate::kit::PATIENCE;
-use crate::kit::publisher::BLOCK_SIZE;
+use crate::kit::engine::BLOCK_SIZE;
 
 /// Wrong replies that are kept word for word.
 const WRONG_SHOWN_MAX: usize = 20;

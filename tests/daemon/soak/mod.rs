@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::kit::{self, Daemon, open_descriptors, resident_kib, text, until_ok};
 use chaos::{Vice, Villain};
 use engine::{Engine, Prompts};
 use gateway::{Gateway, Truth};
-use crate::kit::{self, Daemon, text, until_ok};
 use report::{LeftOver, Memory, Report};
 
 const ENGINES: u64 = 4;
@@ -101,7 +101,7 @@ fn soak(lasts: Duration, seed: u64) -> Report {
     let engines: Vec<Engine> = (1..=ENGINES).map(|id| Engine::start(&prompts, seed * 1000 + id)).collect();
     let daemon = start_daemon(&engines);
     let truth = Truth { prompts, engines, tally: std::sync::Mutex::default() };
-    let descriptors_before = descriptors(&daemon);
+    let descriptors_before = open_descriptors(daemon.process.id());
     let rounds: Vec<(Vice, AtomicU64)> = Vice::ALL.map(|vice| (vice, AtomicU64::new(0))).into();
     let (stop, began, mut memory) = (AtomicBool::new(false), Instant::now(), Memory::default());
     std::thread::scope(|scope| {
@@ -120,7 +120,7 @@ fn soak(lasts: Duration, seed: u64) -> Report {
         }
         while began.elapsed() < lasts {
             std::thread::sleep(LOOK_EVERY);
-            memory.rss_kib.push(rss_kib(&daemon));
+            memory.rss_kib.push(resident_kib(daemon.process.id()));
         }
         // Relaxed: it is only to be seen some time.
         stop.store(true, Ordering::Relaxed);
@@ -154,7 +154,7 @@ fn settle(daemon: &Daemon, descriptors_before: usize) -> LeftOver {
             connections: open.saturating_sub(1),
             waiting: counters["queue_waiting"],
             bookings: counters["bookings_live"],
-            descriptors: descriptors(daemon) as i64 - descriptors_before as i64,
+            descriptors: open_descriptors(daemon.process.id()) as i64 - descriptors_before as i64,
         }
     };
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -185,14 +185,4 @@ fn counters(daemon: &Daemon) -> BTreeMap<String, u64> {
     let told = ["connections", "requests", "errors", "routes", "bookings", "queue", "admin", "lane", "watch", "turns"];
     let is_told = |name: &str| told.iter().any(|start| name.starts_with(start));
     daemon.status().counters.into_iter().filter(|(name, count)| is_told(name) && *count > 0).collect()
-}
-
-fn rss_kib(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.process.id())).expect("the daemon runs");
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-    rss.trim().trim_end_matches(" kB").parse().expect("a number")
-}
-
-fn descriptors(daemon: &Daemon) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", daemon.process.id())).expect("its descriptors").count()
 }

@@ -56,31 +56,36 @@ fn copy(oracle: &Oracle, writer: &mut ShardWriter, slot: WorkerSlot, rng: &mut X
 
 #[test]
 fn the_same_holdings_have_the_same_digest() {
-    for_seeds("index::stress::digests::the_same_holdings_have_the_same_digest", 20, Duration::from_millis(500), |seed| {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let events = Stream::new(STYLE, ShardLimits::default(), seed).events(200);
-        let (mut first, _first_reader, first_slot) = worker(8);
-        let mut oracle = Oracle::default();
-        for event in &events {
-            event.apply_to_oracle(&mut oracle, &ShardLimits::default());
-            event.apply_to_writer(&mut first, first_slot);
-        }
-        let (mut second, _second_reader, second_slot) = worker(1024);
-        copy(&oracle, &mut second, second_slot, &mut rng);
-        assert_eq!(first.held(first_slot).by_tier, second.held(second_slot).by_tier);
-        assert_eq!(digests(&first, first_slot), digests(&second, second_slot));
-        while first.sweep(3) {}
-        assert_eq!(digests(&first, first_slot), digests(&second, second_slot), "a sweep changes nothing");
-        let taken = oracle.counts.keys().nth(rng.random_range(0..oracle.counts.len().max(1))).copied();
-        let Some((hash, tier, group)) = taken.filter(|(hash, tier, _)| oracle.holds(*hash, *tier)) else { return };
-        let times = oracle.counts[&(hash, tier, group)].0;
-        let before = second.digest(second_slot, tier);
-        for _ in 0..times {
-            assert_eq!(second.digest(second_slot, tier), before, "a second copy changes nothing");
-            second.remove(second_slot, tier, group, &[hash]);
-        }
-        assert_ne!(second.digest(second_slot, tier), before, "one less is another set");
-    });
+    for_seeds(
+        "index::stress::digests::the_same_holdings_have_the_same_digest",
+        20,
+        Duration::from_millis(500),
+        |seed| {
+            let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+            let events = Stream::new(STYLE, ShardLimits::default(), seed).events(200);
+            let (mut first, _first_reader, first_slot) = worker(8);
+            let mut oracle = Oracle::default();
+            for event in &events {
+                event.apply_to_oracle(&mut oracle, &ShardLimits::default());
+                event.apply_to_writer(&mut first, first_slot);
+            }
+            let (mut second, _second_reader, second_slot) = worker(1024);
+            copy(&oracle, &mut second, second_slot, &mut rng);
+            assert_eq!(first.held(first_slot).by_tier, second.held(second_slot).by_tier);
+            assert_eq!(digests(&first, first_slot), digests(&second, second_slot));
+            while first.sweep(3) {}
+            assert_eq!(digests(&first, first_slot), digests(&second, second_slot), "a sweep changes nothing");
+            let taken = oracle.counts.keys().nth(rng.random_range(0..oracle.counts.len().max(1))).copied();
+            let Some((hash, tier, group)) = taken.filter(|(hash, tier, _)| oracle.holds(*hash, *tier)) else { return };
+            let times = oracle.counts[&(hash, tier, group)].0;
+            let before = second.digest(second_slot, tier);
+            for _ in 0..times {
+                assert_eq!(second.digest(second_slot, tier), before, "a second copy changes nothing");
+                second.remove(second_slot, tier, group, &[hash]);
+            }
+            assert_ne!(second.digest(second_slot, tier), before, "one less is another set");
+        },
+    );
 }
 
 /// What a tier of a model holds.

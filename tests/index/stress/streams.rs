@@ -88,5 +88,7 @@ fn growth_beyond_one_node() {
     let of = Alphabet { workers: 2, hashes: 100_000, locals: 1 << 40, ..FLEET };
     let shape = Shape::Prompts { prompts: 1, blocks_max: 1400, step_blocks_max: 1, aliases: false };
     let rates = Rates { store: 97, remove: 1, clear: 0, batch: 0, replace: 0, sweep: 1, publish: 1 };
-    stress("index::stress::streams::growth_beyond_one_node", Style { of, shape, rates }, 3000, 150, |_| ShardLimits::default());
+    stress("index::stress::streams::growth_beyond_one_node", Style { of, shape, rates }, 3000, 150, |_| {
+        ShardLimits::default()
+    });
 }

@@ -3,9 +3,9 @@
 use kvrouted::route::{Prompt, RouteRequest};
 
 use super::BLOCK_SIZE;
-use crate::kit::scrape::free_port;
-use crate::kit::{self, Daemon, until};
 use super::publisher::{Engine, environment, skip};
+use crate::kit::http::free_port;
+use crate::kit::{self, Daemon, until};
 
 #[test]
 fn sglang_says_how_busy_it_is_and_is_left_alone_for_it() {

@@ -8,21 +8,19 @@
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]
 
-use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use serde_json::Value;
-
 mod load;
 mod publisher;
 
-use publisher::{Engine, environment, skip};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// How long anything may take before the test gives up on it.
-const PATIENCE: Duration = Duration::from_secs(90);
+use serde_json::Value;
+use tempfile::TempDir;
+
+use self::publisher::{Engine, environment, skip};
+use crate::kit::{self, Daemon, text, until_ok};
+
 const BLOCK_SIZE: &str = "16";
 /// The worker that publishes, and one that nobody runs.
 const LIVE: u64 = 1;
@@ -107,10 +105,10 @@ fn restart(engine: &'static str) {
         Ok(python) => python,
         Err(reason) => return skip(engine, &reason),
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = kit::folder();
     let ports = Ports::free();
     let first = start(folder.path(), &python, &before, &ports);
-    let daemon = Daemon::start(folder.path(), &before, &ports);
+    let daemon = Router::start(&folder, &before, &ports);
     assert_eq!(first.next_stage()["stage"], "listening", "{}", first.log());
     daemon.wait_for_sequence(first.next_stage()["last_seq"].as_u64().unwrap());
     daemon.compare(&Truth::read(folder.path()));
@@ -146,7 +144,7 @@ fn run(scenario: &Scenario) {
         Ok(python) => python,
         Err(reason) => return skip(scenario.engine, &reason),
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = kit::folder();
     let ports = Ports::free();
     let (mut engine, daemon);
     if scenario.loses > 0 {
@@ -156,13 +154,13 @@ fn run(scenario: &Scenario) {
     if scenario.idle {
         engine = start(folder.path(), &python, scenario, &ports);
         engine.published_before_anybody_asks();
-        daemon = Daemon::start(folder.path(), scenario, &ports);
+        daemon = Router::start(&folder, scenario, &ports);
     } else if scenario.daemon_first {
-        daemon = Daemon::start(folder.path(), scenario, &ports);
+        daemon = Router::start(&folder, scenario, &ports);
         engine = start(folder.path(), &python, scenario, &ports);
     } else {
         engine = start(folder.path(), &python, scenario, &ports);
-        daemon = Daemon::start(folder.path(), scenario, &ports);
+        daemon = Router::start(&folder, scenario, &ports);
     }
     if !scenario.idle {
         assert_eq!(engine.next_stage()["stage"], "listening", "{}", engine.log());
@@ -194,7 +192,7 @@ fn run(scenario: &Scenario) {
 fn start(folder: &Path, python: &Path, scenario: &Scenario, ports: &Ports) -> Engine {
     let [events, replay] = [ports.events, ports.replay].map(|port| format!("tcp://*:{port}"));
     let (truth, prompts) = (Truth::path(folder), prompts_path(folder));
-    let files = ["--truth", kit::text(&truth), "--prompts", kit::text(&prompts)];
+    let files = ["--truth", text(&truth), "--prompts", text(&prompts)];
     let subscribers = if scenario.idle { "0" } else { "1" };
     let sockets = ["--endpoint", &events, "--replay-endpoint", &replay, "--wait-conns", subscribers];
     let size =
@@ -219,10 +217,6 @@ impl Ports {
         let port = |at: usize| held[at].local_addr().unwrap().port();
         Self { events: port(0), replay: port(1), absent_events: port(2), absent_replay: port(3), lossy: port(4) }
     }
-}
-
-fn log_file(path: &Path) -> std::fs::File {
-    std::fs::File::create(path).unwrap()
 }
 
 fn prompts_path(folder: &Path) -> PathBuf {
@@ -263,17 +257,14 @@ impl Truth {
     }
 }
 
-/// `kvrouted serve` in its own process, asked through `kvrouted query` and `kvrouted status`.
-struct Daemon {
-    child: Child,
-    socket: PathBuf,
+/// A daemon beside an engine, asked through `kvrouted query` and `kvrouted status`.
+struct Router {
+    daemon: Daemon,
     prompts: PathBuf,
-    log: PathBuf,
 }
 
-impl Daemon {
-    fn start(folder: &Path, scenario: &Scenario, ports: &Ports) -> Self {
-        let (socket, log) = (folder.join("kvrouted.sock"), folder.join("kvrouted.log"));
+impl Router {
+    fn start(folder: &Arc<TempDir>, scenario: &Scenario, ports: &Ports) -> Self {
         let topic = match scenario.options.iter().position(|option| *option == "--topic") {
             Some(at) => format!(",topic={}", scenario.options[at + 1]),
             None => String::new(),
@@ -282,52 +273,18 @@ impl Daemon {
             format!("id={id},endpoint=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}{topic}")
         };
         let events = if scenario.loses > 0 { ports.lossy } else { ports.events };
-        let child = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-            .arg("serve")
-            .arg("--socket")
-            .arg(&socket)
-            .args(["--model", "m", "--block-size", BLOCK_SIZE])
-            .args(["--worker", &worker(LIVE, events, ports.replay)])
-            .args(["--worker", &worker(ABSENT, ports.absent_events, ports.absent_replay)])
-            .stdin(Stdio::null())
-            .stdout(log_file(&folder.join("kvrouted.out")))
-            .stderr(log_file(&log))
-            .spawn()
-            .unwrap();
-        let mut daemon = Self { child, socket, prompts: prompts_path(folder), log };
-        daemon.wait_until_listening();
-        daemon
-    }
-
-    fn wait_until_listening(&mut self) {
-        let begin = Instant::now();
-        while UnixStream::connect(&self.socket).is_err() {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                panic!("kvrouted serve ended with {status}\n{}", self.log());
-            }
-            assert!(begin.elapsed() < PATIENCE, "kvrouted serve does not listen\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+        let live = worker(LIVE, events, ports.replay);
+        let absent = worker(ABSENT, ports.absent_events, ports.absent_replay);
+        let daemon = Daemon::start_in(Arc::clone(folder), &["--worker", &live, "--worker", &absent]);
+        Self { daemon, prompts: prompts_path(folder.path()) }
     }
 
     /// Runs a command of the binary against this daemon and returns what it printed, one value a line.
     fn ask(&self, command: &[&str]) -> Vec<Value> {
-        let (name, options) = command.split_first().unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_kvrouted"))
-            .arg(name)
-            .arg("--socket")
-            .arg(&self.socket)
-            .args(options)
-            .arg("--json")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "kvrouted {name} ended with {}: {words}\n{}", output.status, self.log());
+        let socket = self.daemon.socket();
+        let output = kit::run(&[command, &["--json", "--socket", text(&socket)]].concat());
+        let (words, log) = (String::from_utf8_lossy(&output.stderr), self.daemon.process.log());
+        assert!(output.status.success(), "kvrouted {command:?} ended with {}: {words}\n{log}", output.status);
         let lines = String::from_utf8(output.stdout).unwrap();
         lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
     }
@@ -339,22 +296,17 @@ impl Daemon {
     }
 
     fn wait_for_sequence(&self, sequence: u64) {
-        let begin = Instant::now();
-        loop {
+        until_ok(&format!("sequence {sequence} is applied"), || {
             let status = self.ask(&["status"]);
             let worker = of_worker(&status[0]["workers"], LIVE);
-            if worker["last_seq"].as_u64() == Some(sequence) && worker["trust"] == "exact" {
-                return;
-            }
-            assert!(begin.elapsed() < PATIENCE, "sequence {sequence} does not come: {worker}\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            let is_applied = worker["last_seq"].as_u64() == Some(sequence) && worker["trust"] == "exact";
+            if is_applied { Ok(()) } else { Err(worker.to_string()) }
+        });
     }
 
     /// Asks about every sampled prompt, compares with the engine, and returns the depths.
     fn compare(&self, truth: &Truth) -> Vec<u64> {
-        let prompts = self.prompts.to_str().unwrap();
-        let answers = self.ask(&["query", "--model", "m", "--batch", prompts]);
+        let answers = self.ask(&["query", "--model", "m", "--batch", text(&self.prompts)]);
         assert_eq!(answers.len(), truth.queries.len(), "one answer a prompt");
         let mut wrong = Vec::new();
         for (at, (answer, query)) in answers.iter().zip(&truth.queries).enumerate() {
@@ -376,12 +328,6 @@ impl Daemon {
         let status = self.ask(&["status"]);
         assert!(wrong.is_empty(), "{} of {} wrong:\n{}\n{}", wrong.len(), answers.len(), wrong.join("\n"), status[0]);
         truth.queries.iter().map(|query| query["device_blocks"].as_u64().unwrap()).collect()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.child.kill().and_then(|()| self.child.wait()).ok();
     }
 }
 

@@ -1,20 +1,17 @@
 //! An engine's own publisher in its own process, run by scripts/engines.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
 
-use super::{PATIENCE, log_file};
+use crate::kit::{PATIENCE, skipped_without_engines};
 
-/// libtest keeps what a passing test prints; a skip must be seen, whole and on a line of its own.
+/// Says that an engine is missing, or fails where it must not be.
 pub(crate) fn skip(engine: &str, reason: &str) {
-    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
-    assert!(!required, "{engine} is required: {reason}");
-    let line = format!("\nskipped: {engine}'s publisher: {reason}\n");
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    skipped_without_engines(&format!("{engine}'s publisher"), reason);
 }
 
 /// The Python that runs the publisher, fetched if need be, or why there is none.
@@ -59,7 +56,7 @@ impl Engine {
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log_file(&log))
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
         let (sender, stages) = channel();

@@ -13,6 +13,8 @@ use kvrouted::load::Loads;
 use kvrouted::metrics::WorkerCounter as C;
 use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 
+use crate::kit::engine::Publisher as Engine;
+use crate::kit::{PATIENCE, until};
 use crate::vllm::{BLOCK_SIZE, Batch};
 
 mod fleet;
@@ -22,57 +24,8 @@ mod relayed;
 #[allow(dead_code, reason = "each test that takes seeds needs a part of it")]
 #[path = "../../oracle/replay.rs"]
 mod replay;
-mod replayer;
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
-/// Far beyond what anything here takes: reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-#[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// An engine's publisher. XPUB, to know when the subscription has arrived.
-struct Engine {
-    socket: zmq::Socket,
-    endpoint: String,
-}
-
-impl Engine {
-    fn start(endpoint: &str) -> Self {
-        let context = zmq::Context::new();
-        let socket = context.socket(zmq::XPUB).expect("a socket");
-        socket.set_linger(0).expect("no linger");
-        socket.set_sndhwm(0).expect("no mark");
-        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
-        until("the endpoint is free", || socket.bind(endpoint).is_ok());
-        let endpoint = socket.get_last_endpoint().expect("an endpoint").expect("of text");
-        Self { socket, endpoint }
-    }
-
-    fn new() -> Self {
-        Self::start("tcp://127.0.0.1:*")
-    }
-
-    fn subscribed(self) -> Self {
-        let frame = self.socket.recv_bytes(0).expect("a subscription");
-        assert_eq!(frame.first(), Some(&1));
-        self
-    }
-
-    fn send(&self, seq: u64, batch: &Batch) {
-        self.send_frames(&[b"", &seq.to_be_bytes(), &batch.payload()]);
-    }
-
-    fn send_frames(&self, frames: &[&[u8]]) {
-        self.socket.send_multipart(frames, 0).expect("sent");
-    }
-}
 
 /// One shard with a worker for each endpoint.
 struct Shard {
@@ -197,14 +150,14 @@ fn chain(stamp: u32) -> Batch {
 #[test]
 fn blocks_that_an_engine_stores_are_found() {
     let engine = Engine::new();
-    let shard = Shard::start(&[&engine.endpoint]);
+    let shard = Shard::start(&[&engine.endpoint()]);
     assert_trust(shard.trust(0), TrustLevel::Unproven, &[R::Joining]);
     let engine = engine.subscribed();
     until("the worker is ready", || shard.state(0) == WorkerState::Ready);
-    engine.send(0, &chain(0));
+    engine.send_batch(0, &chain(0).payload());
     assert_trust(shard.applied(0, 0), TrustLevel::Exact, &[]);
     assert_eq!(shard.device(0, &[1, 2, 3, 4]), 3);
-    engine.send(1, &Batch::new(1).removed(&[13]));
+    engine.send_batch(1, &Batch::new(1).removed(&[13]).payload());
     assert_trust(shard.applied(0, 1), TrustLevel::Exact, &[]);
     assert_eq!((shard.device(0, &[1, 2, 3, 4]), shard.views[0].gauges.bound()), (2, 2));
     assert!(shard.trust(0).as_of_unix_ms > 0);
@@ -215,12 +168,12 @@ fn blocks_that_an_engine_stores_are_found() {
 #[test]
 fn a_burst_longer_than_a_turn_is_taken_whole() {
     let engine = Engine::new();
-    let shard = Shard::start(&[&engine.endpoint]);
+    let shard = Shard::start(&[&engine.endpoint()]);
     let engine = engine.subscribed();
     let batches = 8 * INGEST_TURN_MESSAGES_MAX as u64 + 7;
     for seq in 0..batches {
         let parent = (seq > 0).then_some(seq);
-        engine.send(seq, &Batch::new(seq as u32).stored(parent, &[seq + 1], &[seq as u32]));
+        engine.send_batch(seq, &Batch::new(seq as u32).stored(parent, &[seq + 1], &[seq as u32]).payload());
     }
     assert_trust(shard.applied(0, batches - 1), TrustLevel::Exact, &[]);
     let contents: Vec<u32> = (0..batches as u32).collect();
@@ -231,14 +184,14 @@ fn a_burst_longer_than_a_turn_is_taken_whole() {
 #[test]
 fn a_gap_empties_the_worker_and_a_restart_from_0_proves_it_again() {
     let engine = Engine::new();
-    let shard = Shard::start(&[&engine.endpoint]);
+    let shard = Shard::start(&[&engine.endpoint()]);
     let engine = engine.subscribed();
-    engine.send(0, &chain(0));
-    engine.send(3, &Batch::new(3).stored(None, &[21], &[7]));
+    engine.send_batch(0, &chain(0).payload());
+    engine.send_batch(3, &Batch::new(3).stored(None, &[21], &[7]).payload());
     assert_trust(shard.applied(0, 3), TrustLevel::LowerBound, &[R::Gap]);
     assert_eq!((shard.device(0, &[1, 2, 3]), shard.device(0, &[7])), (0, 1));
     assert_eq!((shard.count(0, C::Gaps), shard.count(0, C::BatchesMissed)), (1, 2));
-    engine.send(0, &chain(40));
+    engine.send_batch(0, &chain(40).payload());
     assert_trust(shard.applied(0, 0), TrustLevel::Exact, &[]);
     assert_eq!((shard.device(0, &[1, 2, 3]), shard.device(0, &[7])), (3, 0));
 }
@@ -246,10 +199,10 @@ fn a_gap_empties_the_worker_and_a_restart_from_0_proves_it_again() {
 #[test]
 fn a_killed_publisher_empties_its_worker_and_comes_back() {
     let engine = Engine::new();
-    let endpoint = engine.endpoint.clone();
+    let endpoint = engine.endpoint();
     let shard = Shard::with(&[&endpoint], "", IngestConfig { down_after_ms: 1, ..IngestConfig::default() });
     let engine = engine.subscribed();
-    engine.send(0, &chain(0));
+    engine.send_batch(0, &chain(0).payload());
     shard.applied(0, 0);
     drop(engine);
     until("the break is noticed", || shard.trust(0).reasons.contains(R::Disconnected));
@@ -259,13 +212,13 @@ fn a_killed_publisher_empties_its_worker_and_comes_back() {
 
     let engine = Engine::start(&endpoint).subscribed();
     until("the worker is ready again", || shard.state(0) == WorkerState::Ready);
-    engine.send(5, &Batch::new(5).stored(None, &[21], &[7]));
+    engine.send_batch(5, &Batch::new(5).stored(None, &[21], &[7]).payload());
     assert_trust(shard.applied(0, 5), TrustLevel::LowerBound, &[R::JoinedLate]);
     drop(engine);
     until("the second break is noticed", || shard.count(0, C::Disconnects) == 2);
 
     let engine = Engine::start(&endpoint).subscribed();
-    engine.send(0, &chain(60));
+    engine.send_batch(0, &chain(60).payload());
     assert_trust(shard.applied(0, 0), TrustLevel::Exact, &[]);
     assert_eq!((shard.device(0, &[1, 2, 3]), shard.device(0, &[7])), (3, 0));
 }
@@ -288,7 +241,7 @@ fn a_publisher_that_is_never_reached_downs_its_worker_until_it_is() {
 
     let engine = Engine::start(&late).subscribed();
     until("the worker is ready", || shard.state(0) == WorkerState::Ready);
-    engine.send(0, &chain(0));
+    engine.send_batch(0, &chain(0).payload());
     assert_trust(shard.applied(0, 0), TrustLevel::Exact, &[]);
     assert_eq!(shard.state(1), WorkerState::Draining);
 }
@@ -296,9 +249,9 @@ fn a_publisher_that_is_never_reached_downs_its_worker_until_it_is() {
 #[test]
 fn what_cannot_be_read_is_counted_and_the_stream_goes_on() {
     let engine = Engine::new();
-    let shard = Shard::start(&[&engine.endpoint]);
+    let shard = Shard::start(&[&engine.endpoint()]);
     let engine = engine.subscribed();
-    engine.send(0, &chain(0));
+    engine.send_batch(0, &chain(0).payload());
     engine.send_frames(&[b"", &1_u64.to_be_bytes(), b"\x93 nonsense"]);
     engine.send_frames(&[b"alone"]);
     engine.send_frames(&[b"", b"short", b"\x93"]);
@@ -308,23 +261,23 @@ fn what_cannot_be_read_is_counted_and_the_stream_goes_on() {
     assert_eq!(shard.device(0, &[1, 2, 3]), 3);
     assert_eq!((shard.count(0, C::BatchesUndecodable), shard.count(0, C::MessagesMisframed)), (1, 2));
     assert_eq!((shard.count(0, C::Batches), shard.count(0, C::Gaps)), (2, 0));
-    engine.send(3, &Batch::new(3).cleared());
+    engine.send_batch(3, &Batch::new(3).cleared().payload());
     assert_trust(shard.applied(0, 3), TrustLevel::Exact, &[]);
 }
 
 #[test]
 fn one_misbehaving_publisher_leaves_the_other_alone() {
     let (good, bad) = (Engine::new(), Engine::new());
-    let shard = Shard::start(&[&good.endpoint, &bad.endpoint]);
+    let shard = Shard::start(&[&good.endpoint(), &bad.endpoint()]);
     let (good, bad) = (good.subscribed(), bad.subscribed());
-    good.send(0, &chain(0));
+    good.send_batch(0, &chain(0).payload());
     shard.applied(0, 0);
     for seq in 0..100_u64 {
         bad.send_frames(&[b"", &(seq * 3).to_be_bytes(), &[0x93, seq as u8]]);
         bad.send_frames(&[&[0xff]]);
     }
-    good.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]));
-    bad.send(1000, &chain(9));
+    good.send_batch(1, &Batch::new(1).stored(Some(13), &[14], &[4]).payload());
+    bad.send_batch(1000, &chain(9).payload());
     assert_trust(shard.applied(0, 1), TrustLevel::Exact, &[]);
     assert_eq!(shard.device(0, &[1, 2, 3, 4]), 4);
     assert_trust(shard.applied(1, 1000), TrustLevel::LowerBound, &[R::Gap, R::Undecodable]);
@@ -332,14 +285,14 @@ fn one_misbehaving_publisher_leaves_the_other_alone() {
     assert_eq!((shard.count(1, C::BatchesUndecodable), shard.count(1, C::MessagesMisframed)), (100, 100));
     drop(bad);
     until("the break is noticed", || shard.count(1, C::Disconnects) == 1);
-    good.send(2, &Batch::new(2).stored(Some(14), &[15], &[5]));
+    good.send_batch(2, &Batch::new(2).stored(Some(14), &[15], &[5]).payload());
     assert_trust(shard.applied(0, 2), TrustLevel::Exact, &[]);
 }
 
 #[test]
 fn only_the_topic_subscribed_to_is_taken() {
     let engine = Engine::new();
-    let shard = Shard::with(&[&engine.endpoint], "kv", IngestConfig::default());
+    let shard = Shard::with(&[&engine.endpoint()], "kv", IngestConfig::default());
     let engine = engine.subscribed();
     engine.send_frames(&[b"load", &0_u64.to_be_bytes(), &chain(0).payload()]);
     engine.send_frames(&[b"kv-events", &0_u64.to_be_bytes(), &Batch::new(0).stored(None, &[21], &[7]).payload()]);
@@ -350,15 +303,15 @@ fn only_the_topic_subscribed_to_is_taken() {
 #[test]
 fn a_worker_that_an_operator_drains_stays_so() {
     let engine = Engine::new();
-    let shard = Shard::start(&[&engine.endpoint]);
+    let shard = Shard::start(&[&engine.endpoint()]);
     let engine = engine.subscribed();
     until("the worker is ready", || shard.state(0) == WorkerState::Ready);
     shard.fleet.set_state(WorkerIndex(0), WorkerState::Draining);
-    let endpoint = engine.endpoint.clone();
+    let endpoint = engine.endpoint();
     drop(engine);
     until("the break is noticed", || shard.count(0, C::Disconnects) == 1);
     let engine = Engine::start(&endpoint).subscribed();
-    engine.send(0, &chain(0));
+    engine.send_batch(0, &chain(0).payload());
     shard.applied(0, 0);
     assert_eq!(shard.state(0), WorkerState::Draining);
 }

@@ -4,8 +4,8 @@ use kvrouted::fleet::EventSource;
 use kvrouted::ids::WorkerIndex;
 use kvrouted::ingest::Amendment;
 
-use super::replayer::{Fault, Replayer};
 use super::*;
+use crate::kit::replayer::{Fault, Replayer};
 
 /// An engine that publishes and replays.
 struct Replaying {
@@ -19,7 +19,7 @@ struct Replaying {
 impl Replaying {
     fn new(has_topic: bool) -> Self {
         let engine = Engine::new();
-        let endpoint = engine.endpoint.clone();
+        let endpoint = engine.endpoint();
         Self {
             engine: Some(engine),
             endpoint,
@@ -40,7 +40,7 @@ impl Replaying {
         let batch = Batch::new(self.stamp + seq as u32).stored((seq > 0).then_some(seq), &[seq + 1], &[seq as u32]);
         self.replayer.keep(seq, batch.payload());
         if let Some(engine) = self.engine.as_ref().filter(|_| arrives) {
-            engine.send(seq, &batch);
+            engine.send_batch(seq, &batch.payload());
         }
         self.next += 1;
     }
@@ -252,7 +252,7 @@ fn a_worker_that_moves_goes_on_where_a_replay_shows_the_same_stream_and_is_empti
     until_exact(&shard, &engine);
     // The same engine under another address.
     let moved = Engine::new();
-    engine.endpoint = moved.endpoint.clone();
+    engine.endpoint = moved.endpoint();
     engine.engine = Some(moved);
     move_to(&shard, &engine);
     engine = engine.subscribed();

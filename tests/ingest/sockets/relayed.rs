@@ -9,8 +9,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::proxy::{FINE, Proxy, Weather};
 use super::replay::for_seeds;
-use super::replayer::Replayer;
 use super::*;
+use crate::kit::replayer::Replayer;
 
 /// Batches sent in bad weather.
 const BATCHES: u64 = 150;
@@ -42,7 +42,7 @@ impl Working {
 
     fn source(&self) -> EventSource {
         EventSource {
-            endpoint: self.engine.endpoint.parse().expect("an endpoint"),
+            endpoint: self.engine.endpoint().parse().expect("an endpoint"),
             replay: Some(self.replayer.endpoint.parse().expect("an endpoint")),
             topic: String::new(),
         }
@@ -76,7 +76,7 @@ impl Working {
             batch = self.work(batch);
         }
         self.replayer.keep(self.next, batch.payload());
-        self.engine.send(self.next, &batch);
+        self.engine.send_batch(self.next, &batch.payload());
         self.next += 1;
     }
 }
@@ -125,7 +125,7 @@ fn converges(seed: u64) -> bool {
     let relay = Relay::start(&plan).expect("a relay");
     let [live, replay] = [relay.endpoint(), relay.replay()].map(|endpoint| Proxy::start(endpoint, chance.random()));
     // Who hears the engine itself, and loses nothing.
-    let witness = follow(&engine.engine.endpoint, &engine.replayer.endpoint);
+    let witness = follow(&engine.engine.endpoint(), &engine.replayer.endpoint);
     let router = follow(&live.endpoint(), &replay.endpoint());
     (0..10).for_each(|_| engine.publish());
     until("the relay is heard", || router.trust(0).level == TrustLevel::Exact);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kit::{Daemon, PATIENCE, scrape};
+use crate::kit::http::free_port;
+use crate::kit::{Daemon, PATIENCE};
 
 /// A daemon with an HTTP port.
 pub(crate) struct Served {
@@ -15,14 +16,14 @@ pub(crate) struct Served {
 impl Served {
     /// One of a space `m` with blocks of 16 tokens, and of what the flags say.
     pub(crate) fn start(flags: &[&str]) -> Self {
-        let port = scrape::free_port();
+        let port = free_port();
         let daemon = Daemon::start(&[&["--http-port", &port.to_string()], flags].concat());
         Self { daemon, port }
     }
 
     /// One whose configuration has these tables, the table `[http]` begun first.
     pub(crate) fn configured(http: &str, tables: &str) -> Self {
-        let port = scrape::free_port();
+        let port = free_port();
         let daemon = Daemon::configured(&format!("[http]\nport = {port}\n{http}\n{tables}"));
         Self { daemon, port }
     }

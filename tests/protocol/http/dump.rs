@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{PATIENCE, prompt, until};
 
 /// Blocks of the worker that is dumped: of their text, some 100 bytes each, sockets and the daemon hold less than all.

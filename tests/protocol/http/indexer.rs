@@ -9,7 +9,7 @@ use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::publisher::{Publisher, SCHEME, engine_hashes};
+use crate::kit::engine::{Publisher, SCHEME, engine_hashes};
 use crate::kit::{prompt, until};
 
 fn locals(tokens: &[u32], salt: Option<&str>) -> Vec<u64> {

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use serde_json::json;
 
 use super::client::Served;
-use crate::kit::scrape::{free_port, scrape};
+use crate::kit::http::{free_port, scrape};
 use crate::kit::{Daemon, folder, run, text, until};
 
 #[test]

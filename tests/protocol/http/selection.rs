@@ -8,7 +8,7 @@ use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::publisher::{Publisher, SCHEME};
+use crate::kit::engine::{Publisher, SCHEME};
 use crate::kit::{prompt, until};
 
 const TWO_WORKERS: [&str; 4] =

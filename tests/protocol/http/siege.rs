@@ -8,7 +8,7 @@ use kvrouted::limits::{HTTP_CONNECTIONS_MAX, HTTP_REPLIES_BYTES_MAX, METRICS_CON
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::scrape::{free_port, scrape};
+use crate::kit::http::{free_port, scrape};
 use crate::kit::{Daemon, PATIENCE, until};
 
 /// How much more memory than the bound is no breach of it: what the allocator keeps, and one reply that is being made.

@@ -4,7 +4,7 @@ use kvrouted::ids::Worker;
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::publisher::Publisher;
+use crate::kit::engine::Publisher;
 use crate::kit::{prompt, until};
 
 fn request(id: u64, publisher: &Publisher) -> Value {

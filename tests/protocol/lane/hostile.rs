@@ -12,9 +12,9 @@ use kvrouted::lane::ring;
 use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::wire::{FrameHeader, FrameKind, LaneAsked, Reply};
 
-use crate::kit::{Daemon, prompt, until};
 use super::raw::{DAEMON_WAITS, REPLY_HEAD, REQUEST_TAIL, REQUESTS, Raw, ask, hello, route};
 use super::{WORKERS, serving, space, with_lane};
+use crate::kit::{Daemon, prompt, until};
 
 /// Whether others are served.
 fn serves(daemon: &Daemon) {

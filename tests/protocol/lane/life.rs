@@ -1,7 +1,7 @@
 //! How lanes end: with whoever holds them.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use kvrouted::client::Client;
 use kvrouted::error::Kind;
@@ -9,9 +9,10 @@ use kvrouted::ids::CorrelationId;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{FrameHeader, FrameKind, Reply, decode_reply};
 
-use crate::kit::{Daemon, prompt, until};
-use super::raw::{Raw, frame};
+use super::raw::Raw;
 use super::{WORKERS, lane_options, serving, space, with_lane};
+use crate::kit::raw::read_frame;
+use crate::kit::{Daemon, prompt, test_of_this_binary, until};
 
 const SOCKET: &str = "KVROUTED_TEST_LANE_SOCKET";
 
@@ -33,9 +34,7 @@ fn a_gateway_that_is_killed_leaves_nothing_behind() {
     let folder = crate::kit::folder();
     let config = crate::kit::configure(folder.path(), "[booking]\nsession_grace_s = 0\n[[worker]]\nid = 1\n");
     let daemon = Daemon::serve(folder, &["--config", crate::kit::text(&config)]);
-    let this = std::env::current_exe().expect("this test");
-    let mut gateway = Command::new(this)
-        .args(["--exact", "lane::life::gateway", "--nocapture"])
+    let mut gateway = test_of_this_binary("lane::life::gateway")
         .env(SOCKET, daemon.socket())
         .stdout(Stdio::piped())
         .spawn()
@@ -70,7 +69,7 @@ fn a_gateway_that_does_not_end_its_frame_is_told_why_its_lane_ends() {
         let daemon = serving(&format!("frame_timeout_ms = 300\nio = \"{io}\""));
         let mut raw = Raw::open(&daemon);
         raw.send(&FrameHeader::new(FrameKind::Route, 4096, CorrelationId(1)).encode());
-        let (header, body) = frame(&mut raw.socket);
+        let (header, body) = read_frame(&mut raw.socket).expect("a frame");
         assert_eq!(header.correlation_id, CorrelationId(0), "{io}");
         let Ok(Reply::Error(error)) = decode_reply(header.kind, &body) else { panic!("{io}: no error") };
         assert!(error.kind == Some(Kind::Malformed) && error.message.contains("300 ms"), "{io}: {error:?}");

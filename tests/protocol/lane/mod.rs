@@ -6,23 +6,21 @@ mod raw;
 
 use std::time::Duration;
 
+use crate::kit::{self, Daemon, options, prompt, until};
 use kvrouted::client::{Client, ClientOptions, LaneUse};
 use kvrouted::error::Kind;
 use kvrouted::ids::{SpaceId, Worker};
 use kvrouted::load::{BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{Reply, RouteReply, features};
-use crate::kit::{self, Daemon, options, prompt, until};
 
 const WORKERS: &[&str] = &["--worker", "id=1", "--worker", "id=2", "--worker", "id=3"];
 
 /// A daemon with these settings of `[serve]`.
 fn serving(settings: &str) -> Daemon {
     let folder = kit::folder();
-    let (path, socket) = (folder.path().join("kvrouted.toml"), folder.path().join("s"));
     let workers: String = (1..=3).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
-    let space = "[[space]]\nmodel = \"m\"\nblock_size = 16\n";
-    kit::replace(&path, &format!("[serve]\nsocket = \"{}\"\n{settings}\n{space}{workers}", socket.display()));
+    let path = kit::configure_serve(folder.path(), settings, &workers);
     Daemon::serve(folder, &["--config", kit::text(&path)])
 }
 

@@ -11,9 +11,10 @@ use kvrouted::ids::{CorrelationId, SpaceId};
 use kvrouted::lane::{LaneEnd, LaneMemory, LaneSide, LaneSizes, ring};
 use kvrouted::limits::{FRAME_HEADER_BYTES, LANE_CONTROL_BYTES};
 use kvrouted::route::{Prompt, RouteRequest};
-use kvrouted::wire::{FrameHeader, LaneAsked, LaneOpened, Reply, RequestEncoder, decode_reply};
+use kvrouted::wire::{FrameHeader, LaneAsked, LaneOpened, Reply, decode_reply};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use crate::kit::raw::{self, encoded};
 use crate::kit::{Daemon, PATIENCE, until_ok};
 
 /// Words of the lane's memory, as schemas/README.md has them.
@@ -25,7 +26,7 @@ pub(crate) const REQUESTS: usize = LANE_CONTROL_BYTES / 8;
 /// Bytes of its rings.
 const RING_BYTES: u32 = 4096;
 
-/// A connection, and a lane of it that is mapped twice: once to be used, once to be written into.
+/// A raw connection, and a lane of it that is mapped twice: once to be used, once to be written into.
 pub(crate) struct Raw {
     pub(crate) socket: UnixStream,
     pub(crate) bell: UnixStream,
@@ -34,33 +35,14 @@ pub(crate) struct Raw {
     received: Vec<u8>,
 }
 
-/// The next frame that comes by the socket.
-pub(crate) fn frame(socket: &mut UnixStream) -> (FrameHeader, Vec<u8>) {
-    let mut header = [0; FRAME_HEADER_BYTES];
-    socket.read_exact(&mut header).expect("a header");
-    let header = FrameHeader::parse(&header).expect("a header");
-    let mut body = vec![0; header.body_bytes as usize];
-    socket.read_exact(&mut body).expect("a body");
-    (header, body)
-}
-
-/// Says hello on a new connection.
+/// A new connection that has said hello.
 pub(crate) fn hello(daemon: &Daemon) -> UnixStream {
-    let mut socket = UnixStream::connect(daemon.socket()).expect("a connection");
-    socket.set_read_timeout(Some(PATIENCE)).expect("set");
-    let mut out = Vec::new();
-    RequestEncoder::default().hello(CorrelationId(1), "raw", None, &mut out);
-    socket.write_all(&out).expect("sent");
-    let (header, body) = frame(&mut socket);
-    assert!(matches!(decode_reply(header.kind, &body), Ok(Reply::Hello(_))));
-    socket
+    raw::Raw::greeted(&daemon.socket()).stream
 }
 
 /// Asks for a lane; gives the reply with what came with it.
 pub(crate) fn ask(socket: &mut UnixStream, asked: LaneAsked) -> (Reply, Vec<OwnedFd>) {
-    let mut out = Vec::new();
-    RequestEncoder::default().open_lane(CorrelationId(2), asked, &mut out);
-    socket.write_all(&out).expect("sent");
+    socket.write_all(&encoded(|encoder, out| encoder.open_lane(CorrelationId(2), asked, out))).expect("sent");
     let (mut bytes, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(&*socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
@@ -145,8 +127,6 @@ impl Raw {
 
 /// A route of the space `m` that asks for `tokens`.
 pub(crate) fn route(id: u64, tokens: &[u32]) -> Vec<u8> {
-    let mut out = Vec::new();
     let request = RouteRequest::new(SpaceId(0), Prompt::of_tokens(tokens));
-    RequestEncoder::default().route(CorrelationId(id), &request, &mut out).expect("a request");
-    out
+    encoded(|encoder, out| encoder.route(CorrelationId(id), &request, out).expect("a request"))
 }

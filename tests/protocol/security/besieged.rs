@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use crate::kit::{Daemon, folder, replace, text, until_ok};
-use super::raw::Raw;
+use crate::kit::raw::Raw;
+use crate::kit::{Daemon, configure_serve, folder, open_descriptors, resident_kib, text, until_ok};
 
 /// How much more memory than before the attack is no leak: what the allocator keeps for the next time.
 const RSS_KIB_MARGIN: u64 = 48 << 10;
@@ -21,21 +21,13 @@ pub(crate) struct Footprint {
 
 impl Footprint {
     pub(crate) fn of(pid: u32) -> Self {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-        let rss_kib = rss.trim().trim_end_matches(" kB").parse().expect("a number");
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count();
-        Self { rss_kib, descriptors }
+        Self { rss_kib: resident_kib(pid), descriptors: open_descriptors(pid) }
     }
 }
 
-/// Writes the configuration of a daemon at the socket of a folder.
+/// Writes the configuration of a daemon with one worker at the socket of a folder.
 pub(crate) fn configure(folder: &Path, serve: &str, tables: &str) -> PathBuf {
-    let socket = folder.join("s");
-    let head = format!("[serve]\nsocket = \"{}\"\n{serve}\n[[space]]\nmodel = \"m\"\nblock_size = 16\n", text(&socket));
-    let path = folder.join("kvrouted.toml");
-    replace(&path, &format!("{head}[[worker]]\nid = 1\n{tables}\n"));
-    path
+    configure_serve(folder, serve, &format!("[[worker]]\nid = 1\n{tables}\n"))
 }
 
 /// A daemon whose footprint before the attack is known.

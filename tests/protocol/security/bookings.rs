@@ -8,8 +8,8 @@ use kvrouted::load::{BookingHandle, BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, RouteRequest};
 
 use super::besieged::Besieged;
+use crate::kit::raw::{Raw, encoded, question, route_frame};
 use crate::kit::{options, prompt};
-use super::raw::{Raw, encoded, question, route_frame};
 
 /// Whoever leaves leaves nothing for long.
 const SHORT_GRACE: &str = "[booking]\nsession_grace_s = 0";

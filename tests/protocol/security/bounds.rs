@@ -13,7 +13,7 @@ use kvrouted::serve::admin_path;
 use kvrouted::wire::FrameKind;
 
 use super::besieged::Besieged;
-use super::raw::{Raw, built, built_route, encoded};
+use crate::kit::raw::{Raw, built, built_route, encoded};
 
 type Builder = FlatBufferBuilder<'static>;
 type Fill = fn(&mut Builder, &mut fb::RouteArgs<'static>, usize);

@@ -6,8 +6,8 @@ use kvrouted::ids::CorrelationId;
 use kvrouted::limits::CONNECTIONS_MIN;
 use kvrouted::wire::LaneAsked;
 
+use crate::kit::raw::{Raw, encoded};
 use crate::kit::{Daemon, Process, folder, replace, text, until};
-use super::raw::{Raw, encoded};
 
 /// Workers that are configured, and those that come later. Nobody is at their endpoints.
 const WORKERS: usize = 8;

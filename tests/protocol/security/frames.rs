@@ -9,7 +9,7 @@ use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
 use rand::{RngExt, SeedableRng};
 
 use super::besieged::Besieged;
-use super::raw::{Raw, built, built_route, encoded, header, route_frame};
+use crate::kit::raw::{Raw, built, built_route, encoded, header, route_frame};
 
 /// Beyond it a body is refused, here.
 const BODY_BYTES_MAX: u32 = 1 << 20;

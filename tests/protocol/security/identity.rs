@@ -11,9 +11,8 @@ use kvrouted::serve::admin_path;
 use rustix::process::{Gid, Uid, geteuid};
 
 use super::besieged::{Besieged, configure};
-use crate::kit::{run, text, until};
-use super::raw::Raw;
-use super::skipped;
+use crate::kit::raw::Raw;
+use crate::kit::{run, skipped, text, until};
 
 /// Somebody who is nobody here.
 #[derive(Clone, Copy)]

@@ -47,11 +47,4 @@ mod frames;
 mod identity;
 mod pace;
 mod peers;
-mod raw;
 mod users;
-
-/// Says, past the test harness, what was not tested and why.
-fn skipped(what: &str, why: &str) {
-    let line = format!("skipped: {what}: {why}\n");
-    std::io::Write::write_all(&mut std::io::stdout().lock(), line.as_bytes()).expect("said");
-}

@@ -13,9 +13,8 @@ use kvrouted::serve::admin_path;
 use kvrouted::wire::FrameKind;
 
 use super::besieged::Besieged;
-use crate::kit::{options, until};
-use super::raw::{Raw, encoded, header, route_frame};
-use super::skipped;
+use crate::kit::raw::{Raw, encoded, header, route_frame};
+use crate::kit::{options, skipped, until};
 
 /// So many at once.
 const SLOW: usize = 100;

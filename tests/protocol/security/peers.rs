@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kvrouted::ids::Worker;
 
-use crate::kit::publisher::Publisher;
-use crate::kit::scrape::{free_port, scrape};
+use crate::kit::engine::Publisher;
+use crate::kit::http::{free_port, scrape};
 use crate::kit::{Daemon, PATIENCE, Process, folder, prompt, run, text, until};
 
 /// What a daemon or relay with nothing to hold may take at its peak; the hostile offer a multiple of it.

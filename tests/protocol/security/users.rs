@@ -18,8 +18,8 @@ use kvrouted::wire::{FrameKind, LaneAsked};
 
 use super::besieged::Besieged;
 use super::identity::{GATEWAY, MEMBER, Someone, daemon};
+use crate::kit::raw::{Raw, encoded, header, question};
 use crate::kit::{until, until_ok};
-use super::raw::{Raw, encoded, header, question};
 
 /// What one user may have, percent.
 const SHARE: usize = 2;

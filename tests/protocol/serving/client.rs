@@ -10,10 +10,12 @@ use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad};
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::{BookingRequest, RouteRequest};
 use kvrouted::serve::{Engine, admin_path};
-use kvrouted::wire::{PolicyDone, PolicyOrder, RequestEncoder, ResetDone, ResetOrder};
+use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder};
 
-use super::daemon::{Daemon, Raw, encode, on_every_engine, options, question};
+use super::daemon::{Daemon, on_every_engine};
 use super::service::WORKERS;
+use crate::kit::options;
+use crate::kit::raw::{Raw, encoded, question};
 
 #[test]
 fn requests_pipeline_in_order() {
@@ -105,7 +107,7 @@ fn status_is_found_from_either_socket_and_merged() {
         assert_eq!(client.set_policy(&PolicyOrder::EndShadow).unwrap_err().kind(), Kind::InvalidArgument);
     }
     let mut raw = Raw::connect(&admin_path(&daemon.path));
-    raw.send(&encode(|out| RequestEncoder::default().status(CorrelationId(7), 0, 0, out)));
+    raw.send(&encoded(|encoder, out| encoder.status(CorrelationId(7), 0, 0, out)));
     assert_eq!(raw.error(7), Kind::HelloRequired);
     raw.send(&[0; 16]);
     assert!(raw.is_at_end());

@@ -1,31 +1,25 @@
-//! The serving half of a daemon, and a raw connection to it.
+//! The serving half of a daemon on threads of this process, with a service whose answers are fixed.
 
 use std::cell::Cell;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvrouted::client::{Client, ClientOptions, Reply};
-use kvrouted::error::Kind;
+use kvrouted::client::Client;
 use kvrouted::fleet::Fleet;
-use kvrouted::ids::{CorrelationId, SpaceId};
-use kvrouted::limits::{FRAME_HEADER_BYTES, SPIN_US_CEILING};
+use kvrouted::limits::SPIN_US_CEILING;
 use kvrouted::metrics::{CoreCounter, CounterSet, DaemonCounter};
-use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::serve::{Acceptor, AdminServer, BoundSocket, Core, CoreOptions, Engine, admin_path, probe_uring};
-use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder, decode_reply};
 
 use super::service::{FakeAdmin, FakeService, Stage, fleet};
+use crate::kit::options;
+use crate::kit::raw::{Raw, route_frame};
 
 pub(crate) const BODY_MAX: u32 = 1 << 20;
-
-/// Longer than anything here takes; only a failing test waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {
     /// How long the cores of the daemons that a test starts look for work before they sleep.
@@ -129,104 +123,16 @@ impl Daemon {
 
     /// A raw connection that has said hello.
     pub(crate) fn greeted(&self) -> Raw {
-        let mut raw = Raw::connect(&self.path);
-        raw.hello();
-        raw
+        Raw::greeted(&self.path)
     }
-}
-
-pub(crate) fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), timeout: Some(PATIENCE), ..ClientOptions::default() }
-}
-
-/// A socket and what was encoded for it.
-pub(crate) struct Raw {
-    pub(crate) stream: UnixStream,
-    pub(crate) encoder: RequestEncoder,
-    /// What is left of a frame of which the socket took a part.
-    pub(crate) unsent: Vec<u8>,
 }
 
 impl Raw {
-    pub(crate) fn connect(path: &Path) -> Self {
-        let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { stream, encoder: RequestEncoder::default(), unsent: Vec::new() }
-    }
-
-    pub(crate) fn hello(&mut self) {
-        let bytes = encode(|out| self.encoder.hello(CorrelationId(1), "raw", None, out));
-        self.stream.write_all(&bytes).unwrap();
-        assert!(matches!(self.reply(), (1, Reply::Hello(_))));
-    }
-
-    pub(crate) fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
-    }
-
-    pub(crate) fn reply(&mut self) -> (u64, Reply) {
-        let mut header = [0; FRAME_HEADER_BYTES];
-        self.stream.read_exact(&mut header).unwrap();
-        let header = FrameHeader::parse(&header).unwrap();
-        let mut body = vec![0; header.body_bytes as usize];
-        self.stream.read_exact(&mut body).unwrap();
-        (header.correlation_id.0, decode_reply(header.kind, &body).unwrap())
-    }
-
-    /// The kind of the error that answers request `id`.
-    pub(crate) fn error(&mut self, id: u64) -> Kind {
-        match self.reply() {
-            (got, Reply::Error(error)) if got == id => {
-                assert!(!error.remedy.is_empty() && !error.message.is_empty());
-                error.kind.unwrap()
-            }
-            other => panic!("no error on {id}: {other:?}"),
-        }
-    }
-
-    pub(crate) fn is_at_end(&mut self) -> bool {
-        matches!(self.stream.read(&mut [0; 1]), Ok(0))
-    }
-
-    /// A route of `tokens` tokens is answered as it should be.
-    pub(crate) fn assert_served(&mut self, tokens: usize) {
+    /// A route of `tokens` tokens gets the answer of [`FakeService`]: the worker of that number.
+    pub(crate) fn assert_decided(&mut self, tokens: usize) {
         let id = 1000 + tokens as u64;
         self.send(&route_frame(id, tokens));
-        let (got, reply) = self.reply();
-        let Reply::Route(reply) = reply else { panic!("{reply:?}") };
-        assert_eq!((got, reply.candidates[0].worker.id.0), (id, tokens as u64));
-    }
-}
-
-pub(crate) fn encode(fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    fill(&mut out);
-    out
-}
-
-pub(crate) fn question(tokens: &[u8]) -> RouteRequest<'_> {
-    RouteRequest { candidates_max: 1, ..RouteRequest::new(SpaceId(0), Prompt::Tokens(tokens)) }
-}
-
-pub(crate) fn route_frame(id: u64, tokens: usize) -> Vec<u8> {
-    let tokens = vec![0; tokens * 4];
-    encode(|out| RequestEncoder::default().route(CorrelationId(id), &question(&tokens), out).unwrap())
-}
-
-pub(crate) fn frame(header: FrameHeader, body: &[u8]) -> Vec<u8> {
-    [&header.encode(), body].concat()
-}
-
-pub(crate) fn header(kind: FrameKind, body_bytes: u32, id: u64) -> FrameHeader {
-    FrameHeader::new(kind, body_bytes, CorrelationId(id))
-}
-
-/// Waits for what happens on another thread.
-pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(1));
+        assert_eq!(self.decided(id).candidates[0].worker.id.0, tokens as u64);
     }
 }
 

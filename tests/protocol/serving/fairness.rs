@@ -17,8 +17,10 @@ use kvrouted::route::RouteRequest;
 use kvrouted::serve::{Connection, CoreOptions, Engine, Flow, RoutingResponder};
 use kvrouted::wire::RequestEncoder;
 
-use super::daemon::{Daemon, Raw, encode, eventually, on_every_engine, question, route_frame};
+use super::daemon::{Daemon, on_every_engine};
 use super::service::{FakeService, GATE_TOKENS, HEAVY_TOKENS, fleet};
+use crate::kit::raw::{Raw, encoded, question, route_frame};
+use crate::kit::until;
 
 const BIG_TOKENS: usize = 12_000;
 const SMALL_TOKENS: usize = 4;
@@ -61,7 +63,7 @@ fn beside(engine: Engine, greedy_tokens: usize, sent_bytes: usize) -> Beside {
     let writing = thread::spawn(move || write_for_ever(to, &frame, &count));
     let reading = thread::spawn(move || read_for_ever(from));
     small.send(&(0..SMALL_COUNT as u64).flat_map(|id| route_frame(id, SMALL_TOKENS)).collect::<Vec<_>>());
-    eventually("both have asked", || written.load(Ordering::Relaxed) >= sent_bytes);
+    until("both have asked", || written.load(Ordering::Relaxed) >= sent_bytes);
     daemon.stage.open();
     for id in 0..SMALL_COUNT as u64 {
         assert_eq!(small.reply().0, id, "replies of one connection come in the order of its requests");
@@ -106,20 +108,17 @@ fn a_small_connection_has_its_turn_after_a_few_requests_that_are_much_work() {
     });
 }
 
-/// Asks without reading until no more is taken; how many requests were.
-fn ask_until_full(raw: &mut Raw) -> u64 {
+/// Asks without reading until no more is taken; how many requests were, and what is left of the last one's frame.
+fn ask_until_full(raw: &mut Raw) -> (u64, Vec<u8>) {
     let request = RouteRequest { candidates_max: 64, explain: true, ..question(&[0; 16]) };
     raw.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     for id in 0.. {
-        let frame = encode(|out| RequestEncoder::default().route(CorrelationId(id), &request, out).unwrap());
+        let frame = encoded(|encoder, out| encoder.route(CorrelationId(id), &request, out).unwrap());
         let mut sent = 0;
         while sent < frame.len() {
             match raw.stream.write(&frame[sent..]) {
                 Ok(bytes) => sent += bytes,
-                Err(_) => {
-                    raw.unsent = frame[sent..].to_vec();
-                    return id + 1;
-                }
+                Err(_) => return (id + 1, frame[sent..].to_vec()),
             }
         }
         assert!((id as usize + 1) * frame.len() < UNREAD_BYTES_MAX, "it takes requests without end");
@@ -132,19 +131,18 @@ fn what_is_in_flight_is_bounded_and_nothing_of_it_is_lost() {
     on_every_engine(|engine| {
         let daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
         let (mut raw, mut other) = (daemon.greeted(), daemon.greeted());
-        let asked = ask_until_full(&mut raw);
+        let (asked, rest) = ask_until_full(&mut raw);
         let answered = daemon.counters.get(CoreCounter::Routes);
         assert!(answered < asked, "{answered} of {asked}");
-        other.assert_served(8);
+        other.assert_decided(8);
         let mut writer = raw.stream.try_clone().unwrap();
-        let rest = std::mem::take(&mut raw.unsent);
         writer.set_write_timeout(None).unwrap();
         let writing = thread::spawn(move || writer.write_all(&rest).unwrap());
         for id in 0..asked {
             assert_eq!(raw.reply().0, id);
         }
         writing.join().unwrap();
-        raw.assert_served(8);
+        raw.assert_decided(8);
         assert_eq!(daemon.counters.get(CoreCounter::ConnectionsUnread), 0);
     });
 }
@@ -155,14 +153,14 @@ fn a_peer_that_does_not_read_is_closed_and_counted_and_the_others_are_served() {
         let impatient = |options| CoreOptions { unread_ms_max: 400, ..options };
         let daemon = Daemon::start_as(engine, 1, CONNECTIONS_MAX, impatient);
         let (mut raw, mut other) = (daemon.greeted(), daemon.greeted());
-        let asked = ask_until_full(&mut raw);
-        other.assert_served(8);
-        eventually("it is closed", || daemon.counters.get(CoreCounter::ConnectionsUnread) == 1);
-        eventually("its session is closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
+        let (asked, unsent) = ask_until_full(&mut raw);
+        other.assert_decided(8);
+        until("it is closed", || daemon.counters.get(CoreCounter::ConnectionsUnread) == 1);
+        until("its session is closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
         assert!(daemon.counters.get(CoreCounter::Routes) <= asked);
         assert_eq!(daemon.counters.get(CoreCounter::ConnectionsFailed), 0, "it is told from those that failed");
-        assert!(raw.stream.write_all(&raw.unsent).is_err(), "nobody listens any more");
-        other.assert_served(9);
+        assert!(raw.stream.write_all(&unsent).is_err(), "nobody listens any more");
+        other.assert_decided(9);
     });
 }
 

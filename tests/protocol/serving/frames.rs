@@ -13,8 +13,9 @@ use kvrouted::metrics::CoreCounter;
 use kvrouted::route::RouteRequest;
 use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
 
-use super::daemon::{BODY_MAX, Daemon, Raw, encode, frame, header, on_every_engine, question, route_frame};
+use super::daemon::{BODY_MAX, Daemon, on_every_engine};
 use super::service::INSTANCE;
+use crate::kit::raw::{Raw, encoded, frame, header, question, route_frame};
 
 #[test]
 fn hello_comes_first_and_once_and_names_the_version() {
@@ -23,17 +24,17 @@ fn hello_comes_first_and_once_and_names_the_version() {
         let mut raw = Raw::connect(&daemon.path);
         raw.send(&route_frame(5, 4));
         assert_eq!(raw.error(5), Kind::HelloRequired);
-        raw.send(&encode(|out| raw_hello(6, (2, 9), None, out)));
+        raw.send(&encoded(|_, out| raw_hello(6, (2, 9), None, out)));
         assert_eq!(raw.error(6), Kind::UnsupportedVersion);
-        raw.send(&encode(|out| raw_hello(7, (1, 1), Some(SessionToken { hi: 1, lo: 1 }), out)));
+        raw.send(&encoded(|_, out| raw_hello(7, (1, 1), Some(SessionToken { hi: 1, lo: 1 }), out)));
         assert_eq!(raw.error(7), Kind::NotPermitted);
-        raw.send(&encode(|out| raw_hello(8, (0, 9), None, out)));
+        raw.send(&encoded(|_, out| raw_hello(8, (0, 9), None, out)));
         let (id, Reply::Hello(hello)) = raw.reply() else { panic!("no hello") };
         assert_eq!((id, hello.version, hello.instance_id, hello.spaces.len()), (8, 1, INSTANCE, 2));
         assert_eq!((hello.limits.frame_body_bytes_max, hello.limits.bookings_per_session_max), (BODY_MAX, 5));
-        raw.send(&encode(|out| raw_hello(9, (1, 1), None, out)));
+        raw.send(&encoded(|_, out| raw_hello(9, (1, 1), None, out)));
         assert_eq!(raw.error(9), Kind::InvalidArgument);
-        raw.assert_served(4);
+        raw.assert_decided(4);
         assert_eq!(daemon.sessions_open.load(Ordering::SeqCst), 1);
     });
 }
@@ -82,12 +83,12 @@ fn bad_bodies_get_typed_errors_and_the_connection_stays() {
         assert_eq!(raw.error(5), Kind::Unsupported);
         raw.send(&frame(header(FrameKind::WatchReply, 8, 6), &[0; 8]));
         assert_eq!(raw.error(6), Kind::Unsupported);
-        raw.send(&encode(|out| RequestEncoder::default().status(CorrelationId(7), 0, 0, out)));
+        raw.send(&encoded(|encoder, out| encoder.status(CorrelationId(7), 0, 0, out)));
         assert_eq!(raw.error(7), Kind::AdminOnly);
         let elsewhere = RouteRequest { space: SpaceId(9), ..question(&[]) };
-        raw.send(&encode(|out| RequestEncoder::default().route(CorrelationId(8), &elsewhere, out).unwrap()));
+        raw.send(&encoded(|encoder, out| encoder.route(CorrelationId(8), &elsewhere, out).unwrap()));
         assert_eq!(raw.error(8), Kind::UnknownSpace);
-        raw.assert_served(4);
+        raw.assert_decided(4);
         assert_eq!(daemon.counters.get(CoreCounter::Errors), 8);
         assert_eq!(daemon.counters.get(CoreCounter::ConnectionsUntrusted), 0);
     });
@@ -101,11 +102,11 @@ fn an_oversized_body_is_skipped_and_the_largest_is_answered() {
         raw.send(&header(FrameKind::Route, BODY_MAX + 8, 1).encode());
         assert_eq!(raw.error(1), Kind::Oversized, "before the body has come");
         raw.send(&vec![0xff; BODY_MAX as usize + 8]);
-        raw.assert_served(4);
+        raw.assert_decided(4);
         let tokens = (BODY_MAX as usize - 256) / 4;
         assert!(tokens * 4 > RECEIVE_BUFFER_BYTES_MIN);
-        raw.assert_served(tokens);
-        raw.assert_served(5);
+        raw.assert_decided(tokens);
+        raw.assert_decided(5);
     });
 }
 
@@ -127,7 +128,7 @@ fn an_untrusted_header_closes_its_connection_only() {
             assert_eq!(raw.reply().0, 4, "what came before is answered");
             assert!(raw.is_at_end(), "{header:?}");
         }
-        other.assert_served(4);
+        other.assert_decided(4);
         assert_eq!(daemon.counters.get(CoreCounter::ConnectionsUntrusted), 4);
     });
 }

@@ -13,10 +13,11 @@ use kvrouted::limits::{ADMIN_CONNECTIONS_MAX, CONNECTIONS_MAX};
 use kvrouted::metrics::{CoreCounter, DaemonCounter};
 use kvrouted::route::RouteRequest;
 use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
-use kvrouted::wire::RequestEncoder;
 
-use super::daemon::{Daemon, PATIENCE, Raw, encode, eventually, on_every_engine, options, question, route_frame};
+use super::daemon::{Daemon, on_every_engine};
 use super::service::{FakeService, PANIC_TOKENS};
+use crate::kit::raw::{Raw, encoded, question, route_frame};
+use crate::kit::{PATIENCE, options, until};
 
 #[test]
 fn a_peer_that_does_not_read_is_held_back_and_then_gets_everything() {
@@ -27,13 +28,14 @@ fn a_peer_that_does_not_read_is_held_back_and_then_gets_everything() {
         let mut writer = raw.stream.try_clone().unwrap();
         let writing = thread::spawn(move || {
             let request = RouteRequest { candidates_max: 64, explain: true, ..question(&[0; 16]) };
-            let mut encoder = RequestEncoder::default();
             for id in 0..requests {
-                writer.write_all(&encode(|out| encoder.route(CorrelationId(id), &request, out).unwrap())).unwrap();
+                writer
+                    .write_all(&encoded(|encoder, out| encoder.route(CorrelationId(id), &request, out).unwrap()))
+                    .unwrap();
             }
         });
         let mut other = daemon.greeted();
-        other.assert_served(8);
+        other.assert_decided(8);
         for id in 0..requests {
             assert_eq!(raw.reply().0, id);
             answered.fetch_add(1, Ordering::Relaxed);
@@ -52,16 +54,16 @@ fn a_client_killed_mid_request_leaves_the_others_served() {
             let mut raw = daemon.greeted();
             raw.send(&route_frame(1, 100)[..cut]);
             drop(raw);
-            other.assert_served(cut + 20);
+            other.assert_decided(cut + 20);
         }
         let mut unread = daemon.greeted();
         for id in 0..200 {
             unread.send(&route_frame(id, 50));
         }
         drop(unread);
-        other.assert_served(4);
-        eventually("sessions of the dead are closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
-        eventually("connections are counted out", || daemon.counters.get(CoreCounter::ConnectionsClosed) == 6);
+        other.assert_decided(4);
+        until("sessions of the dead are closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
+        until("connections are counted out", || daemon.counters.get(CoreCounter::ConnectionsClosed) == 6);
     });
 }
 
@@ -72,8 +74,8 @@ fn a_panic_ends_one_connection() {
         let (mut raw, mut other) = (daemon.greeted(), daemon.greeted());
         raw.send(&route_frame(1, PANIC_TOKENS));
         assert!(raw.is_at_end());
-        other.assert_served(4);
-        eventually("its session is closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
+        other.assert_decided(4);
+        until("its session is closed", || daemon.sessions_open.load(Ordering::SeqCst) == 1);
         assert_eq!(daemon.counters.get(CoreCounter::ConnectionsFailed), 1);
     });
 }
@@ -89,7 +91,7 @@ fn connections_are_spread_and_bounded() {
         assert_eq!(refused.kind(), Kind::Overloaded, "{refused}");
         assert_eq!(daemon.refused.get(DaemonCounter::ConnectionsRefused), 1);
         held.pop();
-        eventually("the place is free again", || {
+        until("the place is free again", || {
             daemon.cores.iter().map(|core| core.handle().connections()).sum::<usize>() == 3
         });
         daemon.client();
@@ -125,7 +127,7 @@ fn a_drain_does_not_wait_for_a_peer_that_never_reads() {
         let mut writer = raw.stream.try_clone().unwrap();
         let writing = thread::spawn(move || {
             let request = RouteRequest { candidates_max: 64, explain: true, ..question(&[0; 16]) };
-            let bytes = encode(|out| RequestEncoder::default().route(CorrelationId(1), &request, out).unwrap());
+            let bytes = encoded(|encoder, out| encoder.route(CorrelationId(1), &request, out).unwrap());
             // Until the drain cuts it.
             while writer.write_all(&bytes).is_ok() {}
         });
@@ -135,7 +137,7 @@ fn a_drain_does_not_wait_for_a_peer_that_never_reads() {
             thread::sleep(Duration::from_millis(20));
             before > 4 && daemon.counters.get(CoreCounter::Routes) == before
         };
-        eventually("replies pile up", stuck);
+        until("replies pile up", stuck);
         daemon.stop(Duration::from_millis(50));
         writing.join().unwrap();
         assert_eq!(daemon.sessions_open.load(Ordering::SeqCst), 0);
@@ -168,11 +170,11 @@ fn an_admin_connection_too_many_is_told_so() {
     let daemon = Daemon::start(Engine::Epoll, 1, 10);
     let admin = admin_path(&daemon.path);
     let mut open: Vec<_> = (0..ADMIN_CONNECTIONS_MAX).map(|_| Raw::connect(&admin)).collect();
-    open.iter_mut().for_each(Raw::hello);
+    open.iter_mut().for_each(|raw| drop(raw.hello(None).unwrap()));
     let mut refused = Raw::connect(&admin);
     assert_eq!(refused.error(0), Kind::Overloaded);
     assert!(refused.is_at_end());
     assert_eq!(daemon.refused.get(DaemonCounter::AdminConnectionsRefused), 1);
     open.pop();
-    eventually("a place is free again", || Client::connect(&admin, &options()).is_ok());
+    until("a place is free again", || Client::connect(&admin, &options()).is_ok());
 }

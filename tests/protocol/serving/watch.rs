@@ -7,16 +7,18 @@ use kvrouted::fleet::{Fleet, WorkerState};
 use kvrouted::ids::{CorrelationId, SpaceId, WorkerIndex};
 use kvrouted::limits::CONNECTIONS_MAX;
 use kvrouted::metrics::CoreCounter;
-use kvrouted::wire::{RequestEncoder, WatchReply};
+use kvrouted::wire::WatchReply;
 
-use super::daemon::{Daemon, Raw, encode, eventually, on_every_engine, route_frame};
+use super::daemon::{Daemon, on_every_engine};
 use super::service::WORKERS;
+use crate::kit::raw::{Raw, encoded, route_frame};
+use crate::kit::until;
 
 const WATCH: u64 = 5;
 const ROUTE: u64 = 6;
 
 fn watch_frame(id: u64, space: Option<SpaceId>, page_limit: u32) -> Vec<u8> {
-    encode(|out| RequestEncoder::default().watch(CorrelationId(id), space, (0, page_limit), out))
+    encoded(|encoder, out| encoder.watch(CorrelationId(id), space, (0, page_limit), out))
 }
 
 fn page(raw: &mut Raw, id: u64) -> WatchReply {
@@ -61,7 +63,7 @@ fn who_knows_of_no_pages_is_told_the_fleet_in_one_reply() {
         raw.send(&watch_frame(WATCH, None, 0));
         let whole = page(&mut raw, WATCH);
         assert_eq!((whole.workers.len(), whole.next_cursor), (WORKERS as usize, 0));
-        raw.assert_served(4);
+        raw.assert_decided(4);
         assert_eq!(daemon.counters.get(CoreCounter::WatchPages), 0);
         let fleet = daemon.client().watch(None).expect("a watch").next().expect("a fleet").expect("a fleet");
         assert_eq!(fleet, whole, "the client puts its pages together");
@@ -99,7 +101,7 @@ fn watches_one_after_the_other_cost_a_page_each_and_the_last_one_is_told_all() {
         let count = 200;
         // A page is at most as large as the daemon wants it.
         raw.send(&(0..count).flat_map(|id| watch_frame(id, None, u32::MAX)).collect::<Vec<_>>());
-        other.assert_served(4);
+        other.assert_decided(4);
         let mut pages: Vec<(u64, WatchReply)> = Vec::new();
         while pages.last().is_none_or(|(id, page)| *id != count - 1 || page.next_cursor != 0) {
             match raw.reply() {
@@ -124,12 +126,10 @@ fn a_watcher_that_does_not_read_keeps_nobody_who_leaves() {
         lengthen_names(&daemon.fleet);
         let mut raw = daemon.greeted();
         raw.send(&watch_frame(WATCH, None, 1));
-        eventually("it is sent pages", || daemon.counters.get(CoreCounter::WatchPages) > 0);
+        until("it is sent pages", || daemon.counters.get(CoreCounter::WatchPages) > 0);
         let last = WORKERS - 1;
         leave(&daemon.fleet, last);
-        eventually("no table is held that has who left", || {
-            daemon.fleet.oldest_in_use() == daemon.fleet.load().version
-        });
+        until("no table is held that has who left", || daemon.fleet.oldest_in_use() == daemon.fleet.load().version);
         assert!(daemon.counters.get(CoreCounter::WatchPages) < u64::from(last), "it is not sent what it does not read");
         let everybody_left: BTreeSet<_> = (0..u64::from(last)).collect();
         assert_eq!(ids(&telling(&mut raw, |_| {})), everybody_left, "whose page was not made is in none");

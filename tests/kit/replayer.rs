@@ -1,9 +1,11 @@
-//! A replay socket that can be made to misbehave: a ROUTER in a thread of its own, as engines have it.
+//! The replay socket of a simulated engine: a ROUTER in a thread of its own. It can be made to misbehave.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+use super::until;
 
 /// How the next question is answered.
 #[derive(Clone, Debug)]
@@ -47,7 +49,7 @@ impl Replayer {
         router.set_linger(0).expect("no linger");
         router.set_sndhwm(0).expect("no mark");
         router.set_rcvtimeo(20).expect("a time limit");
-        super::until("the endpoint is free", || router.bind(endpoint).is_ok());
+        until("the endpoint is free", || router.bind(endpoint).is_ok());
         let endpoint = router.get_last_endpoint().expect("an endpoint").expect("of text");
         let (kept, ends) = (Arc::new(Mutex::new(Kept::default())), Arc::new(AtomicBool::new(false)));
         let (kept_there, ends_there) = (Arc::clone(&kept), Arc::clone(&ends));
@@ -75,6 +77,11 @@ impl Replayer {
     /// Forgets everything, as a restarted engine has.
     pub(crate) fn forget(&self) {
         self.kept.lock().expect("not poisoned").batches.clear();
+    }
+
+    /// Forgets the batches before one, as an engine does whose buffer is full.
+    pub(crate) fn forget_before(&self, first: u64) {
+        self.kept.lock().expect("not poisoned").batches.retain(|(seq, _)| *seq >= first);
     }
 
     /// From where it was asked, each time.

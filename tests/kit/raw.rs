@@ -1,6 +1,6 @@
-//! A connection as a bad client has it: bytes that no client of ours would send.
+//! A raw client: a connection to the routing or admin socket, and any bytes on it.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::schema_generated::routing as fb;
 use kvrouted::wire::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HelloReply, RequestEncoder, RouteReply, decode_reply};
 
-use crate::kit::PATIENCE;
+use super::PATIENCE;
 
 /// A socket and nothing that keeps order on it.
 pub(crate) struct Raw {
@@ -40,7 +40,7 @@ impl Raw {
     }
 
     pub(crate) fn hello(&mut self, session: Option<SessionToken>) -> Result<HelloReply, Kind> {
-        let hello = encoded(|encoder, out| encoder.hello(CorrelationId(1), "raw", session, out));
+        let hello = hello_frame(session);
         // Whoever is not let in may be told, and left, before it speaks.
         let _ = self.stream.write_all(&hello);
         match self.reply() {
@@ -63,16 +63,18 @@ impl Raw {
 
     /// The next reply; `None` once the daemon has ended the connection.
     pub(crate) fn next(&mut self) -> Option<(u64, Reply)> {
-        let mut header = [0; FRAME_HEADER_BYTES];
-        match self.stream.read_exact(&mut header) {
-            Ok(()) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return None,
+        match read_frame(&mut self.stream) {
+            Ok((header, body)) => {
+                let reply = decode_reply(header.kind, &body).expect("a reply that can be read");
+                Some((header.correlation_id.0, reply))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => None,
             Err(error) => panic!("neither a reply nor an end: {error}"),
         }
-        let header = FrameHeader::parse(&header).expect("a header");
-        let mut body = vec![0; header.body_bytes as usize];
-        self.stream.read_exact(&mut body).expect("a body");
-        Some((header.correlation_id.0, decode_reply(header.kind, &body).expect("a reply that can be read")))
+    }
+
+    pub(crate) fn is_at_end(&mut self) -> bool {
+        matches!(self.stream.read(&mut [0; 1]), Ok(0))
     }
 
     /// The kind of the error that answers request `id`.
@@ -113,11 +115,25 @@ impl Raw {
     }
 }
 
+/// The next frame of a connection, header and body. An end within a body is another error than one before a header.
+pub(crate) fn read_frame(stream: &mut UnixStream) -> io::Result<(FrameHeader, Vec<u8>)> {
+    let mut header = [0; FRAME_HEADER_BYTES];
+    stream.read_exact(&mut header)?;
+    let header = FrameHeader::parse(&header).map_err(|fault| io::Error::other(fault.to_string()))?;
+    let mut body = vec![0; header.body_bytes as usize];
+    stream.read_exact(&mut body).map_err(|error| io::Error::other(format!("in the body of a frame: {error}")))?;
+    Ok((header, body))
+}
+
 /// A frame of the real encoder.
 pub(crate) fn encoded(fill: impl FnOnce(&mut RequestEncoder, &mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     fill(&mut RequestEncoder::default(), &mut out);
     out
+}
+
+pub(crate) fn hello_frame(session: Option<SessionToken>) -> Vec<u8> {
+    encoded(|encoder, out| encoder.hello(CorrelationId(1), "raw", session, out))
 }
 
 pub(crate) fn question(tokens: &[u8]) -> RouteRequest<'_> {
@@ -134,6 +150,10 @@ pub(crate) fn header(kind: FrameKind, body_bytes: u32, id: u64) -> FrameHeader {
     FrameHeader::new(kind, body_bytes, CorrelationId(id))
 }
 
+pub(crate) fn frame(header: FrameHeader, body: &[u8]) -> Vec<u8> {
+    [&header.encode(), body].concat()
+}
+
 /// A frame whose body is built by hand.
 pub(crate) fn built<T>(
     kind: FrameKind,
@@ -145,7 +165,7 @@ pub(crate) fn built<T>(
     builder.finish(root, Some(FRAME_IDENTIFIER));
     let mut body = builder.finished_data().to_vec();
     body.resize(body.len().next_multiple_of(8), 0);
-    [&header(kind, body.len() as u32, id).encode()[..], &body].concat()
+    frame(header(kind, body.len() as u32, id), &body)
 }
 
 /// A route built by hand, with three tokens.

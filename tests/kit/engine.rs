@@ -1,18 +1,19 @@
-//! A publisher of our own flatbuffers, over a real socket.
+//! A simulated engine: the publisher of one rank over a real socket, with batches of our own flatbuffers or of any bytes.
 
 use kvrouted::event::flat::Encoder;
 use kvrouted::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window};
 
-use super::PATIENCE;
+use super::{PATIENCE, until_ok};
 
 pub(crate) const BLOCK_SIZE: u32 = 16;
 pub(crate) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
 
-/// XPUB, to know when a subscription has arrived.
+/// An engine's publisher. XPUB, to know when a subscription has arrived.
 pub(crate) struct Publisher {
     socket: zmq::Socket,
+    endpoint: String,
     encoder: Encoder,
     /// The next sequence.
     pub(crate) seq: u64,
@@ -29,18 +30,31 @@ impl Publisher {
         // As engines do: a daemon that has no processor for a while loses nothing.
         socket.set_sndhwm(100_000)?;
         socket.set_rcvtimeo(PATIENCE.as_millis() as i32)?;
-        // Every subscription is told, also one that somebody else has, as one who was killed may.
+        // Each subscription is reported, also a second one to the same topic: a subscriber that was killed may still
+        // count as subscribed when the next one comes.
         socket.set_xpub_verbose(true)?;
         socket.bind(endpoint)?;
-        Ok(Self { socket, encoder: Encoder::new(), seq: 0 })
+        let endpoint = socket.get_last_endpoint()?.expect("of text");
+        Ok(Self { socket, endpoint, encoder: Encoder::new(), seq: 0 })
+    }
+
+    /// Binds an endpoint that another publisher may have had until now.
+    pub(crate) fn start(endpoint: &str) -> Self {
+        until_ok("the endpoint is free", || Self::bind(endpoint).map_err(|error| error.to_string()))
     }
 
     pub(crate) fn endpoint(&self) -> String {
-        endpoint_of(&self.socket)
+        self.endpoint.clone()
     }
 
     pub(crate) fn await_subscription(&self) {
         while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
+    }
+
+    /// The same publisher once it has a subscription.
+    pub(crate) fn subscribed(self) -> Self {
+        self.await_subscription();
+        self
     }
 
     /// Stores the whole blocks of `tokens` at the root, named after what is in them.
@@ -75,18 +89,18 @@ impl Publisher {
     }
 
     pub(crate) fn send_payload(&mut self, payload: &[u8]) {
-        send_batch(&self.socket, self.seq, payload);
+        self.send_batch(self.seq, payload);
         self.seq += 1;
     }
-}
 
-/// Sends a batch with the frames that engines use.
-pub(crate) fn send_batch(socket: &zmq::Socket, seq: u64, payload: &[u8]) {
-    socket.send_multipart([b"".as_slice(), &seq.to_be_bytes(), payload], 0).expect("sent");
-}
+    /// Sends a batch with the frames that engines use.
+    pub(crate) fn send_batch(&self, seq: u64, payload: &[u8]) {
+        self.send_frames(&[b"", &seq.to_be_bytes(), payload]);
+    }
 
-pub(crate) fn endpoint_of(socket: &zmq::Socket) -> String {
-    socket.get_last_endpoint().expect("an endpoint").expect("of text")
+    pub(crate) fn send_frames(&self, frames: &[&[u8]]) {
+        self.socket.send_multipart(frames, 0).expect("sent");
+    }
 }
 
 /// A store of blocks at the root, in device memory.

@@ -38,7 +38,7 @@ pub struct Load {
 #[repr(C, align(128))]
 struct LoadCell {
     sequence: AtomicU64,
-    /// The worker that the cell belongs to: a [`WorkerIndex`], or `NOBODY`.
+    /// The worker that the cell belongs to: a [`WorkerIndex`], or `NO_WORKER`.
     owner: AtomicU32,
     prefill_tokens: AtomicU64,
     decode_parts: AtomicU64,
@@ -194,7 +194,7 @@ pub enum LoadStability {
 }
 
 /// No worker; beyond all places.
-const NOBODY: u32 = u32::MAX;
+const NO_WORKER: u32 = u32::MAX;
 
 /// The loads of all workers, by place. Written under the bookings' lock, read without one.
 #[derive(Debug)]
@@ -208,7 +208,7 @@ const READ_TRIES_MAX: usize = 64;
 
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
-        let cell = |place: usize| LoadCell::new(if place < workers { place as u32 } else { NOBODY });
+        let cell = |place: usize| LoadCell::new(if place < workers { place as u32 } else { NO_WORKER });
         Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: ChangeLog::new() }
     }
 
@@ -227,7 +227,7 @@ impl LoadCells {
     pub(super) fn take(&self, worker: WorkerIndex) -> bool {
         let taken = self.is_of(worker);
         if taken {
-            self.hand_over(worker, NOBODY);
+            self.hand_over(worker, NO_WORKER);
         }
         taken
     }
@@ -240,7 +240,7 @@ impl LoadCells {
         cell.owner.store(owner, Ordering::Relaxed);
         // Again, for a reader that read the cell between the change and its new owner.
         self.changes.note(worker.place() as u32);
-        debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
+        debug_assert!(was == NO_WORKER || owner == NO_WORKER, "a place has one owner at a time");
     }
 
     /// The load as booked, with every prefill in progress in full; zero for a worker without a place.

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(places.len() as u64, LOAD_CHANGES_KEPT - 1);
         (0..LOAD_CHANGES_KEPT).for_each(|_| changes.note(1));
         assert!(!changes.since(&mut seen, &mut places));
-        assert_eq!(seen, changes.seen(), "all are read again, and none of these is told later");
+        assert_eq!(seen, changes.seen(), "all are read again, and none of these is reported later");
     }
 
     #[test]

@@ -445,7 +445,7 @@ mod tests {
         pinned.request.pin = Some(Worker::new(1, 0));
         pinned.workers.update(0, |facts| facts.is_pinned = false);
         assert_eq!(judged(&hard, &pinned), (1, AffinityOutcome::Pinned, 1));
-        assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &facts(&[3, 0])).0, 1, "nobody is preferred");
+        assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &facts(&[3, 0])).0, 1, "no worker is preferred");
     }
 
     #[test]
@@ -583,7 +583,7 @@ mod table_tests {
         assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), BindOutcome::Evicted);
         let is_bound = |name: &String| table.worker_of(SPACE, name, 51, 100).is_some();
         assert_eq!(names.iter().filter(|name| !is_bound(name)).collect::<Vec<_>>(), [&names[1]]);
-        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "what is over was nobody's");
+        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "it took a place that had expired");
     }
 
     #[test]

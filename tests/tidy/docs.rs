@@ -9,32 +9,10 @@ use clap::{CommandFactory as _, Parser as _};
 use kvrouted::cli::Cli;
 
 use crate::kit::{Daemon, skipped, text};
+use crate::retired::retired;
 
 /// The README is an introduction: it has at most this many lines.
 const README_LINES_MAX: usize = 200;
-/// Words that stand for a noun that should be named, and words that `docs/glossary.md` retires.
-const RETIRED: &[&str] = &[
-    "so many",
-    "so much",
-    "so long",
-    "is told",
-    "are told",
-    "is looked at",
-    "taken for",
-    "nobody",
-    "somebody",
-    "whoever",
-    "whose turn",
-    "homonyms",
-    "turnstile",
-    "berth",
-    "muster",
-    "looker",
-    "choosy",
-    "unheard",
-    "oddity",
-];
-
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -352,16 +330,8 @@ fn the_words_are_plain() {
         for (at, line) in prose.iter().enumerate().take(retired) {
             // Rows of a reference repeat the program's own texts, which have rules of their own.
             let is_row = document.path.starts_with("schemas/") && line.starts_with('|');
-            let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("").to_lowercase();
-            let is_in = |word: &&&str| {
-                let is_apart = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-                let mut places = text.match_indices(**word);
-                places.any(|(start, found)| {
-                    let end = start + found.len();
-                    is_apart(text[..start].chars().next_back()) && is_apart(text[end..].chars().next())
-                })
-            };
-            for word in RETIRED.iter().filter(is_in).filter(|_| !is_row) {
+            let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("");
+            for word in retired(&text).into_iter().filter(|_| !is_row) {
                 problems.push(format!("{}:{}: '{word}': see docs/glossary.md", document.path, at + 1));
             }
         }
@@ -392,6 +362,6 @@ fn what_the_checks_read_is_what_is_written() {
     );
     assert_eq!(words("a | head -7"), ["a"]);
     assert!(fault("kvrouted query --no-such-option").is_some() && fault("kvrouted status").is_none());
-    assert!(fault("cargo test --test no_such_test").is_some() && fault("A=1 cargo test --test docs").is_none());
+    assert!(fault("cargo test --test no_such_test").is_some() && fault("A=1 cargo test --test tidy").is_none());
     assert!(fault("scripts/no-such-script").is_some() && fault("curl -s http://x").is_none());
 }

@@ -1,5 +1,5 @@
 //! Names that dashboards, configuration files and scripts use: metrics, fields and command-line options.
-//! The lists are in `tests/fixtures/frozen`; the wire's are compared in `tests/schemas.rs`.
+//! The lists are in `tests/fixtures/frozen`; the wire's are compared in `schemas.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What takes every list anew, for a change that is meant.
-const WRITE: &str = "KVROUTED_FREEZE=1 cargo test --test frozen --test schemas";
+const WRITE: &str = "KVROUTED_FREEZE=1 cargo test --test tidy frozen";
 
 /// Compares lines with those of a frozen list, or writes the list when `KVROUTED_FREEZE` is set.
 #[track_caller]

@@ -6,5 +6,6 @@ mod frozen;
 mod frozen_list;
 #[path = "../kit/mod.rs"]
 mod kit;
+mod retired;
 mod rules;
 mod schemas;

@@ -1,7 +1,7 @@
 //! Recorded messages of real engines beside what a general decoder, or the engine's own, says they are.
 //!
 //! A capture is a `.bin` with the frames of its messages and a `.json` with one row for each. Also compiled into
-//! `tests/captures.rs`; so nothing of the crate is used here.
+//! `tests/ingest/captures.rs`; so nothing of the crate is used here.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

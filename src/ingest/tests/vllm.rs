@@ -1,6 +1,6 @@
 //! Batches as vLLM 0.24 and later puts them on the wire, for tests: `[ts, [event map…], rank]`.
 //!
-//! Also compiled into `tests/ingest.rs`.
+//! Also compiled into `tests/ingest`.
 
 /// One engine's events, built up and taken as payloads.
 #[derive(Clone, Debug)]

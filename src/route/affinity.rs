@@ -583,7 +583,7 @@ mod table_tests {
         assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), BindOutcome::Evicted);
         let is_bound = |name: &String| table.worker_of(SPACE, name, 51, 100).is_some();
         assert_eq!(names.iter().filter(|name| !is_bound(name)).collect::<Vec<_>>(), [&names[1]]);
-        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "it took a place that had expired");
+        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "it took an expired place");
     }
 
     #[test]

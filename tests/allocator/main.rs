@@ -18,8 +18,8 @@ use mimalloc::MiMalloc;
 /// The daemon's allocator. It counts the requests of one thread.
 struct Counting;
 
-/// The thread whose requests are counted; 0 = no thread. Relaxed, as is the count: a test that counts another thread has
-/// had an answer from it before it reads the count, and sockets order that.
+/// The thread whose requests are counted; 0 = no thread. Relaxed, as is the count: before a test reads the count of
+/// another thread, it gets an answer from that thread, and sockets order that.
 static COUNTED_THREAD: AtomicI32 = AtomicI32::new(0);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::{self, Daemon, PATIENCE, folder, prompt, skipped, text, until};
+use crate::kit::{self, Daemon, WAIT_MAX, folder, prompt, skipped, text, until};
 
 /// The example, beside the binary; `None` = it was not built, which `cargo test` does and `cargo test --test` does not.
 fn example() -> Option<PathBuf> {
@@ -108,7 +108,7 @@ impl Stream {
 impl World {
     fn ask(&self, body: &Value) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("the gateway listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("a timeout");
         let body = body.to_string();
         // An answer of this version of HTTP ends with the connection, and comes in no chunks.
         let head = format!("POST /v1/completions HTTP/1.0\r\ncontent-length: {}\r\n\r\n", body.len());

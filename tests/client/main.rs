@@ -17,7 +17,7 @@ mod gateway;
 #[path = "../kit/mod.rs"]
 mod kit;
 mod lane;
-use kit::{Daemon, PATIENCE, prompt, until};
+use kit::{Daemon, WAIT_MAX, prompt, until};
 
 const WORKERS: [&str; 4] = ["--worker", "id=1", "--worker", "id=2"];
 
@@ -27,7 +27,7 @@ fn runtime() -> Runtime {
 
 /// Waits for replies as long as it takes, but tries a daemon that has gone again soon.
 fn options() -> SteadyOptions {
-    SteadyOptions { name: "test".into(), timeout: PATIENCE, ..SteadyOptions::default() }
+    SteadyOptions { name: "test".into(), timeout: WAIT_MAX, ..SteadyOptions::default() }
 }
 
 /// By its socket and by a lane, asleep and looking. Each on a thread of its name, which a failure then says.
@@ -72,7 +72,7 @@ async fn space(client: &AsyncClient) -> SpaceId {
 
 /// Until a condition of the client holds, without blocking its task.
 async fn until_holds(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_MAX;
     while !holds() {
         assert!(tokio::time::Instant::now() < deadline, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -198,7 +198,7 @@ fn a_silent_daemon_is_answered_for_and_left_alone_and_its_late_bookings_are_give
 }
 
 async fn until_daemon(client: &AsyncClient, space: SpaceId, tokens: &[u32]) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_MAX;
     while client.route(&question(space, tokens)).await.expect("an answer").is_fallback() {
         assert!(tokio::time::Instant::now() < deadline, "the daemon is not found again");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -241,7 +241,7 @@ fn it_goes_on_without_the_daemon_and_with_the_next_one() {
             until_daemon(&client, space, &tokens).await;
             let mut fleet = client.fleet();
             let known = fleet.wait_for(|fleet| fleet.workers.len() == 3);
-            tokio::time::timeout(PATIENCE, known).await.expect("the fleet is learnt").expect("a client");
+            tokio::time::timeout(WAIT_MAX, known).await.expect("the fleet is learnt").expect("a client");
             let told = client.free(before).await.expect("told");
             assert_eq!(told, Some(BookingOutcome::Unknown), "a booking of another run");
             drop(next);
@@ -266,7 +266,7 @@ fn prompts_are_hashed_here_as_the_daemon_does_and_as_tokens_where_it_knows_bette
             let overlap = client.overlap(&request).await.expect("overlaps");
             overlap.workers.iter().find(|entry| entry.worker == best).map(|entry| entry.overlap.device)
         };
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_MAX;
         while held(&plain).await != Some(15) {
             assert!(tokio::time::Instant::now() < deadline, "what was booked as hashes is found as tokens");
             tokio::time::sleep(Duration::from_millis(5)).await;

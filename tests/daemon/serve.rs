@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::kit::engine::Publisher;
 use crate::kit::http::{free_port, scrape};
-use crate::kit::{Daemon, PATIENCE, Process, options, prompt, text, until};
+use crate::kit::{Daemon, Process, WAIT_MAX, options, prompt, text, until};
 
 /// The workers as `kvrouted status` lists them.
 fn status(daemon: &Daemon) -> Vec<Value> {
@@ -226,7 +226,7 @@ fn the_metrics_page_is_wellformed_and_on_loopback_only() {
     assert_eq!(text.matches("\nkvrouted_worker_state{").count(), 1, "one state at a time");
     assert!(text.contains("kvrouted_worker_trust{worker_id=\"1\",dp_rank=\"0\"} 0\n"), "{text}");
     assert!(text.trim_end().ends_with("# EOF"));
-    let elsewhere = TcpStream::connect_timeout(&([127, 0, 0, 2], port).into(), PATIENCE);
+    let elsewhere = TcpStream::connect_timeout(&([127, 0, 0, 2], port).into(), WAIT_MAX);
     assert!(elsewhere.is_err(), "another address of this machine does not answer");
 }
 

@@ -1,8 +1,10 @@
-//! Readers beside a writer: what a query reports of all workers is what the oracle says at one boundary
-//! between two events, between the query's start and its end; and no reader ever goes back behind it.
+//! Readers beside a writer: a query reports of all workers what the oracle says at one boundary between two events, a
+//! boundary between the query's start and its end. No reader ever goes back behind a boundary that it has seen.
 //!
-//! `KVROUTED_STRESS_SECONDS` says how long each test looks for a failure, seed after seed; `KVROUTED_SEED`
-//! takes one alone. Threads are not replayed, so a seed that failed once may have to be taken often.
+//! A binary of its own, in which one test runs at a time: readers and writer need all processors to meet.
+//!
+//! `KVROUTED_STRESS_SECONDS` says for how long each test takes one seed after another; `KVROUTED_SEED` takes one seed.
+//! Threads are not replayed, so a seed that failed once may have to be taken often.
 
 #![cfg(feature = "daemon")]
 

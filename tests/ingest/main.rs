@@ -1,4 +1,4 @@
-//! What engines publish and what the daemon makes of it: recorded messages, real sockets, the relay, and the engines' own
+//! Events of engines and what the daemon makes of them: recorded messages, real sockets, the relay, and the engines' own
 //! publishers.
 #![cfg(feature = "daemon")]
 

@@ -1,5 +1,5 @@
-//! The binary as a process: its folder, its configuration and sockets, what it answers, and how it ends. Its log goes to
-//! a file, whose last lines are shown where a test fails.
+//! The binary as a process: its folder, its configuration and sockets, its answers, and its end. Its log goes to a file,
+//! whose last lines are shown where a test fails.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use kvrouted::wire::StatusPage;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{PATIENCE, folder, replace, text, until, until_ok};
+use super::{WAIT_MAX, folder, replace, text, until, until_ok};
 
 /// Lines of a log that are shown where a test fails.
 const LOG_LINES_SHOWN: usize = 40;
 
 pub(crate) fn options() -> ClientOptions {
-    ClientOptions { name: "test".into(), timeout: Some(PATIENCE), ..ClientOptions::default() }
+    ClientOptions { name: "test".into(), timeout: Some(WAIT_MAX), ..ClientOptions::default() }
 }
 
-/// The binary, with what `RUST_LOG` says here taken away.
+/// The binary with these arguments, and without this environment's `RUST_LOG`.
 pub(crate) fn kvrouted(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
     command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
@@ -41,12 +41,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it logs goes to `NAME.log` in the folder.
+    /// Starts the binary. Its log goes to `NAME.log` in the folder.
     pub(crate) fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
         Self::spawn(folder, name, kvrouted(arguments))
     }
 
-    /// The same with a hard limit of open files.
+    /// The same with a hard limit on open files.
     pub(crate) fn start_limited(folder: &Path, name: &str, open_files: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {open_files} && exec \"$0\" \"$@\"")]);
@@ -61,7 +61,7 @@ impl Process {
         Self { child, log }
     }
 
-    /// The kernel's number of it.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -75,7 +75,7 @@ impl Process {
         assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
     }
 
-    /// Its exit code, once it has ended; `None` = by a signal.
+    /// Waits for its end; the exit code, or `None` if a signal ended it.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let ended = until_ok("it ends", || match self.child.try_wait().expect("a child") {
             Some(status) => Ok(status),
@@ -84,7 +84,7 @@ impl Process {
         ended.code()
     }
 
-    /// Its exit code after a signal.
+    /// Sends a signal and waits for the end; the exit code.
     pub(crate) fn end(&mut self, signal: &str) -> Option<i32> {
         self.signal(signal);
         self.ended()
@@ -106,7 +106,7 @@ impl Drop for Process {
     }
 }
 
-/// What a command says as JSON to whoever asks a daemon at `socket`.
+/// The JSON that a command prints about the daemon at `socket`.
 pub(crate) fn asked(socket: &Path, command: &[&str]) -> Result<Value, String> {
     let output = run(&[command, &["--json", "--socket", text(socket)]].concat());
     let said = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
@@ -120,32 +120,32 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// One of a space `m` with blocks of 16 tokens, and of what the flags say.
+    /// A daemon with a space `m`, blocks of 16 tokens, and more flags.
     pub(crate) fn start(flags: &[&str]) -> Self {
         Self::start_in(folder(), flags)
     }
 
-    /// The same in a folder that may be another's who has ended.
+    /// The same in a folder that a daemon before it may have used.
     pub(crate) fn start_in(folder: Arc<TempDir>, flags: &[&str]) -> Self {
         let socket = folder.path().join("s");
         let simple = ["--socket", text(&socket), "--model", "m", "--block-size", "16"];
         Self::serve(folder, &[&simple, flags].concat())
     }
 
-    /// One on a configuration file of `tables` and of a space `m` with blocks of 16 tokens.
+    /// A daemon on a configuration file with a space `m`, blocks of 16 tokens, and `tables`.
     pub(crate) fn configured(tables: &str) -> Self {
         let folder = folder();
         let config = configure(folder.path(), tables);
         Self::serve(folder, &["--config", text(&config)])
     }
 
-    /// One on exactly these flags, which name the folder's socket.
+    /// A daemon with exactly these flags, which name the folder's socket.
     pub(crate) fn serve(folder: Arc<TempDir>, flags: &[&str]) -> Self {
         let process = Process::start(folder.path(), "daemon", &[&["serve"], flags].concat());
         Self::served_by(process, folder)
     }
 
-    /// The one that a process is, once it serves.
+    /// Waits until the daemon of a process serves.
     pub(crate) fn served_by(process: Process, folder: Arc<TempDir>) -> Self {
         let mut daemon = Self { process, folder };
         until("the daemon serves", || {
@@ -156,7 +156,7 @@ impl Daemon {
         daemon
     }
 
-    /// Writes the configuration file anew; SIGHUP makes the daemon read it.
+    /// Writes another configuration file and makes the daemon read it with SIGHUP.
     pub(crate) fn reconfigure(&self, tables: &str) {
         configure(self.folder.path(), tables);
         self.process.signal("-HUP");
@@ -178,19 +178,19 @@ impl Daemon {
         self.admin().status_all().expect("status")
     }
 
-    /// A counter of the daemon's own.
+    /// A counter of the whole daemon.
     #[track_caller]
     pub(crate) fn counter(&self, name: &str) -> u64 {
         named(&self.status().counters, name)
     }
 
-    /// A counter of the worker at a place of the status.
+    /// A counter of one worker, by its place in the status.
     #[track_caller]
     pub(crate) fn worker_counter(&self, worker: usize, name: &str) -> u64 {
         named(&self.status().workers[worker].counters, name)
     }
 
-    /// What `kvrouted COMMAND` says of it as JSON.
+    /// The JSON that `kvrouted COMMAND` prints about this daemon.
     #[track_caller]
     pub(crate) fn said(&self, command: &[&str]) -> Value {
         asked(&self.socket(), command).expect("JSON")
@@ -207,7 +207,7 @@ impl Daemon {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// What a worker's device holds of a prompt; `None` if it is not there.
+    /// Leading blocks of a prompt in a worker's device memory; `None` if the daemon has no such worker.
     pub(crate) fn device(&self, tokens: &[u32], worker: Worker) -> Option<u32> {
         let mut client = self.client();
         let space = client.space("m", None).expect("the space").id;
@@ -245,14 +245,14 @@ pub(crate) fn serving_threads(process: &str) -> BTreeSet<i32> {
     serving.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Memory of a process that is in RAM.
+/// Resident memory of a process.
 pub(crate) fn resident_kib(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     resident.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Descriptors that a process has open.
+/// How many descriptors a process has open.
 pub(crate) fn open_descriptors(process: u32) -> usize {
     std::fs::read_dir(format!("/proc/{process}/fd")).expect("its descriptors").count()
 }

@@ -1,11 +1,12 @@
-//! A simulated engine: the publisher of one rank over a real socket, with batches of our own flatbuffers or of any bytes.
+//! A simulated engine: the publisher of one rank, over a real socket. It sends batches in kvrouted's own format, or any
+//! bytes.
 
 use kvrouted::event::flat::Encoder;
 use kvrouted::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, Stored};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, Tier, Window};
 
-use super::{PATIENCE, until_ok};
+use super::{WAIT_MAX, until_ok};
 
 pub(crate) const BLOCK_SIZE: u32 = 16;
 pub(crate) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE, window: Window::Plain };
@@ -15,7 +16,7 @@ pub(crate) struct Publisher {
     socket: zmq::Socket,
     endpoint: String,
     encoder: Encoder,
-    /// The next sequence.
+    /// Sequence number of the next batch.
     pub(crate) seq: u64,
 }
 
@@ -29,7 +30,7 @@ impl Publisher {
         socket.set_linger(0)?;
         // As engines do: a daemon that has no processor for a while loses nothing.
         socket.set_sndhwm(100_000)?;
-        socket.set_rcvtimeo(PATIENCE.as_millis() as i32)?;
+        socket.set_rcvtimeo(WAIT_MAX.as_millis() as i32)?;
         // Each subscription is reported, also a second one to the same topic: a subscriber that was killed may still
         // count as subscribed when the next one comes.
         socket.set_xpub_verbose(true)?;
@@ -57,13 +58,13 @@ impl Publisher {
         self
     }
 
-    /// Stores the whole blocks of `tokens` at the root, named after what is in them.
+    /// Stores the whole blocks of `tokens` as a chain from the first token, with engine hashes of their content.
     pub(crate) fn store(&mut self, tokens: &[u32]) {
         let hashes = engine_hashes(tokens);
         self.store_as(&hashes, &tokens[..hashes.len() * BLOCK_SIZE as usize], BLOCK_SIZE);
     }
 
-    /// Stores blocks of any size at the root.
+    /// The same with other engine hashes and another block size.
     pub(crate) fn store_as(&mut self, hashes: &[EngineHash], tokens: &[u32], block_size: u32) {
         let scheme = Scheme { block_size, ..SCHEME };
         self.send(scheme, stored(hashes, tokens, block_size));
@@ -103,7 +104,7 @@ impl Publisher {
     }
 }
 
-/// A store of blocks at the root, in device memory.
+/// An event: blocks stored in device memory, from the first token.
 pub(crate) fn stored<'a>(hashes: &'a [EngineHash], tokens: &'a [u32], block_size: u32) -> KvEvent<'a> {
     KvEvent::Stored(Stored {
         hashes,
@@ -119,7 +120,7 @@ pub(crate) fn stored<'a>(hashes: &'a [EngineHash], tokens: &'a [u32], block_size
     })
 }
 
-/// What an engine of ours calls the whole blocks of `tokens`.
+/// The engine hashes that the simulated engine gives to the whole blocks of `tokens`.
 pub(crate) fn engine_hashes(tokens: &[u32]) -> Vec<EngineHash> {
     let (mut locals, mut chain) = (Vec::new(), Vec::new());
     hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);

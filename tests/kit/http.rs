@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
-/// A port of the loopback interface that nobody listens on.
+/// A port of the loopback interface on which no process listens.
 pub(crate) fn free_port() -> u16 {
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     free.local_addr().expect("an address").port()
@@ -19,7 +19,7 @@ pub(crate) fn scrape(port: u16) -> (String, String) {
     (head.to_owned(), text.to_owned())
 }
 
-/// An engine's HTTP server that answers where the engine publishes. It is not ready at the first request.
+/// An engine's HTTP server: it says where the engine publishes. It answers the first request with 503.
 pub(crate) fn server(info: String) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("an address").port();

@@ -1,4 +1,4 @@
-//! A raw client: a connection to the routing or admin socket, and any bytes on it.
+//! A raw client: a connection to the routing or admin socket that sends any bytes.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,9 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::schema_generated::routing as fb;
 use kvrouted::wire::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HelloReply, RequestEncoder, RouteReply, decode_reply};
 
-use super::PATIENCE;
+use super::WAIT_MAX;
 
-/// A socket and nothing that keeps order on it.
+/// A connection without a protocol on it.
 pub(crate) struct Raw {
     pub(crate) stream: UnixStream,
 }
@@ -27,12 +27,12 @@ impl Raw {
     }
 
     pub(crate) fn over(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        stream.set_write_timeout(Some(PATIENCE)).expect("set");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("set");
+        stream.set_write_timeout(Some(WAIT_MAX)).expect("set");
         Self { stream }
     }
 
-    /// One that has said hello.
+    /// A connection that has said hello.
     pub(crate) fn greeted(path: &Path) -> Self {
         let mut raw = Self::connect(path);
         raw.hello(None).expect("hello");
@@ -107,7 +107,7 @@ impl Raw {
         }
     }
 
-    /// A question is answered as it should be.
+    /// A route gets one candidate.
     #[track_caller]
     pub(crate) fn assert_served(&mut self) {
         self.send(&route_frame(77, 40));
@@ -115,7 +115,8 @@ impl Raw {
     }
 }
 
-/// The next frame of a connection, header and body. An end within a body is another error than one before a header.
+/// The next frame of a connection, header and body. The end of a connection within a body is another kind of error than
+/// one between frames.
 pub(crate) fn read_frame(stream: &mut UnixStream) -> io::Result<(FrameHeader, Vec<u8>)> {
     let mut header = [0; FRAME_HEADER_BYTES];
     stream.read_exact(&mut header)?;
@@ -125,7 +126,7 @@ pub(crate) fn read_frame(stream: &mut UnixStream) -> io::Result<(FrameHeader, Ve
     Ok((header, body))
 }
 
-/// A frame of the real encoder.
+/// A frame by the client's encoder.
 pub(crate) fn encoded(fill: impl FnOnce(&mut RequestEncoder, &mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     fill(&mut RequestEncoder::default(), &mut out);
@@ -145,7 +146,6 @@ pub(crate) fn route_frame(id: u64, tokens: usize) -> Vec<u8> {
     encoded(|encoder, out| encoder.route(CorrelationId(id), &question(&tokens), out).expect("encoded"))
 }
 
-/// A header that says what it says.
 pub(crate) fn header(kind: FrameKind, body_bytes: u32, id: u64) -> FrameHeader {
     FrameHeader::new(kind, body_bytes, CorrelationId(id))
 }

@@ -7,26 +7,26 @@ use std::thread::JoinHandle;
 
 use super::until;
 
-/// How the next question is answered.
+/// What is wrong with the next answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// Not at all.
+    /// There is none.
     Silence,
-    /// Without these sequences.
+    /// It lacks these sequence numbers.
     Without(Vec<u64>),
-    /// From this sequence on, whatever was asked.
+    /// It begins with this sequence number, not with the one asked for.
     Late(u64),
-    /// Every batch twice.
+    /// It has every batch twice.
     Twice,
-    /// Up to this sequence.
+    /// It ends with this sequence number.
     Short(u64),
-    /// Without the end marker.
+    /// It has no end marker.
     NoMarker,
-    /// A message of one frame first.
+    /// A message of too few frames precedes it.
     Misframed,
 }
 
-/// What the engine keeps, and how it answers next.
+/// The batches an engine can send again, and the faults of its next answers.
 #[derive(Debug, Default)]
 struct Kept {
     batches: Vec<(u64, Vec<u8>)>,
@@ -69,12 +69,12 @@ impl Replayer {
         self.kept.lock().expect("not poisoned").batches.push((seq, payload));
     }
 
-    /// Misbehaves in these ways, one after the other, and then answers well.
+    /// Gives the next answers these faults, one each.
     pub(crate) fn misbehave(&self, faults: impl IntoIterator<Item = Fault>) {
         self.kept.lock().expect("not poisoned").faults.extend(faults);
     }
 
-    /// Forgets everything, as a restarted engine has.
+    /// Forgets every batch, as an engine does that restarts.
     pub(crate) fn forget(&self) {
         self.kept.lock().expect("not poisoned").batches.clear();
     }
@@ -84,7 +84,7 @@ impl Replayer {
         self.kept.lock().expect("not poisoned").batches.retain(|(seq, _)| *seq >= first);
     }
 
-    /// From where it was asked, each time.
+    /// The first sequence number of each request so far.
     pub(crate) fn asked(&self) -> Vec<u64> {
         self.kept.lock().expect("not poisoned").asked.clone()
     }

@@ -9,7 +9,7 @@ use kvrouted::ids::Worker;
 use kvrouted::route::{BookingRequest, Mode, Names, Overrides, Preferences, Prompt, RouteRequest};
 use kvrouted::wire::{RouteReply, WatchReply, features};
 
-use crate::kit::{Daemon, PATIENCE, prompt, until};
+use crate::kit::{Daemon, WAIT_MAX, prompt, until};
 
 /// Three workers of which one is a CPU, one has labels and an adapter.
 const WORKERS: &str = "[[worker]]\nid = 1\ntaints = [\"a\", \"b\"]\nloras = [\"poet\"]\n\
@@ -252,7 +252,7 @@ fn watch(client: Client) -> impl FnMut() -> Option<WatchReply> {
     let watch = client.watch(Some(space)).expect("a watch");
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || watch.map_while(Result::ok).try_for_each(|reply| tell.send(reply)));
-    move || match told.recv_timeout(PATIENCE) {
+    move || match told.recv_timeout(WAIT_MAX) {
         Ok(reply) => Some(reply),
         Err(mpsc::RecvTimeoutError::Disconnected) => None,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("waited in vain for the fleet to change"),

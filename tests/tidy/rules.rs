@@ -60,8 +60,8 @@ const CLIENT_DEPENDENCIES: &[&str] = &[
 /// Where unsafe code may be. (The memory of a lane is mapped by the daemon and by its client: by what lies below both.)
 const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/radix/", "src/serve/", "src/lane/memory.rs"];
 
-/// Rooms of the sources that keep to the words of `docs/glossary.md`. A change that rids a room of its last retired word
-/// adds the room.
+/// Rooms of the sources that use no word that `docs/glossary.md` retires. A change that renames the last one adds the
+/// room.
 const PLAIN_ROOMS: &[&str] = &[
     "src/directory_lock.rs",
     "src/fleet/",

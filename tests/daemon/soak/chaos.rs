@@ -22,7 +22,7 @@ use rustix::process::{Gid, Uid};
 
 use super::gateway::Truth;
 use crate::kit::raw::{encoded, hello_frame, read_frame};
-use crate::kit::{PATIENCE, skipped, test_of_this_binary};
+use crate::kit::{WAIT_MAX, skipped, test_of_this_binary};
 
 /// The test that is the process to be killed, and where it finds its daemon.
 const VICTIM: &str = "soak::a_victim";
@@ -241,7 +241,7 @@ impl<'a> Villain<'a> {
         let options = |session| ClientOptions {
             name: "switcher".into(),
             session: Some(session),
-            timeout: Some(PATIENCE),
+            timeout: Some(WAIT_MAX),
             ..ClientOptions::default()
         };
         let as_session = |session| Client::connect(&self.socket, &options(session)).map_err(std::io::Error::other);
@@ -349,7 +349,7 @@ pub(crate) fn be_a_victim() {
     let Some(socket) = std::env::var_os(VICTIM_SOCKET) else { return };
     let options = || ClientOptions {
         name: "victim".into(),
-        timeout: Some(PATIENCE),
+        timeout: Some(WAIT_MAX),
         lane: LaneUse::Require,
         ..ClientOptions::default()
     };

@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::engine::{BLOCKS, CONVERSATIONS, Engine, Prompts};
-use crate::kit::PATIENCE;
+use crate::kit::WAIT_MAX;
 use crate::kit::engine::BLOCK_SIZE;
 
 /// Wrong replies that are kept word for word.
@@ -132,7 +132,7 @@ impl<'a> Gateway<'a> {
         let options = ClientOptions {
             name: format!("gateway-{seed}"),
             session,
-            timeout: Some(PATIENCE),
+            timeout: Some(WAIT_MAX),
             ..ClientOptions::default()
         };
         let client = Client::connect(socket, &options).expect("a connection");

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
 
-use crate::kit::{PATIENCE, skipped_without_engines};
+use crate::kit::{WAIT_MAX, skipped_without_engines};
 
 /// Says that an engine is missing, or fails where it must not be.
 pub(crate) fn skip(engine: &str, reason: &str) {
@@ -66,7 +66,7 @@ impl Engine {
     }
 
     pub(crate) fn next_stage(&self) -> Value {
-        match self.stages.recv_timeout(PATIENCE) {
+        match self.stages.recv_timeout(WAIT_MAX) {
             Ok(line) => serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}")),
             Err(error) => panic!("the publisher says nothing: {error}\n{}", self.log()),
         }

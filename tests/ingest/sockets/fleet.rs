@@ -218,7 +218,7 @@ fn bound(context: &zmq::Context, kind: zmq::SocketType, endpoint: &str) -> zmq::
     let socket = context.socket(kind).expect("a socket");
     socket.set_linger(0).expect("no linger");
     socket.set_sndhwm(0).expect("no mark");
-    socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
+    socket.set_rcvtimeo(WAIT_MAX.as_millis() as i32).expect("a time limit");
     until("the endpoint is free", || socket.bind(endpoint).is_ok());
     socket
 }

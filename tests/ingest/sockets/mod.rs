@@ -14,7 +14,7 @@ use kvrouted::metrics::WorkerCounter as C;
 use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 
 use crate::kit::engine::Publisher as Engine;
-use crate::kit::{PATIENCE, until};
+use crate::kit::{WAIT_MAX, until};
 use crate::vllm::{BLOCK_SIZE, Batch};
 
 mod fleet;

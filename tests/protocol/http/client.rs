@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::kit::http::free_port;
-use crate::kit::{Daemon, PATIENCE};
+use crate::kit::{Daemon, WAIT_MAX};
 
 /// A daemon with an HTTP port.
 pub(crate) struct Served {
@@ -29,7 +29,7 @@ impl Served {
     }
 
     pub(crate) fn get(&self, path: &str) -> (u16, Value) {
-        let answer = agent(PATIENCE).get(self.url(path)).call().expect("an answer");
+        let answer = agent(WAIT_MAX).get(self.url(path)).call().expect("an answer");
         told(answer)
     }
 
@@ -38,22 +38,22 @@ impl Served {
     }
 
     pub(crate) fn post_text(&self, path: &str, kind: &str, body: &str) -> (u16, Value) {
-        told(agent(PATIENCE).post(self.url(path)).header("Content-Type", kind).send(body).expect("an answer"))
+        told(agent(WAIT_MAX).post(self.url(path)).header("Content-Type", kind).send(body).expect("an answer"))
     }
 
     /// As `post`, by somebody who gives up.
-    pub(crate) fn post_for(&self, path: &str, body: &Value, patience: Duration) -> Option<(u16, Value)> {
-        let request = agent(patience).post(self.url(path)).header("Content-Type", "application/json");
+    pub(crate) fn post_for(&self, path: &str, body: &Value, timeout: Duration) -> Option<(u16, Value)> {
+        let request = agent(timeout).post(self.url(path)).header("Content-Type", "application/json");
         request.send(body.to_string()).ok().map(told)
     }
 
     pub(crate) fn patch(&self, path: &str, body: &Value) -> (u16, Value) {
-        let request = agent(PATIENCE).patch(self.url(path)).header("Content-Type", "application/json");
+        let request = agent(WAIT_MAX).patch(self.url(path)).header("Content-Type", "application/json");
         told(request.send(body.to_string()).expect("an answer"))
     }
 
     pub(crate) fn delete(&self, path: &str) -> (u16, Value) {
-        told(agent(PATIENCE).delete(self.url(path)).call().expect("an answer"))
+        told(agent(WAIT_MAX).delete(self.url(path)).call().expect("an answer"))
     }
 
     fn url(&self, path: &str) -> String {
@@ -61,8 +61,8 @@ impl Served {
     }
 }
 
-fn agent(patience: Duration) -> ureq::Agent {
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).proxy(None);
+fn agent(timeout: Duration) -> ureq::Agent {
+    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(timeout)).proxy(None);
     config.build().into()
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::client::Served;
 use crate::kit::engine::Publisher;
-use crate::kit::{PATIENCE, prompt, until};
+use crate::kit::{WAIT_MAX, prompt, until};
 
 /// Blocks of the worker that is dumped: of their text, some 100 bytes each, sockets and the daemon hold less than all.
 const BLOCKS: u32 = 100_000;
@@ -33,7 +33,7 @@ impl Served {
     /// Begins to ask for a dump; its first byte has come.
     fn dumping(&self) -> TcpStream {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the port");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("set");
         stream.write_all(b"GET /dump HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
         let mut first = [0];
         stream.read_exact(&mut first).expect("a response");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::client::Served;
 use crate::kit::http::{free_port, scrape};
-use crate::kit::{Daemon, PATIENCE, until};
+use crate::kit::{Daemon, WAIT_MAX, until};
 
 /// How much more memory than the bound is no breach of it: what the allocator keeps, and one reply that is being made.
 const RSS_BYTES_MARGIN: usize = 48 << 20;
@@ -23,7 +23,7 @@ fn rss_bytes(pid: u32) -> usize {
 
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("the port");
-    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("set");
     stream
 }
 

@@ -26,7 +26,7 @@ fn gateway() {
     let request = RouteRequest { book, ..RouteRequest::new(space(&client), Prompt::of_tokens(&tokens)) };
     assert!(client.route(&request).expect("a decision").booking.is_some());
     println!("booked");
-    std::thread::sleep(crate::kit::PATIENCE);
+    std::thread::sleep(crate::kit::WAIT_MAX);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use kvrouted::wire::{FrameHeader, LaneAsked, LaneOpened, Reply, decode_reply};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::kit::raw::{self, encoded};
-use crate::kit::{Daemon, PATIENCE, until_ok};
+use crate::kit::{Daemon, WAIT_MAX, until_ok};
 
 /// Words of the lane's memory, as schemas/README.md has them.
 pub(crate) const REQUEST_TAIL: usize = 0;
@@ -109,7 +109,7 @@ impl Raw {
 
     /// Waits until the daemon has closed the connection.
     pub(crate) fn closed(&mut self) {
-        self.socket.set_read_timeout(Some(PATIENCE)).expect("set");
+        self.socket.set_read_timeout(Some(WAIT_MAX)).expect("set");
         let mut rest = Vec::new();
         match self.socket.read_to_end(&mut rest) {
             Ok(_) => {}

@@ -11,7 +11,7 @@ use kvrouted::ids::Worker;
 
 use crate::kit::engine::Publisher;
 use crate::kit::http::{free_port, scrape};
-use crate::kit::{Daemon, PATIENCE, Process, folder, prompt, run, text, until};
+use crate::kit::{Daemon, Process, WAIT_MAX, folder, prompt, run, text, until};
 
 /// What a daemon or relay with nothing to hold may take at its peak; the hostile offer a multiple of it.
 const PEAK_BYTES_MAX: u64 = 256 << 20;
@@ -69,7 +69,7 @@ impl Hostile {
                 if told.load(Ordering::Relaxed) {
                     return;
                 }
-                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
                 counted.fetch_add(1, Ordering::Relaxed);
                 say(stream, socket, (&first, &then), &said);
             }
@@ -150,7 +150,7 @@ fn peers_that_never_end_a_message_or_never_read_are_cut_by_the_relay_and_its_str
     let router = Daemon::start(&["--worker", &worker]);
     let connect = |port| {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         stream
     };

@@ -106,11 +106,11 @@ impl Daemon {
     }
 
     /// Stops accepting, then drains the cores.
-    pub(crate) fn stop(&mut self, patience: Duration) {
+    pub(crate) fn stop(&mut self, drain: Duration) {
         self.stop.take().unwrap().send(()).unwrap();
         self.control.take().unwrap().join().unwrap();
         for core in &self.cores {
-            core.drain(Instant::now() + patience);
+            core.drain(Instant::now() + drain);
         }
         for core in self.cores.drain(..) {
             core.join().unwrap();

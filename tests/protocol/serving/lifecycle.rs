@@ -17,7 +17,7 @@ use kvrouted::serve::{BoundSocket, Core, CoreOptions, Engine, admin_path};
 use super::daemon::{Daemon, on_every_engine};
 use super::service::{FakeService, PANIC_TOKENS};
 use crate::kit::raw::{Raw, encoded, question, route_frame};
-use crate::kit::{PATIENCE, options, until};
+use crate::kit::{WAIT_MAX, options, until};
 
 #[test]
 fn a_peer_that_does_not_read_is_held_back_and_then_gets_everything() {
@@ -108,7 +108,7 @@ fn a_drain_answers_what_was_sent_and_removes_the_sockets() {
         }
         let sockets = [daemon.path.clone(), admin_path(&daemon.path)];
         assert!(sockets.iter().all(|path| path.exists()));
-        daemon.stop(PATIENCE);
+        daemon.stop(WAIT_MAX);
         for raw in &mut raws {
             assert_eq!((raw.reply().0, raw.reply().0), (1, 2));
             assert!(raw.is_at_end());

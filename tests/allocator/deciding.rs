@@ -1,4 +1,4 @@
-//! What deciding, booking and freeing ask of the allocator once they are warm.
+//! A warm router allocates nothing to decide, book and free.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory of a whole process: what a worker took goes back to the system when the worker is emptied.
+//! The memory of an emptied worker goes back to the system.
 //!
 //! A process of its own measures it, with the daemon's allocator.
 

@@ -1,4 +1,4 @@
-//! What the code asks of the allocator, and what goes back to the system.
+//! How much the code allocates, and how much memory goes back to the system.
 //!
 //! A binary of its own, because a process has one allocator: this one counts.
 #![cfg(feature = "daemon")]

@@ -1,4 +1,4 @@
-//! What a serving thread asks of the allocator, in a daemon that runs on threads of this process.
+//! A warm serving thread allocates nothing. The daemon runs on threads of this process.
 
 use std::path::PathBuf;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The clients that outlive their daemon, by a lane: what is said of it, and what becomes of it.
+//! The reconnecting clients over a shm lane: the same replies as over the socket, and what happens when a lane fails.
 
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;

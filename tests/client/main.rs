@@ -1,4 +1,4 @@
-//! The clients that outlive their daemon, against daemons that end, are silent, and come back.
+//! The reconnecting clients against daemons that end, fall silent, and come back; and the example gateway.
 
 #![cfg(feature = "daemon")]
 

@@ -1,5 +1,4 @@
-//! The command line as a script sees it: exit codes, what goes to which stream, and nothing bound by a
-//! command that was not to bind.
+//! The command line as a script uses it: exit codes, output streams, and commands that must bind nothing.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The configuration file: what good ones mean, and that every problem of a bad one is listed at once with
-//! its line, its field and the name that was probably meant.
+//! The configuration file: the meaning of good ones. For a bad one every problem is listed at once, with its line, its
+//! field and the name that was probably meant.
 
 use kvrouted::config::{self, Config, Flags, IoEngine, LogFormat, Place, Problems, Salts, Setting};
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};

@@ -1,4 +1,4 @@
-//! `kvrouted demo` through the built binary: what it prints, and that nothing survives it.
+//! `kvrouted demo` as a process: its output, and that no process or file of it stays.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 

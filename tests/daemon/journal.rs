@@ -1,4 +1,4 @@
-//! The journal of a daemon as its users meet it: written by one process, judged again by another.
+//! The journal of a daemon: one process writes it, another decides again and compares.
 
 use std::path::{Path, PathBuf};
 

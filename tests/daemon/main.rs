@@ -1,5 +1,5 @@
-//! The daemon as its operators meet it: configuration, commands, changes of the fleet, snapshots, journal, findings, demo,
-//! and a soak.
+//! The daemon as its operators meet it: configuration, commands, changes of the fleet, snapshots, journal, findings,
+//! demo, and a soak.
 #![cfg(feature = "daemon")]
 
 mod cli;

@@ -1,4 +1,4 @@
-//! The whole daemon as its users meet it: the binary, real sockets, another process asking.
+//! `kvrouted serve` as a process, with real sockets and clients in another process.
 
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;

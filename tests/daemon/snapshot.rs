@@ -1,4 +1,4 @@
-//! Snapshots of a whole daemon: killed, stopped, started again, on files that are its own and on others.
+//! Snapshots: a daemon is killed, stopped and started again, on its own files and on others.
 
 use std::path::PathBuf;
 use std::process::Output;

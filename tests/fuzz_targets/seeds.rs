@@ -1,4 +1,4 @@
-//! What mutations begin with, made by the project's own encoders and from recordings of engines.
+//! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
 mod journals;
 

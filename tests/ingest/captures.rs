@@ -1,6 +1,6 @@
-//! What engines' own publishers sent decodes to what a general msgpack decoder, or the engine's own, says it was.
+//! Recorded messages of engines decode to what a general msgpack decoder, or the engine's own, made of them.
 //!
-//! The project's fixtures are always tested. A larger collection of captures is tested as well where it is present.
+//! The project's recordings are always tested, a larger collection where it is present.
 
 #![allow(clippy::unwrap_used)] // clippy knows functions marked as tests, not what they call
 

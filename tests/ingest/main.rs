@@ -1,5 +1,5 @@
-//! Events of engines and what the daemon makes of them: recorded messages, real sockets, the relay, and the engines' own
-//! publishers.
+//! Events of engines and what the daemon makes of them: recorded messages, real sockets, the relay, and the engines'
+//! own publishers.
 #![cfg(feature = "daemon")]
 
 mod captures;

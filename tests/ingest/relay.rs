@@ -1,4 +1,4 @@
-//! The relay as its users meet it: an engine, `kvrouted relay` beside it, `kvrouted serve` behind that, and a query.
+//! A relay as users run it: an engine, `kvrouted relay` beside it, `kvrouted serve` behind the relay, and a query.
 
 use std::sync::Arc;
 

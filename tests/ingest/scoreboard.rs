@@ -1,8 +1,8 @@
-//! The scoreboard's scenarios of the newest engines and, where asked for, half a minute of chaos, against this build's
-//! daemon.
+//! The scoreboard's scenarios of the newest engines against this build's daemon and, on request, half a minute of
+//! chaos.
 //!
-//! Both drive the engines' own publishers (`scripts/engines/scoreboard`, `scripts/chaos`). Where those cannot be had
-//! the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1; KVROUTED_SKIP_ENGINES=1 does not even try. Older
+//! Both drive the engines' own publishers (`scripts/engines/scoreboard`, `scripts/chaos`). If those are missing, the
+//! tests report it and pass, unless KVROUTED_REQUIRE_ENGINES=1. With KVROUTED_SKIP_ENGINES=1 they do not try. Older
 //! versions and longer chaos are run by hand: `scripts/engines/RESULTS.md`.
 
 // clippy.toml allows it in #[test] functions; all of this file is test.

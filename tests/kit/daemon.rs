@@ -1,5 +1,5 @@
-//! The binary as a process: its folder, its configuration and sockets, its answers, and its end. Its log goes to a file,
-//! whose last lines are shown where a test fails.
+//! The binary as a process: its folder, its configuration and sockets, its answers, and its end. Its log goes to a
+//! file, whose last lines are shown where a test fails.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A family of prompts that share prefixes, and what workers call their blocks.
+//! A family of prompts that share prefixes, and the engine hashes that workers give to their blocks.
 
 use kvrouted::ids::{EngineHash, LocalHash};
 use rand::RngExt;

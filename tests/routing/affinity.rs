@@ -1,4 +1,4 @@
-//! Sessions whose requests come to one worker, on a daemon of two cores.
+//! Sessions whose requests go to one worker, on a daemon with two serving threads.
 
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;

@@ -1,4 +1,4 @@
-//! Workers without events, as a gateway meets them: the binary, a real socket, and predictions of what was booked.
+//! Workers without events: the binary, a real socket, and predictions from bookings.
 
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;

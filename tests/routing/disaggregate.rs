@@ -1,4 +1,4 @@
-//! One request, two workers: who prefills and who decodes come in one reply.
+//! One request, two workers: one reply names the worker that prefills and the one that decodes.
 
 use kvrouted::client::Client;
 use kvrouted::error::Kind;

@@ -1,4 +1,4 @@
-//! Modes, rules and policies as a gateway meets them: the binary, a real socket, SIGHUP.
+//! Modes, rules and policies through a real socket, and a reload by SIGHUP.
 
 use std::sync::mpsc;
 

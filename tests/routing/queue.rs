@@ -1,4 +1,5 @@
-//! Requests that find every worker busy, on a daemon of two cores: who waits, who is next, and what ends a wait.
+//! Requests that find every worker busy, on a daemon with two serving threads: which wait, which is next, and what ends
+//! a wait.
 
 use kvrouted::client::Client;
 use kvrouted::error::Kind;

@@ -1,4 +1,4 @@
-//! Lists of what users rely on, in `tests/fixtures/frozen`: a change of one shows as a changed line.
+//! Lists of the names that users rely on, in `tests/fixtures/frozen`: a change of one shows as a changed line.
 
 use std::collections::BTreeSet;
 use std::path::Path;

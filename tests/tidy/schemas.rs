@@ -1,4 +1,4 @@
-//! The schemas, the files generated from them and the tables that document them say the same.
+//! The schemas, the files generated from them, and the tables that document them agree.
 
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! What is asked of a daemon about its workers and where they come from.
+//! The workers of a daemon and their sources, as text to compare.
 
 use kvrouted::wire::WorkerStatus;
 

@@ -1,4 +1,4 @@
-//! Files and engines that mean no good: the daemon serves on, names them, and ends when it is told to.
+//! Hostile files and engines: the daemon keeps serving, names them, and stops when it should.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Workers that come, change and go while the daemon runs, from every source.
+//! Workers that are added, changed and removed while the daemon runs, by every source.
 
 mod daemon;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Files, the configuration read again, and engines that say themselves where they publish.
+//! Files, a reload of the configuration, and engines that say where they publish.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};

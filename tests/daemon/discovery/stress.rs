@@ -1,5 +1,5 @@
-//! Workers come, change and go by the hundred while others are asked about and booked: what is said of those that
-//! stay never changes.
+//! Hundreds of workers are added, changed and removed while others get queries and bookings: answers about those never
+//! change.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

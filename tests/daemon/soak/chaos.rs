@@ -1,5 +1,5 @@
-//! Clients that do not behave, each in a thread of its own, over and over. What they are answered is not looked at, but
-//! where it must not be: another's booking.
+//! Misbehaving clients, each in a thread of its own, over and over. Their replies are ignored, except that no client
+//! may free another client's booking.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

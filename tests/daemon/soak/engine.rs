@@ -1,5 +1,5 @@
-//! Simulated engines whose every moment can be looked up: conversations that share the beginning of their family, stored
-//! as they are prompted and evicted from their ends.
+//! Simulated engines whose cache at any past batch can be looked up. Conversations share the beginning of their family;
+//! engines store them as they are prompted and evict them from their ends.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

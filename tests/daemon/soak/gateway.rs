@@ -1,4 +1,4 @@
-//! Gateways that behave: every reply is held against what the engines held, and every booking is ended.
+//! Well-behaved gateways: they compare every reply with the engines' caches, and end every booking.
 
 use std::collections::VecDeque;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! A soak: one daemon, engines that publish and evict, gateways whose every reply is held against what those engines
-//! held, and clients that do not behave. At the end nothing may be wrong, stuck or left over, and memory is flat.
+//! A soak: one daemon, engines that publish and evict, gateways that compare every reply with the engines' caches, and
+//! misbehaving clients. At the end no reply was wrong, nothing hangs or is left over, and memory is flat.
 //!
-//! `scripts/soak` runs it for as long as is asked for.
+//! `scripts/soak` runs it for any time.
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod chaos;

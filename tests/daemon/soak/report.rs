@@ -1,4 +1,4 @@
-//! What a soak has shown.
+//! The result of a soak.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Journals to begin with.
+//! Journals as seeds.
 
 use kvrouted::fleet::{DeviceClass, WorkerState};
 use kvrouted::ids::{EventSeq, SpaceId, TierBlocks, Worker, WorkerIndex};

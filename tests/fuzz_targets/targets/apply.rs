@@ -1,4 +1,4 @@
-//! Messages into the index, beside what their engine can have meant: never more than that.
+//! Messages into the index, beside a model of their engine: the index never counts more than the engine can have meant.
 
 use kvrouted::event::format::Format;
 use kvrouted::event::{self, EventBatch};

@@ -1,4 +1,4 @@
-//! Endpoints, wherever they come from: what is accepted can be handed to libzmq, what is refused says why in one line.
+//! Endpoints from any source: libzmq takes an accepted one, a refusal gives its reason in one line.
 
 use kvrouted::config::{FileFormat, Named, SpaceConfig, WorkerConfig, parse_workers};
 use kvrouted::discovery::ServerInfo;

@@ -1,4 +1,4 @@
-//! Event batches of both wires: what is decoded is within its bounds, agrees with itself, and survives our encoder.
+//! Event batches of both formats: a decoded batch is within its bounds, agrees with itself, and survives our encoder.
 
 use kvrouted::event::{BatchInfo, Content, DecodeError, EventBatch, GroupKind, KvEvent, Medium, Stored, flat, msgpack};
 use kvrouted::ids::{Scheme, Window};

@@ -1,4 +1,5 @@
-//! Journal files: what is read is what would be written again. Checksums are also put right, for what lies behind them.
+//! Journal files: a file that was read is written the same. Checksums are also corrected, to reach the code behind
+//! them.
 
 use kvrouted::journal::{Again, Encoder, Ending, Entry, Reader, Record};
 use kvrouted::route::Policy;

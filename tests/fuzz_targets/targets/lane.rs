@@ -1,4 +1,4 @@
-//! The reading half of a lane's ring against a writer that does what it likes, beside a plain model.
+//! The reading side of a shm ring beside a plain model. The writer may write anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

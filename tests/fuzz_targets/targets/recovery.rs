@@ -1,4 +1,4 @@
-//! The recovery machine under any publisher: it comes to an end, and what it lets apply follows what was applied.
+//! The recovery state machine with any publisher: it ends, and it applies batches only in order.
 
 use kvrouted::event::gate::{SequenceGate, Verdict};
 use kvrouted::event::recovery::{Aim, Ended, Recovery, Replayed};

@@ -1,4 +1,4 @@
-//! The routing protocol: frames are split as a plain reader would, requests survive our encoder.
+//! The routing protocol: frames are split as a plain reader splits them, requests survive our encoder.
 
 use kvrouted::error::Error;
 use kvrouted::ids::CorrelationId;

@@ -1,4 +1,4 @@
-//! Digests: equal where the same is held, however it came about, and different where it is not.
+//! Digests: equal for the same holdings, whatever led to them, and different for others.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;

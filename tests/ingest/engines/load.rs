@@ -1,4 +1,4 @@
-//! What SGLang's own publisher says of its load, and what becomes of it.
+//! Load reports of SGLang's own publisher, and their effect.
 
 use kvrouted::route::{Prompt, RouteRequest};
 

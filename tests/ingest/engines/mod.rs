@@ -1,9 +1,9 @@
-//! The daemon against the engines' own publishers: after hundreds of batches with evictions, what it answers
-//! for every sampled prompt is what the engine's own cache holds.
+//! The daemon against the engines' own publishers: after hundreds of batches with evictions, its answer for every
+//! sampled prompt is what the engine's own cache holds.
 //!
-//! `scripts/engines` fetches vLLM and SGLang and drives their real prefix caches and ZeroMQ publishers. Where
-//! that cannot be had (no python3, no network) the tests say so and pass, unless KVROUTED_REQUIRE_ENGINES=1;
-//! KVROUTED_SKIP_ENGINES=1 does not even try.
+//! `scripts/engines` fetches vLLM and SGLang and drives their real prefix caches and ZeroMQ publishers. If they are
+//! missing (no python3, no network), the tests report it and pass, unless KVROUTED_REQUIRE_ENGINES=1. With
+//! KVROUTED_SKIP_ENGINES=1 they do not try.
 
 // clippy.toml allows it in #[test] functions; all of this file is test.
 #![allow(clippy::unwrap_used)]

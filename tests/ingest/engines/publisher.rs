@@ -1,4 +1,4 @@
-//! An engine's own publisher in its own process, run by scripts/engines.
+//! An engine's own publisher in its own process, started by scripts/engines.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

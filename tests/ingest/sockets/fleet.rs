@@ -1,5 +1,5 @@
-//! A fleet whose publishers all connect again at once, over real sockets: how many replays are asked for at a time, in
-//! which order, and that one that never answers delays nobody else.
+//! A fleet whose publishers all reconnect at once, over real sockets: how many replays run at a time, in which order,
+//! and that a silent publisher delays no other.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

@@ -1,7 +1,7 @@
-//! A port in front of another that loses, repeats and holds back whole ZeroMQ messages, and breaks connections.
+//! A TCP proxy that loses, repeats and delays whole ZeroMQ messages, and breaks connections.
 //!
-//! It knows as much of ZMTP as tells where a message ends: a greeting of 64 bytes, then frames of flags, length and
-//! body. Commands pass. What is said towards the other port passes as it is.
+//! It knows just enough ZMTP to find the end of a message: a greeting of 64 bytes, then frames of flags, length and
+//! body. Commands pass, and so does everything in the other direction.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Lost events fetched again over real replay sockets, which misbehave.
+//! Lost batches are fetched over real replay sockets that misbehave.
 
 use kvrouted::fleet::EventSource;
 use kvrouted::ids::WorkerIndex;

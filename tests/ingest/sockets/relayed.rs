@@ -1,5 +1,5 @@
-//! A relay and a router behind it, over real sockets, with a proxy between them that loses, repeats, holds back, cuts and
-//! parts: once that is over the router holds exactly what the engine does, and knows it.
+//! A relay and a router behind it, over real sockets. A proxy between them loses, repeats and delays messages, and cuts
+//! connections. When it stops, the router holds exactly what the engine holds, and knows it.
 
 use kvrouted::fleet::EventSource;
 use kvrouted::ingest::{DumpPart, References};

@@ -1,4 +1,4 @@
-//! Asking a daemon's HTTP port.
+//! A client of a daemon's HTTP port.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Those who read a dump slowly: what they are left without, and that they do not keep others from theirs.
+//! Slow readers of a dump: the daemon cuts them off, and they do not delay other readers.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Registering, querying, dumping: the standalone indexer's half.
+//! Register, query, dump: the half of the standalone indexer.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Health, metrics, bounds, and how the port ends with its daemon.
+//! Health, metrics, bounds, and the port's end with its daemon.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

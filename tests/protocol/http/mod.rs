@@ -1,5 +1,5 @@
-//! The HTTP port of a daemon that runs: what clients of Dynamo's standalone indexer and selection service ask of it, in
-//! their words, and what they get.
+//! The HTTP port of a running daemon: requests that clients of Dynamo's standalone indexer and selection service send,
+//! and the replies.
 
 mod client;
 mod dump;

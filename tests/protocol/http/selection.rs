@@ -1,4 +1,4 @@
-//! Choosing, booking and what is told of it: the selection service's half.
+//! Select, book and report: the half of the selection service.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Callers who hold connections, or ask for much and read nothing: what the daemon holds for them, and that others are
-//! answered.
+//! Callers that hold connections, or ask for much and read nothing: the daemon's bounds for them, and that other
+//! callers get answers.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Workers that come, change and go by `/workers`, and who may have them do so.
+//! Workers that `/workers` adds, changes and removes, and the callers that may do so.
 
 use kvrouted::ids::Worker;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Gateways that write what they like into a lane: they lose it, with their connection, and nobody else notices.
+//! Gateways that write anything into a shm lane: they lose the lane and their connection, and no other client notices.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};

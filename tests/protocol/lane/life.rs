@@ -1,4 +1,4 @@
-//! How lanes end: with whoever holds them.
+//! The end of shm lanes: with the process that holds them.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Lanes between real processes: what goes by one is what goes by the socket, and it ends as its connection does.
+//! Shm lanes between real processes: the same replies as over the socket, and the lane's end with its connection.
 
 mod hostile;
 mod life;

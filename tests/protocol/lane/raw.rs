@@ -1,4 +1,4 @@
-//! A gateway that does with its lane what it likes.
+//! A gateway that may write anything into its shm lane.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

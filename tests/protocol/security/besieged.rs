@@ -1,4 +1,4 @@
-//! A daemon under attack: what it has before, and that it has no more after.
+//! A daemon under attack: its memory and descriptors before, and that it has no more after.
 
 use std::collections::HashMap;
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! What belongs to another session is neither touched nor shown.
+//! A client can neither touch nor see what belongs to another session.
 
 use kvrouted::client::{Client, ClientOptions, Reply};
 use kvrouted::error::Kind;

@@ -1,4 +1,5 @@
-//! Every bound of what one request may hold: a little more is refused by name, as much is not, and the connection goes on.
+//! Every bound of one request: a little more is refused by name, exactly as much is accepted, and the connection goes
+//! on.
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 use kvrouted::client::Reply;

@@ -1,5 +1,5 @@
-//! A daemon with few descriptors: it says what it needs and does not start, or it refuses by name what has no room. It
-//! never ends by itself.
+//! A daemon with few descriptors: it names the number it needs and does not start, or it refuses clients by name. It
+//! never crashes.
 
 use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;

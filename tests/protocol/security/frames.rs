@@ -1,4 +1,4 @@
-//! Bytes that lie: about their length, their version, their kind, or what is in them.
+//! Frames that lie about their length, version, kind or content.
 
 use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;

@@ -1,5 +1,5 @@
-//! Who may connect, by what the kernel says of the peer. Real other users, where the tests run as root: a thread may
-//! become one.
+//! Access by the user and group that the kernel reports of a peer. With real other users if the tests run as root: a
+//! thread can become one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

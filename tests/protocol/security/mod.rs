@@ -1,7 +1,7 @@
-//! Bad clients against the real daemon: each attack, and that nothing is left of it.
+//! Hostile clients against the real daemon: each attack, and that it leaves nothing behind.
 //!
-//! What a client can touch of `limits`, where it is held to before anything is reserved for it, and what shows that.
-//! Tests are named from this folder.
+//! The bounds of `limits` that a client can reach, and the tests that show that the daemon checks each before it reserves
+//! anything. Tests are named from this folder.
 //!
 //! | bound | test |
 //! |---|---|

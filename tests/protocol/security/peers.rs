@@ -1,5 +1,5 @@
-//! Peers that speak ZeroMQ and never end what they say, against the daemon and the relay as processes: what each took
-//! at most of memory is asked of the kernel.
+//! ZeroMQ peers that never end a message, against the daemon and the relay as processes. The kernel says how much
+//! memory each took at most.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! One user who takes all that one user may have, of everything that there is for all, and another who is served all the
+//! One user who takes a user's whole share of everything that clients share, and another user who is served all the
 //! while.
 
 use std::net::Shutdown;

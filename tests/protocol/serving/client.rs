@@ -1,4 +1,4 @@
-//! The client against the daemon.
+//! The blocking client against the serving half of a daemon.
 
 use std::time::Duration;
 

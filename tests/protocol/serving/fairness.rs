@@ -1,4 +1,4 @@
-//! What the connections of one core leave to each other.
+//! Fairness between the connections of one serving thread.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Where the kernel denies io_uring, as containers do: a test of this binary runs again under a seccomp
-//! filter, and the cores must come up on epoll without a hang or a panic.
+//! Kernels that deny io_uring, as in containers: a test of this binary runs again under a seccomp filter, and the
+//! serving threads must come up on epoll without a hang or a panic.
 
 use std::io::Write;
 use std::process::Command;

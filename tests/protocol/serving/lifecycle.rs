@@ -1,4 +1,4 @@
-//! Connections and cores from their beginning to their end.
+//! Connections and serving threads from start to end.
 
 use std::io::Write;
 use std::sync::Arc;

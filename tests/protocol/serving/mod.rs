@@ -1,5 +1,5 @@
-//! The routing and admin sockets as a gateway meets them: raw bytes and the client against real cores,
-//! on every io engine that works here, with a service whose answers are fixed.
+//! The routing and admin sockets: raw bytes and the client against real serving threads, on every I/O back end that
+//! works here, with a service whose answers are fixed.
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 
 mod client;

@@ -1,4 +1,4 @@
-//! The fleet as it is told to who watches it: in one reply, or a page at a time.
+//! Watches of the fleet: in one reply, or a page at a time.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What is left to chance is as likely as it should be: by fixed seeds, so that the same is drawn every time.
+//! Random choices have the right frequencies. Seeds are fixed, so that every run draws the same.
 
 use kvrouted::ids::{Worker, WorkerIndex};
 use kvrouted::load::Load;

@@ -1,4 +1,4 @@
-//! Policies and observations of every sort, small enough that ties and empty runnings are common.
+//! Random policies and observations, small enough that ties and empty candidate lists are common.
 
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};

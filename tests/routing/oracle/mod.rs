@@ -1,4 +1,4 @@
-//! Judging against a plain reference: the published formulas and rules, written once more and otherwise.
+//! Decisions against a plain reference: the published formulas and rules, written a second time and in another way.
 
 // clippy.toml allows it in #[test] functions; all of this folder is test.
 #![allow(clippy::unwrap_used)]

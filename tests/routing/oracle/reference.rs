@@ -1,4 +1,4 @@
-//! The formulas and rules as they are published, one worker after the other, without a thought for speed.
+//! The formulas and rules as published, one worker after the other, without a thought for speed.
 
 use std::collections::BTreeMap;
 

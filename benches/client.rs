@@ -45,7 +45,7 @@ struct Way {
 impl Way {
     fn steady(self) -> SteadyOptions {
         let Self { lane, spin, .. } = self;
-        SteadyOptions { name: "bench".to_owned(), timeout: PATIENCE, lane, spin, ..SteadyOptions::default() }
+        SteadyOptions { name: "bench".to_owned(), timeout: kit::WAIT_MAX, lane, spin, ..SteadyOptions::default() }
     }
 }
 

@@ -326,8 +326,8 @@ fn the_words_are_plain() {
     let mut problems = Vec::new();
     for document in guides().iter().chain([&Document::read("schemas/README.md")]) {
         let (_, prose) = document.parts();
-        let retired = prose.iter().position(|line| line == "## Retired words").unwrap_or(prose.len());
-        for (at, line) in prose.iter().enumerate().take(retired) {
+        let glossary_end = prose.iter().position(|line| line == "## Retired words").unwrap_or(prose.len());
+        for (at, line) in prose.iter().enumerate().take(glossary_end) {
             // Rows of a reference repeat the program's own texts, which have rules of their own.
             let is_row = document.path.starts_with("schemas/") && line.starts_with('|');
             let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("");

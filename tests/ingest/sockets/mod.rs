@@ -15,7 +15,7 @@ use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
 
 use crate::kit::engine::Publisher as Engine;
 use crate::kit::{WAIT_MAX, until};
-use crate::vllm::{BLOCK_SIZE, Batch};
+use crate::vllm::{self, BLOCK_SIZE, Batch};
 
 mod fleet;
 mod proxy;

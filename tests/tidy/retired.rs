@@ -30,7 +30,7 @@ const WORDS: &[&str] = &[
     "call roll",
 ];
 
-/// Names on the wire and of metrics that hold such a word. They stay.
+/// Names on the wire and of metrics that hold such a word, and one phrase. They stay.
 const NAMES: &[&str] = &[
     "nobody available",
     "nobody eligible",
@@ -38,6 +38,7 @@ const NAMES: &[&str] = &[
     "prefill nobody",
     "routes nobody",
     "shadow nobody",
+    "told apart",
     "workers unheard",
 ];
 

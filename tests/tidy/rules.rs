@@ -27,7 +27,6 @@ const LAYERS: &[&[&str]] = &[
         "schema_generated",
         "shares",
         "sync",
-        "radix",
         "zmtp",
     ],
     &["hash"],
@@ -58,7 +57,7 @@ const CLIENT_DEPENDENCIES: &[&str] = &[
     "xxhash-rust",
 ];
 /// Where unsafe code may be. (The memory of a lane is mapped by the daemon and by its client: by what lies below both.)
-const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/radix/", "src/serve/", "src/lane/memory.rs"];
+const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/serve/", "src/lane/memory.rs"];
 
 /// Rooms of the sources that use no word that `docs/glossary.md` retires. A change that renames the last one adds the
 /// room.

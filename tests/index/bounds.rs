@@ -1,4 +1,4 @@
-//! The bounds of a shard: its memory, its workers, the cost of a clear for readers, and what a reader can delay.
+//! The bounds of a shard: its memory, its workers, what a clear costs readers, and what a reader can hold up.
 
 use crate::oracle::twin::relieve;
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};

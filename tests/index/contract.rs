@@ -1,5 +1,5 @@
-//! The index contract case by case: streams for which radix trees of other routers give another answer, ambiguity,
-//! groups, tiers, and several shards.
+//! The index contract case by case: the streams on which radix trees of other routers give another answer,
+//! ambiguity, groups, tiers, and several shards.
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{Depths, IndexReader, RemoveOutcome, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome, shard};

@@ -1,7 +1,7 @@
-//! Dumps of one worker against the oracle, slice by slice while other workers change; and another shard that loads
+//! Dumps of one worker, slice by slice while others go on, against the oracle; and what another shard makes of
 //! them.
 //!
-//! `KVROUTED_SEEDS` sets the seeds of each test, `KVROUTED_SEED` takes one seed alone.
+//! `KVROUTED_SEEDS` says how many seeds each test takes, `KVROUTED_SEED` takes one alone.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};

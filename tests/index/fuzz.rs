@@ -1,9 +1,9 @@
-//! The index against the oracle over many seeded streams, each under other limits. A failing stream is reduced to the
-//! shortest list of events that still fails, printed as calls that can be pasted into
+//! The index against the oracle over many seeded streams, each under other limits. A stream that fails is
+//! cut down to the shortest list of events that still does, printed as calls that can be pasted into
 //! [`cases_that_once_mattered_hold`].
 //!
-//! `KVROUTED_SEEDS` sets the seeds of each test (300), `KVROUTED_SEED` takes one seed alone, and `KVROUTED_TRACE`
-//! prints each seed before it runs, in case the process does not survive it.
+//! `KVROUTED_SEEDS` says how many seeds each test takes (300), `KVROUTED_SEED` takes one alone, and
+//! `KVROUTED_TRACE` prints each before it is taken, for when the process does not survive it.
 
 use crate::oracle::event::{Event, add_worker, begin_batch, clear, publish, remove, remove_worker, store, sweep};
 use crate::oracle::minimise::{failure, shortest};

@@ -1,8 +1,8 @@
-//! The index against the oracle: random streams over small alphabets, so that hashes collide, middles are removed,
-//! blocks are stored twice, parents are unknown, contents have several names and slots are reused.
+//! The index against the oracle: random streams over small alphabets, so that hashes collide, middles are
+//! removed, blocks are stored twice, parents are unknown, contents have several names and slots are reused.
 //!
-//! A failing case is written to `tests/index/properties.regressions`; `cargo test --test index properties` tries it
-//! first from then on.
+//! A failing case is written to `tests/index/properties.regressions` and tried first from then on:
+//! `cargo test --test index properties` replays it.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::{Event, Stored};

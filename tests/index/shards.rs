@@ -1,6 +1,6 @@
-//! Lookups over several shards against the oracle. Shards hold parts of the same prompts, so that their walks go side
-//! by side. Some shards need the slow path: they have tiers, contents with several names, more than a word of holder
-//! bits, or a reclaimer of their own.
+//! Lookups over several shards against the oracle. Shards hold parts of the same prompts, so that their walks go the
+//! same ways side by side, and some of them are not for a quick walk: they have tiers, contents with several names,
+//! more than a word of lanes, or a reclaimer of their own.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;

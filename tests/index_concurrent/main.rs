@@ -1,10 +1,8 @@
-//! Readers beside a writer: a query reports of all workers what the oracle says at one boundary between two events, a
-//! boundary between the query's start and its end. No reader ever goes back behind a boundary that it has seen.
+//! Readers beside a writer: what a query reports of all workers is what the oracle says at one boundary
+//! between two events, between the query's start and its end; and no reader ever goes back behind it.
 //!
-//! A binary of its own, in which one test runs at a time: readers and writer need all processors to meet.
-//!
-//! `KVROUTED_STRESS_SECONDS` says for how long each test takes one seed after another; `KVROUTED_SEED` takes one seed.
-//! Threads are not replayed, so a seed that failed once may have to be taken often.
+//! `KVROUTED_STRESS_SECONDS` says how long each test looks for a failure, seed after seed; `KVROUTED_SEED`
+//! takes one alone. Threads are not replayed, so a seed that failed once may have to be taken often.
 
 #![cfg(feature = "daemon")]
 
@@ -28,7 +26,7 @@ use watcher::{SHARD, Seen, watch};
 /// Seeds that each test takes at least, and for how long it goes on with more.
 const SEEDS: u64 = 3;
 const TIME: Duration = Duration::from_secs(2);
-/// The threads of one test get all the cores.
+/// The threads of one test get all the cores. That is why these tests are a binary of their own.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Shards that every second reader walks beside the one that changes.
 const QUIET: u16 = 3;

@@ -1,4 +1,4 @@
-//! The one writer: plays a script, and publishes which event has begun and which is done.
+//! The one writer: plays a script, and says what has begun and what is done.
 
 use super::oracle::event::{Event, Outcome};
 use super::oracle::twin::{relieve, slot_for_worker};

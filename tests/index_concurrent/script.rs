@@ -1,5 +1,5 @@
-//! The events of one shard and every answer that it may give, computed before a thread starts. Answers are kept as
-//! changes: that takes little memory for any number of events.
+//! What is done to a shard, and every answer it may give: worked out before a thread starts, and kept as
+//! changes, so that it takes little memory however many events there are.
 
 use super::oracle::Oracle;
 use super::oracle::event::{Event, Outcome};

@@ -1,4 +1,4 @@
-//! The readers: every answer must be that of one boundary within the lookup.
+//! The readers: every answer must be that of one boundary within the read.
 
 use super::oracle::twin::numbers;
 use super::player::Progress;

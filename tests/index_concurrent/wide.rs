@@ -1,4 +1,4 @@
-//! Removals of blocks of many chains at once: no reader sees some of the chains before the removal and others after it.
+//! Removals of blocks of many chains at once: no reader sees some of the chains as before and others as after.
 
 use super::oracle::event::{Event, Stored};
 use super::script::Script;

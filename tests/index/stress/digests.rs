@@ -1,4 +1,4 @@
-//! Digests: equal for the same holdings, whatever led to them, and different for others.
+//! Digests: equal where the same is held, however it came about, and different where it is not.
 
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;

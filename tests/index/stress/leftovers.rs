@@ -1,4 +1,4 @@
-//! An index from which everything was removed holds nothing.
+//! What is left when everything is gone.
 
 use crate::oracle::event::{Event, add_worker, remove_worker};
 use crate::oracle::replay::for_seeds;

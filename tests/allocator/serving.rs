@@ -22,7 +22,7 @@ fn daemon_within(serve: &str, workers: &str) -> (PathBuf, i32) {
     let socket = folder.path().join("s");
     thread::spawn(move || {
         let _folder = folder;
-        kvrouted::daemon::run(&config, &|| unreachable!("nobody sends SIGHUP")).expect("it runs");
+        kvrouted::daemon::run(&config, &|| unreachable!("no test sends SIGHUP")).expect("it runs");
     });
     until("the daemon serves", || Client::connect(&socket, &options()).is_ok());
     let serving = *serving_threads("self").difference(&before).next().expect("a serving thread");

@@ -156,7 +156,7 @@ fn it_streams_and_frees_whatever_becomes_of_callers_engines_and_the_daemon() {
     let Some(example) = example() else { return };
     let mut world = world(&example);
 
-    // Whoever computed a prompt gets it again.
+    // The engine that computed a prompt gets it again.
     let firsts: Vec<(u64, String)> = std::thread::scope(|scope| {
         let callers: Vec<_> = (0..8)
             .map(|seed| {

@@ -25,7 +25,7 @@ fn lane(wanted: LaneUse) -> SteadyOptions {
     SteadyOptions { lane: wanted, ..options() }
 }
 
-/// A daemon with so many lanes at most.
+/// A daemon with at most `lanes_max` shm lanes.
 fn with_lanes(lanes_max: u32) -> Daemon {
     let folder = kit::folder();
     let (serve, workers) = (format!("lanes_max = {lanes_max}"), "[[worker]]\nid = 1\n[[worker]]\nid = 2\n");

@@ -83,7 +83,7 @@ async fn until_holds(what: &str, mut holds: impl FnMut() -> bool) {
 async fn life(client: AsyncClient, space: SpaceId, seed: u32) {
     let (tokens, name) = (prompt(seed, 100), format!("r{seed}"));
     let answer = client.route(&booked(space, &tokens, &name)).await.expect("an answer");
-    let (best, booking) = (answer.best().expect("somebody"), answer.booking().expect("booked"));
+    let (best, booking) = (answer.best().expect("a worker"), answer.booking().expect("booked"));
     assert!(!answer.is_fallback());
     let applied = Some(BookingOutcome::Applied);
     assert_eq!(client.prefill_complete(booking, 5).await.expect("told"), applied);
@@ -151,7 +151,7 @@ fn a_call_that_nobody_waits_for_leaves_no_booking() {
                     client.free(answer.expect("an answer").booking().expect("booked")).await.expect("told");
                 }
             }
-            // What is said of a booking is said, also where nobody waits for the answer.
+            // Reports about a booking are sent, also where no caller waits for the answer.
             for round in 0..50_u32 {
                 let name = format!("f{round}");
                 let booking = client.route(&booked(space, &tokens, &name)).await.expect("an answer").booking();
@@ -221,7 +221,7 @@ fn it_goes_on_without_the_daemon_and_with_the_next_one() {
                 let tokens = prompt(seed, 100);
                 match client.route(&booked(space, &tokens, "b")).await.expect("an answer") {
                     Answer::Fallback(fallback) => fallback,
-                    Answer::Daemon { reply, .. } => panic!("nobody can have sent {reply:?}"),
+                    Answer::Daemon { reply, .. } => panic!("no daemon can have sent {reply:?}"),
                 }
             };
             let first = choose(1).await;
@@ -261,7 +261,7 @@ fn prompts_are_hashed_here_as_the_daemon_does_and_as_tokens_where_it_knows_bette
         plain.connected().await.expect("a connection");
         let request = RouteRequest { salt: Some("tenant"), lora: Some("adapter"), ..booked(space, &tokens, "r") };
         let answer = hashing.route(&request).await.expect("an answer");
-        let best = answer.best().expect("somebody");
+        let best = answer.best().expect("a worker");
         let held = async |client: &AsyncClient| {
             let overlap = client.overlap(&request).await.expect("overlaps");
             overlap.workers.iter().find(|entry| entry.worker == best).map(|entry| entry.overlap.device)
@@ -312,7 +312,7 @@ fn a_thread_that_blocks_has_the_same_client() {
         assert_eq!(client.overlap(&question(space, &tokens)).expect("overlaps").workers.len(), 2);
         daemon.process.end("-KILL");
         assert!(client.route(&question(space, &tokens)).expect("an answer").is_fallback());
-        // Between calls nobody looks after the connection.
+        // Between calls no thread serves the connection.
         std::thread::sleep(Duration::from_millis(100));
         let folder = Arc::clone(&daemon.folder);
         let _next = Daemon::start_in(folder, &WORKERS);
@@ -349,10 +349,10 @@ fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_c
             for booking in [first, second.booking().expect("booked")] {
                 assert_eq!(client.free(booking).await.expect("told"), Some(BookingOutcome::Applied));
             }
-            // Its turn comes when the second has made room; nobody takes the reply.
+            // It is dispatched when the second one has made room; no caller takes the reply.
             until_holds("nothing is booked", || bookings(&daemon) == 0 && daemon.counter("queue_waiting") == 0).await;
 
-            // Who waits while the daemon ends is told so, and the client decides.
+            // A request that waits while the daemon ends gets an error, and the client decides.
             client.route(&booked(space, &long, "last")).await.expect("an answer").booking().expect("booked");
             let waiting = waits("waits on");
             until_holds("it waits", || daemon.counter("queue_waiting") == 1).await;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::kit::engine::Publisher;
 use crate::kit::{Daemon, folder, run, text, until, until_ok};
 
-/// Stores a chain of so many blocks of `block_size` tokens, all of them `token`.
+/// Stores a chain of `blocks` blocks of `block_size` tokens, all of them `token`.
 fn store(publisher: &mut Publisher, token: u32, blocks: u64, block_size: u32) {
     let hashes: Vec<EngineHash> = (0..blocks).map(|at| EngineHash(u64::from(token) << 32 | at)).collect();
     publisher.store_as(&hashes, &vec![token; hashes.len() * block_size as usize], block_size);
@@ -173,7 +173,7 @@ fn an_engine_that_says_nothing_and_one_that_repeats_itself_are_named() {
         }
     });
 
-    // Nobody reads what is asked there.
+    // No engine reads the requests there.
     let found = until_found(&daemon, "replay_silent", || {});
     assert_eq!((&found["workers"][0]["worker_id"], &found["workers_total"]), (&4.into(), &1.into()));
 }

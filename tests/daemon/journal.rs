@@ -41,7 +41,7 @@ fn run_of_a_daemon(section: &str) -> Run {
         let (tokens, name) = (prompt(at % 6, 16 + at % 90), format!("r{at}"));
         let book = (at % 2 == 0).then_some(BookingRequest { request_id: &name, attempt: 0 });
         let question = RouteRequest::new(space, Prompt::of_tokens(&tokens));
-        // The model has nobody who only prefills: the reply says so, beside what was judged.
+        // The model has no worker that only prefills: the reply says so, beside the decision.
         let reply = client.route(&RouteRequest { book, disaggregate: at % 5 == 0, ..question });
         let booking = reply.expect("a decision").booking;
         if let Some(booking) = booking.filter(|_| at % 3 == 0) {

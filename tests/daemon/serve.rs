@@ -115,7 +115,7 @@ fn bookings_move_decisions_until_they_end() {
     assert_eq!(client.output_progress(&second, 5).expect("told"), BookingOutcome::Applied);
     assert_eq!(client.served(&second, Worker::new(2, 0)).expect("told"), BookingOutcome::Applied);
     assert_eq!(client.served(&second, Worker::new(2, 0)).expect("told"), BookingOutcome::AlreadyApplied);
-    assert_eq!(client.served(&second, Worker::new(3, 0)).expect_err("nobody").kind(), Kind::InvalidArgument);
+    assert_eq!(client.served(&second, Worker::new(3, 0)).expect_err("no such worker").kind(), Kind::InvalidArgument);
     assert_eq!((booked("active_requests"), booked("active_decode_blocks")), (2, 8));
 
     // A worker that failed is left alone while another can.
@@ -126,7 +126,7 @@ fn bookings_move_decisions_until_they_end() {
     assert_eq!(elsewhere.removed, [("backing_off".to_owned(), vec![Worker::new(1, 0)])]);
     let load = EngineLoad { running: 2, ..EngineLoad::default() };
     assert!(client.report_load(space, Worker::new(1, 0), &load).expect("told"));
-    let unknown = client.report_failure(space, Worker::new(7, 0), "timeout").expect_err("nobody");
+    let unknown = client.report_failure(space, Worker::new(7, 0), "timeout").expect_err("no such worker");
     assert_eq!(unknown.kind(), Kind::InvalidArgument);
 
     let again = ask(&client, &tokens, Some(BookingRequest { request_id: "r0", attempt: 0 }));

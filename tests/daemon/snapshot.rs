@@ -135,7 +135,7 @@ fn a_killed_daemon_answers_as_before_once_the_stream_has_shown_that_it_went_on()
     assert_eq!(daemon.counter("snapshots_written"), 2);
     assert_eq!(end(daemon, "-KILL"), None);
 
-    // Nobody hears this one; the replay behind the snapshot brings it.
+    // No subscriber gets this batch; the replay after the snapshot brings it.
     let more = prompt(2, 4);
     one.store(&more);
     let daemon = site.start(&[]);
@@ -236,7 +236,7 @@ fn a_reset_empties_workers_and_their_snapshots() {
     let done = run(&["reset", "--socket", text(&socket), "--worker", "1"]);
     assert_eq!(String::from_utf8_lossy(&done.stdout), "1 worker emptied, 1 snapshot removed\n", "{done:?}");
     until("it is empty", || device(&daemon, &tokens) == [0, 3]);
-    until("that is told", || trust(&daemon, 0) == (TrustLevel::LowerBound, vec![TrustReason::JoinedLate]));
+    until("it is reported", || trust(&daemon, 0) == (TrustLevel::LowerBound, vec![TrustReason::JoinedLate]));
     assert_eq!(trust(&daemon, 1).0, TrustLevel::Exact);
     one.store(&prompt(2, 2));
     until("it learns again", || device(&daemon, &prompt(2, 2)) == [2, 0]);
@@ -309,7 +309,7 @@ enum Named {
     Url,
 }
 
-/// A daemon of nobody that follows a folder of files and keeps snapshots.
+/// A daemon without workers that follows a folder of files and keeps snapshots.
 fn start_empty(folder: &Arc<TempDir>) -> Daemon {
     let [workers, snapshots] = ["workers", "snapshots"].map(|name| folder.path().join(name));
     std::fs::create_dir_all(&workers).expect("a folder");

@@ -80,7 +80,7 @@ impl Place {
     }
 }
 
-/// Trust and blocks held of a chain of so many.
+/// Trust, and the blocks held of a chain of `blocks`.
 fn held(router: &Daemon, blocks: u32) -> Result<(String, u64), String> {
     let contents: Vec<u32> = (1..=blocks).collect();
     let tokens: Vec<String> = vllm::tokens(&contents).iter().map(u32::to_string).collect();

@@ -41,11 +41,11 @@ impl Raw {
 
     pub(crate) fn hello(&mut self, session: Option<SessionToken>) -> Result<HelloReply, Kind> {
         let hello = hello_frame(session);
-        // Whoever is not let in may be told, and left, before it speaks.
+        // The daemon may refuse and close a connection before its hello.
         let _ = self.stream.write_all(&hello);
         match self.reply() {
             (1, Reply::Hello(hello)) => Ok(hello),
-            // Whoever is not let in is told so on no request in particular.
+            // A refused connection gets an error with correlation id 0 or that of the hello.
             (0 | 1, Reply::Error(error)) => Err(error.kind.expect("a known kind")),
             other => panic!("no answer to hello: {other:?}"),
         }

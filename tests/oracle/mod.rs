@@ -178,7 +178,7 @@ impl Oracle {
         self.depths_usable(query, usize::MAX)
     }
 
-    /// The same where at most so many blocks can be used again, if the worker has windows.
+    /// The same with a bound on the blocks that can be used again, if the worker has windows.
     pub(crate) fn depths_usable(&self, query: &[LocalHash], usable_max: usize) -> TierBlocks {
         if !self.windows.is_empty() {
             return self.windowed_depths(query, usable_max);

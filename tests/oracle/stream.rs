@@ -81,7 +81,7 @@ impl Stream {
         Self { style, limits, rng, workers, past: Vec::new(), prompts, queries }
     }
 
-    /// What is worth asking of whoever takes this stream.
+    /// Queries worth asking after this stream.
     pub(crate) fn queries(&self) -> &[Vec<LocalHash>] {
         &self.queries
     }

@@ -103,8 +103,8 @@ fn without_anybody_to_prefill_one_worker_does_both_and_without_anybody_to_decode
         let asked = RouteRequest { book: None, ..pair(&client, "", &tokens) };
         !client.route(&asked).expect("a decision").prefill.is_empty()
     });
-    let nobody = RouteRequest { allow: Some(&[]), ..pair(&client, "b", &tokens) };
-    let reply = client.route(&nobody).expect("a decision");
+    let none = RouteRequest { allow: Some(&[]), ..pair(&client, "b", &tokens) };
+    let reply = client.route(&none).expect("a decision");
     assert_eq!((workers(&reply), reply.prefill_booking), ((None, None), None));
     assert_eq!(loads(&daemon), [(0, 0), (1, 64)], "what was booked for the other half is freed");
 }
@@ -226,7 +226,7 @@ fn a_pair_that_waits_for_who_decodes_takes_one_turn_of_those_who_prefill() {
     for weight in 2..6 {
         let before = daemon.counter("queue_put_back");
         daemon.worker_ok(&["set", "3", &format!("weight={weight}")]);
-        until("it is looked at", || daemon.counter("queue_put_back") > before);
+        until("it is checked", || daemon.counter("queue_put_back") > before);
     }
     let held = BookingRef::Request { request_id: "held", attempt: 0 };
     assert_eq!(holder.free(&held).expect("told"), BookingOutcome::Applied);

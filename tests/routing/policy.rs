@@ -45,7 +45,7 @@ impl Gateway {
             request.book = Some(BookingRequest { request_id: &request_id, attempt: 0 });
         });
         assert_eq!(reply.mode, Some(mode));
-        reply.chosen().expect("somebody").worker.id.0
+        reply.chosen().expect("a worker").worker.id.0
     }
 }
 
@@ -64,14 +64,14 @@ fn a_request_may_pin_require_prefer_and_override() {
     assert_eq!(ids(&pinned), [2]);
     assert_eq!(ids(&gateway.ask(|request| request.required_taints = Names::Listed(&["b"]))), [1, 2]);
     assert_eq!(ids(&gateway.ask(|request| request.lora = Some("poet"))), [1], "who has it");
-    assert_eq!(ids(&gateway.ask(|request| request.lora = Some("bard"))), [1, 2, 3], "nobody says that it has it");
+    assert_eq!(ids(&gateway.ask(|request| request.lora = Some("bard"))), [1, 2, 3], "no worker has it loaded");
     for _ in 0..8 {
         let preferred = Preferences { names: Names::Listed(&["a", "b"]), weights: &[-1.0, 0.5] };
         let reply = gateway.ask(|request| {
             request.preferred_taints = preferred;
             request.explain = true;
         });
-        assert_eq!(reply.chosen().expect("somebody").worker.id.0, 2);
+        assert_eq!(reply.chosen().expect("a worker").worker.id.0, 2);
         let factors: Vec<_> = reply.candidates.iter().map(|it| it.terms.expect("terms").taint_factor).collect();
         assert!(factors[0] < 1.0 && factors[1] == 1.0 && factors[2] > 1.0, "{factors:?}");
     }
@@ -96,7 +96,7 @@ fn modes_choose_by_what_they_say() {
     let explained = gateway.ask(|request| {
         (request.overrides.mode, request.explain) = (Some(Mode::RoundRobin), true);
     });
-    assert_eq!(explained.candidates[0].worker.id.0, 1, "whoever only asks takes no turn");
+    assert_eq!(explained.candidates[0].worker.id.0, 1, "a question does not advance the counter");
     assert_eq!(gateway.book(Mode::RoundRobin), 1);
     // Workers 1 to 3 have 3, 2 and 2 requests in flight: the two GPUs have less for their weight than the CPU.
     assert_eq!(gateway.book(Mode::DeviceAwareWeighted), 2);
@@ -121,7 +121,7 @@ fn where_nobody_is_eligible_the_answer_says_why_and_is_counted() {
     assert!(reply.chosen().map_or_else(|error| error.kind() == Kind::AllBusy, |chosen| chosen.worker == only[0]));
     let why = |gateway: &mut Gateway, change: &dyn Fn(&mut RouteRequest<'static>)| {
         let reply = gateway.ask(change);
-        let error = reply.chosen().expect_err("nobody");
+        let error = reply.chosen().expect_err("no worker");
         (error.kind(), error.is_retryable(), reply.retry_after_us, reply.removed)
     };
     let (kind, retryable, after_us, removed) = why(&mut gateway, &|request| request.allow = Some(only));
@@ -175,7 +175,7 @@ fn what_a_reload_cannot_take_over_is_told_field_by_field_until_it_is_taken_back(
     let dir = daemon.folder.path().join("journal");
     let tables = format!("[journal]\ndir = \"{}\"\nsample = 0.5\n[booking]\nage_s_max = 60\n{WORKERS}", dir.display());
     daemon.reconfigure(&tables);
-    until("it is told", || found().is_some());
+    until("it is reported", || found().is_some());
     let what = found().expect("told");
     for field in ["booking.age_s_max", "journal.dir", "journal.sample"] {
         assert!(what.contains(field), "{field}: {what}");
@@ -278,7 +278,7 @@ fn a_watch_tells_of_the_fleet_at_once_and_after_each_change_until_the_daemon_end
     for (next, version) in watches.iter_mut().zip(&mut versions) {
         loop {
             let reply = next().expect("the fleet");
-            assert!(reply.fleet_version > *version, "no version is told twice");
+            assert!(reply.fleet_version > *version, "no version comes twice");
             *version = reply.fleet_version;
             if drains(&reply, 2) {
                 break;

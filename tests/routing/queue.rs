@@ -10,7 +10,7 @@ use kvrouted::wire::{RemoteError, Reply, RouteReply};
 
 use crate::kit::{self, Daemon, prompt, until};
 
-/// Two cores, and so many workers that are busy with one prompt of 64 tokens each.
+/// A daemon with two serving threads, and workers that are each busy with one prompt of 64 tokens.
 fn daemon(workers: u64, policy: &str) -> Daemon {
     let workers: String =
         (1..=workers).map(|id| format!("[[worker]]\nid = {id}\nbatched_tokens_max = 100\n")).collect();
@@ -42,7 +42,7 @@ fn free(client: &mut Client, handle: BookingHandle) {
 }
 
 fn wait_for_waiting(daemon: &Daemon, waiting: u64) {
-    until("so many wait", || daemon.counter("queue_waiting") == waiting);
+    until("the queue has this length", || daemon.counter("queue_waiting") == waiting);
 }
 
 fn decided(client: &mut Client) -> (CorrelationId, RouteReply) {
@@ -109,10 +109,10 @@ fn a_prefill_that_is_done_makes_room() {
     assert!(decided(&mut waiter).1.booking.is_some());
 }
 
-/// Times that something makes room of which no request for that worker tells.
+/// Times that room is made without a report for that worker.
 const ROUNDS: u64 = 8;
 
-/// Of those who waited in so many rounds, not all were found by the regular look alone: one may fall together with it.
+/// Each round woke one request, and the periodic recheck found fewer: it may coincide with a wake, but not every time.
 fn was_told(daemon: &Daemon, rounds: u64) {
     assert_eq!(daemon.counter("queue_woken"), rounds);
     let found = daemon.counter("queue_found_by_look");

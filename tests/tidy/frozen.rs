@@ -16,7 +16,7 @@ use crate::kit::{self, Daemon, Process, folder, prompt, text, until, until_ok};
 
 // ---- metrics -----------------------------------------------------------------------------------------------
 
-/// A batch in msgpack with one event of a kind that nobody knows.
+/// A batch in msgpack with one event of an unknown kind.
 const BATCH_OF_AN_UNKNOWN_EVENT: &[u8] = b"\x92\xcb\0\0\0\0\0\0\0\0\x91\x91\xa7Unknown";
 
 /// Type and label names of every metric of a page, by its name. The labels are those of all its samples.

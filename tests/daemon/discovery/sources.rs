@@ -69,7 +69,7 @@ fn the_configuration_is_read_again_on_sighup() {
     until("other spaces are refused", || daemon.counter("config_reloads_refused") == 2);
     assert!(problem(&daemon, "config").is_some_and(|problem| problem.contains("restart")));
     daemon.reconfigure("");
-    until("nobody is left", || workers(&daemon).is_empty());
+    until("no worker is left", || workers(&daemon).is_empty());
     assert_eq!((problem(&daemon, "config"), daemon.counter("config_reloads")), (None, 2));
 }
 
@@ -142,7 +142,7 @@ fn a_vllm_server_named_by_its_url_says_where_its_ranks_publish() {
     }
 }
 
-/// An HTTP server of an engine that publishes at an endpoint, on this port until it is told to end.
+/// An HTTP server of an engine that publishes at an endpoint, on this port until the test ends it.
 fn mortal(port: u16, endpoint: &str) -> (u16, impl FnOnce() + use<>) {
     let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
     let address = listener.local_addr().expect("an address");

@@ -27,7 +27,7 @@ use crate::kit::{WAIT_MAX, skipped, test_of_this_binary};
 /// The test that is the process to be killed, and where it finds its daemon.
 const VICTIM: &str = "soak::a_victim";
 const VICTIM_SOCKET: &str = "KVROUTED_SOAK_VICTIM_SOCKET";
-/// A user that nobody is here.
+/// A user id that no account has here.
 const ANOTHER_USER: u32 = 61_020;
 /// How many connections one user may have, with what [`super::USER_SHARE_PERCENT`] says.
 const CONNECTIONS_OF_USER_MAX: usize = (CONNECTIONS_MAX * super::USER_SHARE_PERCENT).div_ceil(100);
@@ -312,7 +312,7 @@ impl Villain<'_> {
         let (mut held, mut refused) = (Vec::new(), 0);
         for _ in 0..CONNECTIONS_OF_USER_MAX + 10 {
             let mut stream = self.connect()?;
-            // Who is refused is told, or finds the connection closed.
+            // A refused client gets an error, or finds the connection closed.
             let is_told = stream.write_all(&hello_frame(None)).and_then(|()| read_frame(&mut stream));
             if matches!(is_told, Ok((header, _)) if header.kind == FrameKind::HelloReply as u8) {
                 held.push(stream);

@@ -28,7 +28,7 @@ pub(crate) const BLOCKS: usize = SHARED_BLOCKS + OWN_BLOCKS;
 const CAPACITY_BLOCKS: usize = CONVERSATIONS * OWN_BLOCKS / 3;
 /// Batches of which it is remembered what was held.
 const REMEMBERED_BATCHES: u64 = 1 << 15;
-/// One batch in so many clears everything.
+/// One of this many batches clears everything.
 const CLEAR_ONE_IN: u32 = 4000;
 /// Between two batches.
 const BATCH_EVERY: Duration = Duration::from_millis(5);
@@ -117,7 +117,7 @@ impl Change {
         (from < to).then_some(Self::Store { conversation, from, to })
     }
 
-    /// The end of a conversation, or of the beginning of a family that nobody goes on from.
+    /// The end of a conversation, or of the beginning of a family whose conversations have no blocks of their own.
     fn evict(cache: &Cache, conversation: usize, random: &mut Xoshiro256PlusPlus) -> Option<Self> {
         let (family, own) = (conversation / SIBLINGS, cache.own[conversation]);
         let to = cache.depth(conversation);
@@ -181,7 +181,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// One that publishes as soon as somebody listens.
+    /// An engine that publishes once it has a subscriber.
     pub(crate) fn start(prompts: &Arc<Prompts>, seed: u64) -> Self {
         let publisher = Publisher::new();
         let cache = Cache {
@@ -255,7 +255,7 @@ fn publish(
                 continue;
             }
             assert_eq!(cache.next_seq, publisher.seq);
-            // Before it is sent, so that nobody can hear of it sooner.
+            // Before it is sent, so that no answer can be ahead of it.
             cache.next_seq += 1;
         }
         let info = BatchInfo { scheme: Some(SCHEME), ..BatchInfo::default() };

@@ -28,7 +28,7 @@ const GATEWAYS: u64 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What one user may have: far more than all of ours, who are one, and less than the greedy one wants.
 const USER_SHARE_PERCENT: usize = 10;
-/// Bookings end soon, and whoever leaves a frame unfinished is closed soon.
+/// Bookings expire soon, and a connection with an unfinished frame is closed soon.
 const CONFIG: &str = "\
 cores = 2
 socket_mode = \"0666\"
@@ -68,7 +68,7 @@ fn a_victim() {
 }
 
 #[test]
-#[ignore = "as long as scripts/soak is told"]
+#[ignore = "scripts/soak runs it for any time"]
 fn as_long_as_asked() {
     let asked = |name| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
     let seconds = asked("KVROUTED_SOAK_SECONDS").unwrap_or(600.0);
@@ -150,7 +150,7 @@ fn settle(daemon: &Daemon, descriptors_before: usize) -> LeftOver {
         let counters: HashMap<String, u64> = daemon.status().counters.into_iter().collect();
         let open = counters["connections"].saturating_sub(counters["connections_closed"]);
         LeftOver {
-            // Whoever asks has had one itself, to learn where the other socket is.
+            // The status request has had a connection itself, to learn where the admin socket is.
             connections: open.saturating_sub(1),
             waiting: counters["queue_waiting"],
             bookings: counters["bookings_live"],

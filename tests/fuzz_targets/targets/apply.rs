@@ -123,7 +123,7 @@ impl Twin {
         self.format = None;
     }
 
-    /// What the payload says to whoever believes it.
+    /// The meaning of the payload, if it is believed.
     fn mean(&mut self, payload: &[u8]) {
         if event::decode(payload, &mut self.format, &mut self.batch).is_err() {
             return self.engine.clear();

@@ -13,11 +13,11 @@ pub(crate) const WORDS: usize = 32;
 pub(crate) enum Step {
     /// A place and a word: the word is stored there.
     Store,
-    /// A number: so many words more are said to be written.
+    /// A number: the writer claims this many more words.
     Publish,
     /// A word: the tail is that.
     Lie,
-    /// A number: so many words are read at most.
+    /// A number: the reader takes at most this many words.
     Read,
 }
 

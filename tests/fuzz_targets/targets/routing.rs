@@ -99,7 +99,7 @@ fn encode_told(encoder: &mut RequestEncoder, id: CorrelationId, told: &Request<'
             encoder.free(id, booking, out);
             FrameKind::Free
         }
-        question => panic!("nothing that is told: {question:?}"),
+        question => panic!("no report: {question:?}"),
     }
 }
 

@@ -22,7 +22,7 @@ use self::publisher::{Engine, environment, skip};
 use crate::kit::{self, Daemon, text, until_ok};
 
 const BLOCK_SIZE: &str = "16";
-/// The worker that publishes, and one that nobody runs.
+/// The worker that publishes, and one without an engine.
 const LIVE: u64 = 1;
 const ABSENT: u64 = 2;
 

@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Waits until everything is published and nobody was there.
+    /// Waits until everything is published, without a subscriber.
     pub(crate) fn published_before_anybody_asks(&self) {
         assert_eq!(self.next_stage()["stage"], "listening", "{}", self.log());
         assert_eq!(self.next_stage()["stage"], "published", "{}", self.log());

@@ -48,7 +48,7 @@ enum Flow {
 }
 
 /// Where all engines' replay sockets are answered from.
-struct Desk {
+struct Answers {
     /// Batches each engine has.
     sent: Vec<u64>,
     flow: Flow,
@@ -60,7 +60,7 @@ struct Desk {
     told_at: Instant,
 }
 
-impl Desk {
+impl Answers {
     fn take(&mut self, engine: usize, frames: Vec<Vec<u8>>) {
         let Ok([identity, _, from]) = <[Vec<u8>; 3]>::try_from(frames) else { return };
         let from = u64::from_be_bytes(from.try_into().expect("a sequence"));
@@ -99,22 +99,22 @@ fn send(routers: &[zmq::Socket], question: &Question, seq: Option<u64>) {
     let payload = seq.map_or_else(Vec::new, |seq| batch(question.engine, seq).payload());
     let seq = seq.unwrap_or(u64::MAX).to_be_bytes();
     let frames = [question.identity.as_slice(), b"", &seq, &payload];
-    // Whoever asked may be gone.
+    // The asking daemon may be gone.
     let _ = routers[question.engine].send_multipart(frames, 0);
 }
 
-fn answer_all(routers: &[zmq::Socket], desk: &Mutex<Desk>, ends: &AtomicBool) {
+fn answer_all(routers: &[zmq::Socket], answers: &Mutex<Answers>, ends: &AtomicBool) {
     let mut items: Vec<_> = routers.iter().map(|router| router.as_poll_item(zmq::POLLIN)).collect();
     // Relaxed: nothing hangs on it.
     while !ends.load(Ordering::Relaxed) {
         let _ = zmq::poll(&mut items, 2);
-        let mut desk = desk.lock().expect("whole");
+        let mut answers = answers.lock().expect("whole");
         for (engine, _) in items.iter().enumerate().filter(|(_, item)| item.is_readable()) {
             while let Ok(frames) = routers[engine].recv_multipart(zmq::DONTWAIT) {
-                desk.take(engine, frames);
+                answers.take(engine, frames);
             }
         }
-        desk.answer(routers);
+        answers.answer(routers);
     }
 }
 
@@ -124,7 +124,7 @@ struct Engines {
     publishers: Vec<zmq::Socket>,
     endpoints: Vec<String>,
     replays: Vec<String>,
-    desk: Arc<Mutex<Desk>>,
+    answers: Arc<Mutex<Answers>>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -139,7 +139,7 @@ impl Engines {
         let (publishers, routers) = (anew(zmq::XPUB), anew(zmq::ROUTER));
         let endpoint = |socket: &zmq::Socket| socket.get_last_endpoint().expect("an endpoint").expect("of text");
         let (endpoints, replays) = (publishers.iter().map(endpoint).collect(), routers.iter().map(endpoint).collect());
-        let desk = Arc::new(Mutex::new(Desk {
+        let answers = Arc::new(Mutex::new(Answers {
             sent: vec![0; count],
             flow: Flow::Free,
             mute: None,
@@ -149,29 +149,29 @@ impl Engines {
             told_at: Instant::now(),
         }));
         let ends = Arc::new(AtomicBool::new(false));
-        let (desk_there, ends_there) = (Arc::clone(&desk), Arc::clone(&ends));
-        let thread = std::thread::spawn(move || answer_all(&routers, &desk_there, &ends_there));
-        Self { contexts, publishers, endpoints, replays, desk, ends, thread: Some(thread) }
+        let (answers_there, ends_there) = (Arc::clone(&answers), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || answer_all(&routers, &answers_there, &ends_there));
+        Self { contexts, publishers, endpoints, replays, answers, ends, thread: Some(thread) }
     }
 
     fn count(&self) -> usize {
         self.endpoints.len()
     }
 
-    fn desk<T>(&self, with: impl FnOnce(&mut Desk) -> T) -> T {
-        with(&mut self.desk.lock().expect("whole"))
+    fn answers<T>(&self, with: impl FnOnce(&mut Answers) -> T) -> T {
+        with(&mut self.answers.lock().expect("whole"))
     }
 
-    /// Everybody has so many batches more that nobody heard.
+    /// Every engine has more batches that no subscriber got.
     fn lose(&self, batches: u64) {
-        self.desk(|desk| desk.sent.iter_mut().for_each(|sent| *sent += batches));
+        self.answers(|answers| answers.sent.iter_mut().for_each(|sent| *sent += batches));
     }
 
     /// One batch more that is heard.
     fn publish(&self, engine: usize) {
-        let seq = self.desk(|desk| {
-            desk.sent[engine] += 1;
-            desk.sent[engine] - 1
+        let seq = self.answers(|answers| {
+            answers.sent[engine] += 1;
+            answers.sent[engine] - 1
         });
         let frames: [&[u8]; 3] = [b"", &seq.to_be_bytes(), &batch(engine, seq).payload()];
         self.publishers[engine].send_multipart(frames, 0).expect("sent");
@@ -191,7 +191,7 @@ impl Engines {
     }
 
     fn is_whole(&self, shard: &Shard, engine: usize) -> bool {
-        let (sent, trust) = (self.desk(|desk| desk.sent[engine]), shard.trust(engine));
+        let (sent, trust) = (self.answers(|answers| answers.sent[engine]), shard.trust(engine));
         trust.level == TrustLevel::Exact && trust.as_of_seq == Some(EventSeq(sent - 1))
     }
 
@@ -199,7 +199,7 @@ impl Engines {
     #[track_caller]
     fn await_whole(&self, shard: &Shard, engine: usize) {
         until("each is whole", || self.is_whole(shard, engine));
-        let sent = self.desk(|desk| desk.sent[engine]);
+        let sent = self.answers(|answers| answers.sent[engine]);
         let contents: Vec<u32> = (0..sent).map(|seq| content(engine, seq)).collect();
         assert_eq!(u64::from(shard.device(engine, &contents)), sent);
     }
@@ -245,32 +245,32 @@ fn loads(count: usize) -> Arc<Loads> {
     Arc::new(loads)
 }
 
-/// All break and come back while nobody is answered; then they are answered one by one.
+/// All connections break and come back while no request is answered; then requests are answered one by one.
 fn asked_in_order(engines: &mut Engines, shard: &Shard) {
     let count = engines.count();
-    engines.desk(|desk| (desk.flow, desk.most_open) = (Flow::Held, 0));
+    engines.answers(|answers| (answers.flow, answers.most_open) = (Flow::Held, 0));
     engines.connect_again(|engines| {
         for engine in 0..count {
             until("each break is noticed", || shard.trust(engine).reasons.contains(R::Disconnected));
         }
         engines.lose(2);
-        engines.desk(|desk| desk.asked.clear());
+        engines.answers(|answers| answers.asked.clear());
     });
     for engine in 0..count {
         until("each is to be asked", || shard.trust(engine).reasons.contains(R::Recovering));
         (0..waiting(engine)).for_each(|_| engines.publish(engine));
     }
     let at_once = count.min(REPLAYS_AT_ONCE_MAX);
-    until("the places are taken", || engines.desk(|desk| desk.open.len()) == at_once);
+    until("the places are taken", || engines.answers(|answers| answers.open.len()) == at_once);
     for engine in 0..count {
         until("live messages wait", || shard.views[engine].gauges.waiting() == waiting(engine));
     }
-    engines.desk(|desk| desk.flow = Flow::OneByOne);
+    engines.answers(|answers| answers.flow = Flow::OneByOne);
     (0..count).for_each(|engine| engines.await_whole(shard, engine));
 
-    let (mut asked, most_open) = engines.desk(|desk| (desk.asked.clone(), desk.most_open));
+    let (mut asked, most_open) = engines.answers(|answers| (answers.asked.clone(), answers.most_open));
     assert_eq!(most_open, at_once, "no more at once than there are places");
-    // Whoever connected first has the first places. All the others had come when the next place was left.
+    // The first connections have the first places. All others had come when the next place became free.
     let order: Vec<_> = asked.iter().skip(at_once).map(|at| (!is_busy(*at), waiting(*at))).collect();
     assert!(order.is_sorted(), "the busy before the idle, the quiet before the loud: {order:?}");
     asked.sort_unstable();
@@ -280,7 +280,7 @@ fn asked_in_order(engines: &mut Engines, shard: &Shard) {
 /// All break and come back, and one does not answer until all the others are whole.
 fn one_is_mute(engines: &mut Engines, shard: &Shard) {
     let (count, mute) = (engines.count(), 0);
-    engines.desk(|desk| (desk.flow, desk.mute) = (Flow::Free, Some(mute)));
+    engines.answers(|answers| (answers.flow, answers.mute) = (Flow::Free, Some(mute)));
     engines.connect_again(|engines| {
         until("the break is noticed", || shard.trust(mute).reasons.contains(R::Disconnected));
         engines.lose(1);
@@ -289,7 +289,7 @@ fn one_is_mute(engines: &mut Engines, shard: &Shard) {
     (0..count).filter(|engine| *engine != mute).for_each(|engine| engines.await_whole(shard, engine));
     let trust = shard.trust(mute);
     assert_ne!(trust.level, TrustLevel::Exact, "its lost batches are not there");
-    engines.desk(|desk| desk.mute = None);
+    engines.answers(|answers| answers.mute = None);
     if trust.reasons.contains(R::Recovering) {
         engines.await_whole(shard, mute);
         assert!(shard.count(mute, C::ReplaysTimedOut) > before);
@@ -311,10 +311,10 @@ fn a_fleet_that_connects_again_is_asked_a_few_at_a_time_in_order_and_one_that_is
     let config = IngestConfig { probe_after_ms: 0, down_after_ms: 0, ..IngestConfig::default() };
     let shard = Shard::booked(&publishers, "", config, Some(&loads(count)));
     (0..count).for_each(|engine| engines.await_whole(&shard, engine));
-    assert!(engines.desk(|desk| desk.most_open) <= REPLAYS_AT_ONCE_MAX);
+    assert!(engines.answers(|answers| answers.most_open) <= REPLAYS_AT_ONCE_MAX);
     asked_in_order(&mut engines, &shard);
     one_is_mute(&mut engines, &shard);
     for engine in 0..count {
-        assert_eq!(shard.count(engine, C::Emptied), 0, "nobody's blocks were thrown away");
+        assert_eq!(shard.count(engine, C::Emptied), 0, "no blocks were thrown away");
     }
 }

@@ -101,7 +101,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         self.cut();
-        // Whoever waits for the next connection hears of it so.
+        // This wakes the thread that waits for the next connection.
         drop(TcpStream::connect(("127.0.0.1", self.port)));
     }
 }
@@ -113,7 +113,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let Ok(below) = below else { continue };
         if !shared.is_parted.load(Ordering::Relaxed) {
-            // An end that is gone is tried again by whoever connected.
+            // The side that connected tries again.
             drop(join(below, shared, at));
         }
     }

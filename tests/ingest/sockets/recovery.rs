@@ -225,7 +225,7 @@ fn many_publishers_that_connect_at_once_are_all_recovered() {
             let trust = shard.trust(worker);
             trust.as_of_seq == Some(EventSeq(49)) && trust.level == TrustLevel::Exact
         });
-        assert_eq!(shard.count(worker, C::ReplaysAsked), 1, "nobody is asked twice");
+        assert_eq!(shard.count(worker, C::ReplaysAsked), 1, "no publisher is asked twice");
     }
 }
 

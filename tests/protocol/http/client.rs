@@ -41,7 +41,7 @@ impl Served {
         told(agent(WAIT_MAX).post(self.url(path)).header("Content-Type", kind).send(body).expect("an answer"))
     }
 
-    /// As `post`, by somebody who gives up.
+    /// As `post`, with a timeout.
     pub(crate) fn post_for(&self, path: &str, body: &Value, timeout: Duration) -> Option<(u16, Value)> {
         let request = agent(timeout).post(self.url(path)).header("Content-Type", "application/json");
         request.send(body.to_string()).ok().map(told)

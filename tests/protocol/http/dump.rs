@@ -14,7 +14,7 @@ use crate::kit::{WAIT_MAX, prompt, until};
 const BLOCKS: u32 = 100_000;
 const BLOCKS_PER_STORE: u32 = 1_000;
 
-/// A daemon with a worker of many blocks, whose dump may take so long.
+/// A daemon with a worker of many blocks, and a time limit for its dumps.
 fn daemon(dump_worker_ms_max: u64) -> (Served, Publisher) {
     let served = Served::configured(&format!("dump_worker_ms_max = {dump_worker_ms_max}"), "");
     let mut publisher = Publisher::new();

@@ -212,7 +212,7 @@ fn who_waits_is_answered_when_there_is_room_and_books_nothing_when_gone() {
     let body = |id: &str| json!({"model_name": "m", "selection_id": id, "token_ids": prompt(1, 64)});
     assert_eq!(served.post("/select_and_reserve", &body("held")).0, 200);
     assert!(served.post_for("/select_and_reserve", &body("gone"), Duration::from_millis(100)).is_none());
-    until("nobody waits for who has gone", || served.daemon.counter("queue_cancelled") == 1);
+    until("the request of a client that left is cancelled", || served.daemon.counter("queue_cancelled") == 1);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| served.post("/select_and_reserve", &body("waits")));
         until("it waits", || {

@@ -64,7 +64,7 @@ fn on_a_full_port_the_longest_idle_connection_gives_way() {
     assert_eq!(served.daemon.counter("http_connections_displaced"), 1);
 }
 
-/// Has the daemon know so many workers that a listing of them takes 64 KiB times their number.
+/// Adds workers of which each takes 64 KiB in a listing.
 fn register_large(served: &Served, workers: usize) {
     let domains: Value =
         (0..16).map(|at| (format!("d{at}"), json!("x".repeat(3800)))).collect::<serde_json::Map<_, _>>().into();

@@ -220,7 +220,7 @@ fn a_worker_is_registered_only_where_the_configuration_allows() {
     replaying["replay_endpoint"] = "tcp://127.8.0.1:9".into();
     refused(served.post("/register", &replaying));
     refused(served.post("/workers", &request(1, &publisher)));
-    assert_eq!(served.get("/workers").1, json!([]), "nobody was added");
+    assert_eq!(served.get("/workers").1, json!([]), "no worker was added");
     assert_eq!(served.daemon.counter("http_endpoints_refused"), 4);
     assert_eq!(served.post("/register", &registration("tcp://127.9.0.2:9")).0, 201);
     let bad = crate::kit::folder();

@@ -152,7 +152,7 @@ fn lies_about_sleep_harm_who_tells_them() {
 
 #[test]
 fn a_ring_of_replies_that_is_full_holds_its_requests_back() {
-    // Nobody is hurried: on a busy machine this side may stand still, too.
+    // No time limit: on a busy machine this side may stand still, too.
     let daemon = serving("unread_ms_max = 0");
     let mut raw = Raw::open(&daemon);
     let request = route(1, &prompt(1, 16));
@@ -240,7 +240,7 @@ time.sleep(600)
 struct Stalled(Child);
 
 impl Stalled {
-    /// `None`, and said, where this machine lets nobody stall a write.
+    /// `None`, with a report, where this machine does not allow a stalled write.
     fn begin(file: OwnedFd) -> Option<Self> {
         let python = Command::new("python3").args(["-c", STALL]).stdin(file).stdout(Stdio::piped()).spawn();
         let begun = python.map(Self).map_err(|error| error.to_string()).and_then(|mut child| {

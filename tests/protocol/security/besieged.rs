@@ -77,7 +77,7 @@ impl Besieged {
         Raw::greeted(&self.socket())
     }
 
-    /// Connections to the routing socket that are open, and bookings. Whoever asks has had one of the former, to learn
+    /// Connections to the routing socket that are open, and bookings. The status request has had a connection, to learn
     /// where the other socket is.
     pub(crate) fn open(&self) -> (u64, u64) {
         let counters: HashMap<String, u64> = self.status().counters.into_iter().collect();

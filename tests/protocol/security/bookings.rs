@@ -11,7 +11,7 @@ use super::besieged::Besieged;
 use crate::kit::raw::{Raw, encoded, question, route_frame};
 use crate::kit::{options, prompt};
 
-/// Whoever leaves leaves nothing for long.
+/// A client that leaves keeps nothing for long.
 const SHORT_GRACE: &str = "[booking]\nsession_grace_s = 0";
 
 fn booked(client: &mut Client, request_id: &str) -> BookingHandle {
@@ -41,7 +41,7 @@ fn who_knows_a_booking_of_another_session_can_do_nothing_with_it() {
     let handle = booked(&mut owner, "mine");
     assert_unknown(&mut stranger, &BookingRef::Handle(handle));
     assert_unknown(&mut stranger, &BookingRef::Request { request_id: "mine", attempt: 0 });
-    // Handles that nobody was given: guesses around it, and wild ones.
+    // Handles that the daemon gave to no client: guesses around it, and wild ones.
     for guess in [
         BookingHandle { slot: handle.slot, generation: handle.generation.wrapping_add(1) },
         BookingHandle { slot: handle.slot.wrapping_add(1), generation: handle.generation },

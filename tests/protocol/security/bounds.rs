@@ -23,7 +23,7 @@ fn text(builder: &mut Builder, bytes: usize) -> WIPOffset<&'static str> {
     builder.create_string(&"x".repeat(bytes))
 }
 
-/// What a route may hold of each, at most, and how to write so much of it.
+/// The bounds of a route, and how to write a route of each size.
 const OF_A_ROUTE: &[(&str, usize, Fill)] = &[
     ("request_id", NAME_BYTES_MAX, |b, a, n| {
         (a.request_id, a.book) = (Some(text(b, n)), true);

@@ -9,7 +9,7 @@ use kvrouted::wire::LaneAsked;
 use crate::kit::raw::{Raw, encoded};
 use crate::kit::{Daemon, Process, folder, replace, text, until};
 
-/// Workers that are configured, and those that come later. Nobody is at their endpoints.
+/// Workers of the configuration, and workers that are added later. No engine is at their endpoints.
 const WORKERS: usize = 8;
 /// See [`WORKERS`].
 const LATER: usize = 64;
@@ -63,7 +63,8 @@ fn a_daemon_with_few_descriptors_starts_not_at_all_or_is_never_ended_by_them() {
         // Who administers asks on this socket where the other one is.
         held.truncate(held.len() - 2);
         until("there is room to ask", || Raw::connect(&daemon.socket()).hello(None).is_ok());
-        // Room was kept for workers that come while the connections are there. Those beyond are said to be unheard.
+        // The daemon kept room for workers that are added now. Workers beyond that room get no events, and the status says
+        // so.
         for id in WORKERS + 1..=WORKERS + LATER {
             daemon.worker_ok(&["add", &format!("id={id},endpoint={}", endpoint(id))]);
         }

@@ -81,7 +81,7 @@ fn lengths_that_lie_reserve_nothing() {
         assert_eq!(raw.decided(4).candidates.len(), 1, "what came before is answered");
         assert!(raw.next().is_none(), "{body_bytes}");
     }
-    // Shorter than what lies in it: the rest is taken for the next header.
+    // Shorter than what lies in it: the rest is read as the next header.
     let mut raw = daemon.greeted();
     let mut short = route_frame(6, 400);
     short[..4].copy_from_slice(&64_u32.to_le_bytes());
@@ -99,7 +99,7 @@ fn hello_is_first_and_once_and_of_a_version_that_is_spoken() {
     let mut raw = Raw::connect(&daemon.socket());
     for (id, kind) in (10..).zip([FrameKind::Route, FrameKind::Free, FrameKind::Watch, FrameKind::Status]) {
         raw.send(&header(kind, 0, id).encode());
-        assert_eq!(raw.error(id), Kind::HelloRequired, "before anything is looked at");
+        assert_eq!(raw.error(id), Kind::HelloRequired, "before anything is read");
     }
     // Ranges that leave the version out, are upside down, or are of the far future.
     for (id, range) in (20..).zip([(0, 0), (2, 9), (9, 0), (u16::MAX, 0), (u16::MAX, u16::MAX)]) {
@@ -177,7 +177,7 @@ fn each_socket_answers_its_own_kinds_only() {
         admin.send(&frame);
         assert_eq!(admin.error(5), Kind::Unsupported);
     }
-    assert_eq!(daemon.status().workers.len(), 1, "nobody was removed");
+    assert_eq!(daemon.status().workers.len(), 1, "no worker was removed");
     raw.assert_served();
     drop((raw, admin));
     daemon.assert_recovered();

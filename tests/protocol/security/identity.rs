@@ -14,7 +14,7 @@ use super::besieged::{Besieged, configure};
 use crate::kit::raw::Raw;
 use crate::kit::{run, skipped, text, until};
 
-/// Somebody who is nobody here.
+/// A user without an account here.
 #[derive(Clone, Copy)]
 pub(crate) struct Someone {
     uid: u32,
@@ -50,7 +50,7 @@ impl Someone {
     }
 }
 
-/// A daemon whose folder anybody may enter; `None` where nobody here can become another.
+/// A daemon whose folder any user may enter; `None` where the test cannot become another user.
 pub(crate) fn daemon(serve: &str, tables: &str) -> Option<(Besieged, PathBuf)> {
     if !geteuid().is_root() {
         skipped("other users", "only root can become one");
@@ -69,8 +69,11 @@ fn open_folder(daemon: &Besieged) {
 #[test]
 fn the_modes_of_the_files_decide_where_nobody_is_listed() {
     let Some((daemon, socket)) = daemon(OPEN, "") else { return };
-    assert!(GATEWAY.greets(&socket, None).is_ok(), "whoever can open the file");
-    assert!(matches!(GATEWAY.greets(&admin_path(&socket), None), Err(Kind::System)), "of the other, nobody else can");
+    assert!(GATEWAY.greets(&socket, None).is_ok(), "any user who can open the file");
+    assert!(
+        matches!(GATEWAY.greets(&admin_path(&socket), None), Err(Kind::System)),
+        "the admin socket is closed to others"
+    );
     daemon.assert_recovered();
 }
 
@@ -110,7 +113,7 @@ fn the_lists_are_read_again_and_a_list_that_is_wrong_changes_nothing() {
     let Some((daemon, socket)) = daemon(OPEN, "") else { return };
     let listed = |extra: &str| daemon.reconfigure(&format!("{OPEN}\nallow_uids = [\"root\"{extra}]"), "");
     let is_refused = || matches!(GATEWAY.greets(&socket, None), Err(Kind::NotPermitted));
-    let mut early = GATEWAY.greets(&socket, None).expect("nobody is listed");
+    let mut early = GATEWAY.greets(&socket, None).expect("no user is listed yet");
     listed("");
     until("the list holds", is_refused);
     early.assert_served();

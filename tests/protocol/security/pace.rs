@@ -16,7 +16,7 @@ use super::besieged::Besieged;
 use crate::kit::raw::{Raw, encoded, header, route_frame};
 use crate::kit::{options, skipped, until};
 
-/// So many at once.
+/// Slow clients at once.
 const SLOW: usize = 100;
 /// Of administration: a few places are left for those who have just left.
 const ADMIN_MUTE: usize = ADMIN_CONNECTIONS_MAX - 8;
@@ -64,7 +64,7 @@ fn who_never_says_hello_is_told_and_closed_on_either_socket() {
         assert_eq!(raw.errors_until_end(), [Kind::HelloRequired]);
     }
     assert_eq!(daemon.counter("connections_hello_overdue"), SLOW as u64);
-    // Most places of administration, taken by nobody in particular.
+    // Most places for admin connections, taken by clients without a hello.
     let admin = admin_path(&daemon.socket());
     let mute: Vec<Raw> = (0..ADMIN_MUTE).map(|_| Raw::connect(&admin)).collect();
     for mut raw in mute {
@@ -132,7 +132,7 @@ fn more_connections_than_may_be_are_told_so_and_the_others_go_on() {
     let raised = rustix::process::Rlimit { current: room.maximum, ..room };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).expect("raised");
     let daemon = Besieged::configured("cores = 2\nuser_share_percent = 100", "");
-    until("nobody but us is connected", || daemon.open().0 <= 1);
+    until("no other client is connected", || daemon.open().0 <= 1);
     let mut held = Vec::new();
     let refused = loop {
         let mut raw = Raw::connect(&daemon.socket());
@@ -162,7 +162,7 @@ fn large_frames_that_never_end_take_no_more_than_there_is_for_all_of_them() {
     let mut held: Vec<Raw> = (0..64).map(|_| daemon.greeted()).collect();
     for raw in &mut held {
         raw.send(&header(FrameKind::Route, FRAME_BODY_BYTES_MAX_DEFAULT, 7).encode());
-        // Who finds no room is told so while it sends, and the rest is skipped.
+        // A client without room gets an error while it sends, and the rest is skipped.
         raw.send(&part);
     }
     daemon.greeted().assert_served();

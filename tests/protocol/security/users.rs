@@ -32,7 +32,7 @@ fn connected(someone: Someone, socket: &Path) -> Raw {
     someone.greets(socket, None).expect("hello")
 }
 
-/// So much of `all` is the share.
+/// A user's share of `all`.
 fn share_of(all: usize) -> usize {
     (all * SHARE).div_ceil(100)
 }
@@ -151,7 +151,7 @@ fn the_sessions_of_one_user_leave_some_for_others() {
         raw.send(&booking("held"));
         assert!(raw.decided(9).booking.is_some());
     }
-    until("nobody but us is connected", || daemon.open().0 <= 1);
+    until("no other client is connected", || daemon.open().0 <= 1);
     assert!(matches!(GATEWAY.greets(&socket, None), Err(Kind::Overloaded)));
     assert!(GATEWAY.greets(&socket, token(0)).is_ok(), "its own sessions stay");
     connected(MEMBER, &socket).assert_served();

@@ -35,7 +35,7 @@ pub(crate) struct Stage {
     pub(crate) decided: Mutex<Vec<usize>>,
     is_open: Mutex<bool>,
     opened: Condvar,
-    /// Work that nobody has asked for yet.
+    /// Work that was not reported yet.
     work: AtomicU64,
 }
 

@@ -32,7 +32,7 @@ fn ids(pages: &[WatchReply]) -> BTreeSet<u64> {
     pages.iter().flat_map(|page| &page.workers).map(|worker| worker.worker.id.0).collect()
 }
 
-/// Names so long that a socket holds a small part of the fleet.
+/// Names whose length lets a socket hold only a small part of the fleet.
 fn lengthen_names(fleet: &Fleet) {
     fleet.update(|table| {
         table.workers.iter_mut().for_each(|record| record.name = "n".repeat(4 << 10));
@@ -146,7 +146,7 @@ fn a_fleet_that_changes_with_every_page_is_told_to_its_end_and_then_as_it_is() {
         let begun = daemon.fleet.load().version;
         let mut raw = daemon.greeted();
         raw.send(&watch_frame(WATCH, None, 10));
-        // With each page one leaves who has been told: those behind have another position, and nobody is passed over.
+        // With each page one of the listed workers leaves: those behind it get other positions, and none is skipped.
         let pages = telling(&mut raw, |page| {
             leave(&daemon.fleet, page as u32 - 1);
             assert!(daemon.fleet.set_state(WorkerIndex(300 + page as u32), WorkerState::Draining));
@@ -158,7 +158,7 @@ fn a_fleet_that_changes_with_every_page_is_told_to_its_end_and_then_as_it_is() {
         let newest_version = daemon.fleet.load().version;
         let newest = std::iter::repeat_with(|| telling(&mut raw, |_| {}))
             .find(|pages| pages[0].fleet_version == newest_version)
-            .expect("the newest is told");
+            .expect("the newest is sent");
         assert_eq!(ids(&newest), (told..u64::from(WORKERS)).collect());
         let workers = newest.iter().flat_map(|page| &page.workers);
         let draining = workers.filter(|worker| worker.state == WorkerState::Draining).count() as u64;

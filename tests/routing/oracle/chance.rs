@@ -8,7 +8,7 @@ const DRAWS: u64 = 20_000;
 /// Of the sum of squared deviations with up to four degrees of freedom, exceeded by one in a thousand.
 const UNLIKELY: f64 = 18.5;
 
-/// Workers with so many requests in flight each, and as many blocks to decode.
+/// Workers by their requests in flight, with as many blocks to decode.
 fn fleet(requests: &[u64]) -> Observation {
     let worker = |(place, requests): (usize, &u64)| WorkerFacts {
         index: WorkerIndex(place as u32),

@@ -29,7 +29,7 @@ proptest! {
         prop_assert_eq!(&running, &expected.running);
         let removed: Vec<_> = decision.removed.iter().map(|(rule, worker)| (rule.name(), *worker)).collect();
         prop_assert_eq!(removed, expected.removed);
-        prop_assert_eq!(decision.no_worker.map(|kind| kind.name()), expected.nobody);
+        prop_assert_eq!(decision.no_worker.map(|kind| kind.name()), expected.no_worker);
         prop_assert_eq!(decision.eligible as usize, running.len());
         let listed = running.len().min(observation.request.candidates_max.max(1) as usize);
         prop_assert_eq!(decision.candidates.len(), listed);

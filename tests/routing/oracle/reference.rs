@@ -11,7 +11,7 @@ pub(crate) struct Sifted {
     /// Places in the observation.
     pub(crate) running: Vec<usize>,
     pub(crate) removed: Vec<(&'static str, Worker)>,
-    pub(crate) nobody: Option<&'static str>,
+    pub(crate) no_worker: Option<&'static str>,
 }
 
 /// Applies the rules in their order.
@@ -22,7 +22,7 @@ pub(crate) fn sift(policy: &Policy, observation: &Observation) -> Sifted {
     if sifted.running.is_empty() && doubted {
         sifted = sift_once(policy, observation, true);
     }
-    sifted.nobody = sifted.running.is_empty().then(|| nobody(observation, &sifted.removed));
+    sifted.no_worker = sifted.running.is_empty().then(|| no_worker(observation, &sifted.removed));
     sifted
 }
 
@@ -34,7 +34,7 @@ fn sift_once(policy: &Policy, observation: &Observation, lenient: bool) -> Sifte
     }
     let allowed = || observation.workers.iter().filter(|facts| facts.allowed);
     let adapters_count = observation.request.pin.is_none() && allowed().any(|facts| facts.has_adapter);
-    let mut sifted = Sifted { running: Vec::new(), removed: Vec::new(), nobody: None };
+    let mut sifted = Sifted { running: Vec::new(), removed: Vec::new(), no_worker: None };
     for (place, facts) in observation.workers.iter().enumerate() {
         let rule = if !facts.allowed {
             "not_allowed"
@@ -87,7 +87,7 @@ fn is_rank_busy(policy: &Policy, facts: &WorkerFacts) -> bool {
     busy
 }
 
-fn nobody(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'static str {
+fn no_worker(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'static str {
     let pin = observation.request.pin;
     let of_pinned = |worker: &Worker| match pin {
         Some(pin) => worker.id == pin.id && (pin.rank.0 == u32::MAX || pin.rank == worker.rank),
@@ -101,7 +101,7 @@ fn nobody(observation: &Observation, removed: &[(&'static str, Worker)]) -> &'st
     } else if observation.workers.is_empty()
         || ["draining", "down", "backing_off"].iter().any(|rule| rules.contains(rule))
     {
-        "nobody_available"
+        "no_worker_available"
     } else {
         "all_filtered"
     }
@@ -206,7 +206,7 @@ pub(crate) fn may_be_chosen(policy: &Policy, observation: &Observation, running:
     let lowest = |place: &usize| super::near(costs[*place], low);
     match policy.mode {
         Mode::Random => places.collect(),
-        // Only whoever is worse than everybody else is never the better of two.
+        // Only the worst worker of all is never the better of two.
         Mode::PowerOfTwo if running.len() > 1 => {
             let better_than_one =
                 |place: &usize| (0..running.len()).any(|it| it != *place && costs[*place] <= costs[it]);

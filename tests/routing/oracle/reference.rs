@@ -101,7 +101,7 @@ fn no_worker(observation: &Observation, removed: &[(&'static str, Worker)]) -> &
     } else if observation.workers.is_empty()
         || ["draining", "down", "backing_off"].iter().any(|rule| rules.contains(rule))
     {
-        "no_worker_available"
+        "nobody_available"
     } else {
         "all_filtered"
     }
